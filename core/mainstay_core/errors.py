@@ -1,0 +1,65 @@
+"""The exception tree.
+
+::
+
+    MainstayError
+    +-- InvalidSpecError (ValueError)   the user's job, faults file or settings; names the field
+    +-- InfeasiblePlanError             no plan exists; carries the reason, drives a condition
+    +-- ProtocolError
+    |   +-- LocalProtocolError          this process sent an event its state does not accept: a bug
+    |   +-- RemoteProtocolError         the peer did: stale quorum, unknown slot, bad frame
+    +-- StoreConflictError              a compare-and-set lost its race; read again and retry
+    +-- IntegrityError                  bytes do not have the digest they were announced with
+
+A user's mistake is a ``ValueError`` that names the field and what would be
+right. ``assert`` is for invariants only. Core never catches broadly; shells
+translate at their boundary and chain with ``from``.
+"""
+
+from __future__ import annotations
+
+
+class MainstayError(Exception):
+    """Base of everything Mainstay raises on purpose."""
+
+
+class InvalidSpecError(MainstayError, ValueError):
+    """Something the user wrote cannot be used.
+
+    Args:
+        field: path of the field, e.g. ``spec.training.lanes``.
+        message: what is wrong and what would be right.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class InfeasiblePlanError(MainstayError):
+    """No plan exists. Not a bug: the reason becomes the job's condition."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ProtocolError(MainstayError):
+    """A message or an event that the state it met does not accept."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process broke the protocol: a bug of ours."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol: stale, unknown or malformed."""
+
+
+class StoreConflictError(MainstayError):
+    """Somebody else wrote first; read again and decide again."""
+
+
+class IntegrityError(MainstayError):
+    """Received or loaded bytes do not have their announced digest."""

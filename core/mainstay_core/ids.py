@@ -1,0 +1,62 @@
+"""Identities: who is who, and which agreement a message belongs to.
+
+A *rank* is a position in a plan, a *slot* is an accelerator of a pod, and an
+*incarnation* is one life of a trainer process on a slot. A plan maps ranks to
+(slot, incarnation) pairs; nothing else may be used to address a trainer, since
+a restarted process on the same slot is somebody else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+JobUid = NewType("JobUid", str)
+PodUid = NewType("PodUid", str)
+Incarnation = NewType("Incarnation", str)
+"""Random name of one life of a trainer process."""
+
+ShardType = int
+"""Index of a shard of the global batch, 0 <= type < lanes * shards_per_lane."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Slot:
+    """One accelerator of one pod."""
+
+    pod: PodUid
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.pod}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class RankId:
+    """A position in a plan: all three coordinates, always.
+
+    ``replica`` is None for a follower: a living cell without a chain.
+    """
+
+    replica: int | None
+    stage: int
+    inner: int = 0
+
+    def __str__(self) -> str:
+        replica = "f" if self.replica is None else f"r{self.replica}"
+        return f"{replica}.s{self.stage}.i{self.inner}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumId:
+    """An agreed membership: ``id`` orders quorums, ``nonce`` identifies one.
+
+    Two quorums may share an id after the store fell back to an older state;
+    their nonces differ, so their messages never mix (protocol section 8).
+    """
+
+    id: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"q{self.id}-{self.nonce}"

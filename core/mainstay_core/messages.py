@@ -1,0 +1,379 @@
+"""What travels between trainers, supervisors and the api: frozen values.
+
+Every message is encoded by :mod:`mainstay_core.codec`; unknown fields are
+accepted, so a newer peer may say more. ``VERSION`` is the version of this wire
+format; a golden JSON file per version is kept with the tests.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass
+
+from mainstay_core.codec import dumps
+from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+
+VERSION = 1
+
+
+class Method(enum.StrEnum):
+    """How a plan came to be: the ladder's answer (design section 5)."""
+
+    START = "start"
+    MASK = "mask"
+    REFORM = "re-form"
+    JOIN = "join"
+    RESTART = "restart"
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Partial:
+    """A run of complete shard types of one lane, summed in ascending order.
+
+    Invariant: ``first`` is the lane's first type, or ``first == last``.
+    """
+
+    lane: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One rank of a quorum. ``since``: id of the quorum since which it is a member without a break."""
+
+    index: int
+    """Position in the plan's members; the rank's number in gathers."""
+    rank: RankId
+    slot: Slot
+    incarnation: Incarnation
+    address: str
+    """Host address of the pod, for data connections."""
+    since: int
+    joining: bool = False
+    """Whether the rank was no member of the quorum before: it supplies nothing in the first step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """A replica: one member per stage, in stage order.
+
+    ``formed_in`` names the plan that formed it; its pipeline group lives as
+    long as its cells stay the same (protocol section 3).
+    """
+
+    replica: int
+    cells: tuple[int, ...]
+    formed_in: QuorumId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Where a quorum meets: a member pod's gather server and its launcher's store."""
+
+    pod: PodUid
+    gather: str
+    store: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The agreed membership and who computes what. Durable before it is visible."""
+
+    job: JobUid
+    quorum: QuorumId
+    lineage: int = 0
+    planned: bool
+    """A join between faults: adopted at a step boundary, interrupts nobody."""
+    unplanned_id: int
+    """Largest id <= quorum.id of an unplanned plan: a rank below it is interrupted."""
+    method: Method
+    members: tuple[Member, ...]
+    chains: tuple[Chain, ...]
+    suppliers: tuple[int, ...]
+    """Replica that computes each shard type, by type."""
+    all_reduce_stack: int
+    """Largest number of types of one replica."""
+    rendezvous: Rendezvous
+    reason: str
+    faults_fired: tuple[str, ...] = ()
+    """Injected faults that already fired: they do not fire twice."""
+    created_at_s: float = 0.0
+    version: int = VERSION
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the canonical JSON of the plan."""
+        return hashlib.sha256(dumps(self).encode()).hexdigest()
+
+    def member_of(self, slot: Slot, incarnation: Incarnation) -> Member | None:
+        """Return the member that this life of a trainer is, if any."""
+        for member in self.members:
+            if member.slot == slot and member.incarnation == incarnation:
+                return member
+        return None
+
+    def stage_members(self, stage: int) -> tuple[Member, ...]:
+        """Return the members of a stage, in index order."""
+        return tuple(m for m in self.members if m.rank.stage == stage)
+
+    def chain_of(self, index: int) -> Chain | None:
+        """Return the chain a member belongs to; None for a follower."""
+        for chain in self.chains:
+            if index in chain.cells:
+                return chain
+        return None
+
+    def chain_identity(self, chain: Chain) -> tuple[tuple[Slot, Incarnation], ...]:
+        """Return the (slot, incarnation) pairs of a chain, in stage order."""
+        return tuple((self.members[i].slot, self.members[i].incarnation) for i in chain.cells)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages."""
+        return 1 + max(m.rank.stage for m in self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeStat:
+    """What one supplier knows of one shard type of a step."""
+
+    type: int
+    loss_sum: float | None = None
+    """Sum over tokens, from the last stage."""
+    tokens: int | None = None
+    data: str | None = None
+    """Digest of the consumed samples, from the first stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """A rank's vote on a step: the exchange of gradient norms (protocol section 4)."""
+
+    step: int
+    attempt: int
+    ok: bool
+    problem: str = ""
+    """Why not ok, in one sentence."""
+    norms_sq: tuple[float, ...]
+    """fp64 norm squared of the summed gradient, one per block of the stage, in model order."""
+    gradient: str
+    """Digest of the stage's reduced gradient."""
+    state: str
+    """Digest of the stage's masters at version = step, before this step is applied."""
+    stats: tuple[TypeStat, ...]
+    newest_plan: int
+    """Id of the newest plan seen: equal for all means a planned plan is adopted now."""
+    newest_nonce: str
+    checkpoint_safe: int | None = None
+    """Newest version of which this rank's checkpoint part is safely written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What the votes of a committed step say together: equal on every rank."""
+
+    step: int
+    norm: float
+    """Global L2 norm of the mean gradient, before clipping."""
+    scale: float
+    """Factor from summed to applied gradient: 1/tokens times the clip factor."""
+    tokens: int
+    loss: float
+    """Mean loss per token."""
+    data: str
+    """Digest of all samples of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleReport:
+    """What a rank holds when a quorum settles (protocol sections 4 and 6)."""
+
+    index: int
+    valid: bool
+    """Whether it holds a valid state of its assigned stage and lineage."""
+    lineage: int = 0
+    version: int = 0
+    certified_in: str | None = None
+    """Quorum (as text) of the last commit; None at version 0 or when the state came from a disk."""
+    commit: Commit | None = None
+    """The last commit; lets a rank that holds the mark roll forward."""
+    chain: str = ""
+    """Digest chain of the commits: equal histories have equal chains."""
+    state: str = ""
+    """Digest of the masters at ``version``."""
+    held: tuple[Partial, ...] = ()
+    mark: str | None = None
+    """Quorum (as text) that reduced the gradient of step = version, if it is held."""
+    settled: int = -1
+    """Id of the last quorum whose settle this rank completed with a valid state."""
+    heal_address: str = ""
+    durable: int = 0
+    """Newest complete durable version it has seen; 0 is the seed's initial state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialDigest:
+    """A partial that was sent into a reduction, and by whom."""
+
+    partial: Partial
+    slot: Slot
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """One stage's entry of one committed step (design section 8)."""
+
+    step: int
+    stage: int
+    quorum: QuorumId
+    gradient: str
+    masters: str
+    """Digest of the masters at version step + 1."""
+    data: str
+    loss: float
+    norm: float
+    tokens: int
+    step_s: float
+    """Duration of the step on the reporting rank."""
+    replicas: int
+    attempt: int = 0
+    partials: tuple[PartialDigest, ...] = ()
+    committed_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalDigests:
+    """Digests of one stage at the end of a job."""
+
+    stage: int
+    version: int
+    params: str
+    masters: str
+    optimizer: str
+    data: str
+    """Sum over all committed steps of the digests of the samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRegistration:
+    """A pod's supervisor introduces itself. Repeating it is harmless."""
+
+    pod: PodUid
+    name: str
+    address: str
+    gather: str
+    """host:port of its gather server."""
+    store: str
+    """host:port of its launcher's rendezvous store."""
+    num_slots: int
+    domain: str = ""
+    """Failure domain (node, rack)."""
+    pid: int = 0
+
+
+class FactKind(enum.StrEnum):
+    """What the api can learn."""
+
+    TRAINER_UP = "trainer-up"
+    TRAINER_DOWN = "trainer-down"
+    POD_GONE = "pod-gone"
+    PARKED = "parked"
+    ADOPTED = "adopted"
+    SETTLED = "settled"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Something that was learnt, with its evidence. Idempotent: telling it twice changes nothing.
+
+    TRAINER_UP    a trainer process is ready to be given a rank (incarnation, fingerprint)
+    TRAINER_DOWN  it ended or was killed (sure evidence; ``restarting`` if its launcher forks another)
+    POD_GONE      the pod is gone (sure evidence, from the operator or the local provider)
+    PARKED        a member gave up its quorum and waits (suspects named: a hint); repeated
+    ADOPTED       a member took up the plan; ``observed_at_s`` is when it held all settle reports
+    SETTLED       a member goes on computing at ``step`` in the plan: state and table ready
+    FINISHED      a member has applied the last step; ``final`` holds its digests
+    FAILED        the trainer cannot go on by itself and says why (a bug or a user error), job fails
+    """
+
+    kind: FactKind
+    pod: PodUid
+    slot: int | None = None
+    incarnation: Incarnation | None = None
+    quorum: QuorumId | None = None
+    step: int | None = None
+    suspects: tuple[Slot, ...] = ()
+    restarting: bool = False
+    evidence: str = ""
+    fingerprint: dict[str, str] | None = None
+    final: FinalDigests | None = None
+    observed_at_s: float = 0.0
+    """Wall clock of the reporter, for the five times; never used to judge who lives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStatus:
+    """One slot's line in a heartbeat."""
+
+    index: int
+    incarnation: Incarnation | None = None
+    pid: int = 0
+    phase: str = "starting"
+    waiting: bool = False
+    """Blocked on others: cannot be blamed for a lack of progress."""
+    step: int = 0
+    progress: int = 0
+    """Counter that grows with every action of the program."""
+    quorum: QuorumId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """One per pod and interval: a last-seen write, never a compare-and-set."""
+
+    pod: PodUid
+    slots: tuple[SlotStatus, ...]
+    quorum: QuorumId | None = None
+    """Newest plan the supervisor holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """The five times of a recovery, in seconds (design 13.9); None until known."""
+
+    detect_s: float | None = None
+    """Death to the first fact at the api."""
+    decide_s: float | None = None
+    """First fact to the plan being durable."""
+    fence_s: float | None = None
+    """Plan to the last survivor holding all settle reports."""
+    load_s: float | None = None
+    """From there to state and table ready on every survivor."""
+    resume_s: float | None = None
+    """From there to the next commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What was done about one fault."""
+
+    fault: str
+    """What happened, with rank and slot named."""
+    method: Method
+    exact: bool
+    reason: str
+    quorum: QuorumId
+    from_step: int
+    """Step that was interrupted."""
+    slots: tuple[Slot, ...] = ()
+    started_at_s: float = 0.0
+    times: StageTimes = StageTimes()
+    first_commit_after_s: float | None = None
+    lost_steps: int = 0
+    redone_steps: int = 0
+    done: bool = False
