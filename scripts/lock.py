@@ -116,9 +116,7 @@ def write_locks() -> int:
     with tempfile.NamedTemporaryFile("w", suffix=".in") as request:
         request.write("uv\n")
         request.flush()
-        (FOLDER / f"{BOOTSTRAP}.txt").write_text(
-            format_lock(compile_lock((request.name,), widest))
-        )
+        (FOLDER / f"{BOOTSTRAP}.txt").write_text(format_lock(compile_lock((request.name,), widest)))
     return check_locks()
 
 

@@ -1,0 +1,44 @@
+# `make demo` and `make test` need a Python from 3.11 to 3.14 and nothing else: they make .venv themselves.
+
+SHELL := /bin/bash
+BIN := .venv/bin
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test chaos bench lint format lock clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Make .venv at the locked versions (the others do it when needed)
+	@scripts/bootstrap.sh
+
+demo: setup ## Train, kill a pod and a trainer with -9, go on, compare the bits with an undisturbed run
+	@$(BIN)/mainstay local demo
+
+test: setup ## All tests, a quick share of the fault matrix included
+	@$(BIN)/python -m pytest -ra $(ARGS)
+
+chaos: setup ## The whole fault matrix: every phase, layout and kind of kill
+	@$(BIN)/python -m pytest -ra -v -m chaos tests/chaos $(ARGS)
+
+bench: setup ## The benchmarks: ratios measured within one run
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
+
+lint: setup ## Style, types, import rules, lock
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p mainstay_core -p mainstay_api
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/lock.py --check
+	$(BIN)/python scripts/check_tree.py
+
+format: setup ## Format, and mend what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: setup ## Compile requirements/ again from pyproject.toml
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py
+
+clean: ## Remove .venv and caches
+	rm -rf .venv .cache .bootstrap.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
