@@ -1,0 +1,1 @@
+"""The command line: local mode, status and timeline, reports and their comparison."""

@@ -1,0 +1,283 @@
+import copy
+from typing import Any
+
+import pytest
+
+from mainstay_core import codec, fault_files, spec
+from mainstay_core.errors import InvalidSpecError
+from mainstay_core.faults import FaultAction, FaultPoint
+from mainstay_core.ids import JobUid
+from mainstay_core.jobspec import JobConfig
+
+SMALLEST: dict[str, Any] = {
+    "apiVersion": "mainstay.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "demo"},
+    "spec": {
+        "training": {"steps": 60, "lanes": 4},
+        "workload": {"entrypoint": "mainstay_train.models.llama:workload"},
+    },
+}
+
+
+def job_with(path: str, value: object) -> dict[str, Any]:
+    data = copy.deepcopy(SMALLEST)
+    *parents, last = path.split(".")
+    node = data
+    for parent in parents:
+        node = node.setdefault(parent, {})
+    node[last] = value
+    return data
+
+
+def problem(data: object) -> InvalidSpecError:
+    with pytest.raises(InvalidSpecError) as caught:
+        spec.parse_training_job(data)
+    return caught.value
+
+
+def test_the_smallest_job_gets_every_default() -> None:
+    config = spec.parse_training_job(SMALLEST).to_job_config(JobUid("u"))
+    assert config.name == "demo"
+    assert (config.shape.lanes, config.shape.replicas, config.shape.min_replicas) == (4, 4, 1)
+    assert (config.shape.stages, config.shape.ranks_per_pod, config.shape.micro_batches) == (
+        1,
+        1,
+        1,
+    )
+    assert (config.device, config.backend, config.redundancy) == ("auto", "auto", None)
+    assert config.checkpoint_dir == ""
+
+
+def test_defaults_of_the_model_and_of_the_config_agree() -> None:
+    config = spec.parse_training_job(SMALLEST).to_job_config(JobUid("u"))
+    plain = JobConfig(
+        job=JobUid("u"),
+        name="demo",
+        shape=config.shape,
+        entrypoint=config.entrypoint,
+        workload={},
+    )
+    assert config == plain
+
+
+@pytest.mark.parametrize(
+    ("lanes", "expected"), [(1, 1), (2, 1), (3, 2), (4, 3), (17, 16), (64, 16)]
+)
+def test_auto_spreads_a_lost_lane_evenly_up_to_16_types(lanes: int, expected: int) -> None:
+    job = spec.parse_training_job(job_with("spec.training.lanes", lanes))
+    assert job.shape.shards_per_lane == expected
+
+
+def test_every_setting_reaches_the_config() -> None:
+    data = copy.deepcopy(SMALLEST)
+    data["spec"] |= {
+        "training": {"steps": 9, "seed": 7, "lanes": 3, "shardsPerLane": 4},
+        "parallelism": {"replicas": 2, "minReplicas": 2, "stages": 2, "ranksPerPod": 3},
+        "redundancy": 2,
+        "pipeline": {"schedule": "1F1B", "microBatches": 2, "order": "InOrder"},
+        "workload": {"entrypoint": "a:b", "args": ["x"], "config": {"dim": 8}},
+        "runtime": {"device": "CUDA", "backend": "Gloo"},
+        "template": {"spec": {"anything": [1]}},
+        "spares": {"replicas": 1},
+        "detection": {
+            "hangSeconds": 900,
+            "heartbeatSeconds": 2,
+            "heartbeatTimeoutSeconds": 20,
+        },
+        "checkpoint": {"storage": "/data", "everySteps": 5},
+        "recovery": {"maxRestarts": 3, "restartGraceSeconds": 0},
+        "scheduling": {"startupDeadlineSeconds": 30},
+    }
+    job = spec.parse_training_job(data)
+    fault = FaultPoint(id="f", step=1, action=FaultAction.KILL_POD, replica=0, stage=0)
+    config = job.to_job_config(JobUid("u"), (fault,), "/unused")
+    assert codec.encode(config) == {
+        "job": "u",
+        "name": "demo",
+        "shape": {
+            "lanes": 3,
+            "shards_per_lane": 4,
+            "replicas": 2,
+            "min_replicas": 2,
+            "stages": 2,
+            "ranks_per_stage": 1,
+            "ranks_per_pod": 3,
+            "micro_batches": 2,
+            "steps": 9,
+            "seed": 7,
+            "checkpoint_every_steps": 5,
+        },
+        "entrypoint": "a:b",
+        "args": ["x"],
+        "workload": {"dim": 8},
+        "device": "cuda",
+        "backend": "gloo",
+        "redundancy": 2,
+        "checkpoint_dir": "/data",
+        "heartbeat_s": 2.0,
+        "heartbeat_timeout_s": 20.0,
+        "hang_s": 900.0,
+        "operation_timeout_s": 3600.0,
+        "probe_s": 0.3,
+        "restart_grace_s": 0.0,
+        "startup_deadline_s": 30.0,
+        "max_restarts": 3,
+        "faults": [codec.encode(fault)],
+    }
+    assert codec.decode(JobConfig, codec.encode(config)) == config
+    # 2 replicas x 2 stages on pods of 3 slots, and a spare.
+    assert (job.num_worker_pods, job.num_pods) == (2, 3)
+
+
+def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -> None:
+    job = spec.parse_training_job(job_with("spec.checkpoint.everySteps", 5))
+    assert job.to_job_config(JobUid("u"), (), "/state/checkpoints").checkpoint_dir == (
+        "/state/checkpoints"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("spec.training.lane", 4, "unknown field; did you mean lanes? valid here: steps, seed,"),
+        ("spec.paralelism", {}, "unknown field; did you mean parallelism?"),
+        ("spec.training.lanes", "4", "is '4', must be a valid integer"),
+        ("spec.training.lanes", True, "must be a valid integer"),
+        ("spec.training.steps", 0, "is 0, must be greater than or equal to 1"),
+        ("spec.training.shardsPerLane", "auto", "must be a whole number from 1, or Auto"),
+        ("spec.training.seed", -1, "is -1, must be"),
+        ("spec.parallelism.replicas", 5, "there are only 4 lanes"),
+        ("spec.parallelism.minReplicas", 5, "must be at most the replicas (4)"),
+        ("spec.parallelism.ranksPerPod", 5, "the job has only 4 ranks"),
+        ("spec.parallelism.ranksPerStage", 2, "a stage has one rank in this version; use 1"),
+        ("spec.redundancy", 5, "at most one host per lane; use at most 4"),
+        ("spec.pipeline.order", "Swapped", "use InOrder"),
+        ("spec.pipeline.schedule", "GPipe", "must be '1F1B'"),
+        ("spec.workload.entrypoint", "llama", "must be module:function"),
+        ("spec.snapshots", {"enabled": True}, "is not available"),
+        ("spec.detection.dmr", {"mode": "Full"}, "is not available"),
+        ("spec.detection.heartbeatTimeoutSeconds", 2, "must be at least 3"),
+        ("spec.checkpoint.storage", "s3://bucket", "must be the absolute path of a directory"),
+        ("spec.recovery.allowApproximate", True, "every recovery is exact"),
+        ("spec.recovery.onHostsLost", "Restart", "use Rehost"),
+        ("spec.runtime", {"device": "CPU", "backend": "NCCL"}, "needs CUDA"),
+        ("spec.training", None, "expected fields (steps, seed, lanes, shardsPerLane)"),
+        ("metadata.name", "Demo_1", "must be at most 40 lower-case letters"),
+        ("kind", "Job", "must be 'TrainingJob'"),
+        ("apiVersion", "v1", "must be 'mainstay.dev/v1alpha1'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_path_and_what_is_right(
+    path: str, value: object, words: str
+) -> None:
+    error = problem(job_with(path, value))
+    assert error.field.startswith(path)
+    assert words in str(error)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    data = job_with("spec.training.lanes", 0)
+    data["spec"]["spares"] = {"replica": 1}
+    text = str(problem(data))
+    assert "spec.training.lanes: is 0" in text
+    assert "spec.spares.replica: unknown field; did you mean replicas?" in text
+
+
+def test_a_missing_field_is_named() -> None:
+    data = copy.deepcopy(SMALLEST)
+    del data["spec"]["workload"]
+    assert str(problem(data)) == "spec.workload: is missing"
+
+
+@pytest.mark.parametrize("data", [None, [], "text", 3])
+def test_something_else_than_a_job_is_refused(data: object) -> None:
+    assert "expected a TrainingJob" in str(problem(data))
+
+
+def test_what_kubernetes_adds_is_accepted() -> None:
+    data = copy.deepcopy(SMALLEST)
+    data["metadata"] |= {"uid": "1", "resourceVersion": "2", "labels": {"a": "b"}}
+    data["status"] = {"conditions": []}
+    assert spec.parse_training_job(data).metadata.labels == {"a": "b"}
+
+
+def test_the_schema_for_the_crd_has_the_names_that_users_write() -> None:
+    schema = spec.TrainingJob.model_json_schema(by_alias=True)
+    assert set(schema["$defs"]["Training"]["properties"]) == {
+        "steps",
+        "seed",
+        "lanes",
+        "shardsPerLane",
+    }
+    assert schema["$defs"]["Training"]["additionalProperties"] is False
+
+
+# --- FAULTS.yaml ----------------------------------------------------------------------------------
+
+SHAPE = spec.parse_training_job(job_with("spec.parallelism.stages", 2)).shape
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {
+        "at": {"step": 20, "phase": "backward", "delayMs": 5},
+        "target": {"replica": 1, "stage": 1},
+        "action": "kill-pod",
+    } | changes
+
+
+def test_faults_are_read_in_order_with_an_id_each() -> None:
+    faults = fault_files.parse_faults(
+        [entry(), entry(id="mine", at={"step": 0}, target={"spare": 0}, action="kill-trainer")],
+        SHAPE,
+        num_spares=1,
+    )
+    assert faults == (
+        FaultPoint(
+            id="fault-0",
+            step=20,
+            action=FaultAction.KILL_POD,
+            phase="backward",
+            delay_ms=5.0,
+            replica=1,
+            stage=1,
+        ),
+        FaultPoint(id="mine", step=0, action=FaultAction.KILL_TRAINER, spare=0),
+    )
+
+
+def test_an_empty_faults_file_has_no_faults() -> None:
+    assert fault_files.parse_faults(None, SHAPE, num_spares=0) == ()
+    assert fault_files.parse_faults([], SHAPE, num_spares=0) == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"faults": []}, "faults: expected a list of faults, found dict"),
+        ([3], "faults[0]: expected fields (at, target, action, id), found int"),
+        ([entry(), entry(wen=1)], "faults[1].wen: unknown field; valid here"),
+        ([entry(at={"phase": "vote"})], "faults[0].at.step: is missing"),
+        ([entry(at={"step": 60})], "faults[0].at.step: is 60, must be a whole number from 0 to 59"),
+        ([entry(at={"step": 1, "phase": "votes"})], "(did you mean vote?)"),
+        ([entry(at={"step": 1, "delayMs": -1})], "faults[0].at.delayMs: is -1"),
+        ([entry(target={"replica": 4, "stage": 0})], "faults[0].target.replica: is 4"),
+        ([entry(target={"replica": 1})], "faults[0].target.stage: is missing"),
+        ([entry(target={"replica": 1, "stage": 0, "inner": 1})], "faults[0].target.inner: is 1"),
+        ([entry(target={"spare": 0, "stage": 0})], "names a spare and a rank"),
+        ([entry(target={"spare": 0})], "faults[0].at.phase: a spare runs no program"),
+        ([entry(target={"spare": 1}, at={"step": 1})], "faults[0].target.spare: is 1"),
+        ([entry(action="kill")], "faults[0].action: is 'kill', must be one of kill-trainer"),
+        ([{"at": {"step": 1}, "action": "stop"}], "faults[0].target: is missing"),
+        ([entry(id="a"), entry(id="a")], "faults[1].id: is 'a', which entry 0 has already"),
+    ],
+)
+def test_a_bad_fault_is_named_with_entry_and_field(bad: object, message: str) -> None:
+    with pytest.raises(InvalidSpecError) as caught:
+        fault_files.parse_faults(bad, SHAPE, num_spares=1)
+    assert message in str(caught.value)
+
+
+def test_a_spare_cannot_be_hit_in_a_job_without_spares() -> None:
+    with pytest.raises(InvalidSpecError, match="the job has no spares"):
+        fault_files.parse_faults([entry(target={"spare": 0}, at={"step": 1})], SHAPE, num_spares=0)
