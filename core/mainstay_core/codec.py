@@ -112,11 +112,12 @@ def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, path: str) 
     if origin in (tuple, frozenset, list):
         if not isinstance(data, list | tuple):
             raise RemoteProtocolError(f"{path}: expected a list, got {type(data).__name__}")
-        if origin is tuple and len(args) == 2 and args[1] is not Ellipsis or len(args) > 2:
+        if (origin is tuple and len(args) == 2 and args[1] is not Ellipsis) or len(args) > 2:
             if len(data) != len(args):
                 raise RemoteProtocolError(f"{path}: expected {len(args)} items, got {len(data)}")
             return tuple(
-                _decode(a, d, f"{path}[{i}]") for i, (a, d) in enumerate(zip(args, data, strict=True))
+                _decode(a, d, f"{path}[{i}]")
+                for i, (a, d) in enumerate(zip(args, data, strict=True))
             )
         return origin(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(data))
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -134,7 +135,9 @@ def _decode_dataclass(kind: type, data: Any, path: str) -> Any:
     values = {}
     for field in dataclasses.fields(kind):
         if field.name in data:
-            values[field.name] = _decode(hints[field.name], data[field.name], f"{path}.{field.name}")
+            values[field.name] = _decode(
+                hints[field.name], data[field.name], f"{path}.{field.name}"
+            )
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RemoteProtocolError(f"{path}.{field.name}: missing")
     return kind(**values)

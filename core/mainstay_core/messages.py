@@ -42,7 +42,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One rank of a quorum. ``since``: id of the quorum since which it is a member without a break."""
+    """One rank of a quorum."""
 
     index: int
     """Position in the plan's members; the rank's number in gathers."""
@@ -52,8 +52,9 @@ class Member:
     address: str
     """Host address of the pod, for data connections."""
     since: int
+    """Id of the quorum since which it is a member without a break."""
     joining: bool = False
-    """Whether the rank was no member of the quorum before: it supplies nothing in the first step."""
+    """Whether it was no member of the quorum before: it supplies nothing in the first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +185,8 @@ class Commit:
     """Mean loss per token."""
     data: str
     """Digest of all samples of the step."""
+    data_total: str = ""
+    """Sum of the data digests of all steps up to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +295,7 @@ class Fact:
     """Something that was learnt, with its evidence. Idempotent: telling it twice changes nothing.
 
     TRAINER_UP    a trainer process is ready to be given a rank (incarnation, fingerprint)
-    TRAINER_DOWN  it ended or was killed (sure evidence; ``restarting`` if its launcher forks another)
+    TRAINER_DOWN  it ended or was killed (sure evidence; ``restarting``: another will be forked)
     POD_GONE      the pod is gone (sure evidence, from the operator or the local provider)
     PARKED        a member gave up its quorum and waits (suspects named: a hint); repeated
     ADOPTED       a member took up the plan; ``observed_at_s`` is when it held all settle reports

@@ -1,0 +1,95 @@
+"""The step as a program: one list of typed actions per rank (design section 6).
+
+The interpreter runs a program and knows no policy; patch, replay and checker
+work are other programs, not other loops. Names are those of
+``torch.distributed.pipelining`` where it has one. Gradients accumulate in
+micro-batch order whatever the schedule: 1F1B keeps the backward order of a
+chain equal to its forward order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Op(enum.StrEnum):
+    """What an action does."""
+
+    FORWARD = "FORWARD"
+    BACKWARD_INPUT = "BACKWARD_INPUT"
+    BACKWARD_WEIGHT = "BACKWARD_WEIGHT"
+    SEND_F = "SEND_F"
+    RECV_F = "RECV_F"
+    SEND_B = "SEND_B"
+    RECV_B = "RECV_B"
+    REDUCE = "REDUCE"
+    VOTE = "VOTE"
+    APPLY = "APPLY"
+    CHECKPOINT = "CHECKPOINT"
+    HEAL = "HEAL"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action of a rank's program."""
+
+    op: Op
+    stage: int
+    type: int = -1
+    """Shard type; -1 where an action concerns the whole step."""
+    micro_batch: int = -1
+
+    def __str__(self) -> str:
+        flow = f" t{self.type}.m{self.micro_batch}" if self.type >= 0 else ""
+        return f"{self.op}{flow}@s{self.stage}"
+
+
+def schedule_1f1b(num_flows: int, stage: int, num_stages: int) -> tuple[tuple[bool, int], ...]:
+    """Return the order of one stage's (is_forward, flow) under 1F1B.
+
+    A stage runs ``num_stages - 1 - stage`` forwards ahead, then alternates
+    (PipeDream-flush; the default schedule of torch.distributed.pipelining).
+    """
+    warmup = min(num_flows, num_stages - 1 - stage)
+    order = [(True, i) for i in range(warmup)]
+    for i in range(num_flows - warmup):
+        order += [(True, warmup + i), (False, i)]
+    order += [(False, i) for i in range(num_flows - warmup, num_flows)]
+    return tuple(order)
+
+
+def compile_compute(
+    shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int
+) -> tuple[Action, ...]:
+    """Return the compute part of a rank's step: every type through its stage.
+
+    Args:
+        shard_types: types of the rank's chain, in order.
+        micro_batches: micro-batches per type.
+        stage: the rank's stage, 0..num_stages-1.
+        num_stages: stages of the chain.
+    """
+    flows = [(t, m) for t in shard_types for m in range(micro_batches)]
+    actions: list[Action] = []
+    for is_forward, i in schedule_1f1b(len(flows), stage, num_stages):
+        shard_type, micro_batch = flows[i]
+
+        def act(op: Op, t: int = shard_type, m: int = micro_batch) -> None:
+            actions.append(Action(op, stage, t, m))
+
+        if is_forward:
+            if stage > 0:
+                act(Op.RECV_F)
+            act(Op.FORWARD)
+            if stage < num_stages - 1:
+                act(Op.SEND_F)
+        else:
+            if stage < num_stages - 1:
+                act(Op.RECV_B)
+            act(Op.BACKWARD_INPUT)
+            if stage > 0:
+                act(Op.SEND_B)
+            act(Op.BACKWARD_WEIGHT)
+    return tuple(actions)

@@ -1,0 +1,462 @@
+"""A rank's phases: the trainer's state machine (protocol sections 2, 5 and 6).
+
+``step(state, event)`` returns the new state, the actions for the shell to carry
+out in order, and a reason. The last action of a transition is the one whose
+outcome is the next event. One table owns the transitions; an event that the
+phase does not accept raises and changes nothing.
+
+Plans arrive at any time on another thread. The shell stores the newest with
+:func:`saw_plan` and asks :func:`interrupts` which of its connections must be
+shut so that the main thread comes back.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mainstay_core.codec import dumps
+from mainstay_core.errors import LocalProtocolError
+from mainstay_core.ids import Incarnation, Slot
+from mainstay_core.messages import Commit, FactKind, Partial, Plan, SettleReport
+from mainstay_core.rank_events import (
+    Action,
+    Applied,
+    Apply,
+    CastVote,
+    Compute,
+    ComputeBroken,
+    DropHeld,
+    Event,
+    Finish,
+    Leave,
+    PlanSeen,
+    QuorumLost,
+    Reduce,
+    Reduced,
+    RenameCheckpoint,
+    ReportsGathered,
+    Restore,
+    Restored,
+    RestoreFailed,
+    Settle,
+    Tell,
+    TodoDone,
+    VotesGathered,
+    WaitForPlan,
+    WriteCheckpoint,
+)
+from mainstay_core.settle import Settlement, StateAction, StepPlan, plan_step, settle
+from mainstay_core.votes import Verdict, judge
+
+
+class Phase(enum.StrEnum):
+    """Where a rank is. The same words in heartbeats, faults, reports and status."""
+
+    IDLE = "idle"
+    PARKED = "parked"
+    SETTLING = "settling"
+    HEALING = "healing"
+    COMPUTING = "computing"
+    REDUCING = "reducing"
+    VOTING = "voting"
+    APPLYING = "applying"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """Everything a rank's decisions depend on."""
+
+    slot: Slot
+    incarnation: Incarnation
+    num_steps: int
+    shards_per_lane: int
+    clip_norm: float | None
+    heal_address: str
+    max_attempts: int = 3
+    """Reductions of one step without a plan in between, before the rank gives up."""
+    checkpoint_every_steps: int = 0
+    """0: no durable checkpoints."""
+    phase: Phase = Phase.IDLE
+    plan: Plan | None = None
+    index: int = -1
+    newest: Plan | None = None
+    adopt_next: bool = False
+    """The votes agreed to adopt the newest plan once the step is applied."""
+    valid: bool = False
+    stage: int = -1
+    """Stage whose state this is, while ``valid``."""
+    lineage: int = 0
+    version: int = 0
+    certified_in: str | None = None
+    commit: Commit | None = None
+    chain: str = ""
+    digest: str = ""
+    """Digest of the masters at ``version``."""
+    held: tuple[Partial, ...] = ()
+    mark: str | None = None
+    settled: int = -1
+    attempt: int = 0
+    durable: int = 0
+    settlement: Settlement | None = None
+    step_plan: StepPlan | None = None
+
+    @property
+    def member_stage(self) -> int:
+        """Stage in the adopted plan."""
+        assert self.plan is not None
+        return self.plan.members[self.index].rank.stage
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Outcome of one event."""
+
+    state: RankState
+    actions: tuple[Action, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Which connections a newer plan makes useless."""
+
+    quorum: bool
+    pipeline: bool
+
+
+def saw_plan(state: RankState, plan: Plan) -> RankState:
+    """Return the state with ``plan`` as the newest seen, if it is newer."""
+    if state.newest is not None and state.newest.quorum.id >= plan.quorum.id:
+        return state
+    return replace(state, newest=plan)
+
+
+def interrupts(adopted: Plan | None, index: int, newest: Plan) -> Interrupt:
+    """Return what a plan interrupts of a rank that has adopted ``adopted`` as member ``index``.
+
+    A planned plan interrupts nobody. An unplanned one ends the quorum at once, but a chain
+    that it leaves intact goes on computing (protocol section 3).
+    """
+    if adopted is None or newest.unplanned_id <= adopted.quorum.id:
+        return Interrupt(quorum=False, pipeline=False)
+    chain = adopted.chain_of(index)
+    if chain is None:
+        return Interrupt(quorum=True, pipeline=False)
+    identity = adopted.chain_identity(chain)
+    intact = any(
+        c.formed_in == chain.formed_in and newest.chain_identity(c) == identity
+        for c in newest.chains
+    )
+    return Interrupt(quorum=True, pipeline=not intact)
+
+
+def must_adopt(state: RankState) -> bool:
+    """Whether an unplanned plan newer than the adopted one is known."""
+    if state.newest is None:
+        return False
+    return state.plan is None or state.newest.unplanned_id > state.plan.quorum.id
+
+
+def step(state: RankState, event: Event) -> Transition:
+    """Return what a rank does after ``event``.
+
+    Raises:
+        LocalProtocolError: the phase does not accept the event; nothing changed.
+    """
+    handler = _TABLE.get((state.phase, type(event)))
+    if handler is None:
+        raise LocalProtocolError(f"a rank that is {state.phase} accepts no {type(event).__name__}")
+    return handler(state, event)
+
+
+def _adopt(state: RankState, *prefix: Action) -> Transition:
+    """Adopt the newest plan: settle as a member, or leave."""
+    plan = state.newest
+    assert plan is not None
+    member = plan.member_of(state.slot, state.incarnation)
+    if member is None:
+        idle = replace(state, phase=Phase.IDLE, plan=plan, index=-1, held=(), mark=None)
+        return Transition(
+            idle,
+            (*prefix, DropHeld(mark=True), Leave(), WaitForPlan()),
+            f"{plan.quorum} has no place for this trainer",
+        )
+    valid = state.valid and state.stage == member.rank.stage and state.lineage == plan.lineage
+    new = replace(
+        state,
+        phase=Phase.SETTLING,
+        plan=plan,
+        index=member.index,
+        valid=valid,
+        attempt=0,
+        adopt_next=False,
+        step_plan=None,
+        settlement=None,
+    )
+    return Transition(new, (*prefix, Settle(plan, _report(new))), f"adopts {plan.quorum}")
+
+
+def _report(state: RankState) -> SettleReport:
+    report = SettleReport(
+        index=state.index,
+        valid=state.valid,
+        heal_address=state.heal_address,
+        durable=state.durable,
+    )
+    if not state.valid:
+        return report
+    return replace(
+        report,
+        lineage=state.lineage,
+        version=state.version,
+        certified_in=state.certified_in,
+        commit=state.commit,
+        chain=state.chain,
+        state=state.digest,
+        held=state.held,
+        mark=state.mark,
+        settled=state.settled,
+    )
+
+
+def _park(state: RankState, why: str, suspects: Sequence[int], *prefix: Action) -> Transition:
+    """Give the quorum up and wait with everything held; or adopt what is already known."""
+    if must_adopt(state):
+        return _adopt(state, *prefix)
+    assert state.plan is not None
+    slots = tuple(state.plan.members[i].slot for i in suspects)
+    tell = Tell(FactKind.PARKED, state.version, why, slots)
+    parked = replace(state, phase=Phase.PARKED)
+    return Transition(parked, (*prefix, tell, WaitForPlan()), why)
+
+
+def _on_plan(state: RankState, event: Event) -> Transition:
+    del event
+    if state.newest is None or not must_adopt(state):
+        return Transition(state, (WaitForPlan(),), "no newer unplanned plan yet")
+    return _adopt(state)
+
+
+def _on_plan_idle(state: RankState, event: Event) -> Transition:
+    """A spare takes any newer plan, planned or not: it has no quorum to keep."""
+    del event
+    if state.newest is None or (state.plan and state.plan.quorum.id >= state.newest.quorum.id):
+        return Transition(state, (WaitForPlan(),), "no newer plan yet")
+    return _adopt(state)
+
+
+def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
+    assert state.plan is not None
+    outcome = settle(state.plan, state.shards_per_lane, event.reports)
+    mine = outcome.actions[state.index]
+    tell = Tell(FactKind.ADOPTED, outcome.version, outcome.reason)
+    settled = replace(
+        state,
+        settlement=outcome,
+        step_plan=outcome.step,
+        durable=max(r.durable for r in event.reports),
+    )
+    if mine is StateAction.STAY:
+        return _begin(replace(settled, mark=None), tell)
+    if mine is StateAction.ROLL:
+        assert outcome.commit is not None
+        rolling = replace(settled, phase=Phase.APPLYING)
+        return Transition(rolling, (tell, Apply(outcome.commit)), outcome.reason)
+    expected = next(
+        (r.state for r in event.reports if _knows(state, r, outcome)),
+        "",
+    )
+    restoring = replace(settled, phase=Phase.HEALING, valid=False, held=(), mark=None)
+    restore = Restore(mine, outcome.version, outcome.sources[state.index], expected)
+    return Transition(restoring, (tell, DropHeld(mark=True), restore), outcome.reason)
+
+
+def _knows(state: RankState, report: SettleReport, outcome: Settlement) -> bool:
+    """Whether a report carries the digest that a healed state must have."""
+    assert state.plan is not None
+    return (
+        report.valid
+        and report.version == outcome.version
+        and state.plan.members[report.index].rank.stage == state.member_stage
+        and outcome.actions[report.index] is StateAction.STAY
+    )
+
+
+def _on_restored(state: RankState, event: Restored) -> Transition:
+    assert state.plan is not None
+    assert state.settlement is not None
+    outcome = state.settlement
+    restored = replace(
+        state,
+        valid=True,
+        stage=state.member_stage,
+        lineage=state.plan.lineage,
+        version=outcome.version,
+        certified_in=outcome.certified_in,
+        commit=outcome.commit if event.commit is None else event.commit,
+        chain=outcome.chain if event.chain is None else event.chain,
+        digest=event.digest,
+    )
+    return _begin(restored)
+
+
+def _on_restore_failed(state: RankState, event: RestoreFailed) -> Transition:
+    return _park(replace(state, valid=False), event.why, ())
+
+
+def _begin(state: RankState, *prefix: Action) -> Transition:
+    """The settle is complete with a valid state: go on with the step."""
+    assert state.plan is not None
+    settled = replace(state, settled=state.plan.quorum.id)
+    return _compute(settled, *prefix, Tell(FactKind.SETTLED, state.version))
+
+
+def _compute(state: RankState, *prefix: Action) -> Transition:
+    """Begin (or go on with) the step at ``version``, or finish."""
+    assert state.plan is not None
+    if state.version >= state.num_steps:
+        done = replace(state, phase=Phase.FINISHED)
+        return Transition(done, (*prefix, Finish(), WaitForPlan()), "the last step is applied")
+    step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
+    new = replace(state, phase=Phase.COMPUTING, step_plan=step_plan)
+    return Transition(new, (*prefix, Compute(_todo(new))), f"computes step {state.version}")
+
+
+def _todo(state: RankState) -> tuple[int, ...]:
+    assert state.plan is not None
+    assert state.step_plan is not None
+    chain = state.plan.chain_of(state.index)
+    return tuple(state.step_plan.todo.get(chain.replica, ())) if chain else ()
+
+
+def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
+    new = replace(state, held=event.held)
+    return _adopt(new) if must_adopt(new) else _reduce(new)
+
+
+def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
+    return _park(replace(state, held=event.held), event.why, event.suspects)
+
+
+def _reduce(state: RankState) -> Transition:
+    assert state.step_plan is not None
+    table = state.step_plan.table[state.member_stage]
+    new = replace(state, phase=Phase.REDUCING)
+    return Transition(new, (Reduce(table, state.attempt),), f"reduces step {state.version}")
+
+
+def _on_reduced(state: RankState, event: Reduced) -> Transition:
+    del event
+    assert state.plan is not None
+    new = replace(state, phase=Phase.VOTING, mark=str(state.plan.quorum))
+    return Transition(new, (CastVote(state.version, state.attempt),), "votes")
+
+
+def _on_lost(state: RankState, event: QuorumLost) -> Transition:
+    return _park(state, event.why, event.suspects)
+
+
+def _on_votes(state: RankState, event: VotesGathered) -> Transition:
+    assert state.plan is not None
+    before = state.commit.data_total if state.commit else ""
+    verdict = judge(state.plan, event.votes, state.clip_norm, before)
+    rename: tuple[Action, ...] = ()
+    if verdict.checkpoint_safe is not None and verdict.checkpoint_safe > state.durable:
+        state = replace(state, durable=verdict.checkpoint_safe)
+        rename = (RenameCheckpoint(verdict.checkpoint_safe),) if state.index == 0 else ()
+    if verdict.commit is None:
+        return _refused(state, verdict, rename)
+    applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
+    return Transition(applying, (*rename, Apply(verdict.commit)), verdict.reason)
+
+
+def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
+    """The step is not applied: reduce again, park with a void state, or give up."""
+    if verdict.hopeless or state.attempt + 1 >= state.max_attempts:
+        failed = replace(state, phase=Phase.FAILED)
+        tell = Tell(FactKind.FAILED, state.version, verdict.reason)
+        return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
+    if state.index in verdict.state_bad:
+        void = replace(state, valid=False, held=(), mark=None)
+        return _park(void, verdict.reason, (), *prefix, DropHeld(mark=True), Leave())
+    again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
+    return replace_actions(again, prefix)
+
+
+def replace_actions(transition: Transition, prefix: tuple[Action, ...]) -> Transition:
+    """Return the transition with ``prefix`` before its actions."""
+    return replace(transition, actions=(*prefix, *transition.actions))
+
+
+def _on_applied(state: RankState, event: Applied) -> Transition:
+    """One version further: by the quorum's own votes, or rolled forward in a settle."""
+    assert state.plan is not None
+    assert state.settlement is not None
+    rolling = state.settled < state.plan.quorum.id
+    certified_in = state.settlement.certified_in if rolling else str(state.plan.quorum)
+    new = replace(
+        state,
+        version=state.version + 1,
+        digest=event.digest,
+        held=(),
+        mark=None,
+        attempt=0,
+        adopt_next=False,
+        certified_in=certified_in,
+        commit=event.commit,
+        chain=extend_chain(state.chain, event.commit),
+    )
+    if rolling:
+        return _begin(new, DropHeld(mark=True))
+    new = replace(new, step_plan=None)
+    prefix: tuple[Action, ...] = (DropHeld(mark=True), *_checkpoint(new))
+    if state.adopt_next or must_adopt(new):
+        return _adopt(new, *prefix)
+    return _compute(new, *prefix)
+
+
+def _checkpoint(state: RankState) -> tuple[Action, ...]:
+    """Write a part when one is due and this rank is its stage's writer (the lowest member)."""
+    assert state.plan is not None
+    assert state.commit is not None
+    every = state.checkpoint_every_steps
+    writer = state.plan.stage_members(state.member_stage)[0].index
+    if not every or state.index != writer or state.version - state.durable < every:
+        return ()
+    return (WriteCheckpoint(state.version, state.commit, state.chain),)
+
+
+def extend_chain(chain: str, commit: Commit) -> str:
+    """Return the digest chain after one more commit."""
+    return hashlib.sha256((chain + dumps(commit)).encode()).hexdigest()[:32]
+
+
+def _ignore(state: RankState, event: Event) -> Transition:
+    del event
+    return Transition(state, (WaitForPlan(),), "waits for the api's decision")
+
+
+_TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
+    (Phase.IDLE, PlanSeen): _on_plan_idle,
+    (Phase.PARKED, PlanSeen): _on_plan,
+    (Phase.FINISHED, PlanSeen): _on_plan,
+    (Phase.FAILED, PlanSeen): _ignore,
+    (Phase.SETTLING, ReportsGathered): _on_reports,
+    (Phase.SETTLING, QuorumLost): _on_lost,
+    (Phase.HEALING, Restored): _on_restored,
+    (Phase.HEALING, RestoreFailed): _on_restore_failed,
+    (Phase.COMPUTING, TodoDone): _on_todo_done,
+    (Phase.COMPUTING, ComputeBroken): _on_compute_broken,
+    (Phase.REDUCING, Reduced): _on_reduced,
+    (Phase.REDUCING, QuorumLost): _on_lost,
+    (Phase.VOTING, VotesGathered): _on_votes,
+    (Phase.VOTING, QuorumLost): _on_lost,
+    (Phase.APPLYING, Applied): _on_applied,
+}
+"""The transitions: what a phase accepts. Everything else is a bug of the shell."""

@@ -1,0 +1,157 @@
+"""The vote: what all votes of a step say together (protocol sections 4 and 5).
+
+Every rank reads the same votes and comes to the same verdict, so the certificate
+of a step needs no coordinator. The exchange is the one that global-norm clipping
+needs anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mainstay_core.digest import Digest
+from mainstay_core.messages import Commit, Plan, Vote
+
+CLIP_EPSILON = 1e-6
+"""Added to the norm before dividing, as ``torch.nn.utils.clip_grad_norm_`` does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a full set of votes means."""
+
+    commit: Commit | None
+    """The certificate; None when the step is not applied."""
+    state_bad: tuple[int, ...]
+    """Members whose state differs from the majority of their stage."""
+    hopeless: bool
+    """Trying again cannot help: the same inputs give the same answer."""
+    adopt_planned: bool
+    """All have seen the same newer planned plan: adopt it at this boundary."""
+    checkpoint_safe: int | None
+    """Version of which every stage has a safely written part, if any."""
+    reason: str
+
+
+def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total: str) -> Verdict:
+    """Return the verdict of one vote per member, in member order.
+
+    Args:
+        plan: the quorum's plan.
+        votes: by member index.
+        clip_norm: global L2 norm to clip to; None does not clip.
+        data_total: digest of all samples before this step ("" for none).
+    """
+    state_bad = _state_bad(plan, votes)
+    problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if not v.ok]
+    problems += _disagreements(plan, votes)
+    adopt = len({(v.newest_plan, v.newest_nonce) for v in votes}) == 1 and (
+        votes[0].newest_plan > plan.quorum.id
+    )
+    commit, hopeless = None, False
+    if not problems and not state_bad:
+        commit = _commit(plan, votes, clip_norm, data_total)
+        if not (math.isfinite(commit.norm) and math.isfinite(commit.scale)):
+            diverged = (
+                f"the gradient norm of step {commit.step} is {commit.norm}: the model diverged; "
+                "lower the learning rate or start from an earlier checkpoint"
+            )
+            problems = [diverged]
+            commit, hopeless = None, True
+    if state_bad:
+        members = ", ".join(f"{plan.members[i].rank} on {plan.members[i].slot}" for i in state_bad)
+        problems.append(f"parameters of {members} differ from the rest of the stage")
+        hopeless = hopeless or _undecided(plan, state_bad)
+    return Verdict(
+        commit=commit,
+        state_bad=state_bad,
+        hopeless=hopeless,
+        adopt_planned=adopt,
+        checkpoint_safe=_checkpoint_safe(plan, votes),
+        reason="; ".join(problems) or "all votes say yes",
+    )
+
+
+def _state_bad(plan: Plan, votes: Sequence[Vote]) -> tuple[int, ...]:
+    bad: list[int] = []
+    for stage in range(plan.num_stages):
+        indices = [m.index for m in plan.stage_members(stage)]
+        counts = Counter(votes[i].state for i in indices)
+        if len(counts) == 1:
+            continue
+        (top, top_count), (_, second_count) = counts.most_common(2)
+        bad += [i for i in indices if votes[i].state != top or top_count == second_count]
+    return tuple(bad)
+
+
+def _undecided(plan: Plan, state_bad: Sequence[int]) -> bool:
+    """Whether some stage has no majority: nobody of it can be believed."""
+    return any(
+        all(m.index in state_bad for m in plan.stage_members(stage))
+        for stage in range(plan.num_stages)
+    )
+
+
+def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:
+    problems = []
+    for stage in range(plan.num_stages):
+        seen = {
+            (votes[m.index].gradient, votes[m.index].norms_sq) for m in plan.stage_members(stage)
+        }
+        if len(seen) > 1:
+            problems.append(f"stage {stage}: its cells disagree on the reduced gradient")
+    return problems
+
+
+def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total: str) -> Commit:
+    losses: dict[int, float] = {}
+    tokens: dict[int, int] = {}
+    data = Digest.zero()
+    for vote in votes:
+        for stat in vote.stats:
+            if stat.loss_sum is not None:
+                losses[stat.type] = stat.loss_sum
+            if stat.tokens is not None:
+                tokens[stat.type] = stat.tokens
+            if stat.data is not None:
+                data += Digest.parse(stat.data)
+    num_tokens = sum(tokens.values())
+    norm_sq = 0.0
+    for stage in range(plan.num_stages):
+        for block in votes[plan.stage_members(stage)[0].index].norms_sq:
+            norm_sq += block
+    norm = math.sqrt(norm_sq) / num_tokens if norm_sq >= 0 else math.nan
+    factor = 1.0
+    if clip_norm is not None and norm + CLIP_EPSILON > clip_norm:
+        factor = clip_norm / (norm + CLIP_EPSILON)
+    loss = 0.0
+    for shard_type in sorted(losses):
+        loss += losses[shard_type]
+    total = (Digest.parse(data_total) if data_total else Digest.zero()) + data
+    return Commit(
+        step=votes[0].step,
+        norm=norm,
+        scale=factor / num_tokens,
+        tokens=num_tokens,
+        loss=loss / num_tokens,
+        data=data.hex(),
+        data_total=total.hex(),
+    )
+
+
+def _checkpoint_safe(plan: Plan, votes: Sequence[Vote]) -> int | None:
+    safe = []
+    for stage in range(plan.num_stages):
+        versions = [
+            v
+            for m in plan.stage_members(stage)
+            if (v := votes[m.index].checkpoint_safe) is not None
+        ]
+        if not versions:
+            return None
+        safe.append(set(versions))
+    common = set.intersection(*safe)
+    return max(common) if common else None
