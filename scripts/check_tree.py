@@ -1,12 +1,13 @@
 """Checks the files that git would carry for what no linter knows.
 
-No file names a package index, a machine's own path or a machine's address; the top-level folders
-are no packages (an operator/__init__.py would shadow the standard library's module), and every
-package says that it is typed.
+No file names a package index or a machine's own path; the top-level folders are no packages (an
+operator/__init__.py would shadow the standard library's module), and every package says that it is
+typed; modules and functions stay small; the documentation names only files that exist.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -22,6 +23,10 @@ MACHINE = re.compile(
     r"|pythonhosted\.org|pypi\.org|/simple/?['\"\s]|(?:index|registry|artifactory|nexus)\.[\w-]+\.\w+"
     r"|--(?:extra-)?index-url|--find-links"
 )
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 70
+PRODUCT = ("agent", "api", "cli", "core", "operator", "scripts")
+MENTION = re.compile(r"`((?:agent|api|cli|core|tests|benchmarks|examples|docs|scripts)/[\w./-]+)`")
 TOP_LEVEL = ("agent", "api", "cli", "core", "operator", "tests")
 
 
@@ -65,13 +70,41 @@ def find_layout_faults(paths: list[Path]) -> list[str]:
     return faults
 
 
+def find_long_code(path: Path) -> list[str]:
+    """Modules and functions beyond the house limits."""
+    text = (ROOT / path).read_text()
+    num_lines = text.count("\n")
+    faults = []
+    if num_lines > MAX_MODULE_LINES:
+        faults.append(f"{path}: {num_lines} lines, the limit is {MAX_MODULE_LINES}")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if num_lines > MAX_FUNCTION_LINES:
+                limit = f"{num_lines} lines, the limit is {MAX_FUNCTION_LINES}"
+                faults.append(f"{path}:{node.lineno}: {node.name} has {limit}")
+    return faults
+
+
+def find_dead_mentions(path: Path) -> list[str]:
+    return [
+        f"{path}: names {name}, which does not exist"
+        for name in sorted(set(MENTION.findall((ROOT / path).read_text())))
+        if not (ROOT / name).exists()
+    ]
+
+
 def main() -> int:
     paths = list_files()
     faults = find_layout_faults(paths)
     for path in paths:
         if path != SELF:
             faults += find_machine_names(path)
-    print("\n".join(faults) or f"{len(paths)} files name no index and no machine")
+        if path.suffix == ".py" and path.parts[0] in PRODUCT:
+            faults += find_long_code(path)
+        if path.suffix == ".md":
+            faults += find_dead_mentions(path)
+    print("\n".join(faults) or f"{len(paths)} files keep the rules of the tree")
     return 1 if faults else 0
 
 
