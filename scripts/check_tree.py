@@ -32,7 +32,16 @@ TOP_LEVEL = ("agent", "api", "cli", "core", "operator", "tests")
 
 def list_files() -> list[Path]:
     """Tracked files and those that git would add, relative to the root."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return sorted(Path(name) for name in listed.split("\0") if name and (ROOT / name).is_file())
 
