@@ -1,0 +1,109 @@
+"""The api over HTTP, as the command line uses it: everything that is shown comes from here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from mainstay_cli import state_dir
+from mainstay_cli.exits import CliError, ExitCode
+from mainstay_core import codec
+from mainstay_core.messages import Fact
+
+TIMEOUT_S = 30.0
+"""Of one request. Generous: a machine full of trainers is slow, not broken."""
+
+
+class ApiError(CliError):
+    """The api refused, with its own words.
+
+    Args:
+        message: what the api said.
+        status: the HTTP status, or 0 when it was not reached.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message, ExitCode.FAILED)
+        self.status = status
+
+
+class ApiClient:
+    """Talks to one api. Use as an asynchronous context manager."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=TIMEOUT_S,
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def is_ready(self) -> bool:
+        """Return whether the api serves and reaches its store."""
+        try:
+            return (await self._http.get("/readyz")).is_success
+        except httpx.TransportError:
+            return False
+
+    async def create_job(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Create a job from a manifest; return it as ``/v1/jobs/{job}`` shows it."""
+        return dict(await self._request("POST", "/v1/jobs", body))
+
+    async def fetch(self, job: str, what: str = "") -> Any:
+        """Return the job, or a part: plan, members, recoveries, ledger, events, report."""
+        return await self._request("GET", f"/v1/jobs/{job}" + (f"/{what}" if what else ""))
+
+    async def stop_job(self, job: str) -> None:
+        """Ask the job to stop after its current step."""
+        await self._request("POST", f"/v1/jobs/{job}/stop")
+
+    async def post_facts(self, job: str, facts: Sequence[Fact]) -> None:
+        """Tell what the process provider knows for certain."""
+        body = {"facts": [codec.encode(fact) for fact in facts]}
+        await self._request("POST", f"/v1/jobs/{job}/provider/facts", body)
+
+    async def _request(self, method: str, path: str, body: object = None) -> Any:
+        try:
+            response = await self._http.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise ApiError(
+                f"the api at {self._http.base_url} is not reached: {error}", 0
+            ) from error
+        if response.is_success:
+            return response.json() if response.content else None
+        raise ApiError(_explanation(response), response.status_code)
+
+
+def connect(record: state_dir.RunRecord) -> ApiClient:
+    """Return a client of a running job's api."""
+    token = (Path(record.state_dir) / "token").read_text().strip()
+    return ApiClient(record.url, token)
+
+
+def _explanation(response: httpx.Response) -> str:
+    """Return what the api's error body says, whatever its form."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = response.text
+    if isinstance(body, dict):
+        for key in ("message", "detail", "error"):
+            if body.get(key):
+                body = body[key]
+                break
+    return f"the api refused ({response.status_code}): {body}"

@@ -1,0 +1,139 @@
+"""The processes that a run starts: all of them end with it, and no others.
+
+Every child leads a process group of its own, so that Ctrl-C in a terminal
+reaches only us and a child can be ended with all that it started. We are the
+subreaper of our descendants: whoever loses its parent becomes our child, so at
+the end the list of our children is the list of what is left, whatever died
+before. For our own sudden death each child holds a pipe from us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Child:
+    """One process, ours or adopted; ``ended`` is done when it is gone, with its exit code.
+
+    An adopted process (a child of our child) has no exit code: its result is None.
+    """
+
+    def __init__(self, name: str, pid: int, popen: subprocess.Popen[bytes] | None) -> None:
+        self.name = name
+        self.pid = pid
+        self.popen = popen
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int | None] = loop.create_future()
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._finish()
+            return
+        loop.add_reader(self._pidfd, self._on_end)
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process and all of its group."""
+        # Only while its leader is not reaped is the group's number certainly its own.
+        if not self.ended.done():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def _on_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # The rest of the group ends with its leader; before the leader is reaped, so that its
+        # number cannot have gone to somebody else.
+        if self.popen is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(self.popen.wait() if self.popen is not None else None)
+
+
+class Family:
+    """All processes of one run. Use as an asynchronous context manager."""
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+        self._known: set[int] = set()
+
+    async def __aenter__(self) -> Family:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.kill_all()
+
+    def spawn(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+        cwd: Path | None = None,
+    ) -> Child:
+        """Start a command with the parent pipe as standard input and its output in ``log``."""
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                pass_fds=tuple(pass_fds),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        child = Child(name, popen.pid, popen)
+        self._children.append(child)
+        self._known.add(popen.pid)
+        return child
+
+    def adopt(self, name: str, pid: int) -> Child:
+        """Watch a process that a child of ours started in a group of its own."""
+        child = Child(name, pid, None)
+        self._children.append(child)
+        return child
+
+    def reap_orphans(self) -> None:
+        """Collect descendants that ended after their own parent."""
+        for pid in _children_of(os.getpid()) - self._known:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def kill_all(self) -> None:
+        """Kill everything that is left of the run and wait until it is gone."""
+        for child in self._children:
+            child.signal_group(signal.SIGKILL)
+        # Whoever is orphaned by a kill becomes our child, so this ends when nothing is left.
+        while pids := _children_of(os.getpid()):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+
+def _children_of(pid: int) -> set[int]:
+    """Return the pids of all children, whichever thread started or inherited them."""
+    pids: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids.update(int(text) for text in path.read_text().split())
+    return pids

@@ -1,0 +1,101 @@
+"""Reads a job's YAML and a faults file; every mistake becomes one message with the file's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mainstay_cli.exits import UsageError
+from mainstay_core import fault_files, spec
+from mainstay_core.errors import InvalidSpecError
+from mainstay_core.faults import FaultPoint
+from mainstay_core.topology import JobShape
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML in which a key that is given twice is an error, not the last one's win."""
+
+
+def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in keys:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} is given twice", key_node.start_mark
+            )
+        keys.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_StrictLoader.add_constructor(
+    yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """A job's file, read and checked."""
+
+    path: Path
+    manifest: dict[str, Any]
+    """As the user wrote it, with the name possibly replaced."""
+    job: spec.TrainingJob
+
+
+def load_yaml(path: Path) -> Any:
+    """Return the data of a YAML file.
+
+    Raises:
+        UsageError: the file cannot be read or is no YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is not a text file (UTF-8)") from error
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise UsageError(f"{where}: not valid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, TypeError) as error:
+        raise UsageError(f"{path}: not valid YAML: {error}") from error
+
+
+def load_job(path: Path, name: str | None = None) -> JobFile:
+    """Return the job of a file.
+
+    Args:
+        path: a TrainingJob in YAML.
+        name: replaces ``metadata.name``.
+
+    Raises:
+        UsageError: the file or the job cannot be used.
+    """
+    manifest = load_yaml(path)
+    if name is not None and isinstance(manifest, dict):
+        metadata = manifest.get("metadata")
+        manifest = manifest | {"metadata": (metadata or {}) | {"name": name}}
+    try:
+        job = spec.parse_training_job(manifest)
+    except InvalidSpecError as error:
+        raise UsageError(f"{path}: {error}") from error
+    return JobFile(path=path, manifest=manifest, job=job)
+
+
+def load_faults(path: Path, shape: JobShape, num_spares: int) -> tuple[FaultPoint, ...]:
+    """Return the faults of a file, checked against the job.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    try:
+        return fault_files.parse_faults(load_yaml(path), shape, num_spares)
+    except InvalidSpecError as error:
+        raise UsageError(f"{path}: {error}") from error
