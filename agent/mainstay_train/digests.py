@@ -1,0 +1,138 @@
+"""The digest of ``mainstay_core.digest`` in torch: the same sums, a thousand times faster.
+
+int64 arithmetic in torch wraps modulo 2^64 on CPU and CUDA alike, which is all
+the definition needs. Work goes by chunks of 65,536 elements that stay in cache:
+widen to int64 as unsigned, multiply by the mixers' key tables and sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import torch
+
+from mainstay_core import digest
+from mainstay_core.digest import CHUNK, Digest
+
+_MASK = (1 << 64) - 1
+_NUM_MIXERS = len(digest.MIXER_SEEDS)
+_BATCH = 32
+"""Chunks per kernel launch on CUDA; bounds the int64 copy to 16 MiB."""
+
+
+def tensor_digest(name: str, tensor: torch.Tensor, offset: int = 0) -> Digest:
+    """The digest of ``tensor``, a slice of the tensor called ``name``.
+
+    Args:
+        name: Identity in the sum, e.g. "master:layers.3.norm.weight".
+        tensor: Any shape, elements of 1, 2, 4, 8 or 16 (complex) bytes; read in
+            row-major order as bit patterns, so -0.0 and 0.0 differ and NaNs count.
+        offset: Index of its first element in the whole tensor.
+    """
+    words, per_element = _words(tensor)
+    if words.numel() == 0:
+        return Digest.zero()
+    start = offset * per_element
+    return (_digest_cuda if words.is_cuda else _digest_cpu)(name, words, start)
+
+
+def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Digest:
+    """The sum of the digests of whole tensors."""
+    return digest.total(tensor_digest(name, tensor) for name, tensor in named)
+
+
+def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(flat integer words of at most 4 bytes, words per element)."""
+    flat = tensor.detach()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat)
+    flat = flat.contiguous().view(-1)
+    size = tensor.element_size()
+    if size == 1:
+        return flat.view(torch.uint8), 1
+    if size == 2:
+        return flat.view(torch.int16), 1
+    return flat.view(torch.int32), size // 4
+
+
+def _digest_cpu(name: str, words: torch.Tensor, start: int) -> Digest:
+    keys, key_sums = _tables(words.device)
+    spans = _spans(words.numel(), start)
+    wide = torch.empty(min(CHUNK, words.numel()), dtype=torch.int64)
+    sums = torch.empty(len(spans), _NUM_MIXERS, dtype=torch.int64)
+    mask = _unsigned_mask(words)
+    for row, (chunk, low, high) in enumerate(spans):
+        begin = chunk * CHUNK + low - start
+        piece = wide[: high - low]
+        piece.copy_(words[begin : begin + high - low])
+        if mask is not None:
+            piece.bitwise_and_(mask)
+        torch.mv(keys[:, low:high], piece, out=sums[row])
+        # sum K (bits + 1) = sum K bits + sum K; the second comes from running sums.
+        sums[row] += key_sums[:, high] - key_sums[:, low]
+    return _combine(name, spans, sums.tolist())
+
+
+def _digest_cuda(name: str, words: torch.Tensor, start: int) -> Digest:
+    keys, key_sums = _tables(words.device)
+    spans = _spans(words.numel(), start)
+    sums = torch.empty(len(spans), _NUM_MIXERS, dtype=torch.int64, device=words.device)
+    mask = _unsigned_mask(words)
+    row = 0
+    while row < len(spans):
+        chunk, low, high = spans[row]
+        count = 1
+        if high - low == CHUNK:  # whole chunks go together
+            while row + count < len(spans) and count < _BATCH:
+                if spans[row + count][2] != CHUNK:
+                    break
+                count += 1
+        begin = chunk * CHUNK + low - start
+        piece = words[begin : begin + count * (high - low)].view(count, high - low).to(torch.int64)
+        if mask is not None:
+            piece.bitwise_and_(mask)
+        for mixer in range(_NUM_MIXERS):
+            sums[row : row + count, mixer] = (piece * keys[mixer, low:high]).sum(1)
+        sums[row : row + count] += key_sums[:, high] - key_sums[:, low]
+        row += count
+    return _combine(name, spans, sums.tolist())
+
+
+def _spans(count: int, start: int) -> list[tuple[int, int, int]]:
+    """(chunk, first and one past the last position in it) that cover the words."""
+    stop = start + count
+    return [
+        (chunk, max(start - chunk * CHUNK, 0), min(stop - chunk * CHUNK, CHUNK))
+        for chunk in range(start // CHUNK, -(-stop // CHUNK))
+    ]
+
+
+def _combine(name: str, spans: list[tuple[int, int, int]], sums: list[list[int]]) -> Digest:
+    totals = [0] * _NUM_MIXERS
+    for (chunk, _, _), row in zip(spans, sums, strict=True):
+        for mixer, value in enumerate(row):
+            totals[mixer] += _chunk_key(name, chunk, mixer) * value
+    return Digest(totals[0] & _MASK, totals[1] & _MASK)
+
+
+_chunk_key = lru_cache(maxsize=1 << 16)(digest.chunk_key)
+
+
+def _unsigned_mask(words: torch.Tensor) -> int | None:
+    """What makes a sign-extended word unsigned again; bytes are unsigned already."""
+    return {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}.get(words.dtype)
+
+
+@lru_cache(maxsize=16)
+def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Element keys [mixers, 65536] and their running sums [mixers, 65537], wrapped to int64."""
+    keys = torch.stack(
+        [
+            torch.frombuffer(bytearray(digest.element_keys(mixer).tobytes()), dtype=torch.int64)
+            for mixer in range(_NUM_MIXERS)
+        ]
+    )
+    key_sums = torch.zeros(_NUM_MIXERS, CHUNK + 1, dtype=torch.int64)
+    torch.cumsum(keys, 1, out=key_sums[:, 1:])
+    return keys.to(device), key_sums.to(device)

@@ -1,0 +1,41 @@
+"""Environment variables that fix the arithmetic, set before torch is imported.
+
+Apart from ``numerics`` because that module imports torch, and most of these are
+read while torch and its libraries load. The launcher calls :func:`prepare` first
+of all; a user's own loop does so before its ``import torch``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+DETERMINISM = {
+    # cuBLAS picks its algorithm by workspace; with this it keeps to reproducible ones
+    # (CUDA documentation, cuBLAS, "Results reproducibility").
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    # MKL: the same code path in every run on one processor (Intel oneMKL developer guide,
+    # "Conditional numerical reproducibility"). Our operands are 64-byte aligned as it asks.
+    "MKL_CBWR": "AUTO",
+    # The number of threads decides where a reduction is cut.
+    "MKL_DYNAMIC": "FALSE",
+    "OMP_DYNAMIC": "FALSE",
+}
+"""Variables that change bits; their values belong to the fingerprint."""
+
+THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""One thread per rank on CPU: ranks share the cores, and cuts stay where they are."""
+
+
+def prepare(environ: MutableMapping[str, str] | None = None) -> None:
+    """Set every variable above, unless the user has set it.
+
+    Args:
+        environ: The environment to change; this process's own by default.
+    """
+    target = os.environ if environ is None else environ
+    for name, value in (DETERMINISM | THREADS).items():
+        target.setdefault(name, value)

@@ -1,0 +1,227 @@
+"""Flat buffers and the fixed chunk grid on which everything is reduced.
+
+A block's parameters lie one behind the other in one flat buffer, in the order in
+which the module defines them. Masters, compute copies, gradients, partials and
+optimizer moments all have this layout, so one offset serves them all.
+
+Two things keep the bits of a kernel from depending on where a block lies, hence
+on the number of stages: every parameter starts at a multiple of 32 elements and
+every buffer at a multiple of 64 bytes, so alignment is a property of the model;
+and the chunk grid restarts at each block, so chunks are, too (design.md 13.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import nn
+
+CHUNK = 65_536
+"""Elements per chunk: the unit of reduction, norm and ownership. In the fingerprint."""
+
+PAD = 32
+"""Parameters start at multiples of so many elements: 64 bytes in bf16, 128 in fp32."""
+
+ALIGNMENT_BYTES = 64
+"""Of every buffer: a cache line, and what MKL asks for reproducible results."""
+
+
+def padded(numel: int) -> int:
+    """The least multiple of :data:`PAD` that holds ``numel`` elements."""
+    return -(-numel // PAD) * PAD
+
+
+def aligned_zeros(
+    numel: int, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> torch.Tensor:
+    """A zeroed flat tensor whose first element lies on a 64-byte boundary.
+
+    torch's own allocators give this already; where one does not, the tensor is a
+    view into a slightly larger allocation.
+    """
+    slack = ALIGNMENT_BYTES // dtype.itemsize
+    plain = torch.zeros(numel, dtype=dtype, device=device)
+    if plain.data_ptr() % ALIGNMENT_BYTES == 0:
+        return plain
+    larger = torch.zeros(numel + slack, dtype=dtype, device=device)
+    skip = -larger.data_ptr() % ALIGNMENT_BYTES // dtype.itemsize
+    return larger[skip : skip + numel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """Where one parameter lies in its block's flat buffer."""
+
+    name: str
+    """Model-wide, e.g. "layers.3.attention.qkv.weight"; also its id in digests."""
+    shape: tuple[int, ...]
+    offset: int
+    """First element. Invariant: a multiple of PAD."""
+    numel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLayout:
+    """The flat layout of one block. Invariant: ``params`` do not overlap, gaps stay zero."""
+
+    name: str
+    params: tuple[Param, ...]
+    size: int
+    """Elements, padding included. Invariant: a multiple of PAD."""
+
+    @classmethod
+    def of(cls, name: str, parameters: Mapping[str, Sequence[int]]) -> BlockLayout:
+        """Lay out ``parameters`` (local name to shape) in their order of definition."""
+        params = []
+        offset = 0
+        for local, shape in parameters.items():
+            numel = torch.Size(shape).numel()
+            params.append(
+                Param(name=f"{name}.{local}", shape=tuple(shape), offset=offset, numel=numel)
+            )
+            offset += padded(numel)
+        return cls(name=name, params=tuple(params), size=offset)
+
+    @classmethod
+    def of_module(cls, name: str, module: nn.Module) -> BlockLayout:
+        """Lay out the parameters of ``module``; tied ones count once."""
+        return cls.of(name, {key: tuple(p.shape) for key, p in module.named_parameters()})
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements without padding."""
+        return sum(param.numel for param in self.params)
+
+    def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views of ``flat`` (this block's, at least ``size`` elements) by model-wide name."""
+        return {
+            param.name: flat[param.offset : param.offset + param.numel].view(param.shape)
+            for param in self.params
+        }
+
+    def chunk_bounds(self) -> tuple[tuple[int, int], ...]:
+        """(start, stop) of each chunk of this block; only the last may be short."""
+        return tuple((start, min(start + CHUNK, self.size)) for start in range(0, self.size, CHUNK))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of the grid: what has one owner in a reduction."""
+
+    index: int
+    """In the stage, over all its blocks in model order; owner = index modulo cells."""
+    block: int
+    """Index of the block in the stage."""
+    start: int
+    """First element in the block's flat buffer."""
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLayout:
+    """The layouts of a stage's blocks, in model order, as one buffer or one per block."""
+
+    blocks: tuple[BlockLayout, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements of all blocks, padding included."""
+        return sum(block.size for block in self.blocks)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each block starts in a buffer of the whole stage."""
+        sizes = (block.size for block in self.blocks)
+        return tuple(accumulate(sizes, initial=0))[:-1]
+
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The stage's chunks in model order."""
+        pieces = (
+            (number, start, stop)
+            for number, block in enumerate(self.blocks)
+            for start, stop in block.chunk_bounds()
+        )
+        return tuple(
+            Chunk(index=index, block=number, start=start, stop=stop)
+            for index, (number, start, stop) in enumerate(pieces)
+        )
+
+    def allocate(
+        self, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    ) -> torch.Tensor:
+        """A zeroed, aligned flat buffer of the whole stage."""
+        return aligned_zeros(self.size, dtype=dtype, device=device)
+
+    def block_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """One flat view per block of a buffer of the whole stage."""
+        return [
+            flat[offset : offset + block.size]
+            for offset, block in zip(self.offsets, self.blocks, strict=True)
+        ]
+
+    def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views by model-wide parameter name of a buffer of the whole stage."""
+        result: dict[str, torch.Tensor] = {}
+        for block, part in zip(self.blocks, self.block_views(flat), strict=True):
+            result.update(block.views(part))
+        return result
+
+
+def stage_blocks(costs: Sequence[float], stages: int) -> list[range]:
+    """Cut the blocks into contiguous stages, the dearest stage as cheap as possible.
+
+    Among those cuts, the one with the least sum of squares (the most even), then
+    the one whose earlier stages are shorter. Deterministic; O(stages * blocks^2).
+
+    Args:
+        costs: Relative cost of each block, in model order.
+        stages: Number of stages.
+
+    Returns:
+        One non-empty range of block indices per stage.
+
+    Raises:
+        ValueError: There are more stages than blocks, or none.
+    """
+    count = len(costs)
+    if stages < 1:
+        raise ValueError(f"stages must be at least 1, got {stages}")
+    if stages > count:
+        raise ValueError(
+            f"stages is {stages} but the model has {count} blocks: each stage needs at least one"
+        )
+    prefix = list(accumulate(costs, initial=0.0))
+    limit = _least_maximum(prefix, stages)
+    # best[k][i]: least sum of squares of the first i blocks in k stages, and the last cut.
+    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
+    for k in range(1, stages + 1):
+        row: dict[int, tuple[float, int]] = {}
+        for i in range(k, count - (stages - k) + 1):
+            options = [
+                (value + (prefix[i] - prefix[j]) ** 2, j)
+                for j, (value, _) in best[k - 1].items()
+                if j < i and prefix[i] - prefix[j] <= limit
+            ]
+            if options:
+                row[i] = min(options)
+        best.append(row)
+    stops = [count]
+    for k in range(stages, 0, -1):
+        stops.append(best[k][stops[-1]][1])
+    stops.reverse()
+    return [range(a, b) for a, b in pairwise(stops)]
+
+
+def _least_maximum(prefix: Sequence[float], stages: int) -> float:
+    """The least possible cost of the dearest stage."""
+    count = len(prefix) - 1
+    row = {i: prefix[i] for i in range(count + 1)}
+    for k in range(2, stages + 1):
+        row = {
+            i: min(max(row[j], prefix[i] - prefix[j]) for j in range(k - 1, i))
+            for i in range(k, count + 1)
+        }
+    return row[count]

@@ -1,0 +1,1 @@
+"""Models that come with Mainstay; each module offers an entrypoint ``workload``."""

@@ -1,0 +1,302 @@
+"""A decoder-only Llama, configured by ``workload.config``.
+
+RMSNorm before each sublayer, rotary positions, grouped queries, SwiGLU, embedding
+and head untied (Touvron et al., "LLaMA", 2023, section 2.2; Su et al., "RoFormer",
+2021, section 3.2.2; Ainslie et al., "GQA", 2023, section 2.2; Shazeer, "GLU variants
+improve Transformer", 2020, equation 6).
+
+Attention is two explicit matrix products around a softmax: on CPU it is no slower
+than the fused kernel at these sizes, and every product is a separate operation that
+can be run again and compared. Its scores take sequence^2 elements per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from mainstay_core.errors import InvalidSpecError
+from mainstay_train import data, optimizer, split
+from mainstay_train import workload as workloads
+from mainstay_train.blocks import BlockSpec, InitRule, cross_entropy_sum
+from mainstay_train.draws import Address
+from mainstay_train.initialization import DEFAULT_STD, Init, default_init
+
+_PATH = "workload.config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Sizes of the model and of its training.
+
+    Raises:
+        InvalidSpecError: A size is out of bounds or two contradict.
+    """
+
+    dim: int = 192
+    layers: int = 8
+    heads: int = 6
+    kv_heads: int = 2
+    hidden: int = 512
+    """Inner width of SwiGLU."""
+    vocab: int = data.VOCAB_SIZE
+    sequence: int = 128
+    """Tokens per sample."""
+    micro_batch_size: int = 1
+    """Samples per micro-batch."""
+    rope_base: float = 10_000.0
+    dropout: float = 0.0
+    """Of the two residual branches of a layer."""
+    dtype: str = "float32"
+    lr: float = 1e-3
+    """Peak of the learning rate."""
+    warmup_steps: int = 10
+    decay_steps: int = 1000
+    """Step at which the learning rate has fallen to a tenth of its peak."""
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    """0 does not clip."""
+    data_path: str = data.STDLIB
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.heads
+
+    def __post_init__(self) -> None:
+        positive = (
+            "dim", "layers", "heads", "kv_heads", "hidden", "sequence", "micro_batch_size", "lr",
+            "rope_base", "decay_steps",
+        )  # fmt: skip
+        for name in positive:
+            _require(getattr(self, name) > 0, name, "must be above 0", self)
+        for name in ("warmup_steps", "weight_decay", "clip_norm"):
+            _require(getattr(self, name) >= 0, name, "must not be negative", self)
+        _require(self.dim % self.heads == 0, "heads", f"must divide dim {self.dim}", self)
+        _require(
+            self.heads % self.kv_heads == 0, "kv_heads", f"must divide heads {self.heads}", self
+        )
+        _require(self.head_dim % 2 == 0, "heads", "must leave an even dim / heads (rotary)", self)
+        _require(0 <= self.dropout < 1, "dropout", "must be within 0 and below 1", self)
+        _require(
+            self.vocab >= data.VOCAB_SIZE, "vocab", f"must hold {data.VOCAB_SIZE} byte values", self
+        )
+        _require(
+            self.dtype in workloads.DTYPES,
+            "dtype",
+            f"must be one of {', '.join(workloads.DTYPES)}",
+            self,
+        )
+
+
+_KEYS = {
+    "dim": "dim",
+    "layers": "layers",
+    "heads": "heads",
+    "kvHeads": "kv_heads",
+    "hidden": "hidden",
+    "vocab": "vocab",
+    "sequence": "sequence",
+    "microBatchSize": "micro_batch_size",
+    "ropeBase": "rope_base",
+    "dropout": "dropout",
+    "dtype": "dtype",
+    "lr": "lr",
+    "warmupSteps": "warmup_steps",
+    "decaySteps": "decay_steps",
+    "weightDecay": "weight_decay",
+    "clipNorm": "clip_norm",
+}
+"""Keys of ``workload.config``, besides ``data``, and the fields that they set."""
+
+_KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str}
+
+
+def parse_config(config: Mapping[str, Any]) -> LlamaConfig:
+    """Read ``workload.config``.
+
+    Raises:
+        InvalidSpecError: An unknown key (the valid ones are named), a wrong kind of
+            value, or a value out of bounds.
+    """
+    workloads.refuse_unknown(config, [*_KEYS, "data"], _PATH)
+    values: dict[str, Any] = {}
+    for key, name in _KEYS.items():
+        if config.get(key) is None:
+            continue
+        value, kind = config[key], str(LlamaConfig.__annotations__[name])
+        if isinstance(value, bool) or not isinstance(value, _KINDS[kind]):
+            raise InvalidSpecError(f"{_PATH}.{key}", f"must be of type {kind}, got {value!r}")
+        values[name] = float(value) if kind == "float" else value
+    source = config.get("data") or {}
+    if not isinstance(source, Mapping):
+        raise InvalidSpecError(f"{_PATH}.data", f"must be a mapping with `path`, got {source!r}")
+    workloads.refuse_unknown(source, ["path"], f"{_PATH}.data")
+    path = source.get("path", data.STDLIB)
+    if not isinstance(path, str):
+        raise InvalidSpecError(f"{_PATH}.data.path", f"must be of type str, got {path!r}")
+    return LlamaConfig(**values, data_path=path)
+
+
+def workload(config: Mapping[str, Any], args: Sequence[str] = ()) -> workloads.Workload:
+    """The entrypoint.
+
+    Raises:
+        InvalidSpecError: See :func:`parse_config`; or arguments are given.
+    """
+    if args:
+        raise InvalidSpecError("workload.args", f"the built-in Llama takes none, got {list(args)}")
+    parsed = parse_config(config)
+    return workloads.Workload(
+        blocks=block_specs(parsed),
+        dataset=data.ByteDataset(
+            parsed.data_path,
+            sequence=parsed.sequence,
+            micro_batch_size=parsed.micro_batch_size,
+        ),
+        activation_shape=(parsed.micro_batch_size, parsed.sequence, parsed.dim),
+        dtype=workloads.DTYPES[parsed.dtype],
+        optimizer=optimizer.adamw(weight_decay=parsed.weight_decay),
+        learning_rate=optimizer.warmup_cosine(
+            peak=parsed.lr, warmup_steps=parsed.warmup_steps, total_steps=parsed.decay_steps
+        ),
+        clip_norm=parsed.clip_norm or None,
+    )
+
+
+def block_specs(config: LlamaConfig) -> tuple[BlockSpec, ...]:
+    """Embedding, layers and head; costs in multiply-adds per token of a forward."""
+    head_width = config.head_dim * (config.heads + 2 * config.kv_heads)
+    layer_cost = config.dim * (head_width + config.dim + 3 * config.hidden)
+    layer_cost += 2 * config.sequence * config.dim
+    embedding = BlockSpec(
+        name="embedding",
+        build=lambda: split.Embedding(config.vocab, config.dim),
+        cost=float(config.dim),
+    )
+    head = BlockSpec(
+        name="head",
+        build=lambda: Head(config),
+        loss=cross_entropy_sum,
+        cost=float(config.dim * config.vocab),
+    )
+    layers = (
+        BlockSpec(
+            name=name,
+            build=partial(Layer, config, name),
+            draws=True,
+            init=_layer_init(config),
+            cost=float(layer_cost),
+        )
+        for name in (f"layers.{index}" for index in range(config.layers))
+    )
+    return (embedding, *layers, head)
+
+
+class Layer(nn.Module):
+    """Attention and SwiGLU, each normalised before and added to its input."""
+
+    def __init__(self, config: LlamaConfig, site: str) -> None:
+        super().__init__()
+        self.config = config
+        self.site = site
+        head_width = config.head_dim * (config.heads + 2 * config.kv_heads)
+        self.attention_norm = split.RMSNorm(config.dim)
+        self.attention_qkv = split.Linear(config.dim, head_width)
+        self.attention_out = split.Linear(config.dim, config.dim)
+        self.mlp_norm = split.RMSNorm(config.dim)
+        self.mlp_gate_up = split.Linear(config.dim, 2 * config.hidden)
+        self.mlp_down = split.Linear(config.hidden, config.dim)
+
+    def forward(self, x: torch.Tensor, address: Address) -> torch.Tensor:
+        """Map [batch, sequence, dim] to the same shape."""
+        attended = self.attention_out(self._attend(self.attention_qkv(self.attention_norm(x))))
+        x = x + self._drop(attended, address, "attention")
+        gate, up = self.mlp_gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return x + self._drop(self.mlp_down(functional.silu(gate) * up), address, "mlp")
+
+    def _attend(self, qkv: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        batch, length, _ = qkv.shape
+        group, width = config.heads // config.kv_heads, config.head_dim
+        parts = qkv.view(batch, length, config.heads + 2 * config.kv_heads, width)
+        rotated = _rotate(
+            parts[:, :, : config.heads + config.kv_heads],
+            _rotations(length, width, config.rope_base, qkv.device),
+        )
+        # Queries that share a key head become rows of one product.
+        q = rotated[:, :, : config.heads].view(batch, length, config.kv_heads, group, width)
+        q = q.permute(0, 2, 3, 1, 4).reshape(batch * config.kv_heads, group * length, width)
+        k = rotated[:, :, config.heads :].transpose(1, 2).reshape(-1, length, width)
+        v = parts[:, :, config.heads + config.kv_heads :].transpose(1, 2).reshape(-1, length, width)
+        mask = _causal_mask(length, group, qkv.device, qkv.dtype)
+        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=width**-0.5)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(qkv.dtype)
+        out = torch.bmm(weights, v).view(batch, config.kv_heads, group, length, width)
+        return out.permute(0, 3, 1, 2, 4).reshape(batch, length, config.dim)
+
+    def _drop(self, x: torch.Tensor, address: Address, branch: str) -> torch.Tensor:
+        rate = self.config.dropout
+        if rate == 0.0:
+            return x
+        kept = address.uniform(x.shape, f"{self.site}.{branch}", x.device) >= rate
+        return x * kept.to(x.dtype) / (1 - rate)
+
+
+class Head(nn.Module):
+    """Last norm and the projection to the vocabulary."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.norm = split.RMSNorm(config.dim)
+        self.out = split.Linear(config.dim, config.vocab)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [batch, sequence, dim] to logits [batch, sequence, vocab]."""
+        logits: torch.Tensor = self.out(self.norm(x))
+        return logits
+
+
+def _layer_init(config: LlamaConfig) -> InitRule:
+    # What is added to the residual stream is scaled down by its number of additions
+    # (Radford et al., "GPT-2", 2019, section 2.3).
+    added = Init(std=DEFAULT_STD * (2 * config.layers) ** -0.5)
+
+    def rule(name: str, shape: tuple[int, ...]) -> Init:
+        outputs = ("attention_out.weight", "mlp_down.weight")
+        return added if name in outputs else default_init(name, shape)
+
+    return rule
+
+
+def _rotate(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    """Rotate neighbouring pairs of [batch, sequence, heads, width] by their position, in fp32."""
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
+
+
+@lru_cache(maxsize=8)
+def _rotations(length: int, width: int, base: float, device: torch.device) -> torch.Tensor:
+    """Unit complex numbers [length, 1, width / 2], angles computed in fp64 on CPU."""
+    frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)[:, None]
+
+
+@lru_cache(maxsize=8)
+def _causal_mask(length: int, group: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """[group * length, length]: 0 up to the own position, minus infinity after it."""
+    mask = torch.full((length, length), float("-inf"), dtype=dtype).triu(1)
+    return mask.repeat(group, 1).to(device)
+
+
+def _require(holds: bool, name: str, message: str, config: LlamaConfig) -> None:
+    if not holds:
+        key = next(key for key, value in _KEYS.items() if value == name)
+        raise InvalidSpecError(f"{_PATH}.{key}", f"{message}, got {getattr(config, name)!r}")

@@ -1,0 +1,212 @@
+"""Modules whose backward is split: first the input's gradient, later the weight's.
+
+A pipeline sends dx onward as soon as it has it and computes dW when it has time
+(zero-bubble schedules; Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
+section 2). While a block records, these modules hand (input, output gradient) to
+the tape in place of a weight gradient, and ``Block.backward_weight`` finishes the
+work. Outside a block they are ordinary modules that autograd differentiates.
+
+Do not use such a module's weight in another way than by calling the module: the
+tape would not see that part of its gradient.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WeightGradient = Callable[[torch.Tensor, bool], None]
+"""Writes (False) or adds (True) a parameter's gradient into a given fp32 view."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """What split modules leave behind during one backward: weight gradients still to do."""
+
+    anchor: torch.Tensor
+    """Requires a gradient, so that autograd visits split modules whose input needs none."""
+    pending: dict[int, list[WeightGradient]] = field(default_factory=dict)
+    """By id of the parameter, in the order of the backward."""
+
+    def defer(self, parameter: torch.Tensor, work: WeightGradient) -> None:
+        """Keep ``work`` for :meth:`Block.backward_weight`."""
+        self.pending.setdefault(id(parameter), []).append(work)
+
+
+_local = threading.local()
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Let split modules called in this thread record to ``recorder``."""
+    previous = current()
+    _local.recorder = recorder
+    try:
+        yield
+    finally:
+        _local.recorder = previous
+
+
+def current() -> Recorder | None:
+    """The recorder of this thread, None outside a block's recompute."""
+    return getattr(_local, "recorder", None)
+
+
+class SplitModule(nn.Module):
+    """Base of modules whose own parameters' gradients are deferred while recording."""
+
+
+class Linear(SplitModule):
+    """y = x W^T (+ b), weight of shape [out_features, in_features]."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [..., in_features] to [..., out_features]."""
+        recorder = current()
+        if recorder is None:
+            return functional.linear(x, self.weight, self.bias)
+        result: torch.Tensor = _Linear.apply(x, recorder.anchor, self.weight, self.bias, recorder)
+        return result
+
+
+class RMSNorm(SplitModule):
+    """y = x / sqrt(mean(x^2) + eps) * w over the last dimension, computed in fp32.
+
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, equation 4.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise [..., dim]."""
+        recorder = current()
+        if recorder is None:
+            if torch.is_grad_enabled():
+                xf = x.float()
+                scale = torch.rsqrt(xf.square().mean(-1, keepdim=True) + self.eps)
+                return (xf * scale * self.weight.float()).to(x.dtype)
+            return _rms_norm(x, self.weight, self.eps)[0]
+        result: torch.Tensor = _RMSNorm.apply(x, recorder.anchor, self.weight, self.eps, recorder)
+        return result
+
+
+class Embedding(SplitModule):
+    """Rows of a table of shape [num_embeddings, dim]."""
+
+    def __init__(self, num_embeddings: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_embeddings, dim))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Map int64 [...] to [..., dim]."""
+        recorder = current()
+        if recorder is None:
+            return functional.embedding(tokens, self.weight)
+        result: torch.Tensor = _Embedding.apply(tokens, recorder.anchor, self.weight, recorder)
+        return result
+
+
+def _write(view: torch.Tensor, gradient: torch.Tensor, add: bool) -> None:
+    if add:
+        view.add_(gradient)
+    else:
+        view.copy_(gradient)
+
+
+def _rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(y in x's type, normalised x in fp32, its scale in fp32)."""
+    xf = x.float()
+    scale = torch.rsqrt(xf.square().mean(-1, keepdim=True).add_(eps))
+    normalised = xf * scale
+    return (normalised * weight.float()).to(x.dtype), normalised, scale
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, anchor, weight, bias, recorder):  # type: ignore[no-untyped-def] # noqa: ARG004
+        ctx.save_for_backward(x)
+        ctx.held = (weight, bias, recorder)
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, dy):  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        weight, bias, recorder = ctx.held
+        flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+
+        def weight_gradient(view: torch.Tensor, add: bool) -> None:
+            if add or flat_dy.dtype != view.dtype:
+                _write(view, torch.mm(flat_dy.t(), flat_x), add)
+            else:
+                torch.mm(flat_dy.t(), flat_x, out=view)
+
+        recorder.defer(weight, weight_gradient)
+        if bias is not None:
+            recorder.defer(bias, lambda view, add: _write(view, flat_dy.float().sum(0), add))
+        dx = torch.matmul(dy, weight) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, anchor, weight, eps, recorder):  # type: ignore[no-untyped-def] # noqa: ARG004
+        y, normalised, scale = _rms_norm(x, weight, eps)
+        ctx.save_for_backward(normalised, scale)
+        ctx.held = (weight, recorder)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):  # type: ignore[no-untyped-def]
+        normalised, scale = ctx.saved_tensors
+        weight, recorder = ctx.held
+        dyf = dy.float()
+
+        def weight_gradient(view: torch.Tensor, add: bool) -> None:
+            _write(view, (dyf * normalised).reshape(-1, view.shape[0]).sum(0), add)
+
+        recorder.defer(weight, weight_gradient)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None, None
+        inner = dyf * weight.float()
+        dot = (inner * normalised).mean(-1, keepdim=True)
+        dx = inner.sub_(normalised * dot).mul_(scale)
+        return dx.to(dy.dtype), None, None, None, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tokens, anchor, weight, recorder):  # type: ignore[no-untyped-def] # noqa: ARG004
+        ctx.save_for_backward(tokens)
+        ctx.held = (weight, recorder)
+        return functional.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx, dy):  # type: ignore[no-untyped-def]
+        (tokens,) = ctx.saved_tensors
+        weight, recorder = ctx.held
+
+        def weight_gradient(view: torch.Tensor, add: bool) -> None:
+            # Into zeros first, then added: the sum of a micro-batch must not depend on
+            # what was accumulated before it.
+            rows = torch.zeros_like(view) if add else view.zero_()
+            rows.index_add_(0, tokens.reshape(-1), dy.reshape(-1, dy.shape[-1]).to(view.dtype))
+            if add:
+                view.add_(rows)
+
+        recorder.defer(weight, weight_gradient)
+        return None, None, None, None

@@ -1,0 +1,212 @@
+"""What a user trains: blocks, loss, optimizer and addressed data, by entrypoint.
+
+``workload.entrypoint`` of a TrainingJob is "module:function" (or
+"path/to/file.py:function"). The function gets ``workload.config`` (a mapping) and
+``workload.args`` (a list of strings) and returns a :class:`Workload`. The built-in
+models come in by the same door. Written by the user, read by the trainers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from mainstay_core.errors import InvalidSpecError
+from mainstay_train import layout, optimizer
+from mainstay_train.blocks import Block, BlockSpec
+from mainstay_train.data import Dataset
+
+DEFAULT_ENTRYPOINT = "mainstay_train.models.llama:workload"
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Compute types; masters, gradients and sums are fp32 in any case."""
+
+Entrypoint = Callable[[Mapping[str, Any], Sequence[str]], "Workload"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One contract for built-in and user models.
+
+    Raises:
+        InvalidSpecError: The blocks cannot form a pipeline.
+    """
+
+    blocks: tuple[BlockSpec, ...]
+    """In model order, at least two. The first takes tokens, the last has the loss."""
+    dataset: Dataset
+    activation_shape: tuple[int, ...]
+    """Of the tensor between any two blocks, a micro-batch's: [micro_batch_size, ...]."""
+    learning_rate: optimizer.Schedule
+    """Learning rate by step."""
+    dtype: torch.dtype = torch.float32
+    """Of activations and compute parameters."""
+    optimizer: optimizer.OptimizerFactory = field(default_factory=optimizer.adamw)
+    clip_norm: float | None = 1.0
+    """Bound on the global norm of the mean gradient per token; None does not clip."""
+
+    def __post_init__(self) -> None:
+        if len(self.blocks) < 2:
+            raise InvalidSpecError(
+                "workload", f"has {len(self.blocks)} block, needs an input and an output block"
+            )
+        names = [spec.name for spec in self.blocks]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidSpecError("workload", f"block names must be unique, {twice} are not")
+        early = [spec.name for spec in self.blocks[:-1] if spec.loss is not None]
+        if early or self.blocks[-1].loss is None:
+            raise InvalidSpecError("workload", "the last block, and only it, must have a loss")
+        if self.dtype not in DTYPES.values():
+            raise InvalidSpecError("workload", f"dtype must be one of {sorted(DTYPES)}")
+
+    @property
+    def num_blocks(self) -> int:
+        """Upper limit of the number of stages."""
+        return len(self.blocks)
+
+    def layouts(self) -> tuple[layout.BlockLayout, ...]:
+        """Every block's flat layout, of shapes alone: allocates nothing."""
+        with torch.device("meta"):
+            return tuple(
+                layout.BlockLayout.of_module(spec.name, spec.build()) for spec in self.blocks
+            )
+
+    def stages(self, stages: int) -> list[range]:
+        """Block indices of each stage, the same on every rank.
+
+        Raises:
+            InvalidSpecError: There are more stages than blocks.
+        """
+        costs = [
+            float(flat.num_parameters) if spec.cost is None else spec.cost
+            for spec, flat in zip(self.blocks, self.layouts(), strict=True)
+        ]
+        try:
+            return layout.stage_blocks(costs, stages)
+        except ValueError as error:
+            raise InvalidSpecError("parallelism.stages", str(error)) from error
+
+    def build(self, blocks: Iterable[int], device: str | torch.device = "cpu") -> list[Block]:
+        """Make some of the blocks on ``device``, their parameters zero until initialised."""
+        return [Block(self.blocks[i], device=device, dtype=self.dtype) for i in blocks]
+
+    def build_stage(
+        self, stages: int, stage: int, device: str | torch.device = "cpu"
+    ) -> optimizer.StageState:
+        """Blocks and state of one stage out of ``stages``."""
+        return optimizer.StageState(self.build(self.stages(stages)[stage], device), self.optimizer)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Entries for the numerics fingerprint: what the user brings and bits depend on."""
+        shapes = hashlib.blake2b(digest_size=8)
+        for flat in self.layouts():
+            for param in flat.params:
+                shapes.update(f"{param.name}{param.shape}".encode())
+        return {"model": shapes.hexdigest(), "data": self.dataset.fingerprint()}
+
+
+def load(
+    entrypoint: str, config: Mapping[str, Any] | None = None, args: Sequence[str] = ()
+) -> Workload:
+    """Call the entrypoint.
+
+    Args:
+        entrypoint: "module:function" or "path/to/file.py:function"; "" is the built-in Llama.
+        config: ``workload.config``.
+        args: ``workload.args``.
+
+    Raises:
+        InvalidSpecError: No such module or function, a refused configuration, or a
+            result that is no Workload; says what would be right.
+    """
+    entrypoint = entrypoint or DEFAULT_ENTRYPOINT
+    function = _function(entrypoint)
+    result = function(dict(config or {}), list(args))
+    if not isinstance(result, Workload):
+        raise InvalidSpecError(
+            "workload.entrypoint",
+            f"{entrypoint!r} must return a mainstay_train.workload.Workload, "
+            f"it returned {type(result).__name__}",
+        )
+    return result
+
+
+def refuse_unknown(config: Mapping[str, Any], known: Iterable[str], path: str) -> None:
+    """Refuse keys of ``config`` that are not ``known``, naming the valid ones.
+
+    Raises:
+        InvalidSpecError: There is such a key.
+    """
+    valid = sorted(known)
+    for key in config:
+        if key not in valid:
+            near = difflib.get_close_matches(str(key), valid, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidSpecError(f"{path}.{key}", f"is unknown{hint} (valid: {', '.join(valid)})")
+
+
+def _function(entrypoint: str) -> Entrypoint:
+    module_name, _, function_name = entrypoint.rpartition(":")
+    if not module_name or not function_name:
+        raise InvalidSpecError(
+            "workload.entrypoint", f'must be "module:function", got {entrypoint!r}'
+        )
+    module = _module(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        public = sorted(
+            name
+            for name, value in vars(module).items()
+            if callable(value)
+            and not name.startswith("_")
+            and getattr(value, "__module__", None) == module.__name__
+        )
+        raise InvalidSpecError(
+            "workload.entrypoint",
+            f"{module_name!r} has no function {function_name!r} (it has: {', '.join(public)})",
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _module(name: str) -> ModuleType:
+    if name.endswith(".py"):
+        return _module_of_file(Path(name))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # The module itself is missing, or something that it imports: not the same mistake.
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            message = f"no module {name!r} on this Python's path"
+        else:
+            message = f"module {name!r} needs {error.name!r}, which is not installed"
+        raise InvalidSpecError("workload.entrypoint", message) from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidSpecError("workload.entrypoint", f"no file {str(path)!r}")
+    name = f"mainstay_workload_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        del sys.modules[name]
+        raise InvalidSpecError(
+            "workload.entrypoint", f"{str(path)!r} needs {error.name!r}, which is not installed"
+        ) from error
+    return module
