@@ -23,3 +23,25 @@ class TrainerSettings:
     """Path of the supervisor's Unix socket."""
     work_dir: str
     """Directory for logs and scratch files of this pod."""
+
+
+DEFAULT_TRAINER = "mainstay_train.trainer:run_trainer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherSettings:
+    """Where a launcher's pod and supervisor are."""
+
+    pod: str
+    """UID of the pod."""
+    pod_dir: str
+    """Directory for the launcher's own logs."""
+    socket: str
+    """Path of the supervisor's Unix socket."""
+    address: str
+    """Address of the pod: the rendezvous store is bound to it."""
+    trainer: str = DEFAULT_TRAINER
+    """``module:function``, called with TrainerSettings, returns the exit code."""
+    connect_s: float = 60.0
+    """How long to wait for the supervisor's socket, in seconds. Both start at once;
+    a supervisor that is not there after a minute did not start at all."""
