@@ -59,8 +59,8 @@ def _cpu_entries() -> dict[str, str]:
         "device": f"cpu {_cpu_model()}",
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
-        "mkl": str(torch.backends.mkl.is_available()),
-        "onednn": str(torch.backends.mkldnn.is_available()),
+        "mkl": str(torch.backends.mkl.is_available()),  # type: ignore[no-untyped-call]
+        "onednn": str(torch.backends.mkldnn.is_available()),  # type: ignore[no-untyped-call]
     }
 
 
@@ -70,7 +70,7 @@ def _cuda_entries(device: torch.device) -> dict[str, str]:
         "device": f"cuda {torch.cuda.get_device_name(device)}",
         "capability": f"{major}.{minor}",
         "cuda": str(torch.version.cuda),
-        "cudnn": str(torch.backends.cudnn.version()),
+        "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         "tf32": str(torch.backends.cuda.matmul.allow_tf32),
     }
 

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from mainstay_core.errors import InvalidSpecError
-from mainstay_train import layout, optimizer
+from mainstay_train import layout
+from mainstay_train import optimizer as optimizers
 from mainstay_train.blocks import Block, BlockSpec
 from mainstay_train.data import Dataset
 
@@ -47,11 +48,11 @@ class Workload:
     dataset: Dataset
     activation_shape: tuple[int, ...]
     """Of the tensor between any two blocks, a micro-batch's: [micro_batch_size, ...]."""
-    learning_rate: optimizer.Schedule
+    learning_rate: optimizers.Schedule
     """Learning rate by step."""
     dtype: torch.dtype = torch.float32
     """Of activations and compute parameters."""
-    optimizer: optimizer.OptimizerFactory = field(default_factory=optimizer.adamw)
+    optimizer: optimizers.OptimizerFactory = field(default_factory=optimizers.adamw)
     clip_norm: float | None = 1.0
     """Bound on the global norm of the mean gradient per token; None does not clip."""
 
@@ -103,9 +104,9 @@ class Workload:
 
     def build_stage(
         self, stages: int, stage: int, device: str | torch.device = "cpu"
-    ) -> optimizer.StageState:
+    ) -> optimizers.StageState:
         """Blocks and state of one stage out of ``stages``."""
-        return optimizer.StageState(self.build(self.stages(stages)[stage], device), self.optimizer)
+        return optimizers.StageState(self.build(self.stages(stages)[stage], device), self.optimizer)
 
     def fingerprint(self) -> dict[str, str]:
         """Entries for the numerics fingerprint: what the user brings and bits depend on."""
