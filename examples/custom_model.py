@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from mainstay_train import blocks, data, draws, optimizer, split
-from mainstay_train import workload as workloads
 from torch import nn
 from torch.nn import functional
+
+from mainstay_train import blocks, data, draws, optimizer, split
+from mainstay_train import workload as workloads
 
 LENGTH = 24
 SAMPLES = 8
@@ -72,6 +73,7 @@ class Head(nn.Module):
 def workload(config: Mapping[str, Any], args: Sequence[str]) -> workloads.Workload:
     """The entrypoint: `workload.config` and `workload.args` of the TrainingJob come in."""
     workloads.refuse_unknown(config, ["width", "layers"], "workload.config")
+    assert not args, "this model takes no arguments"
     width, layers = int(config.get("width", 64)), int(config.get("layers", 4))
     spec = blocks.BlockSpec
     return workloads.Workload(

@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,6 +134,7 @@ def load(
     """
     entrypoint = entrypoint or DEFAULT_ENTRYPOINT
     function = _function(entrypoint)
+    _require_parameters(entrypoint, function)
     result = function(dict(config or {}), list(args))
     if not isinstance(result, Workload):
         raise InvalidSpecError(
@@ -178,6 +180,17 @@ def _function(entrypoint: str) -> Entrypoint:
             f"{module_name!r} has no function {function_name!r} (it has: {', '.join(public)})",
         )
     return function  # type: ignore[no-any-return]
+
+
+def _require_parameters(entrypoint: str, function: Entrypoint) -> None:
+    try:
+        inspect.signature(function).bind({}, [])
+    except TypeError as error:
+        raise InvalidSpecError(
+            "workload.entrypoint", f"{entrypoint!r} must take (config, args): {error}"
+        ) from error
+    except ValueError:  # written in C: it has no signature to look at
+        pass
 
 
 def _module(name: str) -> ModuleType:

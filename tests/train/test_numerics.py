@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
 from mainstay_core import digest
 from mainstay_train import data, digests, draws, layout, numerics, optimizer, workload
 

@@ -1,0 +1,150 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from mainstay_train import blocks, layout, numerics, optimizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _arithmetic():
+    numerics.setup("cpu")
+
+
+def _state(factory=None, dtype=torch.float32):
+    specs = [
+        blocks.BlockSpec(name="a", build=lambda: nn.Linear(30, 50)),
+        blocks.BlockSpec(name="b", build=lambda: nn.Linear(50, 300)),
+    ]
+    built = [blocks.Block(spec, dtype=dtype) for spec in specs]
+    return optimizer.StageState(built, factory or optimizer.adamw())
+
+
+def _gradient(state, seed):
+    generator = torch.Generator().manual_seed(seed)
+    flat = state.layout.allocate()
+    for view in state.layout.views(flat).values():
+        view.normal_(generator=generator)
+    return state.layout.block_views(flat)
+
+
+def test_apply_equals_a_plain_adamw_over_the_same_tensors():
+    state = _state()
+    state.initialize(3)
+    masters = {s.name: s.tensor for s in state.state_tensors() if s.kind == "master"}
+    plain = {name: tensor.clone() for name, tensor in masters.items()}
+    groups = [
+        {"params": [p for p in plain.values() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in plain.values() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=False, foreach=False)
+    for step in range(4):
+        gradient = _gradient(state, step)
+        state.apply(gradient, 0.25, 1e-2)
+        views = {}
+        for block, flat in zip(state.blocks, gradient, strict=True):
+            views |= block.layout.views(flat)
+        for name, tensor in plain.items():
+            tensor.grad = views[name] * 0.25
+        for group in reference.param_groups:
+            group["lr"] = 1e-2
+        reference.step()
+    for name, tensor in plain.items():
+        torch.testing.assert_close(masters[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_apply_repeats_itself_bit_by_bit_and_leaves_the_gradient_alone(dtype):
+    """The fused kernel is bit-stable, wherever the allocator puts the tensors."""
+    outcomes = []
+    keep = []
+    for run in range(4):
+        keep.append(torch.empty(1000 * run + 1))  # shifts the heap
+        state = _state(dtype=dtype)
+        state.initialize(3)
+        for step in range(5):
+            gradient = _gradient(state, step)
+            before = [flat.clone() for flat in gradient]
+            state.apply(gradient, 1 / 7, 1e-2)
+            assert all(map(torch.equal, gradient, before))
+        outcomes.append([s.tensor.clone() for s in state.state_tensors()])
+        computed = state.blocks[0].module.weight
+        assert torch.equal(computed, state.state_tensors()[0].tensor.to(dtype))
+    for outcome in outcomes[1:]:
+        assert all(map(torch.equal, outcome, outcomes[0]))
+
+
+def test_state_is_allocated_before_the_first_step_in_canonical_order():
+    state = _state()
+    names = [(s.name, s.kind) for s in state.state_tensors()]
+    kinds = ["master", "exp_avg", "exp_avg_sq", "step"]
+    assert names == [
+        (name, kind) for name in ("a.weight", "a.bias", "b.weight", "b.bias") for kind in kinds
+    ]
+    assert [(s.name, s.kind) for s in state.flats()] == [(b, k) for b in "ab" for k in kinds]
+    assert state.flats()[0].id == "master:a"
+    storages = {s.tensor.untyped_storage().data_ptr() for s in state.flats()}
+    for tensor in state.state_tensors():
+        assert tensor.tensor.untyped_storage().data_ptr() in storages
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rmsprop", "adam"])
+def test_other_optimizers_whose_state_starts_from_zero_are_accepted(kind):
+    def factory(named):
+        tensors = [tensor for _, tensor in named]
+        if kind == "sgd":
+            return torch.optim.SGD(tensors, lr=0.0, momentum=0.9)
+        if kind == "rmsprop":
+            return torch.optim.RMSprop(tensors, lr=0.0)
+        return torch.optim.Adam(tensors, lr=0.0)
+
+    state = _state(factory)
+    state.initialize(1)
+    before = [s.tensor.clone() for s in state.flats()]
+    for step in range(2):
+        state.apply(_gradient(state, step), 1.0, 1e-3)
+    changed = [not torch.equal(a, s.tensor) for a, s in zip(before, state.flats(), strict=True)]
+    assert all(changed)
+    assert set(state._optimizers[0].state[state.state_tensors()[0].tensor]) == {
+        s.kind for s in state.flats() if s.kind != "master"
+    }
+
+
+def test_an_optimizer_whose_state_does_not_start_from_zero_is_refused():
+    with pytest.raises(ValueError, match="NAdam does not start 'mu_product'"):
+        _state(lambda named: torch.optim.NAdam([tensor for _, tensor in named]))
+
+
+def test_norms_go_by_chunk_and_block_in_fp64():
+    flat = torch.randn(2 * layout.CHUNK + 100, generator=torch.Generator().manual_seed(1))
+    chunks = optimizer.chunk_norms_sq(flat)
+    assert len(chunks) == 3
+    assert optimizer.block_norms_sq([flat, flat[:10]]) == [
+        chunks[0] + chunks[1] + chunks[2],
+        optimizer.chunk_norms_sq(flat[:10])[0],
+    ]
+    exact = math.fsum(float(v) ** 2 for v in flat)
+    assert abs(sum(chunks) - exact) < 1e-9 * exact
+    assert optimizer.chunk_norms_sq(torch.empty(0)) == []
+
+
+def test_clipping_scales_the_mean_and_refuses_divergence():
+    assert optimizer.clip_scale([9.0, 16.0], 10, None) == 0.1
+    assert optimizer.clip_scale([9.0, 16.0], 10, 0.5) == 0.1
+    assert optimizer.clip_scale([9.0, 16.0], 10, 0.25) == pytest.approx(0.05)
+    assert optimizer.clip_scale([0.0], 4, 1.0) == 0.25
+    for bad in (math.nan, math.inf):
+        with pytest.raises(optimizer.NonFiniteGradientError):
+            optimizer.clip_scale([1.0, bad], 10, 1.0)
+    with pytest.raises(ValueError, match="at least one token"):
+        optimizer.clip_scale([1.0], 0, 1.0)
+
+
+def test_the_learning_rate_warms_up_and_decays_by_the_step_alone():
+    rate = optimizer.warmup_cosine(peak=1.0, warmup_steps=4, total_steps=104)
+    assert [rate(s) for s in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert rate(4) == 1.0
+    assert rate(54) == pytest.approx(0.55)
+    assert rate(104) == rate(1000) == pytest.approx(0.1)
+    assert optimizer.warmup_cosine(peak=1.0, warmup_steps=0, total_steps=1)(0) == 1.0
