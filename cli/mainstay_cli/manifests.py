@@ -84,9 +84,32 @@ def load_job(path: Path, name: str | None = None) -> JobFile:
         manifest = manifest | {"metadata": (metadata or {}) | {"name": name}}
     try:
         job = spec.parse_training_job(manifest)
+        entrypoint = _absolute_entrypoint(path, job.spec.workload.entrypoint)
+        if entrypoint != job.spec.workload.entrypoint:
+            workload = manifest["spec"]["workload"] | {"entrypoint": entrypoint}
+            manifest = manifest | {"spec": manifest["spec"] | {"workload": workload}}
+            job = spec.parse_training_job(manifest)
     except InvalidSpecError as error:
         raise UsageError(f"{path}: {error}") from error
     return JobFile(path=path, manifest=manifest, job=job)
+
+
+def search_path(job_file: Path) -> tuple[Path, ...]:
+    """Return where a job's code is looked for first: beside its file, then here."""
+    return tuple(dict.fromkeys((job_file.absolute().parent, Path.cwd())))
+
+
+def _absolute_entrypoint(job_file: Path, entrypoint: str) -> str:
+    """Return a ``file.py:function`` with its file's absolute path; a module's stays as it is."""
+    file, _, function = entrypoint.rpartition(":")
+    if not file.endswith(".py"):
+        return entrypoint
+    places = search_path(job_file)
+    for place in places:
+        if (place / file).is_file():
+            return f"{place / file}:{function}"
+    searched = " or ".join(str(place) for place in places)
+    raise UsageError(f"{job_file}: spec.workload.entrypoint: there is no {file} in {searched}")
 
 
 def load_faults(path: Path, shape: JobShape, num_spares: int) -> tuple[FaultPoint, ...]:

@@ -127,8 +127,8 @@ def check_entrypoint(job: TrainingJob, search: tuple[Path, ...]) -> None:
         UsageError: the module or the function does not exist.
     """
     field = "spec.workload.entrypoint"
-    module, _, function = job.spec.workload.entrypoint.partition(":")
-    path = _find_module(module, search)
+    module, _, function = job.spec.workload.entrypoint.rpartition(":")
+    path = Path(module) if module.endswith(".py") else _find_module(module, search)
     if path is None:
         places = ", ".join(str(directory) for directory in search)
         raise UsageError(

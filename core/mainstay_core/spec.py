@@ -35,7 +35,7 @@ MAX_AUTO_SHARDS_PER_LANE = 16
 MAX_SEED = 2**63 - 1
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_ENTRYPOINT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_ENTRYPOINT = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")
 
 
 def _int_or_auto(value: object) -> object:
@@ -133,7 +133,7 @@ class Workload(_Model):
     """The user's code."""
 
     entrypoint: str
-    """``module:function`` returning the workload (blocks, loss, optimizer, data)."""
+    """``module:function`` or ``path/to/file.py:function`` that returns the workload."""
     args: Annotated[tuple[str, ...], pydantic.Field(strict=False)] = ()
     config: dict[str, Any] = {}
     """Given to the entrypoint as it is; its own fields are checked there."""
@@ -143,7 +143,8 @@ class Workload(_Model):
     def _check_entrypoint(cls, value: str) -> str:
         if not _ENTRYPOINT.fullmatch(value):
             raise ValueError(
-                f"is {value!r}, must be module:function, e.g. mainstay_train.models.llama:workload"
+                f"is {value!r}, must be module:function or path/to/file.py:function, "
+                "e.g. mainstay_train.models.llama:workload"
             )
         return value
 

@@ -1,0 +1,85 @@
+"""Asks the forge, the one process with torch preloaded, to fork the pods' launchers.
+
+Importing torch costs seconds of CPU per process; forking from a process that has
+it costs milliseconds. The forge is reached over a socket pair, with frames; its
+end of that socket is also its parent pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from mainstay_cli.family import Child, Family
+from mainstay_core.errors import RemoteProtocolError
+from mainstay_core.frames import FrameParser, pack
+
+READ_BYTES = 65536
+
+
+class Forge:
+    """The forge's process and the conversation with it."""
+
+    def __init__(self, family: Family, child: Child, sock: socket.socket) -> None:
+        self.child = child
+        self._family = family
+        self._socket = sock
+        self._launched: dict[str, asyncio.Future[Child]] = {}
+        self._reading = asyncio.create_task(self._read(), name="forge")
+
+    async def launch(self, pod: str, settings: Mapping[str, object]) -> Child:
+        """Have a launcher forked for a pod and return it.
+
+        Raises:
+            RemoteProtocolError: the forge refused or ended.
+        """
+        future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        self._launched[pod] = future
+        with contextlib.suppress(OSError):  # then its end is noticed by reading
+            head = {"kind": "launch", "pod": pod, **settings}
+            await asyncio.get_running_loop().sock_sendall(self._socket, pack(head))
+        return await future
+
+    async def close(self) -> None:
+        """End the conversation; the forge and its launchers end by it."""
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+        self._socket.close()
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        parser = FrameParser()
+        with contextlib.suppress(OSError):
+            while data := await loop.sock_recv(self._socket, READ_BYTES):
+                for frame in parser.feed(data):
+                    pod = str(frame.head.get("pod", ""))
+                    future = self._launched.pop(pod, None)
+                    if future is None or future.done():
+                        continue
+                    if frame.kind == "launched":
+                        pid = int(frame.head["pid"])
+                        future.set_result(self._family.adopt(f"launcher of {pod}", pid))
+                    else:
+                        future.set_exception(
+                            RemoteProtocolError(f"no launcher for {pod}: {frame.head}")
+                        )
+        for future in self._launched.values():
+            if not future.done():
+                future.set_exception(RemoteProtocolError("the forge ended"))
+
+
+def start_forge(family: Family, log: Path, env: Mapping[str, str]) -> Forge:
+    """Start the forge; it accepts requests at once and serves them when torch is there."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        command = [sys.executable, "-m", "mainstay_train.forge", "--fd", str(theirs.fileno())]
+        child = family.spawn(
+            "forge", command, log=log, environment=env, pass_fds=(theirs.fileno(),)
+        )
+    return Forge(family, child, ours)

@@ -1,0 +1,111 @@
+"""``mainstay local``: run a job on this machine."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mainstay_cli import demo, local_run, manifests, state_dir
+from mainstay_cli.exits import CliError, ExitCode
+from mainstay_cli.progress import PlainProgress, describe_recovery
+
+app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
+
+
+class Ui(enum.StrEnum):
+    """How much is printed while a job runs."""
+
+    AUTO = "auto"
+    PLAIN = "plain"
+    NONE = "none"
+
+
+@app.command(
+    "run",
+    help="Run a TrainingJob to its end: Redis, the api and the pods as processes of this "
+    "machine, all of which end with this command.\n\n"
+    "Examples:\n\n"
+    "  mainstay local run examples/quickstart.yaml\n\n"
+    "  mainstay local run examples/demo.yaml --faults examples/demo-faults.yaml "
+    "--report report.json",
+)
+def run(
+    file: Annotated[Path, typer.Argument(help="A TrainingJob in YAML.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the job, instead of metadata.name.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state-dir", help="Where the run keeps its things [~/.mainstay/jobs/NAME]."),
+    ] = None,
+    faults: Annotated[
+        Path | None, typer.Option(help="FAULTS.yaml: what to break, where and when.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Where to write the report (JSON), too.")
+    ] = None,
+    ui: Annotated[
+        Ui, typer.Option(help="What to print: lines, or only what goes wrong.")
+    ] = Ui.AUTO,
+    api_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the api; 0 is any free one.")
+    ] = 0,
+) -> None:
+    progress = PlainProgress(quiet=ui is Ui.NONE)
+    _log_warnings(progress)
+    job_file = manifests.load_job(file, name)
+    job = job_file.job
+    points = manifests.load_faults(faults, job.shape, job.spec.spares.replicas) if faults else ()
+    directory = state or state_dir.home() / "jobs" / job.metadata.name
+    options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report)
+    result = local_run.run_job(job_file, points, options, progress)
+    summarize(result, directory, progress)
+    if result.state != "complete":
+        raise CliError(f"the job {result.state}: {result.reason}", ExitCode.FAILED)
+
+
+@app.command(
+    "demo",
+    help="Train, kill a pod and a trainer with -9, go on in the same step, and compare the bits "
+    "with an undisturbed run. Exit code 1 if they differ.\n\n"
+    "Example: mainstay local demo",
+)
+def run_demo() -> None:
+    progress = PlainProgress()
+    _log_warnings(progress)
+    demo.run(progress)
+
+
+def summarize(result: local_run.RunResult, directory: Path, progress: PlainProgress) -> None:
+    """Print how a run went."""
+    steps = result.report.get("steps", {})
+    progress.say(
+        f"{result.state}: {steps.get('committed', 0)} steps committed, "
+        f"{steps.get('redone', 0)} redone, {steps.get('lost', 0)} lost, "
+        f"{len(result.recoveries)} recoveries"
+    )
+    for recovery in result.recoveries:
+        progress.say(f"  {describe_recovery(recovery)}")
+    for key, value in (result.report.get("digests", {}).get("final") or {}).items():
+        progress.say(f"  {key:<9} {value}")
+    progress.say(f"report: {directory / 'report.json'}")
+
+
+class _WarningHandler(logging.Handler):
+    def __init__(self, progress: PlainProgress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.warn(record.getMessage())
+
+
+def _log_warnings(progress: PlainProgress) -> None:
+    """Show our own modules' warnings as the progress shows warnings."""
+    logger = logging.getLogger("mainstay_cli")
+    logger.handlers = [_WarningHandler(progress)]
+    logger.propagate = False

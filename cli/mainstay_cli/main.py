@@ -1,0 +1,116 @@
+"""``mainstay``: the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mainstay_cli import local, report, status, timeline
+from mainstay_cli.exits import CliError, ExitCode
+from mainstay_core.errors import MainstayError
+
+EXIT_CODES = """
+Exit codes:
+
+  0    all is well
+
+  1    the job failed, or two things that should be equal differ
+
+  2    the command line, the job or the faults file cannot be used
+
+  3    this machine cannot do it now: port in use, no Redis, too little memory or disk
+
+  130  interrupted
+"""
+
+app = typer.Typer(
+    name="mainstay",
+    help="Keeps LLM pretraining running through failures: same step, same bits.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(local.app, name="local")
+report_app = typer.Typer(help="Compare the reports of two runs.", no_args_is_help=True)
+app.add_typer(report_app, name="report")
+
+
+@app.command(
+    "status",
+    help="Show a local job: step, quorum, ranks with slots and pids, recovery.\n\n"
+    "Example: mainstay status demo --json",
+)
+def show_status(
+    job: Annotated[
+        str | None, typer.Argument(help="Name of the job; the newest one if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    status.show(job, as_json=as_json)
+
+
+@app.command(
+    "timeline",
+    help="Show what happened to a local job: recoveries with reason and their five times.\n\n"
+    "Example: mainstay timeline demo",
+)
+def show_timeline(
+    job: Annotated[
+        str | None, typer.Argument(help="Name of the job; the newest one if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    timeline.show(job, as_json=as_json)
+
+
+@report_app.command(
+    "diff",
+    help="Compare the digests of two runs, step by step; exit code 1 if they differ.\n\n"
+    "Example: mainstay report diff undisturbed.json disturbed.json",
+)
+def diff_reports(
+    left: Annotated[Path, typer.Argument(help="REPORT.json of one run.")],
+    right: Annotated[Path, typer.Argument(help="REPORT.json of the other.")],
+) -> None:
+    one, other = report.load_report(left), report.load_report(right)
+    differences = report.compare_reports(one, other)
+    if not differences:
+        print(f"equal: {len(one['digests']['steps'])} steps and the final state, bit for bit")
+        return
+    print(f"first difference: {differences[0]}")
+    for difference in differences[1:20]:
+        print(f"                  {difference}")
+    if len(differences) > 20:
+        print(f"                  and {len(differences) - 20} more")
+    raise typer.Exit(ExitCode.FAILED)
+
+
+def main() -> None:
+    """Run the command line: one message for an error, and the exit code that belongs to it."""
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        app()
+    except BrokenPipeError:
+        # The reader of our output has left, e.g. ``| head``.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (MainstayError, OSError) as error:
+        if os.environ.get("MAINSTAY_DEBUG") == "1":
+            raise
+        print(f"mainstay: {error}", file=sys.stderr)
+        sys.exit(int(error.code if isinstance(error, CliError) else ExitCode.FAILED))
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise SystemExit(int(ExitCode.INTERRUPTED))
+
+
+if __name__ == "__main__":
+    main()

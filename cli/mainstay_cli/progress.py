@@ -1,0 +1,69 @@
+"""What a run prints while it goes: one line per step, recovery, warning and change of quorum."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLine:
+    """One committed step, as it is shown."""
+
+    step: int
+    num_steps: int
+    loss: float
+    tokens_per_s: float
+    quorum: str
+    replicas: int
+
+
+class PlainProgress:
+    """Lines on a stream, none of them twice.
+
+    Args:
+        quiet: prints nothing but what goes wrong.
+        stream: where the lines go.
+    """
+
+    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self._quiet = quiet
+        self._stream = stream or sys.stdout
+        self._recoveries: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """Print a line, unless quiet."""
+        if not self._quiet:
+            print(text, file=self._stream, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Print a warning, quiet or not."""
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def step(self, line: StepLine) -> None:
+        """Print a committed step."""
+        width = len(str(line.num_steps))
+        self.say(
+            f"step {line.step:>{width}}/{line.num_steps}  loss {line.loss:8.4f}  "
+            f"{line.tokens_per_s:9,.0f} tok/s  {line.quorum}  {line.replicas} replicas"
+        )
+
+    def recovery(self, recovery: dict[str, Any]) -> None:
+        """Print a finished recovery once, with its reason."""
+        key = str(recovery.get("quorum"))
+        if key in self._recoveries or not recovery.get("done"):
+            return
+        self._recoveries.add(key)
+        self.say(f"  {describe_recovery(recovery)}")
+
+
+def describe_recovery(recovery: dict[str, Any]) -> str:
+    """Return a recovery in one line: what happened, what was done, why, how long."""
+    exact = "exact" if recovery["exact"] else "APPROXIMATE"
+    seconds = recovery.get("first_commit_after_s")
+    how_long = f", next commit {seconds:.2f} s later than normal" if seconds is not None else ""
+    return (
+        f"{recovery['method']} ({exact}): {recovery['fault']}: {recovery['reason']}"
+        f"{how_long}, steps lost {recovery['lost_steps']}"
+    )

@@ -1,0 +1,79 @@
+"""``mainstay status``: where a job stands, with ranks, slots and pids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from mainstay_cli import client, state_dir
+from mainstay_cli.progress import describe_recovery
+
+
+def show(job: str | None, *, as_json: bool) -> None:
+    """Print the status of a local job; of one that has ended, how it ended.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    record = state_dir.find_record(job)
+    running = state_dir.is_running(record)
+    status = asyncio.run(_fetch(record)) if running else _ended(record)
+    print(json.dumps(status, indent=1) if as_json else render(status))
+
+
+def render(status: dict[str, Any]) -> str:
+    """Return a status as text."""
+    job = status["job"]
+    quorum = job.get("quorum")
+    where = f", quorum q{quorum['id']}" if quorum else ""
+    lines = [
+        f"{job['name']}: {job['state']}, {job.get('step', '?')} steps committed{where}",
+    ]
+    if job.get("reason"):
+        lines.append(f"  {job['reason']}")
+    members = status.get("members") or []
+    if members:
+        lines.append(f"  {'rank':<10} {'slot':<28} {'pid':>8}  {'phase':<10} {'step':>6}")
+    lines += [
+        f"  {member['rank']:<10} {member['slot']:<28} {member['pid']:>8}  "
+        f"{member['phase']:<10} {member['step']:>6}"
+        for member in members
+    ]
+    lines += [f"  {describe_recovery(recovery)}" for recovery in status.get("recoveries", [])]
+    return "\n".join(lines)
+
+
+async def _fetch(record: state_dir.RunRecord) -> dict[str, Any]:
+    async with client.connect(record) as api:
+        return {
+            "running": True,
+            "job": await api.fetch(record.job),
+            "members": await api.fetch(record.job, "members"),
+            "recoveries": await api.fetch(record.job, "recoveries"),
+            "url": record.url,
+            "state_dir": record.state_dir,
+        }
+
+
+def _ended(record: state_dir.RunRecord) -> dict[str, Any]:
+    """Return what the report of an ended run says; a run that was killed left none."""
+    path = Path(record.state_dir) / "report.json"
+    try:
+        report = json.loads(path.read_text())
+    except (OSError, ValueError):
+        report = {}
+    return {
+        "running": False,
+        "job": {
+            "uid": record.job,
+            "name": record.name,
+            "state": report.get("state", "ended without a report"),
+            "reason": report.get("reason", ""),
+            "step": report.get("steps", {}).get("committed", "?"),
+        },
+        "members": [],
+        "recoveries": report.get("recoveries", []),
+        "state_dir": record.state_dir,
+    }

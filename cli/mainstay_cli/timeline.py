@@ -1,0 +1,81 @@
+"""``mainstay timeline``: what happened to a job and what was done about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from mainstay_cli import client, state_dir
+from mainstay_cli.exits import UsageError
+
+STAGES = ("detect_s", "decide_s", "fence_s", "load_s", "resume_s")
+"""The five times of a recovery (design 13.9), in order."""
+
+
+def show(job: str | None, *, as_json: bool) -> None:
+    """Print the timeline of a local job, running or ended.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    record = state_dir.find_record(job)
+    recoveries, events = _fetch(record)
+    if as_json:
+        print(json.dumps({"recoveries": recoveries, "events": events}, indent=1))
+        return
+    for event in events:
+        print(f"{_clock(event)}  {event.get('type', ''):<8} {event.get('message', '')}")
+    print(render(recoveries))
+
+
+def render(recoveries: list[dict[str, Any]]) -> str:
+    """Return recoveries as text: method, exactness, five times, steps lost, and the reason."""
+    if not recoveries:
+        return "no recoveries"
+    lines = []
+    for number, recovery in enumerate(recoveries, 1):
+        exact = "exact" if recovery.get("exact") else "APPROXIMATE"
+        times = recovery.get("times") or recovery
+        stages = "  ".join(f"{name[:-2]} {_seconds(times.get(name))}" for name in STAGES)
+        later = _seconds(recovery.get("first_commit_after_s"))
+        lines += [
+            f"{number}. step {recovery.get('from_step', '?')}: {recovery.get('fault')}",
+            f"   {recovery.get('method')} ({exact}): {recovery.get('reason')}",
+            f"   {stages}",
+            f"   next commit {later} later than normal, steps lost = {recovery.get('lost_steps')}",
+        ]
+    return "\n".join(lines)
+
+
+def _fetch(record: state_dir.RunRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return (recoveries, events), from the api while it lives and from the report afterwards."""
+    if state_dir.is_running(record):
+        return asyncio.run(_fetch_live(record))
+    report = Path(record.state_dir) / "report.json"
+    try:
+        data = json.loads(report.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"job {record.name} has ended without a report (see {record.state_dir}/logs)"
+        ) from error
+    return list(data.get("recoveries", [])), list(data.get("events", []))
+
+
+async def _fetch_live(
+    record: state_dir.RunRecord,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    async with client.connect(record) as api:
+        recoveries = await api.fetch(record.job, "recoveries")
+        events = await api.fetch(record.job, "events")
+    return list(recoveries), list(events)
+
+
+def _seconds(value: object) -> str:
+    return f"{value:.3f} s" if isinstance(value, int | float) else "-"
+
+
+def _clock(event: dict[str, Any]) -> str:
+    at_s = event.get("at_s")
+    return f"{at_s:.3f}" if isinstance(at_s, int | float) else "-"
