@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mainstay_cli.family import Child, Family
@@ -31,8 +31,13 @@ class Forge:
         self._launched: dict[str, asyncio.Future[Child]] = {}
         self._reading = asyncio.create_task(self._read(), name="forge")
 
-    async def launch(self, pod: str, settings: Mapping[str, object]) -> Child:
+    async def launch(self, pod: str, pod_dir: Path, address: str) -> Child:
         """Have a launcher forked for a pod and return it.
+
+        Args:
+            pod: UID of the pod.
+            pod_dir: where it finds its supervisor's socket and writes its logs.
+            address: of the pod; data sockets are bound to it.
 
         Raises:
             RemoteProtocolError: the forge refused or ended.
@@ -40,7 +45,13 @@ class Forge:
         future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._launched[pod] = future
         with contextlib.suppress(OSError):  # then its end is noticed by reading
-            head = {"kind": "launch", "pod": pod, **settings}
+            head = {
+                "kind": "launch",
+                "pod": pod,
+                "pod_dir": str(pod_dir),
+                "socket": str(pod_dir / "supervisor.sock"),
+                "address": address,
+            }
             await asyncio.get_running_loop().sock_sendall(self._socket, pack(head))
         return await future
 
@@ -66,19 +77,31 @@ class Forge:
                         future.set_result(self._family.adopt(f"launcher of {pod}", pid))
                     else:
                         future.set_exception(
-                            RemoteProtocolError(f"no launcher for {pod}: {frame.head}")
+                            RemoteProtocolError(
+                                f"no launcher for {pod}: {frame.head.get('reason')}"
+                            )
                         )
         for future in self._launched.values():
             if not future.done():
                 future.set_exception(RemoteProtocolError("the forge ended"))
 
 
-def start_forge(family: Family, log: Path, env: Mapping[str, str]) -> Forge:
-    """Start the forge; it accepts requests at once and serves them when torch is there."""
+def start_forge(
+    family: Family, log: Path, env: Mapping[str, str], preload: Sequence[str] = ()
+) -> Forge:
+    """Start the forge; it accepts requests at once and serves them when torch is there.
+
+    Args:
+        family: owns the process.
+        log: of the forge itself; a pod's processes write to its directory.
+        env: of the forge, its launchers and all trainers.
+        preload: modules that every trainer needs, imported once.
+    """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with theirs:
         command = [sys.executable, "-m", "mainstay_train.forge", "--fd", str(theirs.fileno())]
+        command += [f"--preload={module}" for module in preload]
         child = family.spawn(
             "forge", command, log=log, environment=env, pass_fds=(theirs.fileno(),)
         )

@@ -149,7 +149,9 @@ class _LocalRun:
         address_network, claim = network.claim_network(random.Random())
         with claim:
             async with Family() as family, ApiClient(self._url, self._token) as client:
-                forge = start_forge(family, self._state.logs / "forge.log", self._environment())
+                forge = start_forge(
+                    family, self._state.logs / "forge.log", self._environment(), self._preload()
+                )
                 services = Services(family, client, self._service_settings())
                 started = asyncio.create_task(services.start())
                 stop = asyncio.create_task(interrupts.first.wait())
@@ -272,6 +274,11 @@ class _LocalRun:
             logs=self._state.logs,
             environment=environment,
         )
+
+    def _preload(self) -> list[str]:
+        """Return modules that every trainer needs; a user's are left to the trainers to import."""
+        module = self._file.job.spec.workload.entrypoint.rpartition(":")[0]
+        return [module] if module.startswith("mainstay_train.") else []
 
     def _environment(self) -> dict[str, str]:
         """Return our environment with the user's modules findable and nothing buffered."""

@@ -155,9 +155,7 @@ class LocalProvider:
         directory = self._make_pod_dir(uid)
         supervisor = self._start_supervisor(uid, name, address)
         try:
-            launcher = await self._forge.launch(
-                uid, {"address": address, "pod_dir": str(directory)}
-            )
+            launcher = await self._forge.launch(uid, directory, address)
         except RemoteProtocolError as error:
             supervisor.signal_group(signal.SIGKILL)
             raise CliError(str(error), ExitCode.FAILED) from error
