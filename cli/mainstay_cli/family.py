@@ -71,8 +71,11 @@ class Family:
     def __init__(self) -> None:
         self._children: list[Child] = []
         self._known: set[int] = set()
+        self._others: set[int] = set()
 
     async def __aenter__(self) -> Family:
+        # What our process had started before is not the run's.
+        self._others = _children_of(os.getpid())
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -116,7 +119,7 @@ class Family:
 
     def reap_orphans(self) -> None:
         """Collect descendants that ended after their own parent."""
-        for pid in _children_of(os.getpid()) - self._known:
+        for pid in _children_of(os.getpid()) - self._known - self._others:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -125,7 +128,7 @@ class Family:
         for child in self._children:
             child.signal_group(signal.SIGKILL)
         # Whoever is orphaned by a kill becomes our child, so this ends when nothing is left.
-        while pids := _children_of(os.getpid()):
+        while pids := _children_of(os.getpid()) - self._others:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

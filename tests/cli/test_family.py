@@ -1,0 +1,148 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mainstay_cli import family as families
+from mainstay_cli import guard
+
+GUARD = [sys.executable, "-I", "-S", guard.__file__]
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+GRANDPARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                         start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def first_line(log: Path) -> str:
+    while not (lines := log.read_text().splitlines()):
+        await asyncio.sleep(0.01)
+    return lines[0]
+
+
+def test_everything_a_run_started_ends_with_it_even_what_left_its_group(tmp_path: Path) -> None:
+    async def scenario() -> tuple[int, int]:
+        async with families.Family() as family:
+            child = family.spawn(
+                "g",
+                [sys.executable, "-c", GRANDPARENT],
+                log=tmp_path / "log",
+                environment=os.environ,
+            )
+            return child.pid, int(await first_line(tmp_path / "log"))
+
+    child, grandchild = asyncio.run(scenario())
+    assert is_gone(child)
+    assert is_gone(grandchild)
+
+
+def test_processes_that_are_not_of_the_run_are_left_alone(tmp_path: Path) -> None:
+    # A process of ours that another process started is not our child.
+    script = f"import subprocess, sys; p = subprocess.Popen({SLEEPER!r}); print(p.pid, flush=True)"
+
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{script}; p.wait()"], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        pid = int(other.stdout.readline())
+        code = (
+            "import asyncio\nfrom mainstay_cli.family import Family\n"
+            "async def f():\n    async with Family():\n        pass\nasyncio.run(f())"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, env=_env())
+        assert not is_gone(pid)
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_the_end_of_a_child_is_noticed_with_its_code(tmp_path: Path) -> None:
+    async def scenario() -> int | None:
+        async with families.Family() as family:
+            child = family.spawn(
+                "c",
+                [sys.executable, "-c", "raise SystemExit(7)"],
+                log=tmp_path / "log",
+                environment=os.environ,
+            )
+            return await child.ended
+
+    assert asyncio.run(scenario()) == 7
+
+
+def test_the_rest_of_a_group_ends_with_its_leader(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(p.pid, flush=True)\n"
+    )
+
+    async def scenario() -> int:
+        async with families.Family() as family:
+            child = family.spawn(
+                "c", [sys.executable, "-c", code], log=tmp_path / "log", environment=os.environ
+            )
+            await child.ended
+            pid = int((tmp_path / "log").read_text())
+            while not is_gone(pid):
+                family.reap_orphans()
+                await asyncio.sleep(0.01)
+            return pid
+
+    assert is_gone(asyncio.run(scenario()))
+
+
+def test_a_guarded_command_ends_with_the_pipe_to_its_parent() -> None:
+    guarded = subprocess.Popen(
+        [*GUARD, *SLEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert guarded.stdin is not None
+    assert guarded.stdout is not None
+    assert guarded.stdout.readline() == b"up\n"
+    guarded.stdin.close()
+    assert guarded.stdout.read() == b""  # the last holder of the pipe, the command, is gone
+    assert guarded.wait() == -signal.SIGKILL
+    guarded.stdout.close()
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_a_guard_ends_with_the_code_of_its_command(code: int) -> None:
+    command = [*GUARD, sys.executable, "-c", f"raise SystemExit({code})"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guarded:
+        assert guarded.wait() == code
+
+
+def test_a_guard_hands_on_a_request_to_end() -> None:
+    guarded = subprocess.Popen(
+        [*GUARD, *SLEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert guarded.stdout is not None
+    guarded.stdout.readline()
+    guarded.terminate()
+    # As the command's code, like a shell's: 128 and the signal, or its negative.
+    assert guarded.wait() != 0
+    assert guarded.stdout.read() == b""
+    guarded.communicate()
+
+
+def _env() -> dict[str, str]:
+    return dict(os.environ)

@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+
+from mainstay_cli import manifests
+from mainstay_cli.exits import ExitCode, UsageError
+
+JOB = """
+apiVersion: mainstay.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: demo}
+spec:
+  training: {steps: 6, lanes: 2}
+  workload: {entrypoint: ENTRYPOINT}
+"""
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def write(directory: Path, text: str, name: str = "job.yaml") -> Path:
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def message(path: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        manifests.load_job(path, None)
+    assert caught.value.code is ExitCode.USAGE
+    return str(caught.value)
+
+
+def test_a_job_is_read_and_can_be_given_another_name(tmp_path: Path) -> None:
+    path = write(tmp_path, JOB.replace("ENTRYPOINT", "a.b:c"))
+    file = manifests.load_job(path, "other")
+    assert file.job.metadata.name == "other"
+    assert file.manifest["metadata"]["name"] == "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1\nb: 2", "job.yaml:2:2: not valid YAML"),
+        ("a: 1\na: 2", "job.yaml:2:1: not valid YAML: the key 'a' is given twice"),
+        ("- 1", "expected a TrainingJob"),
+        ("", "found nothing"),
+        (JOB.replace("steps", "step"), "spec.training.step: unknown field; did you mean steps?"),
+        ("? [1]\n: 2", "not valid YAML"),
+        ("!!python/object:os.system {}", "not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_one_message_that_names_it(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path, text)
+    assert words in message(path)
+    assert str(path) in message(path)
+
+
+def test_a_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
+    assert "No such file or directory" in message(tmp_path / "missing.yaml")
+    assert "Is a directory" in message(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not a text file" in message(tmp_path / "binary.yaml")
+
+
+def test_a_file_entrypoint_is_found_beside_the_job(tmp_path: Path) -> None:
+    write(tmp_path, "def workload(config, args): ...", "model.py")
+    file = manifests.load_job(write(tmp_path, JOB.replace("ENTRYPOINT", "'model.py:workload'")))
+    assert file.job.spec.workload.entrypoint == f"{tmp_path}/model.py:workload"
+    assert file.manifest["spec"]["workload"]["entrypoint"] == f"{tmp_path}/model.py:workload"
+
+
+def test_a_file_entrypoint_that_is_not_there_is_one_message(tmp_path: Path) -> None:
+    assert "there is no model.py in" in message(
+        write(tmp_path, JOB.replace("ENTRYPOINT", "'model.py:workload'"))
+    )
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_can_be_read(path: Path) -> None:
+    if "faults" in path.name:
+        job = manifests.load_job(EXAMPLES / "demo.yaml").job
+        assert manifests.load_faults(path, job.shape, job.spec.spares.replicas)
+    else:
+        assert manifests.load_job(path).job.metadata.name
+
+
+def test_the_demo_is_what_the_readme_says() -> None:
+    job = manifests.load_job(EXAMPLES / "demo.yaml").job
+    shape = job.shape
+    assert (shape.lanes, shape.stages, shape.shards_per_lane, shape.steps) == (4, 2, 4, 60)
+    assert job.num_pods == 9
+    faults = manifests.load_faults(EXAMPLES / "demo-faults.yaml", shape, 1)
+    assert [(fault.step, fault.action.value) for fault in faults] == [
+        (20, "kill-pod"),
+        (40, "kill-trainer"),
+    ]

@@ -1,0 +1,101 @@
+import random
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from mainstay_cli import manifests, network, preflight
+from mainstay_cli.exits import ExitCode, MachineError, UsageError
+from mainstay_core.spec import TrainingJob, parse_training_job
+
+
+def job(entrypoint: str = "mainstay_train.models.llama:workload", **spec: object) -> TrainingJob:
+    return parse_training_job(
+        {
+            "apiVersion": "mainstay.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "demo"},
+            "spec": {
+                "training": {"steps": 6, "lanes": 2},
+                "workload": {"entrypoint": entrypoint},
+                **spec,
+            },
+        }
+    )
+
+
+def test_too_little_memory_is_told_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSTAY_RANK_MEMORY_MIB", "100000000")
+    with pytest.raises(MachineError, match="2 pods with 2 ranks need about 2000004") as caught:
+        preflight.check_memory(job(), preflight.Needs.from_environment())
+    assert caught.value.code is ExitCode.ENVIRONMENT
+
+
+def test_enough_memory_passes() -> None:
+    preflight.check_memory(job(), preflight.Needs(base_memory_mib=1, rank_memory_mib=1))
+
+
+def test_too_little_disk_is_told(tmp_path: Path) -> None:
+    preflight.check_disk(tmp_path, preflight.Needs(disk_mib=1))
+    with pytest.raises(MachineError, match="too little disk space"):
+        preflight.check_disk(tmp_path, preflight.Needs(disk_mib=10**12))
+
+
+def test_an_estimate_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSTAY_DISK_MIB", "lots")
+    with pytest.raises(UsageError, match="MAINSTAY_DISK_MIB: is 'lots'"):
+        preflight.Needs.from_environment()
+
+
+def test_a_port_in_use_is_told_and_a_free_one_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(MachineError, match=f"port {port} of 127.0.0.1 cannot be used"):
+            preflight.choose_port(port)
+    assert preflight.choose_port(0) > 0
+
+
+def test_a_redis_server_is_found_or_its_lack_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert preflight.find_redis_server().is_file()
+    monkeypatch.setenv("MAINSTAY_REDIS_SERVER", "/nowhere/redis-server")
+    with pytest.raises(MachineError, match="/nowhere/redis-server is not a program"):
+        preflight.find_redis_server()
+
+
+def test_a_built_in_entrypoint_is_found_without_importing_it() -> None:
+    preflight.check_entrypoint(job(), ())
+    assert "torch" not in sys.modules or "mainstay_train.models.llama" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "words"),
+    [
+        ("no_such_module:workload", "there is no module no_such_module"),
+        ("mainstay_train.models.lama:workload", "there is no module mainstay_train.models.lama"),
+        (
+            "mainstay_train.models.llama:worklod",
+            "did you mean mainstay_train.models.llama:workload",
+        ),
+    ],
+)
+def test_a_missing_entrypoint_is_told_with_the_closest_one(entrypoint: str, words: str) -> None:
+    with pytest.raises(UsageError, match=r"spec\.workload\.entrypoint") as caught:
+        preflight.check_entrypoint(job(entrypoint), ())
+    assert words in str(caught.value)
+
+
+def test_a_user_module_beside_the_job_is_found_and_its_syntax_checked(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("if True:\n    from x import workload\n")
+    preflight.check_entrypoint(job("mine:workload"), manifests.search_path(tmp_path / "job.yaml"))
+    (tmp_path / "mine.py").write_text("def workload(:\n")
+    with pytest.raises(UsageError, match=r"mine\.py:1: "):
+        preflight.check_entrypoint(job("mine:workload"), (tmp_path,))
+
+
+def test_two_runs_get_two_networks() -> None:
+    one, one_claim = network.claim_network(random.Random(1))
+    other, other_claim = network.claim_network(random.Random(1))
+    with one_claim, other_claim:
+        assert one != other
+        assert one.startswith("127.")

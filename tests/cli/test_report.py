@@ -1,0 +1,69 @@
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mainstay_cli import report
+from mainstay_cli.exits import UsageError
+from mainstay_cli.main import app
+
+REPORT: dict[str, Any] = {
+    "digests": {
+        "final": {"params": "p", "masters": "m", "optimizer": "o", "data": "d"},
+        "steps": [
+            {"step": 0, "gradient": "g0", "masters": "m0", "data": "d0"},
+            {"step": 1, "gradient": "g1", "masters": "m1", "data": "d1"},
+        ],
+    },
+    "recoveries": [],
+}
+
+
+def changed(step: int | None, key: str) -> dict[str, Any]:
+    other = copy.deepcopy(REPORT)
+    part = other["digests"]["final"] if step is None else other["digests"]["steps"][step]
+    part[key] = "x"
+    return other
+
+
+def test_reports_with_equal_digests_do_not_differ_whatever_else_they_say() -> None:
+    assert report.compare_reports(REPORT, REPORT | {"recoveries": [1]}) == []
+
+
+def test_the_first_differing_step_comes_first() -> None:
+    other = changed(1, "masters")
+    other["digests"]["final"]["masters"] = "y"
+    first, last = report.compare_reports(REPORT, other)
+    assert str(first) == "step 1: masters: m1 != x"
+    assert str(last) == "final state: masters: m != y"
+
+
+def test_a_missing_step_and_a_missing_final_are_differences() -> None:
+    other = copy.deepcopy(REPORT)
+    del other["digests"]["steps"][1]
+    other["digests"]["final"] = None
+    assert [str(difference) for difference in report.compare_reports(REPORT, other)] == [
+        "step 1: committed steps: 2 != 1",
+        "final state: digests: present != absent",
+    ]
+
+
+def test_diff_exits_with_0_for_equal_and_1_for_different(tmp_path: Path) -> None:
+    for name, content in (("a", REPORT), ("b", REPORT), ("c", changed(0, "gradient"))):
+        (tmp_path / name).write_text(json.dumps(content))
+    run = CliRunner().invoke
+    same = run(app, ["report", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert (same.exit_code, same.stdout) == (0, "equal: 2 steps and the final state, bit for bit\n")
+    other = run(app, ["report", "diff", str(tmp_path / "a"), str(tmp_path / "c")])
+    assert other.exit_code == 1
+    assert "first difference: step 0: gradient: g0 != x" in other.stdout
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense"])
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r").write_text(text)
+    with pytest.raises(UsageError):
+        report.load_report(tmp_path / "r")
