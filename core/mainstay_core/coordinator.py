@@ -1,0 +1,225 @@
+"""The coordinator: facts in, plans out; a table-driven state machine on values.
+
+``step(state, event, now_s, nonce)`` is the only maker of plans (protocol section
+8). A shell reads the state, calls it, and compares and sets the result; a loser
+of that race reads again. One table says which event a phase accepts; what is not
+in it raises and changes nothing. After the event is learnt, one decider per phase
+looks at the whole state.
+
+    forming --START--> running <--settled / MASK, RE-FORM, RESTART--> recovering
+    running, recovering --no row applies--> waiting --RESTART--> recovering
+    any --> complete | failed | stopped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mainstay_core.coordinator_events import (
+    Announce,
+    Event,
+    FactsLearnt,
+    FaultFired,
+    PlanDurable,
+    PodRegistered,
+    RecordRecovery,
+    StepsCommitted,
+    StopRequested,
+    Tick,
+    Transition,
+)
+from mainstay_core.deciding import (
+    decide_forming,
+    decide_running,
+    decide_waiting,
+    end_job,
+    inject_into_spares,
+)
+from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.jobspec import JobConfig
+from mainstay_core.jobstate import (
+    MAX_STEP_SECONDS,
+    TERMINAL,
+    CoordinatorState,
+    FiredFault,
+    JobPhase,
+    is_living,
+    pod_name,
+    with_slot,
+)
+from mainstay_core.learning import learn_facts, learn_pod, learn_silence
+from mainstay_core.recovery_times import close_known, plan_durable, step_committed
+
+
+def initial(config: JobConfig, now_s: float) -> CoordinatorState:
+    """Return the state of a job that nobody has joined yet."""
+    return CoordinatorState(config=config, created_at_s=now_s)
+
+
+def step(state: CoordinatorState, event: Event, now_s: float, nonce: str) -> Transition:
+    """Return what follows from ``event``.
+
+    Args:
+        state: what is known.
+        event: what was learnt.
+        now_s: wall clock of the caller, only for deadlines and records.
+        nonce: random name for the plan, if one is made.
+
+    Raises:
+        RemoteProtocolError: the phase or the job does not accept the event.
+        LocalProtocolError: the event can only come from a bug of the caller.
+    """
+    handler = _TABLE.get((state.phase, type(event)))
+    if handler is None:
+        raise _ILLEGAL.get(type(event), RemoteProtocolError)(
+            f"a job that is {state.phase} accepts no {type(event).__name__}"
+        )
+    learnt = handler(state, event, now_s)
+    if learnt.state.terminal:
+        return learnt
+    if learnt.state.outcome:
+        return learnt.then(end_job(learnt.state, JobPhase.FAILED, learnt.state.outcome))
+    decided = learnt.then(_DECIDE[learnt.state.phase](learnt.state, now_s, nonce))
+    if decided.state.terminal or decided.state.plan is None:
+        return decided
+    return decided.then(inject_into_spares(decided.state))
+
+
+def is_pending(state: CoordinatorState) -> bool:
+    """Return whether something waits for time to pass, so that ticks should be frequent."""
+    if state.terminal:
+        return False
+    if state.phase is not JobPhase.RUNNING or state.suspicion is not None:
+        return True
+    return state.plan is not None and len(state.plan.chains) < state.shape.replicas
+
+
+def _on_registered(state: CoordinatorState, event: PodRegistered, now_s: float) -> Transition:
+    return learn_pod(state, event.registration, now_s)
+
+
+def _on_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Transition:
+    return learn_facts(state, event.facts, now_s)
+
+
+def _on_tick(state: CoordinatorState, event: Tick, now_s: float) -> Transition:
+    return learn_silence(state, event.behind_s, now_s)
+
+
+def _on_stop(state: CoordinatorState, event: StopRequested, now_s: float) -> Transition:
+    del now_s
+    return end_job(state, JobPhase.STOPPED, f"{event.who} asked for it")
+
+
+def _on_committed(state: CoordinatorState, event: StepsCommitted, now_s: float) -> Transition:
+    """A step is committed: progress, and the proof that those in its quorum work."""
+    del now_s
+    plan = state.plan
+    assert plan is not None
+    if event.quorum.id < state.restarted_id:
+        return Transition(state=state, reason=f"step {event.step} was undone by a restart")
+    if event.quorum.id > plan.quorum.id:
+        raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")
+    seconds = (*state.step_seconds, event.step_s)[-MAX_STEP_SECONDS:]
+    state = replace(state, step=max(state.step, event.step + 1), step_seconds=seconds)
+    if event.quorum == plan.quorum:
+        state = replace(state, suspected_before=(), reforms=0)
+        for member in plan.members:
+            slot = state.slot(member.slot)
+            if slot is not None and slot.failures and is_living(state, member):
+                state = with_slot(state, replace(slot, failures=0))
+    state, closed = close_known(step_committed(state, event.quorum, event.committed_at_s))
+    return Transition(
+        state=state,
+        actions=tuple(RecordRecovery(recovery=r) for r in closed),
+        reason=f"step {event.step} is committed in {event.quorum}",
+    )
+
+
+def _on_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Transition:
+    """Each fault fires once, whoever asks; the one that was allowed may ask again."""
+    del now_s
+    if all(f.id != event.fault for f in state.config.faults):
+        raise RemoteProtocolError(f"the job has no fault {event.fault}")
+    fired = FiredFault(
+        fault=event.fault, pod=event.pod, slot=event.slot, rank=event.rank, at_s=event.at_s
+    )
+    known = next((f for f in state.fired if f.fault == event.fault), None)
+    if known is not None:
+        if replace(known, matched=False) == fired:
+            return Transition(state=state, reason=f"fault {event.fault} was allowed before")
+        raise RemoteProtocolError(f"fault {event.fault} has already fired on {known.pod}")
+    where = pod_name(state, event.pod)
+    where = where if event.slot is None else f"{where}/{event.slot}"
+    who = f" ({event.rank})" if event.rank else ""
+    message = f"injected fault {event.fault} fires on {where}{who}"
+    return Transition(
+        state=replace(state, fired=(*state.fired, fired)),
+        actions=(Announce(reason="FaultInjected", message=message, warning=True),),
+        reason=message,
+    )
+
+
+def _on_durable(state: CoordinatorState, event: PlanDurable, now_s: float) -> Transition:
+    del now_s
+    state = plan_durable(state, event.quorum, event.at_s)
+    changed = [o.recovery for o in state.recoveries if o.recovery.quorum == event.quorum]
+    return Transition(
+        state=state,
+        actions=tuple(RecordRecovery(recovery=r) for r in changed),
+        reason=f"{event.quorum} is durable",
+    )
+
+
+def _ignore(state: CoordinatorState, event: Event, now_s: float) -> Transition:
+    del event, now_s
+    return Transition(state=state, reason=f"the job is {state.phase}")
+
+
+_Handler = Callable[[CoordinatorState, Any, float], Transition]
+
+_ALWAYS: dict[type, _Handler] = {
+    PodRegistered: _on_registered,
+    FactsLearnt: _on_facts,
+    Tick: _on_tick,
+    StopRequested: _on_stop,
+}
+_WITH_PLAN: dict[type, _Handler] = {
+    **_ALWAYS,
+    StepsCommitted: _on_committed,
+    FaultFired: _on_fired,
+    PlanDurable: _on_durable,
+}
+_ENDED: dict[type, _Handler] = {
+    PodRegistered: _on_registered,
+    **dict.fromkeys((FactsLearnt, Tick, StopRequested, StepsCommitted, PlanDurable), _ignore),
+}
+
+_ACCEPTS: dict[JobPhase, dict[type, _Handler]] = {
+    JobPhase.FORMING: _ALWAYS,
+    JobPhase.RUNNING: _WITH_PLAN,
+    JobPhase.RECOVERING: _WITH_PLAN,
+    JobPhase.WAITING: _WITH_PLAN,
+    **dict.fromkeys(sorted(TERMINAL), _ENDED),
+}
+_TABLE: dict[tuple[JobPhase, type], _Handler] = {
+    (phase, kind): handler
+    for phase, handlers in _ACCEPTS.items()
+    for kind, handler in handlers.items()
+}
+"""The transitions: what a phase accepts."""
+
+_DECIDE: dict[JobPhase, Callable[[CoordinatorState, float, str], Transition]] = {
+    JobPhase.FORMING: decide_forming,
+    JobPhase.RUNNING: decide_running,
+    JobPhase.RECOVERING: decide_running,
+    JobPhase.WAITING: decide_waiting,
+}
+
+_ILLEGAL: dict[type, type[LocalProtocolError] | type[RemoteProtocolError]] = {
+    PlanDurable: LocalProtocolError,
+    Tick: LocalProtocolError,
+}
+"""Whose mistake an event is that the phase does not accept; the peer's otherwise."""

@@ -1,0 +1,154 @@
+"""What the coordinator learns, and what it has its shell do.
+
+A transition is the outcome of one event: the new state, actions in the order in
+which they become visible, and a reason. Nothing here does anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from mainstay_core.faults import FaultPoint
+from mainstay_core.ids import PodUid, QuorumId, RankId
+from mainstay_core.jobstate import CoordinatorState, JobPhase
+from mainstay_core.messages import Fact, Plan, PodRegistration, Recovery
+
+# Events ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRegistered:
+    """A pod's supervisor introduced itself, for the first time or again."""
+
+    registration: PodRegistration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactsLearnt:
+    """Facts told together are decided on together: a pod's loss is one plan."""
+
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsCommitted:
+    """The ledger holds the entries of all stages of a step."""
+
+    step: int
+    """Highest complete step, counted from 0."""
+    quorum: QuorumId
+    """In which it was committed."""
+    committed_at_s: float
+    """Wall clock of the reporters."""
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultFired:
+    """A supervisor is about to carry out an injected fault, and asks whether it may."""
+
+    fault: str
+    pod: PodUid
+    slot: int | None
+    rank: RankId | None
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDurable:
+    """The store has taken a plan; only for the record of the recovery's times."""
+
+    quorum: QuorumId
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+    behind_s: dict[str, float] = field(default_factory=dict)
+    """By pod: how far its last heartbeat lies behind the job's newest one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Somebody asked for the end of the job."""
+
+    who: str = "a user"
+
+
+Event = (
+    PodRegistered | FactsLearnt | StepsCommitted | FaultFired | PlanDurable | Tick | StopRequested
+)
+
+
+# Actions --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishPlan:
+    """Make the plan durable, then visible to every supervisor."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRecovery:
+    """A recovery is new or has changed; its quorum is its key."""
+
+    recovery: Recovery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """A line in the job's history."""
+
+    reason: str
+    """CamelCase, for machines."""
+    message: str
+    """One sentence, for people."""
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inject:
+    """Have a spare pod carry out an injected fault."""
+
+    fault: FaultPoint
+    pod: PodUid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndJob:
+    """The job is over: every pod is told to stop."""
+
+    state: JobPhase
+    reason: str
+
+
+Action = PublishPlan | RecordRecovery | Announce | Inject | EndJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """Outcome of one event."""
+
+    state: CoordinatorState
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+    stale: bool = False
+    """Everything that was told concerns an older quorum: the teller needs the current plan."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that this transition publishes, if any."""
+        return next((a.plan for a in self.actions if isinstance(a, PublishPlan)), None)
+
+    def then(self, later: Transition) -> Transition:
+        """Return this transition followed by ``later``."""
+        return replace(
+            later,
+            actions=(*self.actions, *later.actions),
+            reason="; ".join(r for r in (self.reason, later.reason) if r),
+            stale=self.stale,
+        )

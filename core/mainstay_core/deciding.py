@@ -1,0 +1,382 @@
+"""What the coordinator does about what it knows.
+
+Each function looks at the whole state, not at the event that changed it: a
+decision depends on what is known, not on the order in which it was learnt. At
+most one plan comes out of a transition, as a plan takes one nonce.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core import ladder, membership
+from mainstay_core.coordinator_events import (
+    Action,
+    Announce,
+    EndJob,
+    Inject,
+    PublishPlan,
+    RecordRecovery,
+    Transition,
+)
+from mainstay_core.ids import Slot
+from mainstay_core.jobstate import (
+    CoordinatorState,
+    JobPhase,
+    Waiting,
+    all_settled,
+    holds_state,
+    is_living,
+    lost_members,
+    restarting_slots,
+    slot_name,
+    spare_pods,
+    still_joining,
+    uid_of,
+    usable_slots,
+    with_slot,
+)
+from mainstay_core.learning import fingerprint_difference, refusal
+from mainstay_core.membership import Draft
+from mainstay_core.messages import Member, Method, Plan
+from mainstay_core.recovery_times import close_all, open_join, open_loss, open_suspicion
+
+MAX_PROBE_DOUBLINGS = 5
+"""A quorum that fails again and again is re-formed ever more slowly, up to 32 x probe_s."""
+
+
+def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Publish the first plan once enough trainers are up, or give up at the deadline."""
+    same, refusals = _same_arithmetic(state, now_s)
+    result = Transition(state=same, actions=refusals)
+    wanted, least = state.shape.replicas, state.shape.min_replicas
+    overdue = now_s - state.created_at_s >= state.config.startup_deadline_s
+    for num_replicas in range(wanted, (least if overdue else wanted) - 1, -1):
+        plan = membership.start_plan(same, num_replicas, now_s, nonce)
+        if plan is not None:
+            fixed = _fingerprint_of(same, plan)
+            return result.then(publish(replace(same, fingerprint=fixed), plan, JobPhase.RUNNING))
+    if overdue:
+        return result.then(end_job(same, JobPhase.FAILED, _missing(same, now_s)))
+    return Transition(state=state)
+
+
+def _same_arithmetic(
+    state: CoordinatorState, now_s: float
+) -> tuple[CoordinatorState, tuple[Action, ...]]:
+    """Refuse the trainers whose fingerprint is not that of the first one, in slot order."""
+    usable = sorted(usable_slots(state, now_s), key=lambda s: s.slot)
+    if not usable:
+        return state, ()
+    ours = state.fingerprints.get(str(usable[0].slot), {})
+    refusals: list[Action] = []
+    for slot in usable[1:]:
+        theirs = state.fingerprints.get(str(slot.slot), {})
+        difference = fingerprint_difference(ours, theirs)
+        if difference:
+            state = with_slot(state, replace(slot, refused=difference))
+            refusals.append(refusal(slot_name(state, slot.slot), difference))
+    return state, tuple(refusals)
+
+
+def _fingerprint_of(state: CoordinatorState, plan: Plan) -> dict[str, str]:
+    first = min(m.slot for m in plan.members)
+    return state.fingerprints.get(str(first), {})
+
+
+def _missing(state: CoordinatorState, now_s: float) -> str:
+    """What kept the job from starting."""
+    shape = state.shape
+    needed = shape.min_replicas * shape.stages
+    up = [slot_name(state, s.slot) for s in usable_slots(state, now_s)]
+    counted = (
+        f"{len(up)} of the {needed} trainers needed for {shape.min_replicas} x {shape.stages} cells"
+        f" were up after {state.config.startup_deadline_s:g} s ({', '.join(up) or 'none'})"
+    )
+    parts = [counted]
+    parts += [
+        f"{slot_name(state, s.slot)} is refused: {s.refused}" for s in state.slots if s.refused
+    ]
+    parts += [
+        f"{slot_name(state, s.slot)} is down: {s.why}"
+        for s in state.slots
+        if s.incarnation is None and s.why
+    ]
+    if not state.pods:
+        parts.append("no pod has registered")
+    return "; ".join(parts)
+
+
+def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Complete, recover, re-form or join: the first that is due."""
+    if _is_finishing(state):
+        return _decide_finishing(state)
+    lost = lost_members(state)
+    if lost:
+        return _recover(state, lost, now_s, nonce)
+    if state.suspicion is not None:
+        return _reform(state, now_s, nonce)
+    if state.phase is JobPhase.RUNNING and all_settled(state):
+        return _join(state, now_s, nonce)
+    return Transition(state=state)
+
+
+def _is_finishing(state: CoordinatorState) -> bool:
+    """Whether some cell of every stage has applied the last step."""
+    return len(state.finals) == state.shape.stages
+
+
+def _decide_finishing(state: CoordinatorState) -> Transition:
+    """Nobody is needed any more; wait only for those who are about to finish by themselves."""
+    assert state.plan is not None
+    parked = state.suspicion.reporters if state.suspicion else ()
+    unfinished = [
+        m
+        for m in state.plan.members
+        if m.incarnation not in state.finished
+        and is_living(state, m)
+        and not still_joining(state, m)
+        and m.slot not in parked
+    ]
+    if unfinished:
+        return Transition(state=state)
+    return end_job(state, JobPhase.COMPLETE, f"all {state.shape.steps} steps are applied")
+
+
+def _recover(
+    state: CoordinatorState, lost: tuple[Member, ...], now_s: float, nonce: str
+) -> Transition:
+    """Enter the ladder with everything that is known to be lost."""
+    answer = ladder.decide(situation(state, len(lost), now_s))
+    if answer.row is ladder.Row.MASK:
+        draft = Draft(
+            method=Method.MASK, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
+        )
+        plan: Plan | None = membership.mask_plan(state, draft)
+    elif answer.row is ladder.Row.RESTART:
+        draft = Draft(
+            method=Method.RESTART, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
+        )
+        plan = membership.restart_plan(state, draft)
+    else:
+        plan = None
+    if plan is None:
+        return _wait(state, answer.reason, now_s)
+    recovered = open_loss(state, lost, plan, answer.reason)
+    if plan.method is Method.RESTART:
+        recovered = replace(recovered, restarted_id=plan.quorum.id)
+    return publish(recovered, plan, JobPhase.RECOVERING)
+
+
+def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Situation:
+    """Return what the ladder needs to know of the job."""
+    assert state.plan is not None
+    stages = []
+    for stage in range(state.shape.stages):
+        members = [m for m in state.plan.stage_members(stage) if is_living(state, m)]
+        stages.append(
+            ladder.StageHolders(
+                stage=stage,
+                holders=sum(holds_state(state, m) for m in members),
+                living=len(members),
+            )
+        )
+    return ladder.Situation(
+        stages=tuple(stages),
+        step=state.step,
+        free_slots=len(usable_slots(state, now_s)),
+        lost=num_lost,
+    )
+
+
+def _wait(state: CoordinatorState, reason: str, now_s: float) -> Transition:
+    """Row 6: keep everybody parked until the condition holds, or the deadline is over."""
+    old = state.waiting
+    if old is not None and old.reason == reason:
+        return Transition(state=state)
+    deadline_s = old.deadline_s if old else now_s + state.config.startup_deadline_s
+    waiting = Waiting(reason=reason, since_s=old.since_s if old else now_s, deadline_s=deadline_s)
+    message = f"waits: {reason}; fails in {deadline_s - now_s:.0f} s if that does not change"
+    return Transition(
+        state=replace(state, phase=JobPhase.WAITING, waiting=waiting),
+        actions=(Announce(reason="Waiting", message=message, warning=True),),
+        reason=message,
+    )
+
+
+def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Enter the ladder again; at the deadline the job has failed."""
+    assert state.waiting is not None
+    if _is_finishing(state):
+        return _decide_finishing(state)
+    result = _recover(state, lost_members(state), now_s, nonce)
+    if result.state.phase is JobPhase.WAITING and now_s >= state.waiting.deadline_s:
+        reason = f"waited {now_s - state.waiting.since_s:.0f} s: {state.waiting.reason}"
+        return result.then(end_job(result.state, JobPhase.FAILED, reason))
+    return result
+
+
+def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """A collective failed and nobody is known to be gone: meet again, after a pause for evidence.
+
+    Whoever is suspected a second time without a commit in between is left out,
+    if the others can do without it (protocol section 8).
+    """
+    assert state.suspicion is not None
+    assert state.plan is not None
+    doublings = min(state.reforms, MAX_PROBE_DOUBLINGS)
+    if now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
+        return Transition(state=state)
+    excluded = _repeat_suspects(state)
+    method = Method.MASK if excluded else Method.REFORM
+    if excluded:
+        names = ", ".join(slot_name(state, m.slot) for m in excluded)
+        reason = f"{names} suspected twice without a commit in between"
+    else:
+        reason = "nobody is confirmed gone: the same members meet again"
+    plan = membership.mask_plan(
+        state,
+        Draft(
+            method=method,
+            planned=False,
+            reason=reason,
+            now_s=now_s,
+            nonce=nonce,
+            avoid_rendezvous=state.plan.rendezvous.pod,
+        ),
+        frozenset(m.slot for m in excluded),
+    )
+    opened = open_suspicion(state, excluded, plan, reason)
+    for member in excluded:
+        opened = _hold_back(opened, member.slot, now_s)
+    suspected = tuple(sorted({*state.suspected_before, *state.suspicion.suspects}))
+    opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
+    return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _repeat_suspects(state: CoordinatorState) -> tuple[Member, ...]:
+    """Members to leave out: named again, silent themselves, and every stage can do without them."""
+    assert state.plan is not None
+    assert state.suspicion is not None
+    again = set(state.suspicion.suspects) & set(state.suspected_before)
+    excluded = [
+        m for m in state.plan.members if m.slot in again and m.slot not in state.suspicion.reporters
+    ]
+    for stage in range(state.shape.stages):
+        holders = [m for m in state.plan.stage_members(stage) if holds_state(state, m)]
+        if all(m in excluded for m in holders):
+            return ()
+    return tuple(excluded)
+
+
+def _hold_back(state: CoordinatorState, slot: Slot, now_s: float) -> CoordinatorState:
+    """Each failed join costs the others a settle: an excluded slot comes back ever later."""
+    known = state.slot(slot)
+    assert known is not None
+    pause_s = state.config.restart_grace_s * 2 ** min(known.failures, MAX_PROBE_DOUBLINGS)
+    return with_slot(
+        state, replace(known, failures=known.failures + 1, held_until_s=now_s + pause_s)
+    )
+
+
+def _join(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Between faults: make missing replicas whole again.
+
+    Followers take places at once. A place whose own trainer is being restarted
+    waits for it a little; then a spare takes it.
+    """
+    assert state.plan is not None
+    have = len(state.plan.chains)
+    if have >= state.shape.replicas or state.shape.steps - state.step <= 1:
+        return Transition(state=state)
+    if membership.num_whole_without_join(state) <= have:
+        restarted = [s for s in usable_slots(state, now_s) if s.stage is not None]
+        coming = restarting_slots(state, now_s)
+        if coming and len(restarted) < membership.num_places(state):
+            return Transition(state=state)
+    draft = Draft(method=Method.JOIN, planned=True, reason="", now_s=now_s, nonce=nonce)
+    plan = membership.join_plan(state, draft)
+    if plan is None:
+        return Transition(state=state)
+    reason = _join_sentence(state, plan)
+    plan = replace(plan, reason=f"{reason}; {plan.reason}")
+    return publish(open_join(state, plan, reason), plan, JobPhase.RUNNING)
+
+
+def _join_sentence(state: CoordinatorState, plan: Plan) -> str:
+    assert state.plan is not None
+    before = {c.replica for c in state.plan.chains}
+    came = ", ".join(str(c.replica) for c in plan.chains if c.replica not in before)
+    joiners = []
+    for member in plan.members:
+        slot = state.slot(member.slot)
+        if member.joining and slot is not None:
+            kind = "spare" if slot.stage is None else "restarted"
+            joiners.append(f"{slot_name(state, member.slot)} ({kind}) as {member.rank}")
+    how = f"joined by {', '.join(joiners)}" if joiners else "by chaining followers, no transfer"
+    return f"replica {came} whole again {how}"
+
+
+def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
+    """Return the state with ``plan`` as the newest, and what makes it visible."""
+    for member in plan.members:
+        slot = state.slot(member.slot)
+        assert slot is not None
+        if slot.stage != member.rank.stage:
+            state = with_slot(state, replace(slot, stage=member.rank.stage))
+    state = replace(
+        state,
+        phase=phase,
+        plan=plan,
+        last_id=plan.quorum.id,
+        adopted_at_s={},
+        settled_at_s={},
+        settled_step=None,
+        suspicion=None,
+        waiting=None,
+    )
+    recorded = tuple(
+        RecordRecovery(recovery=o.recovery)
+        for o in state.recoveries
+        if o.recovery.quorum == plan.quorum
+    )
+    message = f"{plan.quorum} ({plan.method}): {plan.reason}"
+    actions = (
+        PublishPlan(plan=plan),
+        *recorded,
+        Announce(
+            reason="PlanPublished", message=message, warning=not plan.planned and bool(recorded)
+        ),
+    )
+    return Transition(state=state, actions=actions, reason=message)
+
+
+def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition:
+    """Return the state of the ended job, and what tells everybody."""
+    state, closed = close_all(state)
+    state = replace(state, phase=phase, waiting=None, suspicion=None, outcome=reason)
+    actions = (
+        *(RecordRecovery(recovery=r) for r in closed),
+        Announce(reason=phase.capitalize(), message=reason, warning=phase is JobPhase.FAILED),
+        EndJob(state=phase, reason=reason),
+    )
+    return Transition(state=state, actions=actions, reason=reason)
+
+
+def inject_into_spares(state: CoordinatorState) -> Transition:
+    """Hand the faults on spares to their pods when their step is under way."""
+    actions: list[Action] = []
+    injected = list(state.injected)
+    for fault in state.config.faults:
+        if fault.spare is None or fault.id in injected or fault.step > state.step:
+            continue
+        injected.append(fault.id)
+        spares = spare_pods(state)
+        if fault.spare < len(spares):
+            actions.append(Inject(fault=fault, pod=uid_of(spares[fault.spare])))
+        else:
+            message = f"fault {fault.id}: there is no spare {fault.spare}, only {len(spares)}"
+            actions.append(Announce(reason="FaultWithoutTarget", message=message, warning=True))
+    if not actions:
+        return Transition(state=state)
+    return Transition(state=replace(state, injected=tuple(injected)), actions=tuple(actions))

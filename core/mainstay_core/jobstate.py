@@ -1,0 +1,353 @@
+"""What the coordinator knows of a job: one frozen value, and questions to it.
+
+The state is what is compared and set in the store; everything that can be
+derived from it is a function here, never a second copy that may disagree. Who
+is lost, for example, is the difference between the plan's members and the
+trainers that live, so a repeated or late fact cannot cause a second recovery.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from mainstay_core.ids import Incarnation, PodUid, RankId, Slot
+from mainstay_core.jobspec import JobConfig
+from mainstay_core.messages import FinalDigests, Member, Plan, PodRegistration, Recovery
+from mainstay_core.topology import JobShape
+
+MAX_ENDED = 8
+"""Ended incarnations remembered per slot: a late report of one must not revive it."""
+MAX_STEP_SECONDS = 33
+"""Recent step durations kept for the median that a recovery is compared with."""
+
+
+class JobPhase(enum.StrEnum):
+    """Where a job is."""
+
+    FORMING = "forming"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    WAITING = "waiting"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+TERMINAL = frozenset({JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.STOPPED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodState:
+    """A pod that registered."""
+
+    registration: PodRegistration
+    gone: bool = False
+    """Surely gone; it has to register again before anything it says counts."""
+    why: str = ""
+    gone_at_s: float = 0.0
+    """Wall clock of whoever saw it go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """One accelerator and the trainer that lives on it.
+
+    Invariant: ``incarnation`` is not in ``ended``.
+    """
+
+    slot: Slot
+    incarnation: Incarnation | None = None
+    ended: tuple[Incarnation, ...] = ()
+    down_at_s: float = 0.0
+    """Wall clock of the reporter at the last end."""
+    learnt_down_s: float = 0.0
+    """When the last end was learnt."""
+    restarting: bool = False
+    """Its launcher forks another trainer."""
+    failures: int = 0
+    """Ends without a commit in between."""
+    held_until_s: float = 0.0
+    """Not used before: it was excluded on suspicion."""
+    stage: int | None = None
+    """Stage that it served last: it is the first choice for a place there."""
+    why: str = ""
+    """Evidence of the last end."""
+    refused: str = ""
+    """Why it cannot be used at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Row 6 of the ladder: the condition and its deadline."""
+
+    reason: str
+    since_s: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """Members gave up the quorum without sure evidence that anybody is gone."""
+
+    first_s: float
+    reporters: tuple[Slot, ...]
+    suspects: tuple[Slot, ...]
+    evidence: str
+    observed_at_s: float
+    """Wall clock of the first reporter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiredFault:
+    """An injected fault that was carried out."""
+
+    fault: str
+    pod: PodUid
+    slot: int | None
+    rank: RankId | None
+    at_s: float
+    matched: bool = False
+    """Whether a recovery has taken its death time from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRecovery:
+    """A recovery whose five times are not all known. All times are wall clock, in s."""
+
+    recovery: Recovery
+    died_at_s: float
+    first_fact_s: float
+    durable_s: float
+    fence_end_s: float | None = None
+    """When the last survivor held all settle reports."""
+    load_end_s: float | None = None
+    """When the last survivor went on."""
+    commit_at_s: float | None = None
+    """The first commit of a step in its quorum or a later one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorState:
+    """Everything the coordinator's decisions depend on.
+
+    Invariants (checked by :func:`check_invariants`): a slot is in the plan at
+    most once; each (replica, stage) has one cell; every shard type has one
+    supplier, which is a whole chain; ``last_id`` is the largest quorum id used.
+    """
+
+    config: JobConfig
+    phase: JobPhase = JobPhase.FORMING
+    created_at_s: float
+    last_id: int = 0
+    restarted_id: int = 0
+    """Quorum of the last restart: commits of older quorums don't count any more."""
+    plan: Plan | None = None
+    pods: tuple[PodState, ...] = ()
+    """In natural order of their names."""
+    slots: tuple[SlotState, ...] = ()
+    """In order of (pod, index)."""
+    fingerprint: dict[str, str] | None = None
+    """Numerics fingerprint of the first plan's members; fixed from then on."""
+    fingerprints: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Fingerprint by slot, as its living trainer told it."""
+    adopted_at_s: dict[int, float] = field(default_factory=dict)
+    """Member index to when it held all settle reports of the current plan."""
+    settled_at_s: dict[int, float] = field(default_factory=dict)
+    """Member index to when it went on in the current plan."""
+    settled_step: int | None = None
+    """Step at which the current plan settled."""
+    step: int = 0
+    """Number of committed steps."""
+    step_seconds: tuple[float, ...] = ()
+    waiting: Waiting | None = None
+    suspicion: Suspicion | None = None
+    suspected_before: tuple[Slot, ...] = ()
+    """Suspects of the re-forms since the last commit."""
+    reforms: int = 0
+    """Re-forms since the last commit."""
+    recoveries: tuple[OpenRecovery, ...] = ()
+    finals: tuple[FinalDigests, ...] = ()
+    """Per stage, of the first cell that finished."""
+    finished: tuple[Incarnation, ...] = ()
+    fired: tuple[FiredFault, ...] = ()
+    injected: tuple[str, ...] = ()
+    """Faults on spares that were handed to their pod."""
+    outcome: str = ""
+    """Why the job ended, or has to end now."""
+
+    @property
+    def shape(self) -> JobShape:
+        """Degrees of the job."""
+        return self.config.shape
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the job has ended."""
+        return self.phase in TERMINAL
+
+    def pod(self, uid: PodUid) -> PodState | None:
+        """Return a registered pod."""
+        return next((p for p in self.pods if p.registration.pod == uid), None)
+
+    def slot(self, slot: Slot) -> SlotState | None:
+        """Return a slot of a registered pod."""
+        return next((s for s in self.slots if s.slot == slot), None)
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key under which pod-2 comes before pod-10."""
+    return tuple(
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    )
+
+
+def with_pod(state: CoordinatorState, pod: PodState) -> CoordinatorState:
+    """Return the state with ``pod`` added or replaced, in order."""
+    uid = pod.registration.pod
+    others = [p for p in state.pods if p.registration.pod != uid]
+    ordered = sorted([*others, pod], key=lambda p: (natural(p.registration.name), uid_of(p)))
+    return replace(state, pods=tuple(ordered))
+
+
+def uid_of(pod: PodState) -> PodUid:
+    """Return the pod's UID."""
+    return pod.registration.pod
+
+
+def with_slot(state: CoordinatorState, slot: SlotState) -> CoordinatorState:
+    """Return the state with ``slot`` added or replaced, in order."""
+    others = [s for s in state.slots if s.slot != slot.slot]
+    return replace(state, slots=tuple(sorted([*others, slot], key=lambda s: s.slot)))
+
+
+def is_living(state: CoordinatorState, member: Member) -> bool:
+    """Return whether this life of the member's trainer goes on, as far as is known."""
+    pod, slot = state.pod(member.slot.pod), state.slot(member.slot)
+    return (
+        pod is not None
+        and not pod.gone
+        and slot is not None
+        and slot.incarnation == member.incarnation
+    )
+
+
+def lost_members(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the members of the plan that are surely gone, in index order."""
+    if state.plan is None:
+        return ()
+    return tuple(m for m in state.plan.members if not is_living(state, m))
+
+
+def holds_state(state: CoordinatorState, member: Member) -> bool:
+    """Return whether a living member has, or can have at once, its stage's state."""
+    return is_living(state, member) and not still_joining(state, member)
+
+
+def still_joining(state: CoordinatorState, member: Member) -> bool:
+    """Return whether a member has not been given its state yet."""
+    return member.joining and member.index not in state.settled_at_s
+
+
+def all_settled(state: CoordinatorState) -> bool:
+    """Return whether every member of the plan goes on in it."""
+    return state.plan is not None and len(state.settled_at_s) == len(state.plan.members)
+
+
+def usable_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
+    """Return the slots whose trainer is up, may be used and is no member, in pod order."""
+    members = {m.slot for m in state.plan.members} if state.plan else set()
+    order = {uid_of(p): i for i, p in enumerate(state.pods) if not p.gone}
+    fit = [
+        s
+        for s in state.slots
+        if s.incarnation is not None
+        and s.slot.pod in order
+        and not s.refused
+        and s.failures < state.config.max_restarts
+        and s.held_until_s <= now_s
+    ]
+    living = {m.slot for m in state.plan.members if is_living(state, m)} if state.plan else set()
+    free = [s for s in fit if s.slot not in members or s.slot not in living]
+    return tuple(sorted(free, key=lambda s: (order[s.slot.pod], s.slot.index)))
+
+
+def restarting_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
+    """Return the slots that served a stage and whose next trainer is worth waiting for."""
+    gone = {uid_of(p) for p in state.pods if p.gone}
+    return tuple(
+        s
+        for s in state.slots
+        if s.incarnation is None
+        and s.restarting
+        and s.stage is not None
+        and s.slot.pod not in gone
+        and not s.refused
+        and s.failures < state.config.max_restarts
+        and now_s - s.learnt_down_s < state.config.restart_grace_s
+    )
+
+
+def spare_pods(state: CoordinatorState) -> tuple[PodState, ...]:
+    """Return the living pods without a member, in order: spare 0, 1, ..."""
+    used = {m.slot.pod for m in state.plan.members} if state.plan else set()
+    return tuple(p for p in state.pods if not p.gone and uid_of(p) not in used)
+
+
+def pod_name(state: CoordinatorState, uid: PodUid) -> str:
+    """Return what people call a pod."""
+    pod = state.pod(uid)
+    return pod.registration.name if pod else uid
+
+
+def slot_name(state: CoordinatorState, slot: Slot) -> str:
+    """Return what people call a slot."""
+    return f"{pod_name(state, slot.pod)}/{slot.index}"
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the lower median; 0 of nothing."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+
+
+def check_invariants(state: CoordinatorState) -> None:
+    """Assert what must hold after every step of the coordinator.
+
+    Raises:
+        AssertionError: a decision was wrong; the message says which invariant.
+    """
+    for slot in state.slots:
+        assert slot.incarnation not in slot.ended, f"{slot.slot} lives and has ended"
+    plan = state.plan
+    if plan is None:
+        assert state.phase in {JobPhase.FORMING, *TERMINAL}, f"{state.phase} without a plan"
+        return
+    assert plan.quorum.id == state.last_id, "the plan is not the newest quorum"
+    assert plan.unplanned_id <= plan.quorum.id, "unplanned id above the quorum's"
+    assert plan.planned == (plan.unplanned_id < plan.quorum.id), "planned contradicts ids"
+    assert [m.index for m in plan.members] == list(range(len(plan.members))), "indices"
+    assert len({m.slot for m in plan.members}) == len(plan.members), "a slot twice"
+    assert len({m.incarnation for m in plan.members}) == len(plan.members), "a trainer twice"
+    seats = [(m.rank.replica, m.rank.stage) for m in plan.members if m.rank.replica is not None]
+    assert len(set(seats)) == len(seats), "two cells in one place of a chain"
+    assert plan.chains, "a plan without a whole replica"
+    for chain in plan.chains:
+        cells = [plan.members[i] for i in chain.cells]
+        assert [c.rank.stage for c in cells] == list(range(state.shape.stages)), "chain's stages"
+        assert all(c.rank.replica == chain.replica for c in cells), "chain's replica"
+        assert 0 <= chain.replica < state.shape.lanes, "replica is no lane"
+    assert len(seats) == len(plan.chains) * state.shape.stages, "a cell of no whole chain"
+    replicas = {c.replica for c in plan.chains}
+    assert len(plan.suppliers) == state.shape.num_types, "a type without a supplier"
+    assert set(plan.suppliers) <= replicas, "a supplier is no whole chain"
+    assert plan.rendezvous.pod in {m.slot.pod for m in plan.members}, "rendezvous elsewhere"
+    assert all(m.since <= plan.quorum.id for m in plan.members), "since is in the future"
+    if state.phase in {JobPhase.RUNNING, JobPhase.RECOVERING}:
+        alive = [m for m in plan.members if m.incarnation not in state.finished]
+        assert all(is_living(state, m) for m in alive), "a lost member without a plan"
+    assert (state.phase is JobPhase.WAITING) == (state.waiting is not None), "waiting"

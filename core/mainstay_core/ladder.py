@@ -1,0 +1,238 @@
+"""The recovery ladder: how a job goes on after a fault (design section 5).
+
+One pure function from what is known to a row of the ladder, with a sentence for
+the row chosen and one for each row passed over. What is known is a value per
+stage: which exact copies of its state are left. A row that applies but cannot be
+executed yet yields row 6 with that reason, never a worse row in silence.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class Row(enum.IntEnum):
+    """The rows, best first."""
+
+    HAND_OVER = 0
+    RECHECK = 1
+    MASK = 2
+    REPLAY = 3
+    RESTART = 4
+    APPROXIMATE = 5
+    WAIT = 6
+
+
+WHO_STOPS = {
+    Row.HAND_OVER: "nobody",
+    Row.RECHECK: "all, for one step",
+    Row.MASK: "nobody beyond the patch",
+    Row.REPLAY: "the rest waits and recomputes nothing",
+    Row.RESTART: "all, from the restored step",
+    Row.APPROXIMATE: "all, for one step",
+    Row.WAIT: "all",
+}
+
+EXECUTABLE = frozenset({Row.MASK, Row.RESTART, Row.WAIT})
+"""Rows that the runtime carries out; the others are decided and then waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageHolders:
+    """Exact copies of one stage's state."""
+
+    stage: int
+    holders: int
+    """Living cells that hold it."""
+    living: int
+    """Living cells assigned to it, with or without its state."""
+    replayable: bool = False
+    """Snapshots of a whole window and the logs since are complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is known when the ladder is entered: the union of all faults not yet recovered."""
+
+    stages: tuple[StageHolders, ...]
+    step: int
+    """Steps committed."""
+    free_slots: int = 0
+    """Trainers that are up and could take a place now."""
+    leaving: int = 0
+    """Cells that announced that they will leave, or lag, and still work."""
+    lost: int = 0
+    """Cells that are gone."""
+    disagreement: str = ""
+    """What a check found, if one disagrees."""
+    peer_snapshot_step: int | None = None
+    """Newest step of which peers hold snapshots of every stage."""
+    durable_step: int | None = 0
+    """Newest durable version; 0 is the seed's initial state, None where even that is gone."""
+    allow_approximate: bool = False
+    approximate_after_lost_steps: int | None = None
+    """With more lost steps than this an exact restart is not worth it."""
+    executable: frozenset[Row] = EXECUTABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The ladder's answer."""
+
+    row: Row
+    exact: bool
+    who_stops: str
+    reason: str
+    """One sentence: it is what status, events and logs show."""
+    why_not: tuple[str, ...]
+    """One sentence for each row passed over, in order."""
+    from_step: int | None = None
+    """Step of the exact source of a restart; the trainers' settle has the last word."""
+
+
+def decide(situation: Situation) -> Decision:
+    """Return the first row that applies.
+
+    Complexity: linear in the number of stages.
+    """
+    passed: list[str] = []
+    for row, test in _TESTS.items():
+        applies, sentence = test(situation)
+        if not applies:
+            passed.append(f"row {row.value} ({row.name.lower()}): {sentence}")
+            continue
+        if row not in situation.executable:
+            passed.append(f"row {row.value} ({row.name.lower()}): cannot be executed yet")
+            reason = f"{sentence}; the answer ({row.name.lower()}) cannot be executed yet"
+            return _decision(Row.WAIT, reason, passed, None)
+        source = _exact_source(situation) if row is Row.RESTART else None
+        return _decision(row, sentence, passed, source)
+    return _decision(Row.WAIT, _condition(situation), passed, None)
+
+
+def _decision(row: Row, reason: str, passed: list[str], source: int | None) -> Decision:
+    return Decision(
+        row=row,
+        exact=row is not Row.APPROXIMATE,
+        who_stops=WHO_STOPS[row],
+        reason=reason,
+        why_not=tuple(passed),
+        from_step=source,
+    )
+
+
+def _without_state(situation: Situation) -> list[int]:
+    return [s.stage for s in situation.stages if s.holders == 0]
+
+
+def _places(situation: Situation) -> int:
+    """Slots needed so that every stage has a cell."""
+    return sum(1 for s in situation.stages if s.living == 0)
+
+
+def _exact_source(situation: Situation) -> int | None:
+    steps = [s for s in (situation.peer_snapshot_step, situation.durable_step) if s is not None]
+    return max(steps, default=None)
+
+
+def _hand_over(situation: Situation) -> tuple[bool, str]:
+    if situation.lost:
+        return False, f"{_count(situation.lost, 'cell')} already lost"
+    if not situation.leaving:
+        return False, "no cell has announced that it leaves"
+    return True, f"{_count(situation.leaving, 'cell')} will leave and still work"
+
+
+def _recheck(situation: Situation) -> tuple[bool, str]:
+    if not situation.disagreement:
+        return False, "no check disagrees"
+    return True, f"a check disagrees: {situation.disagreement}"
+
+
+def _mask(situation: Situation) -> tuple[bool, str]:
+    without = _without_state(situation)
+    if without:
+        return False, f"{_stages(without)} no living cell with a state"
+    if situation.lost:
+        return True, f"every stage still has a living cell; {_count(situation.lost, 'cell')} lost"
+    return False, "no cell is lost"
+
+
+def _replay(situation: Situation) -> tuple[bool, str]:
+    without = [s for s in situation.stages if s.holders == 0]
+    if not without:
+        return False, "every stage has a living cell"
+    missing = [s.stage for s in without if not s.replayable]
+    if missing:
+        return False, f"{_stages(missing)} no complete snapshots and logs"
+    if _places(situation) > situation.free_slots:
+        return False, _condition(situation)
+    return True, f"{_stages([s.stage for s in without])} snapshots and logs that are complete"
+
+
+def _restart(situation: Situation) -> tuple[bool, str]:
+    without = _without_state(situation)
+    if not without:
+        return False, "every stage has a living cell"
+    source = _exact_source(situation)
+    if source is None:
+        return False, "no exact source is left"
+    limit = situation.approximate_after_lost_steps
+    if situation.allow_approximate and limit is not None and situation.step - source > limit:
+        return False, f"step {source} is more than {limit} steps old"
+    if _places(situation) > situation.free_slots:
+        return False, _condition(situation)
+    origin = f"step {source}" if source else "the seed's initial state"
+    return True, (
+        f"{_stages(without)} no living cell with a state; the newest exact source known is {origin}"
+    )
+
+
+def _approximate(situation: Situation) -> tuple[bool, str]:
+    without = _without_state(situation)
+    if not without:
+        return False, "every stage has a living cell"
+    if not situation.allow_approximate:
+        return False, "recovery.allowApproximate is off"
+    source, limit = _exact_source(situation), situation.approximate_after_lost_steps
+    if source is not None and (limit is None or situation.step - source <= limit):
+        return False, f"an exact source (step {source}) is left"
+    if len(without) == len(situation.stages):
+        return False, "no stage has a living cell to initialise the others from"
+    if _places(situation) > situation.free_slots:
+        return False, _condition(situation)
+    return True, f"{_stages(without)} no exact source; its neighbours re-initialise it"
+
+
+def _condition(situation: Situation) -> str:
+    """What would have to change for the job to go on."""
+    empty = [s.stage for s in situation.stages if s.living == 0]
+    if _places(situation) > situation.free_slots:
+        have = _count(situation.free_slots, "free trainer") if situation.free_slots else "none"
+        need = _count(_places(situation), "free trainer")
+        return f"{_stages(empty)} no living cell: needs {need}, {have} there"
+    if _without_state(situation):
+        return f"{_stages(_without_state(situation))} no exact source"
+    return "nothing is lost"
+
+
+def _stages(stages: list[int]) -> str:
+    if len(stages) == 1:
+        return f"stage {stages[0]} has"
+    return f"stages {', '.join(map(str, stages))} have"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+_TESTS: dict[Row, Callable[[Situation], tuple[bool, str]]] = {
+    Row.HAND_OVER: _hand_over,
+    Row.RECHECK: _recheck,
+    Row.MASK: _mask,
+    Row.REPLAY: _replay,
+    Row.RESTART: _restart,
+    Row.APPROXIMATE: _approximate,
+}

@@ -1,0 +1,365 @@
+"""Facts into the coordinator's state: what is known, before anything is decided.
+
+Facts may come twice, late and in any order. Each is about one life of a trainer
+(its incarnation), so what is known of an older or newer life is never touched,
+and an ended life never comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from mainstay_core.coordinator_events import Announce, RecordRecovery, Transition
+from mainstay_core.errors import RemoteProtocolError
+from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.jobstate import (
+    MAX_ENDED,
+    CoordinatorState,
+    JobPhase,
+    PodState,
+    SlotState,
+    Suspicion,
+    all_settled,
+    pod_name,
+    slot_name,
+    uid_of,
+    with_pod,
+    with_slot,
+)
+from mainstay_core.messages import Fact, FactKind, FinalDigests, Member, PodRegistration
+from mainstay_core.recovery_times import close_known, plan_settled
+
+
+def learn_pod(state: CoordinatorState, registration: PodRegistration, now_s: float) -> Transition:
+    """Return the state with the pod registered.
+
+    Another supervisor process on the same pod means that its trainers ended
+    with the old one.
+    """
+    known = state.pod(registration.pod)
+    if known is not None and not known.gone and known.registration == registration:
+        return Transition(state=state, reason="already registered")
+    if known is not None and (known.gone or known.registration.pid != registration.pid):
+        state = _end_all(state, registration.pod, "its supervisor was replaced", now_s, now_s)
+    state = with_pod(state, PodState(registration=registration))
+    for index in range(registration.num_slots):
+        slot = Slot(pod=registration.pod, index=index)
+        if state.slot(slot) is None:
+            state = with_slot(state, SlotState(slot=slot))
+    what = "registered" if known is None else "registered again"
+    message = f"{registration.name} at {registration.address} {what}"
+    return Transition(
+        state=state, actions=(Announce(reason="PodRegistered", message=message),), reason=message
+    )
+
+
+def learn_facts(state: CoordinatorState, facts: tuple[Fact, ...], now_s: float) -> Transition:
+    """Return the state with all facts learnt, in order.
+
+    Raises:
+        RemoteProtocolError: a fact names a pod or slot that has to register first.
+    """
+    result = Transition(state=state)
+    stale = []
+    for fact in facts:
+        _check_known(result.state, fact)
+        outcome = _FACTS[fact.kind](result.state, fact, now_s)
+        stale.append(outcome.stale)
+        result = result.then(outcome)
+    return replace(result, stale=bool(stale) and all(stale))
+
+
+def learn_silence(
+    state: CoordinatorState, behind_s: Mapping[str, float], now_s: float
+) -> Transition:
+    """Return the state with the pods gone that are too far behind the job's newest heartbeat."""
+    result = Transition(state=state)
+    for pod in state.pods:
+        behind = behind_s.get(uid_of(pod), 0.0)
+        if not pod.gone and behind > state.config.heartbeat_timeout_s:
+            why = f"silent for {behind:.1f} s while others were heard"
+            result = result.then(_lose_pod(result.state, uid_of(pod), why, now_s, now_s))
+    return result
+
+
+def _check_known(state: CoordinatorState, fact: Fact) -> None:
+    pod = state.pod(fact.pod)
+    if fact.kind is FactKind.POD_GONE:
+        return
+    if pod is None or pod.gone:
+        why = "is unknown" if pod is None else f"counts as gone ({pod.why})"
+        raise RemoteProtocolError(f"pod {fact.pod} {why}: register it, then tell its trainers")
+    if fact.slot is None or state.slot(Slot(pod=fact.pod, index=fact.slot)) is None:
+        raise RemoteProtocolError(f"pod {fact.pod} has no slot {fact.slot}")
+    if fact.incarnation is None:
+        raise RemoteProtocolError(f"a {fact.kind} fact must name the trainer's incarnation")
+
+
+def _slot_of(state: CoordinatorState, fact: Fact) -> SlotState:
+    assert fact.slot is not None
+    slot = state.slot(Slot(pod=fact.pod, index=fact.slot))
+    assert slot is not None
+    return slot
+
+
+def _when(fact: Fact, now_s: float) -> float:
+    return fact.observed_at_s or now_s
+
+
+def _end(
+    slot: SlotState, incarnation: Incarnation | None, why: str, at_s: float, now_s: float
+) -> SlotState:
+    """The slot after ``incarnation`` (or the one that lives) ended."""
+    ended = incarnation or slot.incarnation
+    if ended is None or ended in slot.ended:
+        return slot
+    remembered = (*slot.ended, ended)[-MAX_ENDED:]
+    if slot.incarnation not in (None, ended):
+        return replace(slot, ended=remembered)
+    return replace(
+        slot,
+        incarnation=None,
+        ended=remembered,
+        down_at_s=at_s,
+        learnt_down_s=now_s,
+        failures=slot.failures + 1,
+        why=why,
+    )
+
+
+def _end_all(
+    state: CoordinatorState, pod: PodUid, why: str, at_s: float, now_s: float
+) -> CoordinatorState:
+    for slot in state.slots:
+        if slot.slot.pod == pod and slot.incarnation is not None:
+            ended = _end(slot, slot.incarnation, why, at_s, now_s)
+            state = with_slot(state, replace(ended, restarting=False))
+    return state
+
+
+def _lose_pod(
+    state: CoordinatorState, uid: PodUid, why: str, at_s: float, now_s: float
+) -> Transition:
+    pod = state.pod(uid)
+    if pod is None or pod.gone:
+        return Transition(state=state, reason=f"pod {uid} is known to be gone")
+    message = f"pod {pod_name(state, uid)} is gone: {why or 'no detail'}"
+    state = _end_all(state, uid, why or "its pod is gone", at_s, now_s)
+    state = with_pod(state, replace(pod, gone=True, why=why, gone_at_s=at_s))
+    return Transition(
+        state=state,
+        actions=(Announce(reason="PodGone", message=message, warning=True),),
+        reason=message,
+    )
+
+
+def _trainer_up(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    slot = _slot_of(state, fact)
+    name = slot_name(state, slot.slot)
+    if fact.incarnation in slot.ended:
+        return Transition(state=state, reason=f"{name}: that trainer has ended")
+    if fact.incarnation == slot.incarnation:
+        return Transition(state=state, reason=f"{name} is known to be up")
+    if slot.incarnation is not None:
+        slot = _end(slot, slot.incarnation, "replaced by a new trainer", _when(fact, now_s), now_s)
+    theirs = fact.fingerprint or {}
+    refused = fingerprint_difference(state.fingerprint, theirs)
+    slot = replace(slot, incarnation=fact.incarnation, restarting=False, refused=refused)
+    state = with_slot(state, slot)
+    state = replace(state, fingerprints={**state.fingerprints, str(slot.slot): theirs})
+    if refused:
+        return Transition(state=state, actions=(refusal(name, refused),), reason=refused)
+    return Transition(
+        state=state,
+        actions=(Announce(reason="TrainerUp", message=f"trainer {name} is up"),),
+        reason=f"{name} is up",
+    )
+
+
+def fingerprint_difference(ours: dict[str, str] | None, theirs: Mapping[str, str]) -> str:
+    """Return what differs in a numerics fingerprint, in words; empty if nothing does."""
+    if ours is None:
+        return ""
+    return ", ".join(
+        f"{key} is {theirs.get(key, 'missing')}, the job has {ours.get(key, 'none')}"
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key)
+    )
+
+
+def refusal(name: str, difference: str) -> Announce:
+    """Return the announcement of a trainer whose arithmetic is not the job's."""
+    message = f"trainer {name} is refused, equal bits need equal arithmetic: {difference}"
+    return Announce(reason="FingerprintRefused", message=message, warning=True)
+
+
+def _trainer_down(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    slot = _slot_of(state, fact)
+    name = slot_name(state, slot.slot)
+    if fact.incarnation in slot.ended:
+        if slot.incarnation is None and slot.restarting != fact.restarting:
+            state = with_slot(state, replace(slot, restarting=fact.restarting))
+        return Transition(state=state, reason=f"{name}: that end is known")
+    at_s = _when(fact, now_s)
+    ended = _end(slot, fact.incarnation, fact.evidence, at_s, now_s)
+    if ended.incarnation is None:
+        ended = replace(ended, restarting=fact.restarting)
+    if fact.incarnation in state.finished:
+        ended = replace(ended, failures=slot.failures)
+        return Transition(state=with_slot(state, ended), reason=f"{name} ended after it finished")
+    message = f"trainer {name} ended: {fact.evidence or 'no detail'}"
+    return Transition(
+        state=with_slot(state, ended),
+        actions=(Announce(reason="TrainerDown", message=message, warning=True),),
+        reason=message,
+    )
+
+
+def _pod_gone(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    return _lose_pod(state, fact.pod, fact.evidence, _when(fact, now_s), now_s)
+
+
+def _member(state: CoordinatorState, fact: Fact) -> Member | None:
+    assert fact.slot is not None
+    assert fact.incarnation is not None
+    if state.plan is None:
+        return None
+    return state.plan.member_of(Slot(pod=fact.pod, index=fact.slot), fact.incarnation)
+
+
+def _stale(state: CoordinatorState, fact: Fact) -> Transition:
+    current = state.plan.quorum if state.plan else "no quorum"
+    reason = f"{fact.kind} of {fact.quorum or 'no quorum'} is stale: the job is in {current}"
+    return Transition(state=state, reason=reason, stale=True)
+
+
+def _parked(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    """A hint that the quorum is broken. Known deaths were acted on when they were learnt."""
+    member = _member(state, fact)
+    if member is None or not _concerns(state, member, fact.quorum):
+        return _stale(state, fact)
+    old = state.suspicion
+    if old is None:
+        old = Suspicion(
+            first_s=now_s,
+            reporters=(),
+            suspects=(),
+            evidence=fact.evidence,
+            observed_at_s=_when(fact, now_s),
+        )
+    new = replace(
+        old,
+        reporters=tuple(sorted({*old.reporters, member.slot})),
+        suspects=tuple(sorted({*old.suspects, *fact.suspects})),
+    )
+    name = slot_name(state, member.slot)
+    return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")
+
+
+def _concerns(state: CoordinatorState, member: Member, quorum: QuorumId | None) -> bool:
+    """Whether a member that gave up ``quorum`` still has to be helped by a newer plan.
+
+    The current plan helps everybody below it only if it is unplanned: a planned
+    one interrupts nobody, so those who have not adopted it yet can only be
+    reached by a newer unplanned plan.
+    """
+    assert state.plan is not None
+    if quorum is None:
+        return False
+    if quorum.id == state.plan.quorum.id:
+        return quorum.nonce == state.plan.quorum.nonce
+    adopted = member.index in state.adopted_at_s or member.index in state.settled_at_s
+    return state.plan.unplanned_id <= quorum.id < state.plan.quorum.id and not adopted
+
+
+def _adopted(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    member = _member(state, fact)
+    if member is None or state.plan is None or fact.quorum != state.plan.quorum:
+        return _stale(state, fact)
+    if member.index in state.adopted_at_s:
+        return Transition(state=state, reason="already known")
+    adopted = {**state.adopted_at_s, member.index: _when(fact, now_s)}
+    return Transition(
+        state=replace(state, adopted_at_s=adopted), reason=f"{member.rank} adopted {fact.quorum}"
+    )
+
+
+def _settled(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    member = _member(state, fact)
+    if member is None or state.plan is None or fact.quorum != state.plan.quorum:
+        return _stale(state, fact)
+    if member.index in state.settled_at_s:
+        return Transition(state=state, reason="already known")
+    settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
+    step = state.settled_step if fact.step is None else fact.step
+    state = replace(state, settled_at_s=settled, settled_step=step)
+    if not all_settled(state):
+        return Transition(state=state, reason=f"{member.rank} goes on in {fact.quorum}")
+    return _all_settled(state)
+
+
+def _all_settled(state: CoordinatorState) -> Transition:
+    assert state.plan is not None
+    state = plan_settled(state)
+    if state.restarted_id == state.plan.quorum.id and state.settled_step is not None:
+        state = replace(state, step=min(state.step, state.settled_step))
+    if state.phase is JobPhase.RECOVERING:
+        state = replace(state, phase=JobPhase.RUNNING)
+    message = f"all members of {state.plan.quorum} go on at step {state.settled_step}"
+    state, closed = close_known(state)
+    actions = tuple(RecordRecovery(recovery=r) for r in closed)
+    settled = Announce(reason="Settled", message=message)
+    return Transition(state=state, actions=(*actions, settled), reason=message)
+
+
+def _finished(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    del now_s
+    slot = _slot_of(state, fact)
+    assert fact.incarnation is not None
+    if fact.incarnation in state.finished:
+        return Transition(state=state, reason="already known")
+    if fact.incarnation != slot.incarnation and fact.incarnation not in slot.ended:
+        return _stale(state, fact)
+    state = replace(state, finished=(*state.finished, fact.incarnation))
+    name = slot_name(state, slot.slot)
+    result = Transition(state=state, reason=f"{name} has finished")
+    if fact.final is None:
+        return result
+    return result.then(_final(state, fact.final, name))
+
+
+def _final(state: CoordinatorState, final: FinalDigests, name: str) -> Transition:
+    known = next((f for f in state.finals if f.stage == final.stage), None)
+    if known is None:
+        finals = sorted([*state.finals, final], key=lambda f: f.stage)
+        return Transition(state=replace(state, finals=tuple(finals)))
+    if known == final:
+        return Transition(state=state)
+    message = f"final digests of stage {final.stage} differ: {name} has {final}, first was {known}"
+    return Transition(
+        state=state, actions=(Announce(reason="DigestMismatch", message=message, warning=True),)
+    )
+
+
+def _failed(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    """The end itself is decided with everything else that is known."""
+    del now_s
+    slot = _slot_of(state, fact)
+    if fact.incarnation in slot.ended or slot.refused:
+        return _stale(state, fact)
+    name = slot_name(state, slot.slot)
+    reason = f"trainer {name} cannot go on: {fact.evidence or 'no detail'}"
+    return Transition(state=replace(state, outcome=state.outcome or reason), reason=reason)
+
+
+_FACTS: dict[FactKind, Callable[[CoordinatorState, Fact, float], Transition]] = {
+    FactKind.TRAINER_UP: _trainer_up,
+    FactKind.TRAINER_DOWN: _trainer_down,
+    FactKind.POD_GONE: _pod_gone,
+    FactKind.PARKED: _parked,
+    FactKind.ADOPTED: _adopted,
+    FactKind.SETTLED: _settled,
+    FactKind.FINISHED: _finished,
+    FactKind.FAILED: _failed,
+}

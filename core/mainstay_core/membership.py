@@ -1,0 +1,339 @@
+"""From trainers that are up to the next plan: who is a member, where, and who computes what.
+
+Pure: every function takes the coordinator's state and returns a plan, or None
+where there is none. The plans differ in whom they seat; everything after that
+(order of members, chains, suppliers, meeting place) is one function for all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from mainstay_core.chaining import Cell, plan_chaining
+from mainstay_core.ids import Incarnation, PodUid, QuorumId, RankId, Slot
+from mainstay_core.jobstate import (
+    CoordinatorState,
+    SlotState,
+    is_living,
+    still_joining,
+    usable_slots,
+)
+from mainstay_core.messages import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.placement import plan_placement
+from mainstay_core.reordering import plan_reordering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A trainer and its place in the next plan."""
+
+    stage: int
+    replica: int | None
+    slot: Slot
+    incarnation: Incarnation
+    since: int | None = None
+    """None: from the next quorum on."""
+    joining: bool = False
+    served: int | None = None
+    """Replica that it served last."""
+
+    @property
+    def cell_id(self) -> str:
+        """Name of the cell for chaining: another life of the trainer is another cell."""
+        return f"{self.slot}@{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What a plan is for; the rest of it follows."""
+
+    method: Method
+    planned: bool
+    reason: str
+    now_s: float
+    nonce: str
+    avoid_rendezvous: PodUid | None = None
+    """The pod where the last quorum failed to meet, if another will do."""
+
+
+def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: str) -> Plan | None:
+    """Return the first plan with ``num_replicas`` chains, or None when too few trainers are up.
+
+    Chain first, (replica, stage), onto the first pods by name; never two cells
+    of one stage in a pod while these pods avoid it (design 13.7).
+    """
+    shape = state.shape
+    needed = num_replicas * shape.stages
+    free = list(usable_slots(state, now_s))[:needed]
+    if len(free) < needed:
+        return None
+    cells = [(r, s) for r in range(num_replicas) for s in range(shape.stages)]
+    crowd: Counter[tuple[PodUid, int]] = Counter()
+    seats = []
+    for replica, stage in cells:
+        best = min(free, key=lambda s: crowd[s.slot.pod, stage])
+        free.remove(best)
+        crowd[best.slot.pod, stage] += 1
+        assert best.incarnation is not None
+        seats.append(
+            Seat(stage=stage, replica=replica, slot=best.slot, incarnation=best.incarnation)
+        )
+    reason = f"{num_replicas} of {shape.lanes} lanes get a replica of {shape.stages} stages"
+    return _compose(
+        state,
+        seats,
+        Draft(method=Method.START, planned=False, reason=reason, now_s=now_s, nonce=nonce),
+    )
+
+
+def mask_plan(
+    state: CoordinatorState, draft: Draft, excluded: frozenset[Slot] = frozenset()
+) -> Plan:
+    """Return the plan without the dead and the excluded: whole chains go on untouched.
+
+    The remains of broken chains become followers. Only where no chain is whole
+    the remains of several are mated at once; otherwise that waits for a planned
+    plan (protocol section 3).
+
+    Raises:
+        InfeasiblePlanError: some stage has no living cell.
+    """
+    seats = [s for s in _living_seats(state) if s.slot not in excluded]
+    seats = _keep_whole(seats, state.shape.stages)
+    if not any(s.replica is not None for s in seats):
+        seats = _mate(state, seats, most=state.shape.replicas)
+    return _compose(state, seats, draft)
+
+
+def restart_plan(state: CoordinatorState, draft: Draft) -> Plan | None:
+    """Return a plan whose empty stages are filled from free trainers, or None if too few are up."""
+    grown = _grow(state, draft.now_s, least=1)
+    return None if grown is None else _compose(state, grown, draft)
+
+
+def join_plan(state: CoordinatorState, draft: Draft) -> Plan | None:
+    """Return a plan with more whole replicas than now, or None if that takes more trainers.
+
+    Followers come first (no transfer), then free trainers in the order of
+    :func:`_candidates`.
+    """
+    assert state.plan is not None
+    grown = _grow(state, draft.now_s, least=len(state.plan.chains) + 1)
+    return None if grown is None else _compose(state, grown, draft)
+
+
+def num_whole_without_join(state: CoordinatorState) -> int:
+    """Return how many whole replicas the living members alone can form."""
+    counts = Counter(s.stage for s in _living_seats(state))
+    return min(state.shape.replicas, *(counts[s] for s in range(state.shape.stages)))
+
+
+def num_places(state: CoordinatorState) -> int:
+    """Return how many trainers are missing for all wanted replicas."""
+    counts = Counter(s.stage for s in _living_seats(state))
+    return sum(max(0, state.shape.replicas - counts[s]) for s in range(state.shape.stages))
+
+
+def _living_seats(state: CoordinatorState) -> list[Seat]:
+    assert state.plan is not None
+    return [
+        Seat(
+            stage=m.rank.stage,
+            replica=m.rank.replica,
+            slot=m.slot,
+            incarnation=m.incarnation,
+            since=m.since,
+            joining=still_joining(state, m),
+            served=m.rank.replica,
+        )
+        for m in state.plan.members
+        if is_living(state, m)
+    ]
+
+
+def _keep_whole(seats: Sequence[Seat], num_stages: int) -> list[Seat]:
+    cells = Counter(s.replica for s in seats if s.replica is not None)
+    return [
+        s if s.replica is not None and cells[s.replica] == num_stages else replace(s, replica=None)
+        for s in seats
+    ]
+
+
+def _grow(state: CoordinatorState, now_s: float, least: int) -> list[Seat] | None:
+    """Seat free trainers so that as many replicas as possible are whole, at least ``least``."""
+    shape = state.shape
+    seats = _keep_whole(_living_seats(state), shape.stages)
+    counts = Counter(s.stage for s in seats)
+    free = list(usable_slots(state, now_s))
+    for target in range(shape.replicas, least - 1, -1):
+        wanted = [stage for stage in range(shape.stages) for _ in range(counts[stage], target)]
+        if len(wanted) <= len(free):
+            seats += _seat_joiners(seats, wanted, free)
+            return _mate(state, seats, most=target)
+    return None
+
+
+def _seat_joiners(
+    seats: Sequence[Seat], wanted: Iterable[int], free: list[SlotState]
+) -> list[Seat]:
+    """Give each wanted place (a stage) a free trainer.
+
+    Not beside another cell of the stage while avoidable, then the slot that
+    served the stage before, then any restarted trainer, then spares in pod
+    order.
+    """
+    crowd = Counter((s.slot.pod, s.stage) for s in seats)
+    joiners = []
+    for stage in wanted:
+        best = min(
+            free, key=lambda s: (crowd[s.slot.pod, stage], s.stage != stage, s.stage is None)
+        )
+        free.remove(best)
+        crowd[best.slot.pod, stage] += 1
+        assert best.incarnation is not None
+        joiners.append(
+            Seat(
+                stage=stage,
+                replica=None,
+                slot=best.slot,
+                incarnation=best.incarnation,
+                joining=True,
+            )
+        )
+    return joiners
+
+
+def _mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Seat]:
+    """Chain cells into whole replicas, up to ``most`` of them; whole chains stay as they are.
+
+    Raises:
+        InfeasiblePlanError: some stage has no cell.
+    """
+    domains = {p.registration.pod: p.registration.domain or p.registration.pod for p in state.pods}
+    living = [
+        [
+            Cell(cell_id=s.cell_id, domain=domains[s.slot.pod], replica=s.served)
+            for s in seats
+            if s.stage == stage
+        ]
+        for stage in range(state.shape.stages)
+    ]
+    previous = (
+        {
+            c.replica: tuple(f"{slot}@{life}" for slot, life in state.plan.chain_identity(c))
+            for c in state.plan.chains
+        }
+        if state.plan
+        else {}
+    )
+    chaining = plan_chaining(living, state.shape.lanes, most, previous)
+    replica_of = {cell: r for r, cells in chaining.chains.items() for cell in cells}
+    return [replace(s, replica=replica_of.get(s.cell_id)) for s in seats]
+
+
+def _compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Plan:
+    """Return the plan with these seats: order, chains, suppliers, meeting place."""
+    quorum = QuorumId(id=state.last_id + 1, nonce=draft.nonce)
+    addresses = {p.registration.pod: p.registration.address for p in state.pods}
+    ordered = sorted(seats, key=lambda s: (s.stage, s.replica is None, s.replica or 0, s.slot))
+    members = tuple(
+        Member(
+            index=index,
+            rank=RankId(replica=seat.replica, stage=seat.stage),
+            slot=seat.slot,
+            incarnation=seat.incarnation,
+            address=addresses[seat.slot.pod],
+            since=quorum.id if seat.since is None else seat.since,
+            joining=seat.joining,
+        )
+        for index, seat in enumerate(ordered)
+    )
+    chains = _chains(state.plan, members, quorum)
+    suppliers, depth, why = _suppliers(state, tuple(c.replica for c in chains))
+    previous = state.plan
+    return Plan(
+        job=state.config.job,
+        quorum=quorum,
+        lineage=previous.lineage if previous else 0,
+        planned=draft.planned,
+        unplanned_id=previous.unplanned_id if draft.planned and previous else quorum.id,
+        method=draft.method,
+        members=members,
+        chains=chains,
+        suppliers=suppliers,
+        all_reduce_stack=depth,
+        rendezvous=_rendezvous(state, members, draft.avoid_rendezvous),
+        reason="; ".join(r for r in (draft.reason, why) if r),
+        faults_fired=tuple(f.fault for f in state.fired),
+        created_at_s=draft.now_s,
+    )
+
+
+def _chains(
+    previous: Plan | None, members: Sequence[Member], quorum: QuorumId
+) -> tuple[Chain, ...]:
+    """Chains of the seated cells; one whose cells are as before keeps the plan that formed it."""
+    cells: dict[int, list[Member]] = {}
+    for member in members:
+        if member.rank.replica is not None:
+            cells.setdefault(member.rank.replica, []).append(member)
+    formed = {previous.chain_identity(c): c.formed_in for c in previous.chains} if previous else {}
+    return tuple(
+        Chain(
+            replica=replica,
+            cells=tuple(m.index for m in sorted(cells[replica], key=lambda m: m.rank.stage)),
+            formed_in=formed.get(
+                tuple(
+                    (m.slot, m.incarnation)
+                    for m in sorted(cells[replica], key=lambda m: m.rank.stage)
+                ),
+                quorum,
+            ),
+        )
+        for replica in sorted(cells)
+    )
+
+
+def _suppliers(
+    state: CoordinatorState, replicas: tuple[int, ...]
+) -> tuple[tuple[int, ...], int, str]:
+    """Who computes each type. A replica that comes (back) gets its own lane first."""
+    shape = state.shape
+    home = [shape.lane_of(t) for t in range(shape.num_types)]
+    if state.plan is None:
+        current = home
+    else:
+        before = {c.replica for c in state.plan.chains}
+        came = set(replicas) - before
+        current = [
+            lane if lane in came else supplier
+            for lane, supplier in zip(home, state.plan.suppliers, strict=True)
+        ]
+    outcome = plan_reordering(
+        hosts=_hosts(shape.lanes, shape.shards_per_lane, state.config.redundancy),
+        living_replicas=replicas,
+        current=current,
+        shards_per_lane=shape.shards_per_lane,
+        lanes=shape.lanes,
+    )
+    return tuple(outcome.suppliers), outcome.depth, outcome.reason
+
+
+@lru_cache(maxsize=64)
+def _hosts(lanes: int, shards_per_lane: int, redundancy: int | None) -> tuple[tuple[int, ...], ...]:
+    return plan_placement(lanes, shards_per_lane, redundancy).hosts
+
+
+def _rendezvous(
+    state: CoordinatorState, members: Sequence[Member], avoid: PodUid | None
+) -> Rendezvous:
+    """The lowest member's pod, one that stayed and is not to be avoided if there is one."""
+    best = min(members, key=lambda m: (m.joining, m.slot.pod == avoid, m.index))
+    pod = state.pod(best.slot.pod)
+    assert pod is not None
+    return Rendezvous(
+        pod=best.slot.pod, gather=pod.registration.gather, store=pod.registration.store
+    )
