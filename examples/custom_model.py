@@ -57,7 +57,8 @@ class Mixer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = functional.pad(self.norm(x).transpose(1, 2), (self.kernel - 1, 0))
         a, b = self.gate(self.mix(y).transpose(1, 2)).chunk(2, dim=-1)
-        return x + self.out(functional.silu(a) * b)
+        added: torch.Tensor = self.out(functional.silu(a) * b)
+        return x + added
 
 
 class Head(nn.Module):
@@ -67,7 +68,8 @@ class Head(nn.Module):
         self.out = nn.Linear(width, data.VOCAB_SIZE)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.norm(x))
+        logits: torch.Tensor = self.out(self.norm(x))
+        return logits
 
 
 def workload(config: Mapping[str, Any], args: Sequence[str]) -> workloads.Workload:

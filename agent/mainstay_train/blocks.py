@@ -203,7 +203,9 @@ class Block:
         assert tape.output is not None, "a tape serves one backward"
         floating = tape.x.is_floating_point()
         inputs = [*([tape.x] if floating else []), *self._plain, tape.recorder.anchor]
-        found = torch.autograd.grad(tape.output, inputs, dy, allow_unused=True)
+        found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+            tape.output, inputs, dy, allow_unused=True
+        )
         tape.output = None
         plain = found[1:-1] if floating else found[:-1]
         for parameter, gradient in zip(self._plain, plain, strict=True):
@@ -211,7 +213,8 @@ class Block:
                 tape.gradients[id(parameter)] = gradient
         if not floating:
             return None
-        return torch.zeros_like(tape.x) if found[0] is None else found[0].contiguous()
+        dx = found[0]
+        return torch.zeros_like(tape.x) if dx is None else dx.contiguous()
 
     def backward_weight(
         self, tape: Tape, grads: Mapping[str, torch.Tensor], *, accumulate: bool = False

@@ -37,6 +37,11 @@ def tensor_digest(name: str, tensor: torch.Tensor, offset: int = 0) -> Digest:
     return (_digest_cuda if words.is_cuda else _digest_cpu)(name, words, start)
 
 
+def warm_up(device: str | torch.device = "cpu") -> None:
+    """Make the key tables (0.1 s, once per process): for a parent whose children inherit them."""
+    _tables(torch.device(device))
+
+
 def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Digest:
     """The sum of the digests of whole tensors."""
     return digest.total(tensor_digest(name, tensor) for name, tensor in named)

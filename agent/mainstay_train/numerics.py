@@ -54,8 +54,8 @@ def setup(device: str | torch.device = "cpu") -> torch.device:
 def _setup_cuda(device: torch.device) -> torch.device:
     if not torch.cuda.is_available():
         raise ValueError("device is cuda but torch finds no CUDA device here")
-    if device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
+    index: int | None = device.index
+    device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
     if device.index >= torch.cuda.device_count():
         raise ValueError(f"device {device} is absent: there are {torch.cuda.device_count()}")
     torch.cuda.set_device(device)

@@ -130,7 +130,8 @@ def parse_config(config: Mapping[str, Any]) -> LlamaConfig:
     for key, name in _KEYS.items():
         if config.get(key) is None:
             continue
-        value, kind = config[key], str(LlamaConfig.__annotations__[name])
+        value: Any = config[key]
+        kind = str(LlamaConfig.__annotations__[name])
         if isinstance(value, bool) or not isinstance(value, _KINDS[kind]):
             raise InvalidSpecError(f"{_PATH}.{key}", f"must be of type {kind}, got {value!r}")
         values[name] = float(value) if kind == "float" else value
