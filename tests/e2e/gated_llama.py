@@ -1,0 +1,42 @@
+"""A user's workload for tests: the built-in Llama whose data of some steps waits for a file.
+
+A run is held before a chosen step until the test has seen what it waits for (a place
+taken again, a process to kill), so no test depends on how fast this machine is. The
+numbers are the built-in model's: a gate only delays.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mainstay_train import data, draws
+from mainstay_train.models import llama
+from mainstay_train.workload import Workload
+
+POLL_S = 0.01
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GatedDataset:
+    inner: data.Dataset
+    directory: Path
+    steps: frozenset[int]
+
+    def batch(self, address: draws.Address) -> data.Batch:
+        if address.step in self.steps:
+            while not (self.directory / str(address.step)).exists():
+                time.sleep(POLL_S)
+        return self.inner.batch(address)
+
+    def fingerprint(self) -> str:
+        return self.inner.fingerprint()
+
+
+def workload(config: Mapping[str, Any], args: Sequence[str]) -> Workload:
+    """Arguments: the directory of the gates, and the steps that have one."""
+    directory, *steps = args
+    built_in = llama.workload(config)
+    gates = GatedDataset(built_in.dataset, Path(directory), frozenset(map(int, steps)))
+    return dataclasses.replace(built_in, dataset=gates)

@@ -1,0 +1,253 @@
+"""Runs ``mainstay local run`` as a user does and reads what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+HERE = Path(__file__).parent
+MAINSTAY = [sys.executable, "-m", "mainstay_cli.main"]
+GIVE_UP_S = 240.0
+"""A run this long hangs; it is killed and its logs are shown."""
+POLL_S = 0.05
+TINY_MODEL = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 64, "sequence": 16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One configuration of the matrix."""
+
+    stages: int = 1
+    ranks_per_pod: int = 1
+    shards_per_lane: int = 1
+    lanes: int = 3
+    spares: int = 1
+
+    @property
+    def num_cells(self) -> int:
+        return self.lanes * self.stages
+
+    def __str__(self) -> str:
+        return f"stages{self.stages}-slots{self.ranks_per_pod}-types{self.shards_per_lane}"
+
+
+def make_job(
+    layout: Layout,
+    steps: int,
+    corpus: Path,
+    gates: Path | None = None,
+    gate_steps: Sequence[int] = (),
+    **spec: Any,
+) -> dict[str, Any]:
+    """Return a job of a tiny model that learns the text files of ``corpus``."""
+    workload: dict[str, Any] = {
+        "entrypoint": "mainstay_train.models.llama:workload",
+        "config": TINY_MODEL | {"data": {"path": str(corpus)}},
+    }
+    if gates is not None:
+        workload["entrypoint"] = f"{HERE / 'gated_llama.py'}:workload"
+        workload["args"] = [str(gates), *map(str, gate_steps)]
+    return {
+        "apiVersion": "mainstay.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "tiny"},
+        "spec": {
+            "training": {
+                "steps": steps,
+                "seed": 11,
+                "lanes": layout.lanes,
+                "shardsPerLane": layout.shards_per_lane,
+            },
+            "parallelism": {
+                "stages": layout.stages,
+                "ranksPerPod": layout.ranks_per_pod,
+            },
+            "spares": {"replicas": layout.spares},
+            "runtime": {"device": "CPU", "backend": "Gloo"},
+            "workload": workload,
+            **spec,
+        },
+    }
+
+
+@dataclass(slots=True)
+class LocalJob:
+    """One ``mainstay local run`` and its directory."""
+
+    directory: Path
+    process: subprocess.Popen[str]
+    _deadline_s: float = field(default_factory=lambda: time.monotonic() + GIVE_UP_S)
+
+    @property
+    def state_dir(self) -> Path:
+        return self.directory / "state"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the run tells other commands; waits until it is written."""
+        path = self.state_dir / "local.json"
+        self.wait_until(lambda: path.exists() and path.read_text().endswith("}"))
+        return dict(json.loads(path.read_text()))
+
+    def fetch(self, what: str = "") -> Any:
+        """Return a part of the job as the api shows it."""
+        record = self.record
+        token = (self.state_dir / "token").read_text()
+        url = f"{record['url']}/v1/jobs/{record['job']}" + (f"/{what}" if what else "")
+        response = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+        response.raise_for_status()
+        return response.json()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition while the run lives."""
+        while not condition():
+            if self.process.poll() is not None:
+                raise AssertionError(f"the run ended early\n{self.tails()}")
+            self._check_deadline()
+            time.sleep(POLL_S)
+
+    def wait_for_members(self, step: int, num_members: int) -> None:
+        """Wait until the job stands at a gate before ``step`` with all its places taken."""
+
+        def ready() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                if self.fetch()["step"] != step:
+                    return False
+                plan = self.fetch("plan")
+                return plan is not None and len(plan["members"]) == num_members
+            return False
+
+        self.wait_until(ready)
+
+    def wait(self) -> int:
+        """Wait for the end of the run and return its exit code."""
+        while True:
+            try:
+                return self.process.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                self._check_deadline()
+
+    def report(self) -> dict[str, Any]:
+        """Return the report of a run that must have completed."""
+        code = self.wait()
+        assert code == 0, f"exit code {code}\n{self.tails()}"
+        report = dict(json.loads((self.directory / "report.json").read_text()))
+        assert report["digests"]["final"], self.tails()
+        return report
+
+    def tails(self, num_lines: int = 25) -> str:
+        """Return the ends of all logs, for the message of a failure."""
+        texts = []
+        for log in (
+            self.directory / "output.log",
+            *sorted(self.state_dir.glob("logs/*.log")),
+            *sorted(self.state_dir.glob("pods/*/*.log")),
+        ):
+            lines = log.read_text(errors="replace").splitlines()[-num_lines:]
+            texts.append("\n".join([f"--- {log.relative_to(self.directory)}", *lines]))
+        return "\n".join(texts)
+
+    def end(self) -> None:
+        """Kill what is left of the run, if anything."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def _check_deadline(self) -> None:
+        if time.monotonic() > self._deadline_s:
+            tails = self.tails()
+            self.end()
+            raise AssertionError(f"the run hangs\n{tails}")
+
+
+@contextlib.contextmanager
+def local_job(
+    directory: Path,
+    job: dict[str, Any],
+    faults: Sequence[dict[str, Any]] = (),
+    *options: str,
+) -> Iterator[LocalJob]:
+    """Start a run in ``directory``; kill it at the end if it still lives."""
+    (directory / "job.yaml").write_text(yaml.safe_dump(job))
+    command = [*MAINSTAY, "local", "run", str(directory / "job.yaml"), *options]
+    command += ["--state-dir", str(directory / "state")]
+    command += ["--report", str(directory / "report.json"), "--ui", "plain"]
+    if faults:
+        (directory / "faults.yaml").write_text(yaml.safe_dump(list(faults)))
+        command += ["--faults", str(directory / "faults.yaml")]
+    environment = dict(os.environ) | {"MAINSTAY_HOME": str(directory / "home")}
+    with (directory / "output.log").open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+        )
+    running = LocalJob(directory, process)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def run_undisturbed(directory: Path, layout: Layout, steps: int, corpus: Path) -> dict[str, Any]:
+    """Run a job without faults and return its report."""
+    with local_job(directory, make_job(layout, steps, corpus)) as job:
+        return job.report()
+
+
+def run_disturbed(
+    directory: Path,
+    layout: Layout,
+    steps: int,
+    corpus: Path,
+    faults: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """Run a job with faults, all places taken again before each, and return its report."""
+    gates = directory / "gates"
+    gates.mkdir()
+    # Data of the step of a fault may be wanted by the step before; a gate two steps ahead leaves
+    # one whole step in the healed quorum before the fault.
+    gate_steps = [fault["at"]["step"] - 2 for fault in faults]
+    job = make_job(layout, steps, corpus, gates, gate_steps)
+    with local_job(directory, job, faults) as running:
+        for step in gate_steps:
+            running.wait_for_members(step, layout.num_cells)
+            (gates / str(step)).touch()
+        return running.report()
+
+
+def processes_of(state_dir: Path) -> list[str]:
+    """Return the command lines of processes that belong to a run, by its directory."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit() or int(directory.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            environment = (directory / "environ").read_bytes().decode(errors="replace")
+            links = " ".join(os.readlink(link) for link in (directory / "fd").iterdir())
+            if str(state_dir) in f"{command} {environment} {links}":
+                found.append(f"{directory.name} {command}")
+    return found

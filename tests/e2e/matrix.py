@@ -1,0 +1,85 @@
+"""The fault matrix: what is killed, in which phase, in which layout; and what must hold after."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.harness import Layout, run_disturbed
+
+ACTIONS = ("kill-trainer", "kill-pod")
+PHASES = ("forward", "backward", "reduce", "vote", "apply")
+LAYOUTS = tuple(
+    Layout(stages=stages, ranks_per_pod=ranks_per_pod, shards_per_lane=shards_per_lane)
+    for stages, ranks_per_pod, shards_per_lane in itertools.product((1, 2), (1, 2), (1, 4))
+)
+FIRST_FAULT = 4
+STEPS_BETWEEN = 4
+
+
+def pairwise_cases() -> list[tuple[Layout, list[tuple[str, str]]]]:
+    """Return layouts with (action, phase) pairs so that every pair of values of any two of the
+    five factors occurs: four layouts form an orthogonal array, each has every phase, and the
+    actions alternate over phases and layouts.
+    """
+    layouts = [
+        layout
+        for layout in LAYOUTS
+        if ((layout.stages == 2) + (layout.ranks_per_pod == 2) + (layout.shards_per_lane == 4)) % 2
+        == 0
+    ]
+    return [
+        (layout, [(ACTIONS[(i + j) % 2], phase) for j, phase in enumerate(PHASES)])
+        for i, layout in enumerate(layouts)
+    ]
+
+
+def faults_of(layout: Layout, kills: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return a faults file: one kill every few steps, going round the ranks."""
+    ranks = list(itertools.product(range(layout.lanes), range(layout.stages)))
+    return [
+        {
+            "at": {"step": FIRST_FAULT + STEPS_BETWEEN * number, "phase": phase},
+            # A stride that shares no factor with the ranks visits all of them.
+            "target": dict(zip(("replica", "stage"), ranks[number * 5 % len(ranks)], strict=True)),
+            "action": action,
+        }
+        for number, (action, phase) in enumerate(kills)
+    ]
+
+
+def num_steps(num_faults: int) -> int:
+    """Return the steps of a run that has room for so many faults, and a few after them."""
+    return FIRST_FAULT + STEPS_BETWEEN * num_faults + 2
+
+
+def check_disturbed_run(
+    directory: Path,
+    layout: Layout,
+    kills: Sequence[tuple[str, str]],
+    corpus: Path,
+    undisturbed: dict[str, Any],
+) -> None:
+    """Run with faults and compare with the undisturbed run's report, step by step."""
+    faults = faults_of(layout, kills)
+    report = run_disturbed(directory, layout, num_steps(len(faults)), corpus, faults)
+    steps, expected = report["digests"]["steps"], undisturbed["digests"]["steps"]
+    assert len(steps) == num_steps(len(faults))
+    # The undisturbed run may be longer: it is shared by runs with fewer faults.
+    for step, (ours, theirs) in enumerate(zip(steps, expected, strict=False)):
+        assert ours == theirs, f"step {step} differs"
+    if len(steps) == len(expected):
+        assert report["digests"]["final"] == undisturbed["digests"]["final"]
+    assert report["steps"]["lost"] == 0
+    recoveries = [r for r in report["recoveries"] if r["method"] not in ("start", "join")]
+    assert len(recoveries) >= len(faults), report["recoveries"]
+    assert all(recovery["exact"] for recovery in report["recoveries"])
+
+
+def write_corpus(directory: Path) -> Path:
+    """Write a small folder of text and return it."""
+    for source in Path(__file__).parent.glob("*.py"):
+        (directory / source.name).write_text(source.read_text())
+    return directory
