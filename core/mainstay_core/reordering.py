@@ -28,8 +28,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from mainstay_core.errors import InfeasiblePlanError, InvalidSpecError
 
-# How many moved types are regrouped by pairs; beyond, the effort would show in the recovery.
-_MAX_REGROUPED = 32
+_MAX_REGROUPED = 32  # moved types; with more, regrouping by pairs would delay the recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def best_by_brute_force(living: Living, num_whole: int, previous: Previous) -> t
 
 
 def small_case(rng: random.Random) -> tuple[Living, int, Previous]:
-    stages, lanes = rng.randint(1, 3), rng.randint(1, 3)
+    stages, lanes = rng.randint(1, 3), rng.randint(2, 4)
     previous = {
         replica: tuple(f"{replica}.{stage}" for stage in range(stages))
         for replica in range(lanes)
@@ -59,7 +59,7 @@ def small_case(rng: random.Random) -> tuple[Living, int, Previous]:
         cells = [
             Cell(cell_id=f"{r}.{stage}", domain=rng.choice("abc"), replica=r)
             for r in range(lanes)
-            if rng.random() < 0.7
+            if rng.random() < 0.8
         ]
         if not cells or rng.random() < 0.2:
             cells.append(Cell(cell_id=f"new.{stage}", domain=rng.choice("abc")))

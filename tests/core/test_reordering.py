@@ -54,7 +54,7 @@ def small_case(rng: random.Random) -> tuple[Hosts, list[int], tuple[int, ...], i
         hosts = tuple(
             tuple(rng.sample(range(lanes), rng.randint(1, lanes))) for _ in range(num_types)
         )
-    living = sorted(rng.sample(range(lanes), rng.randint(1, min(lanes, 4))))
+    living = sorted(rng.sample(range(lanes), min(lanes, rng.choice([1, 2, 2, 3, 3, 3, 4]))))
     current = tuple(rng.randrange(lanes) for _ in range(num_types))
     return hosts, living, current, shards_per_lane, lanes
 
