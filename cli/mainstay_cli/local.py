@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from mainstay_cli import demo, local_run, manifests, state_dir
 from mainstay_cli.exits import CliError, ExitCode
+from mainstay_cli.live import LiveProgress
 from mainstay_cli.progress import PlainProgress, describe_recovery
 
 app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
@@ -49,20 +51,23 @@ def run(
         Path | None, typer.Option(help="Where to write the report (JSON), too.")
     ] = None,
     ui: Annotated[
-        Ui, typer.Option(help="What to print: lines, or only what goes wrong.")
+        Ui,
+        typer.Option(
+            help="What to print: a live table in a terminal, lines, or only what goes wrong."
+        ),
     ] = Ui.AUTO,
     api_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the api; 0 is any free one.")
     ] = 0,
 ) -> None:
-    progress = PlainProgress(quiet=ui is Ui.NONE)
-    _log_warnings(progress)
     job_file = manifests.load_job(file, name)
     job = job_file.job
     points = manifests.load_faults(faults, job.shape, job.spec.spares.replicas) if faults else ()
     directory = state or state_dir.home() / "jobs" / job.metadata.name
     options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report)
-    result = local_run.run_job(job_file, points, options, progress)
+    with _progress(ui) as progress:
+        _log_warnings(progress)
+        result = local_run.run_job(job_file, points, options, progress)
     summarize(result, directory, progress)
     if result.state != "complete":
         raise CliError(f"the job {result.state}: {result.reason}", ExitCode.FAILED)
@@ -78,6 +83,12 @@ def run_demo() -> None:
     progress = PlainProgress()
     _log_warnings(progress)
     demo.run(progress)
+
+
+def _progress(ui: Ui) -> PlainProgress:
+    if ui is Ui.AUTO and sys.stdout.isatty():
+        return LiveProgress()
+    return PlainProgress(quiet=ui is Ui.NONE)
 
 
 def summarize(result: local_run.RunResult, directory: Path, progress: PlainProgress) -> None:

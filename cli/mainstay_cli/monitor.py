@@ -68,6 +68,8 @@ class Monitor:
         if job.step > self._num_shown or job.ended:
             for entry in await self._client.fetch(self._job, f"ledger?since={self._num_shown}"):
                 self._show_step(entry)
+        if self._progress.shows_members:
+            self._progress.members(list(await self._client.fetch(self._job, "members")))
         for recovery in await self.fetch_recoveries():
             self._progress.recovery(recovery)
         return job

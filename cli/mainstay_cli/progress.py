@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Any, Self, TextIO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,19 +19,40 @@ class StepLine:
     quorum: str
     replicas: int
 
+    def text(self) -> str:
+        """Return the line as it is printed."""
+        width = len(str(self.num_steps))
+        return (
+            f"step {self.step + 1:>{width}}/{self.num_steps}  loss {self.loss:8.4f}  "
+            f"{self.tokens_per_s:9,.0f} tok/s  {self.quorum}  {self.replicas} replicas"
+        )
+
 
 class PlainProgress:
-    """Lines on a stream, none of them twice.
+    """Lines on a stream, none of them twice. Use as a context manager.
 
     Args:
         quiet: prints nothing but what goes wrong.
         stream: where the lines go.
     """
 
+    shows_members = False
+
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._quiet = quiet
         self._stream = stream or sys.stdout
         self._recoveries: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave what was printed as it is."""
 
     def say(self, text: str) -> None:
         """Print a line, unless quiet."""
@@ -43,11 +65,10 @@ class PlainProgress:
 
     def step(self, line: StepLine) -> None:
         """Print a committed step."""
-        width = len(str(line.num_steps))
-        self.say(
-            f"step {line.step:>{width}}/{line.num_steps}  loss {line.loss:8.4f}  "
-            f"{line.tokens_per_s:9,.0f} tok/s  {line.quorum}  {line.replicas} replicas"
-        )
+        self.say(line.text())
+
+    def members(self, members: list[dict[str, Any]]) -> None:
+        """Take note of the ranks of the newest quorum; lines do not show them."""
 
     def recovery(self, recovery: dict[str, Any]) -> None:
         """Print a finished recovery once, with its reason."""

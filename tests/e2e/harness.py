@@ -88,6 +88,7 @@ class LocalJob:
 
     directory: Path
     process: subprocess.Popen[str]
+    environment: dict[str, str]
     _deadline_s: float = field(default_factory=lambda: time.monotonic() + GIVE_UP_S)
 
     @property
@@ -130,6 +131,21 @@ class LocalJob:
             return False
 
         self.wait_until(ready)
+
+    def kill_one(self, half: str) -> None:
+        """Kill -9 the supervisor or the launcher of the pod of the first rank."""
+        trainer = int(self.fetch("members")[0]["pid"])
+        launcher = int(Path(f"/proc/{trainer}/stat").read_text().rpartition(")")[2].split()[1])
+        if half == "launcher":
+            os.kill(launcher, signal.SIGKILL)
+            return
+        # Both halves of a pod have its directory; only the supervisor is named after its module.
+        pod = next(
+            line.split()[0]
+            for line in processes_of(self.state_dir)
+            if "mainstay_agent" in line and _pod_of(int(line.split()[0])) == _pod_of(trainer)
+        )
+        os.kill(int(pod), signal.SIGKILL)
 
     def wait(self) -> int:
         """Wait for the end of the run and return its exit code."""
@@ -204,7 +220,7 @@ def local_job(
             cwd=directory,
             start_new_session=True,
         )
-    running = LocalJob(directory, process)
+    running = LocalJob(directory, process, environment)
     try:
         yield running
     finally:
@@ -251,3 +267,8 @@ def processes_of(state_dir: Path) -> list[str]:
             if str(state_dir) in f"{command} {environment} {links}":
                 found.append(f"{directory.name} {command}")
     return found
+
+
+def _pod_of(pid: int) -> Path:
+    """Return the directory of a process's pod: its output goes to a file in it."""
+    return Path(os.readlink(f"/proc/{pid}/fd/1")).parent

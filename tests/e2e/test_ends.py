@@ -1,0 +1,156 @@
+"""However a run ends, nothing of it is left running, and nothing else is touched."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.e2e.harness import (
+    MAINSTAY,
+    POLL_S,
+    Layout,
+    LocalJob,
+    local_job,
+    make_job,
+    processes_of,
+)
+
+pytestmark = pytest.mark.slow
+
+LAYOUT = Layout(stages=2, lanes=2, spares=1)
+HELD_AT = 2
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "text").write_text(Path(__file__).read_text())
+    return tmp_path / "corpus"
+
+
+def held_job(tmp_path: Path, corpus: Path) -> dict[str, object]:
+    """A job that waits before a step for a gate that nobody opens."""
+    return make_job(LAYOUT, 5, corpus, tmp_path / "gates", [HELD_AT])
+
+
+def wait_until_held(job: LocalJob) -> None:
+    job.wait_for_members(HELD_AT, LAYOUT.num_cells)
+    assert processes_of(job.directory)
+
+
+def wait_until_gone(directory: Path) -> None:
+    """Orphans end by the end of a pipe; that is an event in them, here we can only look."""
+    while processes_of(directory):
+        time.sleep(POLL_S)
+
+
+def test_a_completed_run_leaves_nothing(tmp_path: Path, corpus: Path) -> None:
+    with local_job(tmp_path, make_job(LAYOUT, 3, corpus)) as job:
+        assert job.report()["steps"]["committed"] == 3
+        assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_everything(tmp_path: Path, corpus: Path, number: int) -> None:
+    with local_job(tmp_path, held_job(tmp_path, corpus)) as job:
+        wait_until_held(job)
+        job.process.send_signal(number)
+        # It asks the job to stop after its step, which the gate holds: a second one kills.
+        job.process.send_signal(number)
+        assert job.wait() == 130
+        assert processes_of(tmp_path) == []
+        assert "Traceback" not in (tmp_path / "output.log").read_text()
+
+
+def test_one_ctrl_c_lets_the_step_finish(tmp_path: Path, corpus: Path) -> None:
+    with local_job(tmp_path, held_job(tmp_path, corpus)) as job:
+        wait_until_held(job)
+        job.process.send_signal(signal.SIGINT)
+        log = tmp_path / "output.log"
+        job.wait_until(lambda: "stopping" in log.read_text())
+        (tmp_path / "gates").mkdir()
+        (tmp_path / "gates" / str(HELD_AT)).touch()
+        assert job.wait() == 130
+        assert processes_of(tmp_path) == []
+
+
+def test_a_run_that_is_killed_with_9_takes_everything_with_it(tmp_path: Path, corpus: Path) -> None:
+    with local_job(tmp_path, held_job(tmp_path, corpus)) as job:
+        wait_until_held(job)
+        job.process.kill()
+        job.process.wait()
+        wait_until_gone(tmp_path)
+
+
+def test_two_runs_at_once_do_not_meet(tmp_path: Path, corpus: Path) -> None:
+    directories = [tmp_path / "one", tmp_path / "other"]
+    for directory in directories:
+        directory.mkdir()
+    with (
+        local_job(directories[0], held_job(tmp_path, corpus)) as held,
+        local_job(directories[1], make_job(LAYOUT, 3, corpus)) as other,
+    ):
+        wait_until_held(held)
+        assert other.report()["steps"]["committed"] == 3
+        assert held.process.poll() is None
+        assert held.fetch()["step"] == HELD_AT
+
+
+def test_status_and_timeline_of_a_running_and_of_an_ended_job(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "gates").mkdir()
+
+    def mainstay(*arguments: str) -> str:
+        return subprocess.run(
+            [*MAINSTAY, *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=job.environment,
+        ).stdout
+
+    with local_job(tmp_path, held_job(tmp_path, corpus)) as job:
+        wait_until_held(job)
+        status = json.loads(mainstay("status", "--json"))
+        assert status["running"]
+        assert status["job"]["step"] == HELD_AT
+        assert {m["rank"] for m in status["members"]} >= {"r0.s0.i0", "r1.s1.i0"}
+        assert all(m["pid"] > 0 for m in status["members"])
+        assert "r1.s1.i0" in mainstay("status", "tiny")
+        assert "no recoveries" in mainstay("timeline")
+        (tmp_path / "gates" / str(HELD_AT)).touch()
+        job.report()
+        assert "complete, 5 steps committed" in mainstay("status")
+        assert json.loads(mainstay("timeline", "--json"))["recoveries"] == []
+        report = str(tmp_path / "report.json")
+        assert "equal: 5 steps" in mainstay("report", "diff", report, report)
+
+
+def test_a_user_error_in_the_workload_is_told_and_ends_the_run(
+    tmp_path: Path, corpus: Path
+) -> None:
+    spec = make_job(LAYOUT, 3, corpus)
+    spec["spec"]["workload"]["config"]["dimm"] = 3
+    with local_job(tmp_path, spec) as job:
+        assert job.wait() == 1
+        output = (tmp_path / "output.log").read_text()
+        assert "dimm" in output
+        assert "Traceback" not in output
+        assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("half", ["supervisor", "launcher"])
+def test_a_pod_of_which_one_half_dies_is_made_anew(tmp_path: Path, corpus: Path, half: str) -> None:
+    (tmp_path / "gates").mkdir()
+    with local_job(tmp_path, held_job(tmp_path, corpus)) as job:
+        wait_until_held(job)
+        job.kill_one(half)
+        # Its place is taken by the spare while the job is held, then the pod is made anew.
+        job.wait_until(lambda: "is gone" in (tmp_path / "output.log").read_text())
+        (tmp_path / "gates" / str(HELD_AT)).touch()
+        report = job.report()
+        assert report["steps"] == {"committed": 5, "redone": 0, "lost": 0} | {
+            "redone": report["steps"]["redone"]
+        }
+        assert report["recoveries"]
