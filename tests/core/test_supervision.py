@@ -1,0 +1,380 @@
+"""A supervisor's decisions, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mainstay_core.errors import LocalProtocolError
+from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.messages import (
+    Chain,
+    Fact,
+    FactKind,
+    Member,
+    Method,
+    Plan,
+    Rendezvous,
+    SlotStatus,
+)
+from mainstay_core.supervision import initial, next_due_s, step
+from mainstay_core.supervision_events import (
+    Committed,
+    Ended,
+    Event,
+    Exited,
+    FactSeen,
+    Fork,
+    Forked,
+    Forward,
+    HeartbeatDue,
+    Hello,
+    LauncherLost,
+    LauncherUp,
+    Leave,
+    PlanLearnt,
+    Registered,
+    Signal,
+    SlotPhase,
+    SocketEnded,
+    StatusSeen,
+    StopTrainers,
+    SupervisionSettings,
+    Tell,
+    Tick,
+)
+
+POD = PodUid("pod-1")
+SETTINGS = SupervisionSettings(max_restarts=3, hang_s=100.0, backoff_s=1.0, backoff_max_s=3.0)
+
+
+class Pod:
+    """A supervision state with a clock; remembers what it was told to do."""
+
+    def __init__(self, num_slots: int = 1) -> None:
+        self.state = initial(POD, num_slots)
+        self.now_s = 1000.0
+        self.nonce = 0
+        self.reason = ""
+
+    def feed(self, event: Event, after_s: float = 0.0) -> list[Any]:
+        self.now_s += after_s
+        self.nonce += 1
+        done = step(self.state, event, self.now_s, f"n{self.nonce}")
+        self.state, self.reason = done.state, done.reason
+        return list(done.actions)
+
+    def life(self, slot: int = 0) -> Incarnation:
+        incarnation = self.state.slots[slot].incarnation
+        assert incarnation is not None
+        return incarnation
+
+    def phase(self, slot: int = 0) -> SlotPhase:
+        return self.state.slots[slot].phase
+
+    def bring_up(self) -> Pod:
+        self.feed(LauncherUp())
+        self.feed(Registered(SETTINGS))
+        for slot in range(len(self.state.slots)):
+            self.say_hello(slot)
+        return self
+
+    def say_hello(self, slot: int = 0) -> list[Any]:
+        self.feed(Forked(slot, self.life(slot), 10 + slot))
+        return self.feed(Hello(slot, self.life(slot), 10 + slot, {"torch": "2"}))
+
+    def status(self, *, progress: int, waiting: bool = False, after_s: float = 0.0) -> list[Any]:
+        status = SlotStatus(index=0, phase="computing", step=7, progress=progress, waiting=waiting)
+        return self.feed(StatusSeen(0, self.life(), status), after_s)
+
+    def crash(self, code: int | None = 1, number: int | None = None) -> list[Any]:
+        return self.feed(Exited(0, self.life(), code, number))
+
+
+def plan(number: int, lives: Iterable[tuple[int, str]] = ()) -> Plan:
+    members = tuple(
+        Member(
+            index=index,
+            rank=RankId(replica=index, stage=0),
+            slot=Slot(pod=POD, index=slot),
+            incarnation=Incarnation(life),
+            address="127.0.0.1",
+            since=number,
+        )
+        for index, (slot, life) in enumerate(lives)
+    )
+    quorum = QuorumId(id=number, nonce="x")
+    return Plan(
+        job=JobUid("job"),
+        quorum=quorum,
+        planned=False,
+        unplanned_id=number,
+        method=Method.START,
+        members=members,
+        chains=tuple(Chain(replica=m.index, cells=(m.index,), formed_in=quorum) for m in members),
+        suppliers=(0,),
+        all_reduce_stack=1,
+        rendezvous=Rendezvous(pod=POD, gather="127.0.0.1:1", store="127.0.0.1:2"),
+        reason="a test",
+    )
+
+
+def told(actions: list[Any]) -> list[tuple[FactKind, int | None, bool]]:
+    return [(a.fact.kind, a.fact.slot, a.fact.restarting) for a in actions if isinstance(a, Tell)]
+
+
+def of(actions: list[Any], kind: type) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def parked(life: Incarnation, number: int) -> Fact:
+    quorum = QuorumId(id=number, nonce="x")
+    return Fact(kind=FactKind.PARKED, pod=POD, slot=0, incarnation=life, quorum=quorum)
+
+
+@pytest.mark.parametrize("launcher_first", [True, False])
+def test_every_slot_is_forked_once_launcher_and_job_are_known(launcher_first: bool) -> None:
+    pod = Pod(2)
+    events: list[Event] = [LauncherUp(), Registered(SETTINGS)]
+    first, second = events if launcher_first else events[::-1]
+    assert pod.feed(first) == []
+    forks = pod.feed(second)
+    assert [fork.slot for fork in forks] == [0, 1]
+    assert len({fork.incarnation for fork in forks}) == 2
+
+
+def test_a_trainer_that_says_hello_is_told_and_gets_the_newest_plan() -> None:
+    pod = Pod()
+    pod.feed(LauncherUp())
+    pod.feed(Registered(SETTINGS))
+    pod.feed(PlanLearnt(plan(3)))
+    up, forward = pod.say_hello()
+    assert up.fact.kind is FactKind.TRAINER_UP
+    assert up.fact.fingerprint == {"torch": "2"}
+    assert up.fact.observed_at_s == pod.now_s
+    assert (forward.plan.quorum.id, forward.slots) == (3, (0,))
+
+
+def test_a_newer_plan_goes_to_all_trainers_and_an_older_one_to_none() -> None:
+    pod = Pod(2).bring_up()
+    assert pod.feed(PlanLearnt(plan(5))) == [Forward(plan(5), (0, 1))]
+    assert pod.feed(PlanLearnt(plan(4))) == []
+    assert pod.feed(PlanLearnt(plan(5))) == []
+    assert pod.state.plan == plan(5)
+
+
+def test_hello_may_arrive_before_the_launcher_says_that_it_forked() -> None:
+    pod = Pod()
+    pod.feed(LauncherUp())
+    pod.feed(Registered(SETTINGS))
+    pod.feed(Hello(0, pod.life(), 10, {}))
+    assert pod.feed(Forked(0, pod.life(), 10)) == []
+    assert pod.phase() is SlotPhase.UP
+
+
+def test_the_end_of_a_socket_is_told_at_once_and_the_restart_waits_for_the_process() -> None:
+    pod = Pod().bring_up()
+    actions = pod.feed(SocketEnded(0, pod.life()))
+    assert told(actions) == [(FactKind.TRAINER_DOWN, 0, True)]
+    assert of(actions, Signal) == [Signal(0, pod.life(), 9)]
+    assert pod.phase() is SlotPhase.ENDING
+    first = pod.life()
+    (fork,) = pod.crash(None, 9)
+    assert isinstance(fork, Fork)
+    assert fork.incarnation != first
+
+
+def test_an_exit_that_is_reaped_before_its_socket_ends_is_told_once() -> None:
+    pod = Pod().bring_up()
+    life = pod.life()
+    actions = pod.crash(None, 9)
+    assert told(actions) == [(FactKind.TRAINER_DOWN, 0, True)]
+    assert len(of(actions, Fork)) == 1
+    assert pod.feed(SocketEnded(0, life)) == []
+    assert "former life" in pod.reason
+
+
+@pytest.mark.parametrize("code", [0, 10])
+def test_a_trainer_that_is_done_is_not_restarted(code: int) -> None:
+    pod = Pod().bring_up()
+    assert told(pod.feed(SocketEnded(0, pod.life()))) == [(FactKind.TRAINER_DOWN, 0, True)]
+    actions = pod.crash(code)
+    assert told(actions) == [(FactKind.TRAINER_DOWN, 0, False)], "the promise is taken back"
+    assert of(actions, Fork) == []
+    assert pod.phase() is SlotPhase.GIVEN_UP
+
+
+@pytest.mark.parametrize("kind", [FactKind.FINISHED, FactKind.FAILED])
+def test_who_said_that_it_finished_or_failed_is_not_restarted_whatever_its_code(
+    kind: FactKind,
+) -> None:
+    pod = Pod().bring_up()
+    fact = Fact(kind=kind, pod=POD, slot=0, incarnation=pod.life())
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [Tell(fact)]
+    assert told(pod.feed(SocketEnded(0, pod.life()))) == [(FactKind.TRAINER_DOWN, 0, False)]
+    assert pod.crash(1) == []
+
+
+def test_last_words_that_are_read_after_the_exit_still_count() -> None:
+    pod = Pod().bring_up()
+    life = pod.life()
+    pod.crash(0)
+    finished = Fact(kind=FactKind.FINISHED, pod=POD, slot=0, incarnation=life)
+    assert pod.feed(FactSeen(0, life, finished)) == [Tell(finished)]
+    pod = Pod().bring_up()
+    life = pod.life()
+    pod.crash(1)
+    assert pod.life() != life
+    assert pod.feed(FactSeen(0, life, finished)) == [Tell(finished)]
+    assert pod.feed(FactSeen(0, life, parked(life, 1))) == []
+
+
+def test_restarts_are_delayed_twice_as_long_each_time_then_given_up() -> None:
+    pod = Pod().bring_up()
+    assert len(of(pod.crash(), Fork)) == 1, "the first one waits for nothing"
+    for delay_s in (1.0, 2.0):
+        pod.say_hello()
+        assert of(pod.crash(), Fork) == []
+        assert next_due_s(pod.state) == pod.now_s + delay_s
+        assert pod.feed(Tick(), delay_s / 2) == []
+        assert len(pod.feed(Tick(), delay_s / 2)) == 1
+    pod.say_hello()
+    assert told(pod.crash()) == [(FactKind.TRAINER_DOWN, 0, False)]
+    assert pod.phase() is SlotPhase.GIVEN_UP
+    assert next_due_s(pod.state) is None
+
+
+def test_a_commit_starts_the_count_of_restarts_anew() -> None:
+    pod = Pod().bring_up()
+    for _ in range(10):
+        assert len(of(pod.crash(), Fork)) == 1
+        pod.say_hello()
+        pod.feed(Committed(0, pod.life()))
+
+
+def test_a_trainer_that_ends_before_hello_is_told_too() -> None:
+    pod = Pod()
+    pod.feed(LauncherUp())
+    pod.feed(Registered(SETTINGS))
+    actions = pod.crash(10)
+    assert told(actions) == [(FactKind.TRAINER_DOWN, 0, False)]
+    assert "code 10" in actions[0].fact.evidence
+
+
+def test_a_running_rank_without_progress_is_killed_and_the_reason_is_told() -> None:
+    pod = Pod().bring_up()
+    pod.status(progress=5)
+    for _ in range(4):
+        pod.status(progress=5, after_s=25.0)
+        assert pod.feed(Tick()) == []
+    pod.status(progress=5, after_s=1.0)
+    assert pod.feed(Tick()) == [Signal(0, pod.life(), 9)]
+    assert pod.feed(Tick(), 1.0) == [], "once"
+    (tell, _) = pod.feed(SocketEnded(0, pod.life()))
+    assert tell.fact.evidence == "killed: no progress for 100 s in step 7, computing"
+
+
+def test_a_rank_that_waits_for_others_is_not_blamed() -> None:
+    pod = Pod().bring_up()
+    for _ in range(20):
+        pod.status(progress=5, waiting=True, after_s=50.0)
+        assert pod.feed(Tick()) == []
+    pod.status(progress=5, after_s=50.0)
+    assert pod.feed(Tick(), 99.0) == [], "the end of the wait starts the count"
+    assert len(pod.feed(Tick(), 2.0)) == 1
+
+
+def test_a_process_that_says_nothing_at_all_is_killed_even_if_it_waited() -> None:
+    pod = Pod().bring_up()
+    pod.status(progress=5, waiting=True)
+    assert next_due_s(pod.state) == pod.now_s + 100.0
+    assert pod.feed(Tick(), 101.0) == [Signal(0, pod.life(), 9)]
+    assert "no sign of life" in pod.reason
+
+
+def test_a_parked_quorum_is_repeated_with_every_heartbeat_until_a_newer_plan() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanLearnt(plan(4)))
+    fact = parked(pod.life(), 4)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [Tell(fact)]
+    for _ in range(3):
+        assert pod.feed(HeartbeatDue()) == [Tell(fact)]
+    pod.feed(PlanLearnt(plan(5)))
+    assert pod.feed(HeartbeatDue()) == []
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [], "a plan answers it already"
+
+
+def test_the_end_of_a_trainer_is_repeated_while_the_newest_plan_names_it() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanLearnt(plan(4, [(0, pod.life())])))
+    pod.crash(None, 9)
+    pod.say_hello()
+    assert told(pod.feed(HeartbeatDue())) == [(FactKind.TRAINER_DOWN, 0, True)]
+    pod.feed(PlanLearnt(plan(5)))
+    assert pod.feed(HeartbeatDue()) == []
+
+
+def test_without_its_launcher_every_trainer_is_down_and_a_new_launcher_forks_anew() -> None:
+    pod = Pod(2).bring_up()
+    lives = {pod.life(0), pod.life(1)}
+    actions = pod.feed(LauncherLost())
+    assert told(actions) == [(FactKind.TRAINER_DOWN, 0, False), (FactKind.TRAINER_DOWN, 1, False)]
+    forks = pod.feed(LauncherUp())
+    assert len(forks) == 2
+    assert not lives & {fork.incarnation for fork in forks}
+
+
+def test_at_the_jobs_end_trainers_are_stopped_and_the_pod_leaves_when_they_have_ended() -> None:
+    pod = Pod(2).bring_up()
+    assert pod.feed(Ended("the job is complete")) == [StopTrainers((0, 1))]
+    assert pod.feed(Exited(0, pod.life(0), 0, None))[1:] == []
+    assert Leave(0) in pod.feed(Exited(1, pod.life(1), 1, None))
+    assert pod.feed(Tick()) == []
+
+
+def test_a_crash_after_the_jobs_end_is_not_restarted() -> None:
+    pod = Pod().bring_up()
+    pod.feed(Ended("stopped"))
+    assert of(pod.crash(1), Fork) == []
+
+
+def test_a_trainer_that_does_not_stop_is_killed() -> None:
+    pod = Pod().bring_up()
+    pod.feed(Ended("the job is complete"))
+    due_s = next_due_s(pod.state)
+    assert due_s is not None
+    assert pod.feed(Tick(), due_s - pod.now_s + 0.1) == [Signal(0, pod.life(), 9)]
+    assert Leave(0) in pod.crash(None, 9)
+
+
+def test_a_trainer_that_comes_up_after_the_end_is_stopped() -> None:
+    pod = Pod()
+    pod.feed(LauncherUp())
+    pod.feed(Registered(SETTINGS))
+    pod.feed(Ended("told to end", 143))
+    assert pod.say_hello() == [StopTrainers((0,))]
+    assert Leave(143) in pod.crash(0)
+
+
+def test_a_pod_without_trainers_leaves_at_once() -> None:
+    assert Pod().feed(Ended("told to end", 143)) == [Leave(143)]
+
+
+def test_an_event_that_the_phase_does_not_accept_is_refused() -> None:
+    pod = Pod().bring_up()
+    before = pod.state
+    with pytest.raises(LocalProtocolError, match="Hello while up"):
+        pod.feed(Hello(0, pod.life(), 10, {}))
+    with pytest.raises(LocalProtocolError, match="slot 7"):
+        pod.feed(SocketEnded(7, pod.life()))
+    assert pod.state == before
+
+
+def test_a_step_depends_on_its_arguments_alone() -> None:
+    state = replace(initial(POD, 2), launcher_up=True)
+    assert step(state, Registered(SETTINGS), 1.0, "n") == step(
+        state, Registered(SETTINGS), 1.0, "n"
+    )
