@@ -30,7 +30,7 @@ bench: setup ## The benchmarks: ratios measured within one run
 lint: setup ## Style, types, import rules, lock
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p mainstay_core -p mainstay_api
+	$(BIN)/mypy -p mainstay_core -p mainstay_api -p mainstay_agent -p mainstay_train -p mainstay_cli
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/check_tree.py
