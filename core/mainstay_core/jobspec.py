@@ -1,0 +1,55 @@
+"""What a trainer and a supervisor need to know of a job, in plain values.
+
+Derived once from the TrainingJob by :mod:`mainstay_core.spec` (which needs
+pydantic); the user's image only needs this module and the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mainstay_core.faults import FaultPoint
+from mainstay_core.ids import JobUid
+from mainstay_core.topology import JobShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """A job as its processes see it."""
+
+    job: JobUid
+    name: str
+    shape: JobShape
+    entrypoint: str
+    """``module:function`` that returns the workload."""
+    args: tuple[str, ...] = ()
+    workload: dict[str, Any]
+    """``workload.config`` as the user wrote it."""
+    device: str = "auto"
+    """``cpu``, ``cuda`` or ``auto`` (cuda when there is one)."""
+    backend: str = "auto"
+    """``gloo``, ``nccl`` or ``auto`` (nccl on cuda with a device per rank, else gloo)."""
+    recompute: bool = False
+    """Run each block's forward again in the backward instead of keeping what it saved."""
+    redundancy: int | None = None
+    """Hosts per shard type; None chooses (SPARe eq. 8)."""
+    checkpoint_dir: str = ""
+    """Directory of durable checkpoints; empty switches them off."""
+    heartbeat_s: float = 1.0
+    """Interval of a supervisor's heartbeat. Kept near 1 s: detection does not depend on it."""
+    heartbeat_timeout_s: float = 15.0
+    """Behind the job's newest heartbeat by this much, a pod counts as gone."""
+    hang_s: float = 300.0
+    """No progress of a running (not waiting) rank for this long: its trainer is killed."""
+    operation_timeout_s: float = 1800.0
+    """Back-stop of a single collective; larger than hang_s plus the longest step."""
+    probe_s: float = 0.3
+    """After a failed collective without sure evidence, wait this long, then re-form."""
+    restart_grace_s: float = 10.0
+    """How long a lost rank's place waits for the same pod's restarted trainer before a spare."""
+    startup_deadline_s: float = 120.0
+    """Then the job starts with min_replicas, or fails."""
+    max_restarts: int = 10
+    """Restarts of one slot's trainer without a commit in between, then it stays down."""
+    faults: tuple[FaultPoint, ...] = ()
