@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from mainstay_core.faults import FaultPoint
-from mainstay_core.ids import PodUid, QuorumId, RankId
+from mainstay_core.ids import PodUid, QuorumId
 from mainstay_core.jobstate import CoordinatorState, JobPhase
 from mainstay_core.messages import Fact, Plan, PodRegistration, Recovery
 
@@ -50,7 +50,8 @@ class FaultFired:
     fault: str
     pod: PodUid
     slot: int | None
-    rank: RankId | None
+    rank: str | None
+    """Rank in the quorum in force, as text."""
     at_s: float
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from mainstay_core.ids import Incarnation, PodUid, RankId, Slot
+from mainstay_core.ids import Incarnation, PodUid, Slot
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.messages import FinalDigests, Member, Plan, PodRegistration, Recovery
 from mainstay_core.topology import JobShape
@@ -107,7 +107,8 @@ class FiredFault:
     fault: str
     pod: PodUid
     slot: int | None
-    rank: RankId | None
+    rank: str | None
+    """Rank in the quorum in force, as text."""
     at_s: float
     matched: bool = False
     """Whether a recovery has taken its death time from it."""

@@ -31,6 +31,10 @@ from mainstay_core.messages import Fact, FactKind, FinalDigests, Member, PodRegi
 from mainstay_core.recovery_times import close_known, plan_settled
 
 
+class UnregisteredPodError(RemoteProtocolError):
+    """A pod that is unknown, or counts as gone, told something: it has to register first."""
+
+
 def learn_pod(state: CoordinatorState, registration: PodRegistration, now_s: float) -> Transition:
     """Return the state with the pod registered.
 
@@ -89,7 +93,7 @@ def _check_known(state: CoordinatorState, fact: Fact) -> None:
         return
     if pod is None or pod.gone:
         why = "is unknown" if pod is None else f"counts as gone ({pod.why})"
-        raise RemoteProtocolError(f"pod {fact.pod} {why}: register it, then tell its trainers")
+        raise UnregisteredPodError(f"pod {fact.pod} {why}: register it, then tell its trainers")
     if fact.slot is None or state.slot(Slot(pod=fact.pod, index=fact.slot)) is None:
         raise RemoteProtocolError(f"pod {fact.pod} has no slot {fact.slot}")
     if fact.incarnation is None:

@@ -1,0 +1,121 @@
+"""``python -m mainstay_api``: serve until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from mainstay_api.app import create_app
+from mainstay_api.settings import Settings
+from mainstay_api.store import RedisStore
+from mainstay_api.streams import Streams
+from mainstay_core.errors import InvalidSpecError
+
+BACKLOG = 2048
+EXIT_USAGE = 2
+GRACE_S = 1
+"""For requests in flight at the end; streams are ended at once."""
+
+
+class Server(uvicorn.Server):
+    """A server whose open streams end with the signal, so that it need not wait for them."""
+
+    def __init__(self, config: uvicorn.Config, streams: Streams) -> None:
+        super().__init__(config)
+        self._streams = streams
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End in good order and with code 0: the base class would raise the signal again."""
+        del frame
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._streams.close)
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the api and return its exit code: 0 after a signal, 2 when it cannot start."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mainstay_api",
+        description="Serve the api. Settings come from MAINSTAY_* variables: REDIS_URL, TOKEN (or "
+        "ADMIN_TOKEN and AGENT_TOKEN), API_HOST, API_PORT, LOG_LEVEL.",
+    )
+    parser.add_argument("--port-file", type=Path, help="write the port there once it is bound")
+    options = parser.parse_args(arguments)
+    try:
+        settings = Settings.from_environment(os.environ)
+        listener = _bind(settings)
+    except InvalidSpecError as error:
+        sys.stderr.write(f"mainstay-api: {error}\n")
+        return EXIT_USAGE
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    port = listener.getsockname()[1]
+    if options.port_file is not None:
+        _write_whole(options.port_file, f"{port}\n")
+    logging.getLogger(__name__).info("serving on http://%s:%d", settings.host, port)
+    app = create_app(settings, RedisStore(settings.redis_url, settings.max_events))
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=75,
+    )
+    Server(config, app.state.streams).run(sockets=[listener])
+    return 0
+
+
+def _bind(settings: Settings) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        InvalidSpecError: the address cannot be had.
+    """
+    # With its protocol named, or asyncio leaves Nagle's algorithm on: 40 ms for every answer.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise InvalidSpecError(
+            "MAINSTAY_API_PORT",
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); "
+            "choose another port, or 0 for a free one",
+        ) from error
+    listener.listen(BACKLOG)
+    listener.set_inheritable(False)
+    return listener
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is never seen half-written."""
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""The application, made by a factory: importing this module starts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+
+from mainstay_api import problems
+from mainstay_api.metrics import LatencyMiddleware, Metrics
+from mainstay_api.routes import agents, health, jobs
+from mainstay_api.service import JobService
+from mainstay_api.settings import Settings
+from mainstay_api.store import Store
+from mainstay_api.streams import Streams
+from mainstay_api.ticker import Ticker
+
+DESCRIPTION = """Orders facts about training jobs, commits plans and answers people.
+
+Agents use `/v1/jobs/{job}/agent/...` with the agent token, people everything else
+with the admin token. Errors have one form: `error`, `detail`, `what_to_do`."""
+
+
+def create_app(settings: Settings, store: Store) -> FastAPI:
+    """Return the application over ``store``; the store is closed with it."""
+    metrics = Metrics()
+    service = JobService(store, settings, metrics)
+    streams = Streams(store, settings.keep_alive_s)
+
+    @contextlib.asynccontextmanager
+    async def live(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        ticking = asyncio.create_task(Ticker(service, settings).run())
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+            await streams.aclose()
+            await store.aclose()
+
+    app = FastAPI(title="Mainstay", version="1", description=DESCRIPTION, lifespan=live)
+    app.state.settings = settings
+    app.state.service = service
+    app.state.streams = streams
+    app.state.metrics = metrics
+    app.add_middleware(LatencyMiddleware, metrics=metrics)
+    problems.install(app)
+    for router in (health.router, agents.router, jobs.router):
+        app.include_router(router)
+    return app

@@ -1,0 +1,154 @@
+"""Examples for the OpenAPI document: one for each answer that is not self-evident."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def _example(description: str, value: object) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"example": value}}}
+
+
+def _problem(error: str, detail: str, what_to_do: str) -> dict[str, str]:
+    return {"error": error, "detail": detail, "what_to_do": what_to_do}
+
+
+_QUORUM = {"id": 2, "nonce": "5be1d7c04f3a"}
+_JOB = {
+    "uid": "9f86d081884c7d65",
+    "name": "demo",
+    "state": "running",
+    "reason": "",
+    "step": 21,
+    "steps": 60,
+    "quorum": _QUORUM,
+    "replicas": 3,
+    "replicas_wanted": 4,
+    "stages": 2,
+    "followers": 1,
+    "all_reduce_stack": 6,
+    "pods": 8,
+    "recovering": [],
+    "created_at_s": 1767225600.0,
+}
+_PLAN = {
+    "job": "9f86d081884c7d65",
+    "quorum": _QUORUM,
+    "lineage": 0,
+    "planned": False,
+    "unplanned_id": 2,
+    "method": "mask",
+    "members": [
+        {
+            "index": 0,
+            "rank": {"replica": 0, "stage": 0, "inner": 0},
+            "slot": {"pod": "demo-1-a1b2c3", "index": 0},
+            "incarnation": "1f0e",
+            "address": "127.8.1.2",
+            "since": 1,
+            "joining": False,
+        }
+    ],
+    "chains": [{"replica": 0, "cells": [0], "formed_in": {"id": 1, "nonce": "77aa01"}}],
+    "suppliers": [0, 0],
+    "all_reduce_stack": 2,
+    "rendezvous": {"pod": "demo-1-a1b2c3", "gather": "127.8.1.2:40001", "store": "127.8.1.2:40002"},
+    "reason": "every stage still has a living cell; 1 cell lost",
+    "faults_fired": ["fault-0"],
+    "created_at_s": 1767225700.0,
+    "version": 1,
+}
+_RECOVERY = {
+    "fault": "pod demo-3 (r1.s0.i0) is gone: its supervisor (pid 4711) ended by signal 9",
+    "method": "mask",
+    "exact": True,
+    "reason": "every stage still has a living cell; 1 cell lost",
+    "quorum": _QUORUM,
+    "from_step": 20,
+    "slots": [{"pod": "demo-3-d4e5f6", "index": 0}],
+    "started_at_s": 1767225699.98,
+    "first_commit_after_s": 0.061,
+    "lost_steps": 0,
+    "redone_steps": 0,
+    "done": True,
+    "detect_s": 0.004,
+    "decide_s": 0.006,
+    "fence_s": 0.015,
+    "load_s": 0.001,
+    "resume_s": 0.41,
+}
+
+PROBLEMS: Responses = {
+    401: _example(
+        "No token, or not this one",
+        _problem(
+            "unauthorized",
+            "the token is missing",
+            "send 'Authorization: Bearer TOKEN' with the api's MAINSTAY_ADMIN_TOKEN "
+            "(or MAINSTAY_TOKEN)",
+        ),
+    ),
+    404: _example(
+        "No such job",
+        _problem(
+            "unknown-job",
+            "there is no job 'demmo'",
+            "list the jobs with GET /v1/jobs; a job is named by its uid or its name",
+        ),
+    ),
+    409: _example(
+        "The job has moved on; a stale fact's answer carries the current plan",
+        {
+            **_problem(
+                "stale",
+                "parked of q1-77aa01 is stale: the job is in q2-5be1d7c04f3a",
+                "adopt the plan in this reply; tell only what concerns its quorum",
+            ),
+            "plan": _PLAN,
+        },
+    ),
+    422: _example(
+        "Something in the request cannot be used",
+        {
+            **_problem(
+                "invalid-spec",
+                "spec.parallelism.replicas: is 5, but there are only 4 lanes",
+                "correct spec.parallelism.replicas",
+            ),
+            "field": "spec.parallelism.replicas",
+        },
+    ),
+    503: _example(
+        "The store is not reached: nothing was decided",
+        _problem(
+            "store-unavailable",
+            "Redis: connection refused",
+            "ask again: training goes on meanwhile, and nothing was decided",
+        ),
+    ),
+}
+JOB: Responses = {200: _example("The job", _JOB), 201: _example("The job", _JOB)}
+JOBS: Responses = {200: _example("All jobs", [_JOB])}
+PLAN_REPLY: Responses = {200: _example("The current plan, or null", {"plan": _PLAN})}
+REGISTERED: Responses = {
+    200: _example(
+        "The job as its processes see it, the current plan, and where the stream stands",
+        {"config": {"job": "9f86d081884c7d65", "name": "demo"}, "plan": _PLAN, "cursor": "1-0"},
+    )
+}
+BEAT: Responses = {
+    200: _example(
+        "The newest quorum", {"quorum": _QUORUM, "state": "running", "now_s": 1767225700.0}
+    )
+}
+RECOVERIES: Responses = {200: _example("All recoveries, oldest first", [_RECOVERY])}
+STREAM: Responses = {
+    200: {
+        "description": "Server-sent events",
+        "content": {
+            "text/event-stream": {"example": 'id: 1767225700000-0\nevent: plan\ndata: {"job": ...}'}
+        },
+    }
+}

@@ -1,0 +1,115 @@
+"""Prometheus metrics of one api process; a registry per app, so that tests may have several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mainstay_core.messages import LedgerEntry, Recovery
+
+STAGES = ("detect_s", "decide_s", "fence_s", "load_s", "resume_s")
+_RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class Metrics:
+    """What this process has seen. Counters of a replicated api add up over its replicas."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.steps = Counter(
+            "mainstay_steps_committed", "Steps committed", ["job"], registry=self.registry
+        )
+        self.recoveries = Counter(
+            "mainstay_recoveries", "Finished recoveries", ["job", "method"], registry=self.registry
+        )
+        self.recovery_seconds = Histogram(
+            "mainstay_recovery_seconds",
+            "The five times of recoveries",
+            ["job", "stage"],
+            buckets=_RECOVERY_BUCKETS,
+            registry=self.registry,
+        )
+        self.lost_steps = Counter(
+            "mainstay_steps_lost",
+            "Committed steps that a restart undid",
+            ["job"],
+            registry=self.registry,
+        )
+        self.heartbeats = Counter(
+            "mainstay_heartbeats", "Heartbeats accepted", ["job"], registry=self.registry
+        )
+        self.conflicts = Counter(
+            "mainstay_conflicts", "Decisions taken again after a lost race", registry=self.registry
+        )
+        self.requests = Histogram(
+            "mainstay_api_request_seconds",
+            "Latency of requests, streams left out",
+            ["method", "route", "status"],
+            buckets=_REQUEST_BUCKETS,
+            registry=self.registry,
+        )
+        self.step = Gauge("mainstay_job_step", "Steps committed", ["job"], registry=self.registry)
+        self.loss = Gauge(
+            "mainstay_job_loss", "Loss of the last step", ["job"], registry=self.registry
+        )
+        self.replicas = Gauge(
+            "mainstay_job_replicas", "Whole replicas", ["job"], registry=self.registry
+        )
+
+    def render(self) -> bytes:
+        """Return the text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def count_recoveries(self, job: str, recoveries: Sequence[Recovery]) -> None:
+        """Count those that have just finished."""
+        for recovery in recoveries:
+            if not recovery.done:
+                continue
+            self.recoveries.labels(job, recovery.method.value).inc()
+            self.lost_steps.labels(job).inc(recovery.lost_steps)
+            for stage in STAGES:
+                seconds = getattr(recovery.times, stage)
+                if seconds is not None:
+                    self.recovery_seconds.labels(job, stage[:-2]).observe(seconds)
+
+    def count_step(self, job: str, entry: LedgerEntry, committed: int) -> None:
+        """Note a committed step and how far the job is."""
+        self.steps.labels(job).inc()
+        self.step.labels(job).set(committed)
+        self.loss.labels(job).set(entry.loss)
+        self.replicas.labels(job).set(entry.replicas)
+
+
+class LatencyMiddleware:
+    """Measures requests by route. Plain ASGI: it does not buffer streams."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s, status, is_stream = time.perf_counter(), 500, False
+
+        async def watch(message: Message) -> None:
+            nonlocal status, is_stream
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = dict(message.get("headers", []))
+                is_stream = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            if not is_stream:
+                route = getattr(scope.get("route"), "path", "unknown")
+                self._metrics.requests.labels(scope["method"], route, str(status)).observe(
+                    time.perf_counter() - started_s
+                )

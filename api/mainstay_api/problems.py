@@ -1,0 +1,143 @@
+"""Errors as people and agents see them: what is wrong, and what to do about it.
+
+One form for all: ``{"error": code, "detail": sentence, "what_to_do": sentence}``;
+a 409 about a quorum carries the current plan as well.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.encoders import jsonable_encoder
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from mainstay_api.store import StoreUnavailableError
+from mainstay_core.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
+from mainstay_core.learning import UnregisteredPodError
+
+logger = logging.getLogger(__name__)
+
+
+class ProblemError(Exception):
+    """A request that cannot be served, with the answer.
+
+    Args:
+        status: HTTP status.
+        error: code for machines, kebab-case.
+        detail: what is wrong, one sentence.
+        what_to_do: how to go on, one sentence.
+        extra: further fields of the body.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        error: str,
+        detail: str,
+        what_to_do: str,
+        **extra: object,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.body: dict[str, object] = {
+            "error": error,
+            "detail": detail,
+            "what_to_do": what_to_do,
+            **extra,
+        }
+
+
+def unknown_job(job: str) -> ProblemError:
+    """Return the answer to a job that does not exist."""
+    return ProblemError(
+        404,
+        "unknown-job",
+        f"there is no job {job!r}",
+        "list the jobs with GET /v1/jobs; a job is named by its uid or its name",
+    )
+
+
+def stale_facts(detail: str, plan: str | None) -> ProblemError:
+    """Return the answer to facts about an older quorum: the current plan goes with it."""
+    return ProblemError(
+        409,
+        "stale",
+        detail,
+        "adopt the plan in this reply; tell only what concerns its quorum",
+        plan=json.loads(plan) if plan else None,
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Translate the exceptions of core, store and framework at this boundary."""
+    app.add_exception_handler(ProblemError, _problem)
+    app.add_exception_handler(InvalidSpecError, _invalid)
+    app.add_exception_handler(UnregisteredPodError, _unregistered)
+    app.add_exception_handler(RemoteProtocolError, _conflict)
+    app.add_exception_handler(StoreConflictError, _busy)
+    app.add_exception_handler(StoreUnavailableError, _unavailable)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _http)
+
+
+def _answer(status: int, error: str, detail: str, what_to_do: str, **extra: Any) -> JSONResponse:
+    body = {"error": error, "detail": detail, "what_to_do": what_to_do, **extra}
+    return JSONResponse(body, status_code=status)
+
+
+async def _problem(request: Request, error: Exception) -> JSONResponse:
+    del request
+    assert isinstance(error, ProblemError)
+    return JSONResponse(error.body, status_code=error.status)
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    del request
+    assert isinstance(error, InvalidSpecError)
+    return _answer(422, "invalid-spec", str(error), f"correct {error.field}", field=error.field)
+
+
+async def _unregistered(request: Request, error: Exception) -> JSONResponse:
+    job = request.path_params.get("job", "{job}")
+    todo = f"POST /v1/jobs/{job}/agent/pods, then tell all its trainers again"
+    return _answer(409, "unregistered", str(error), todo)
+
+
+async def _conflict(request: Request, error: Exception) -> JSONResponse:
+    del request
+    return _answer(409, "conflict", str(error), "read the job again; it has moved on")
+
+
+async def _busy(request: Request, error: Exception) -> JSONResponse:
+    del request
+    return _answer(503, "busy", str(error), "ask again: others decided first every time")
+
+
+async def _unavailable(request: Request, error: Exception) -> JSONResponse:
+    del request
+    logger.warning("the store is not reached: %s", error)
+    todo = "ask again: training goes on meanwhile, and nothing was decided"
+    return _answer(503, "store-unavailable", str(error), todo)
+
+
+async def _malformed(request: Request, error: Exception) -> JSONResponse:
+    del request
+    assert isinstance(error, RequestValidationError)
+    problems = [
+        {"field": ".".join(str(part) for part in e["loc"]), "message": e["msg"]}
+        for e in error.errors()
+    ]
+    detail = "; ".join(f"{p['field']}: {p['message']}" for p in problems)
+    todo = "correct these fields; /openapi.json has the schema and examples"
+    return _answer(422, "malformed", detail, todo, problems=jsonable_encoder(problems))
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    return _answer(error.status_code, "http", detail, "see /docs for what there is")

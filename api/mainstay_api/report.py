@@ -1,0 +1,173 @@
+"""What people are shown of a job: summaries, ranks, recoveries and the final report.
+
+Pure functions of values from the store; docs/report.md has the report's schema.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mainstay_core import codec
+from mainstay_core.digest import Digest
+from mainstay_core.ids import PodUid
+from mainstay_core.jobstate import CoordinatorState, pod_name, slot_name
+from mainstay_core.messages import FinalDigests, Heartbeat, LedgerEntry, Recovery, SlotStatus
+
+REPORT_VERSION = 1
+
+
+def show_job(state: CoordinatorState) -> dict[str, Any]:
+    """Return a job in short."""
+    plan = state.plan
+    reason = state.waiting.reason if state.waiting else state.outcome
+    members = plan.members if plan else ()
+    return {
+        "uid": state.config.job,
+        "name": state.config.name,
+        "state": state.phase.value,
+        "reason": reason,
+        "step": state.step,
+        "steps": state.shape.steps,
+        "quorum": codec.encode(plan.quorum) if plan else None,
+        "replicas": len(plan.chains) if plan else 0,
+        "replicas_wanted": state.shape.replicas,
+        "stages": state.shape.stages,
+        "followers": sum(m.rank.replica is None for m in members),
+        "all_reduce_stack": plan.all_reduce_stack if plan else 0,
+        "pods": sum(not p.gone for p in state.pods),
+        "recovering": [codec.encode(o.recovery) for o in state.recoveries],
+        "created_at_s": state.created_at_s,
+    }
+
+
+def show_members(
+    state: CoordinatorState, beats: Mapping[PodUid, Heartbeat]
+) -> list[dict[str, Any]]:
+    """Return one line per rank, in index order, then one per trainer without a rank."""
+    plan = state.plan
+    members = plan.members if plan else ()
+    lines = [
+        {
+            "rank": str(m.rank),
+            "index": m.index,
+            "replica": m.rank.replica,
+            "stage": m.rank.stage,
+            "slot": slot_name(state, m.slot),
+            "pod": m.slot.pod,
+            "incarnation": m.incarnation,
+            "since": m.since,
+            "joining": m.joining,
+            "settled": m.index in state.settled_at_s,
+            **_beat_line(_status(beats, m.slot.pod, m.slot.index)),
+        }
+        for m in members
+    ]
+    used = {m.slot for m in members}
+    gone = {p.registration.pod for p in state.pods if p.gone}
+    lines += [
+        {
+            "rank": "spare",
+            "index": None,
+            "replica": None,
+            "stage": None,
+            "slot": slot_name(state, s.slot),
+            "pod": s.slot.pod,
+            "incarnation": s.incarnation,
+            "since": None,
+            "joining": False,
+            "settled": False,
+            **_beat_line(_status(beats, s.slot.pod, s.slot.index)),
+        }
+        for s in state.slots
+        if s.slot not in used and s.slot.pod not in gone
+    ]
+    return lines
+
+
+def _status(beats: Mapping[PodUid, Heartbeat], pod: PodUid, index: int) -> SlotStatus | None:
+    beat = beats.get(pod)
+    return next((s for s in beat.slots if s.index == index), None) if beat else None
+
+
+def _beat_line(status: SlotStatus | None) -> dict[str, Any]:
+    if status is None:
+        return {"pid": 0, "phase": "unknown", "waiting": False, "step": 0}
+    return {
+        "pid": status.pid,
+        "phase": status.phase,
+        "waiting": status.waiting,
+        "step": status.step,
+    }
+
+
+def show_recovery(recovery: Recovery) -> dict[str, Any]:
+    """Return a recovery with its five times beside the rest."""
+    shown: dict[str, Any] = codec.encode(recovery)
+    times = shown.pop("times")
+    return {**shown, **times}
+
+
+def make_report(
+    state: CoordinatorState,
+    ledger: Mapping[tuple[int, int], LedgerEntry],
+    recoveries: Sequence[Recovery],
+    events: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the content of REPORT.json."""
+    stages = range(state.shape.stages)
+    steps = [
+        [ledger[step, stage] for stage in stages]
+        for step in range(state.step)
+        if all((step, stage) in ledger for stage in stages)
+    ]
+    seconds = sorted(max(e.step_s for e in entries) for entries in steps)
+    return {
+        "version": REPORT_VERSION,
+        "job": state.config.name,
+        "uid": state.config.job,
+        "state": state.phase.value,
+        "reason": state.outcome,
+        "digests": {
+            "final": _final(state),
+            "steps": [_sum(e.masters for e in entries) for entries in steps],
+        },
+        "steps": {
+            "committed": state.step,
+            "redone": sum(r.redone_steps for r in recoveries),
+            "lost": sum(r.lost_steps for r in recoveries),
+        },
+        "recoveries": [show_recovery(r) for r in recoveries],
+        "step_seconds": {"p50": _percentile(seconds, 0.5), "p99": _percentile(seconds, 0.99)},
+        "losses": [entries[-1].loss for entries in steps],
+        "pods": {p.registration.pod: pod_name(state, p.registration.pod) for p in state.pods},
+        "events": list(events),
+    }
+
+
+def _final(state: CoordinatorState) -> dict[str, str]:
+    """Sums over stages; the samples are those of the whole job, the same on every stage."""
+    finals: tuple[FinalDigests, ...] = state.finals
+    if len(finals) < state.shape.stages:
+        return {}
+    return {
+        "params": _sum(f.params for f in finals),
+        "masters": _sum(f.masters for f in finals),
+        "optimizer": _sum(f.optimizer for f in finals),
+        "data": next((f.data for f in finals if f.data), ""),
+    }
+
+
+def _sum(digests: Any) -> str:
+    total = Digest.zero()
+    for text in digests:
+        total = total + Digest.parse(text)
+    return total.hex()
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float | None:
+    """Nearest rank; None of nothing."""
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,0 +1,1 @@
+"""One router per audience: agents, people, probes."""

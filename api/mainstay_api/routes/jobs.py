@@ -1,0 +1,184 @@
+"""For people and the process provider: jobs, their history, and their end."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import JSONResponse
+
+from mainstay_api import examples
+from mainstay_api.deps import ServiceDep, UidDep, require_admin
+from mainstay_api.problems import ProblemError
+from mainstay_api.report import make_report, show_job, show_members, show_recovery
+from mainstay_api.service import JobService
+from mainstay_core import codec
+from mainstay_core.coordinator_events import FactsLearnt, StopRequested
+from mainstay_core.errors import InvalidSpecError, RemoteProtocolError
+from mainstay_core.faults import FaultPoint
+from mainstay_core.ids import JobUid
+from mainstay_core.jobspec import JobConfig
+from mainstay_core.messages import Fact, FactKind
+from mainstay_core.spec import parse_training_job
+
+router = APIRouter(
+    prefix="/v1/jobs",
+    tags=["jobs"],
+    dependencies=[Depends(require_admin)],
+    responses=examples.PROBLEMS,
+)
+
+MAX_LEDGER_STEPS = 10_000
+"""Steps of the ledger in one reply; ask again with ``since``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A TrainingJob to run, as the user wrote it."""
+
+    manifest: dict[str, Any] = field(default_factory=dict)
+    """The TrainingJob; kept as it is."""
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    """Faults to inject, already checked against the job."""
+    checkpoint_dir: str = ""
+    """Where durable checkpoints go unless the job names a storage."""
+    config: dict[str, Any] | None = None
+    """The job as its processes see it, instead of deriving it from the manifest."""
+    uid: str | None = None
+    """Identity of this run; drawn if left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderFacts:
+    """What whoever makes the pods knows for certain."""
+
+    facts: tuple[Fact, ...]
+
+
+@router.post("", status_code=201, responses=examples.JOB)
+async def create_job(service: ServiceDep, body: NewJob) -> JSONResponse:
+    """Create a job; pods may register from now on."""
+    config = _config_of(body)
+    if not await service.create(config, body.manifest):
+        raise ProblemError(
+            409,
+            "job-exists",
+            f"there is a job with uid {config.job} already",
+            "leave the uid out, or GET /v1/jobs/{uid} to see that job",
+        )
+    return JSONResponse(show_job(await service.load(config.job)), status_code=201)
+
+
+def _config_of(body: NewJob) -> JobConfig:
+    uid = JobUid(body.uid or secrets.token_hex(8))
+    try:
+        if body.config is not None:
+            config = codec.decode(JobConfig, {**body.config, "job": body.uid or uid}, "config")
+            return replace(config, job=uid)
+        faults = tuple(
+            codec.decode(FaultPoint, fault, f"faults[{i}]") for i, fault in enumerate(body.faults)
+        )
+    except RemoteProtocolError as error:
+        name, _, message = str(error).partition(": ")
+        raise InvalidSpecError(name, message) from error
+    return parse_training_job(body.manifest).to_job_config(uid, faults, body.checkpoint_dir)
+
+
+@router.get("", responses=examples.JOBS)
+async def list_jobs(service: ServiceDep) -> JSONResponse:
+    """All jobs, in short."""
+    uids = await service.store.list_uids()
+    return JSONResponse([show_job(await service.load(uid)) for uid in uids])
+
+
+@router.get("/{job}", responses=examples.JOB)
+async def show_one(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """One job, with its manifest."""
+    manifest = await service.store.fetch_manifest(uid)
+    return JSONResponse({**show_job(await service.load(uid)), "manifest": manifest})
+
+
+@router.get("/{job}/plan", responses=examples.PLAN_REPLY)
+async def show_plan(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """The current plan, or null before the first."""
+    plan, _, _ = await service.store.fetch_plan(uid)
+    return JSONResponse({"plan": json.loads(plan) if plan else None})
+
+
+@router.get("/{job}/members")
+async def show_ranks(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """Ranks with their slots, processes and phases; then spares."""
+    beats = await service.store.fetch_beats(uid)
+    return JSONResponse(show_members(await service.load(uid), beats))
+
+
+@router.get("/{job}/recoveries", responses=examples.RECOVERIES)
+async def show_recoveries(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """What was done about each fault, with reason and five times; oldest first."""
+    recoveries = await service.store.fetch_recoveries(uid)
+    return JSONResponse([show_recovery(r) for r in recoveries])
+
+
+@router.get("/{job}/ledger")
+async def show_ledger(
+    uid: UidDep, service: ServiceDep, since: Annotated[int, Query(ge=0)] = 0
+) -> JSONResponse:
+    """Entries of committed steps from ``since`` on, by step and stage."""
+    state = await service.load(uid)
+    last = min(state.step, since + MAX_LEDGER_STEPS)
+    keys = [(step, stage) for step in range(since, last) for stage in range(state.shape.stages)]
+    entries = await service.store.fetch_ledger(uid, keys)
+    return JSONResponse([codec.encode(entries[key]) for key in keys if key in entries])
+
+
+@router.get("/{job}/events")
+async def show_events(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """The job's history, oldest first."""
+    return JSONResponse(await _events(service, uid))
+
+
+@router.get("/{job}/report")
+async def show_report(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """The content of REPORT.json so far; final once the job has ended."""
+    state = await service.load(uid)
+    keys = [(step, stage) for step in range(state.step) for stage in range(state.shape.stages)]
+    ledger = await service.store.fetch_ledger(uid, keys)
+    recoveries = await service.store.fetch_recoveries(uid)
+    return JSONResponse(make_report(state, ledger, recoveries, await _events(service, uid)))
+
+
+@router.post("/{job}/stop")
+async def stop_job(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """End the job: all its trainers are told to stop. Repeating it is harmless."""
+    outcome = await service.apply(uid, StopRequested())
+    return JSONResponse(show_job(outcome.state))
+
+
+@router.post("/{job}/provider/facts")
+async def learn_from_provider(
+    uid: UidDep, service: ServiceDep, body: ProviderFacts
+) -> JSONResponse:
+    """Learn that pods are gone, from whoever made them."""
+    for fact in body.facts:
+        if fact.kind is not FactKind.POD_GONE:
+            raise ProblemError(
+                422,
+                "malformed",
+                f"a provider cannot tell {fact.kind}",
+                "tell pod-gone only; everything else is a supervisor's to tell",
+            )
+    outcome = await service.apply(uid, FactsLearnt(facts=body.facts))
+    return JSONResponse(show_job(outcome.state))
+
+
+async def _events(service: JobService, uid: JobUid) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    after: str | None = "0-0"
+    while after is not None:
+        items = await service.store.read_stream(uid, after, None)
+        events += [{"id": i.id, **json.loads(i.data)} for i in items if i.kind == "event"]
+        after = items[-1].id if items else None
+    return events

@@ -1,0 +1,73 @@
+"""Settings, read from the environment once and never again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mainstay_core.errors import InvalidSpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one api process runs. The environment variable is the upper-case name after MAINSTAY_."""
+
+    redis_url: str
+    """``MAINSTAY_REDIS_URL``, e.g. ``redis://host:6379/0`` or ``unix:///path/redis.sock``."""
+    admin_token: str
+    """``MAINSTAY_ADMIN_TOKEN`` (or ``MAINSTAY_TOKEN``): people and the process provider."""
+    agent_token: str
+    """``MAINSTAY_AGENT_TOKEN`` (or ``MAINSTAY_TOKEN``): supervisors."""
+    host: str = "127.0.0.1"
+    """``MAINSTAY_API_HOST``; loopback unless somebody says otherwise."""
+    port: int = 0
+    """``MAINSTAY_API_PORT``; 0 takes a free one and says which (``--port-file``)."""
+    tick_pending_s: float = 0.1
+    """Between looks at a job in which something waits for time to pass; below its probe_s."""
+    tick_idle_s: float = 1.0
+    """Between looks at any other job: silence is measured in tens of seconds."""
+    lease_s: float = 3.0
+    """After so long without renewal another replica turns silence into faults."""
+    max_conflicts: int = 64
+    """Lost races of one event before the request fails; each means that another one won."""
+    keep_alive_s: float = 10.0
+    """Between comments on an idle event stream, below the idle timeout of common proxies."""
+    max_events: int = 100_000
+    """Length of a job's stream in Redis, about; older history is dropped."""
+    log_level: str = "info"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+        """Return the settings that ``environment`` describes.
+
+        Raises:
+            InvalidSpecError: a variable is missing or cannot be used.
+        """
+        shared = environment.get("MAINSTAY_TOKEN", "")
+        admin = environment.get("MAINSTAY_ADMIN_TOKEN", shared)
+        agent = environment.get("MAINSTAY_AGENT_TOKEN", shared)
+        if not admin or not agent:
+            raise InvalidSpecError(
+                "MAINSTAY_TOKEN",
+                "is not set; set it, or both MAINSTAY_ADMIN_TOKEN and MAINSTAY_AGENT_TOKEN",
+            )
+        redis_url = environment.get("MAINSTAY_REDIS_URL", "")
+        if not redis_url.startswith(("redis://", "rediss://", "unix://")):
+            raise InvalidSpecError(
+                "MAINSTAY_REDIS_URL",
+                f"is {redis_url!r}, must begin with redis://, rediss:// or unix://",
+            )
+        return cls(
+            redis_url=redis_url,
+            admin_token=admin,
+            agent_token=agent,
+            host=environment.get("MAINSTAY_API_HOST", "127.0.0.1"),
+            port=_port(environment.get("MAINSTAY_API_PORT", "0")),
+            log_level=environment.get("MAINSTAY_LOG_LEVEL", "info").lower(),
+        )
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 <= int(text) <= 65_535:
+        raise InvalidSpecError("MAINSTAY_API_PORT", f"is {text!r}, must be 0 to 65535")
+    return int(text)

@@ -1,0 +1,360 @@
+"""Where jobs are kept: compare-and-set for decisions, plain writes for the rest.
+
+:class:`Store` is what the service needs; :class:`RedisStore` is the only
+implementation, in tests too, and this the only module that knows Redis. A
+decision (state, plan, recoveries, history) becomes visible in one script, so a
+plan is durable before anybody sees it and is seen by everybody once it is
+durable, whatever process dies in between. Durability of a single write is the
+server's business (``appendfsync always``, protocol section 9).
+
+Keys, with ``{uid}`` also the hash tag of a Redis cluster:
+
+    mainstay:uids              set     uids of all jobs
+    mainstay:names             hash    name -> uid of the newest job of that name
+    mainstay:lease             string  the replica that watches for silence
+    mainstay:{uid}:job         hash    version, state, phase, quorum, plan, manifest, name
+    mainstay:{uid}:stream      stream  plan, inject, stop, event: pushed to supervisors; history
+    mainstay:{uid}:recoveries  hash    quorum id -> Recovery
+    mainstay:{uid}:ledger      hash    step:stage -> LedgerEntry
+    mainstay:{uid}:seen        hash    pod -> time of its last heartbeat by the store's clock, us
+    mainstay:{uid}:beats       hash    pod -> its last Heartbeat
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from mainstay_core import codec
+from mainstay_core.errors import MainstayError, StoreConflictError
+from mainstay_core.ids import JobUid, PodUid
+from mainstay_core.jobstate import CoordinatorState
+from mainstay_core.messages import Heartbeat, LedgerEntry, Plan, Recovery
+
+PREFIX = "mainstay"
+SOCKET_TIMEOUT_S = 30.0
+"""Of one call, a blocking read included; a server that is silent longer is down."""
+
+_COMMIT = """
+if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return false end
+local version = redis.call('HINCRBY', KEYS[1], 'version', 1)
+redis.call('HSET', KEYS[1], 'state', ARGV[2], 'phase', ARGV[3])
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'plan', ARGV[4], 'quorum', ARGV[5]) end
+local at = 7
+local function take() at = at + 1; return ARGV[at - 1] end
+local last = ''
+for i = 1, tonumber(take()) do
+  local kind = take()
+  last = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[6], '*', 'kind', kind, 'data', take())
+end
+for i = 1, tonumber(take()) do
+  local key = take()
+  redis.call('HSET', KEYS[3], key, take())
+end
+local time = redis.call('TIME')
+local now = string.format('%d%06d', time[1], time[2])
+for i = 1, tonumber(take()) do redis.call('HSET', KEYS[4], take(), now) end
+for i = 1, tonumber(take()) do
+  local pod = take()
+  redis.call('HDEL', KEYS[4], pod)
+  redis.call('HDEL', KEYS[5], pod)
+end
+return {version, last}
+"""
+
+_BEAT = """
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then
+  return {0, redis.call('HMGET', KEYS[1], 'quorum', 'phase')}
+end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%d%06d', time[1], time[2]))
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
+return {1, redis.call('HMGET', KEYS[1], 'quorum', 'phase')}
+"""
+
+_CREATE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('HSET', KEYS[1], 'version', '1', 'state', ARGV[2], 'phase', ARGV[3],
+           'manifest', ARGV[4], 'name', ARGV[5])
+redis.call('SADD', KEYS[2], ARGV[1])
+redis.call('HSET', KEYS[3], ARGV[5], ARGV[1])
+return 1
+"""
+
+_LEASE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+_RELEASE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+"""
+
+
+class StoreUnavailableError(MainstayError):
+    """The store is not reached: nothing was decided, ask again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A job's state and the version that a change of it must name."""
+
+    version: int
+    state: CoordinatorState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamItem:
+    """One entry of a job's stream."""
+
+    id: str
+    kind: str
+    """``plan``, ``inject``, ``stop`` or ``event``."""
+    data: str
+    """JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What one decision makes visible."""
+
+    state: CoordinatorState
+    plan: Plan | None = None
+    items: tuple[tuple[str, str], ...] = ()
+    """(kind, JSON) in order."""
+    recoveries: tuple[Recovery, ...] = ()
+    arrived: tuple[PodUid, ...] = ()
+    """Pods that count as heard now."""
+    gone: tuple[PodUid, ...] = ()
+    """Pods whose heartbeats are refused from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatReply:
+    """What a heartbeat is answered with."""
+
+    known: bool
+    """False: the pod has to register first."""
+    quorum: str | None
+    """JSON of the newest quorum's id."""
+    phase: str | None
+    """None: there is no such job."""
+
+
+class Store(Protocol):
+    """What the service needs of a store. Every method may raise StoreUnavailableError."""
+
+    async def ping(self) -> None: ...
+    async def aclose(self) -> None: ...
+    async def create(self, state: CoordinatorState, manifest: Mapping[str, Any]) -> bool: ...
+    async def resolve(self, job: str) -> JobUid | None: ...
+    async def list_uids(self) -> tuple[JobUid, ...]: ...
+    async def load(self, uid: JobUid) -> Snapshot | None: ...
+    async def fetch_manifest(self, uid: JobUid) -> dict[str, Any]: ...
+    async def fetch_plan(self, uid: JobUid) -> tuple[str | None, str, str]: ...
+    async def commit(self, uid: JobUid, version: int, change: Change) -> None: ...
+    async def append(self, uid: JobUid, kind: str, data: str) -> None: ...
+    async def beat(self, uid: JobUid, heartbeat: Heartbeat) -> BeatReply: ...
+    async def fetch_seen(self, uid: JobUid) -> dict[PodUid, int]: ...
+    async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]: ...
+    async def fetch_recoveries(self, uid: JobUid) -> tuple[Recovery, ...]: ...
+    async def fetch_ledger(
+        self, uid: JobUid, keys: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], LedgerEntry]: ...
+    async def put_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None: ...
+    async def read_stream(
+        self, uid: JobUid, after: str, block_s: float | None
+    ) -> tuple[StreamItem, ...]: ...
+    async def hold_lease(self, holder: str, lease_s: float) -> bool: ...
+    async def release_lease(self, holder: str) -> None: ...
+
+
+class RedisStore:
+    """The store in Redis (6.2 or newer).
+
+    Args:
+        url: where the server is.
+        max_events: length of a job's stream, about.
+    """
+
+    def __init__(self, url: str, max_events: int = 100_000) -> None:
+        self._redis = redis.Redis.from_url(
+            url, decode_responses=True, socket_timeout=SOCKET_TIMEOUT_S
+        )
+        self._max_events = max_events
+        self._cache: dict[JobUid, Snapshot] = {}
+        self._commit = self._redis.register_script(_COMMIT)
+        self._beat = self._redis.register_script(_BEAT)
+        self._create = self._redis.register_script(_CREATE)
+        self._lease = self._redis.register_script(_LEASE)
+        self._release = self._redis.register_script(_RELEASE)
+
+    async def ping(self) -> None:
+        await _call(self._redis.ping())
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()
+
+    async def create(self, state: CoordinatorState, manifest: Mapping[str, Any]) -> bool:
+        """Store a new job; False when its uid is taken."""
+        uid = state.config.job
+        keys = [_key(uid, "job"), f"{PREFIX}:uids", f"{PREFIX}:names"]
+        phase, text = state.phase.value, json.dumps(manifest)
+        args = [uid, codec.dumps(state), phase, text, state.config.name]
+        return bool(await _call(self._create(keys=keys, args=args)))
+
+    async def resolve(self, job: str) -> JobUid | None:
+        """Return the uid that ``job`` is, or names."""
+        if await _call(self._redis.sismember(f"{PREFIX}:uids", job)):
+            return JobUid(job)
+        uid = await _call(self._redis.hget(f"{PREFIX}:names", job))
+        return JobUid(uid) if uid else None
+
+    async def list_uids(self) -> tuple[JobUid, ...]:
+        """Return the uids of all jobs, sorted."""
+        members = await _call(self._redis.smembers(f"{PREFIX}:uids"))
+        return tuple(sorted(JobUid(m) for m in members))
+
+    async def load(self, uid: JobUid) -> Snapshot | None:
+        """Return the job's state; decoding is skipped while its version is the one known here."""
+        key = _key(uid, "job")
+        version = await _call(self._redis.hget(key, "version"))
+        if version is None:
+            return None
+        cached = self._cache.get(uid)
+        if cached is not None and cached.version == int(version):
+            return cached
+        version, text = await _call(self._redis.hmget(key, ["version", "state"]))
+        snapshot = Snapshot(version=int(version), state=codec.loads(CoordinatorState, text))
+        self._cache[uid] = snapshot
+        return snapshot
+
+    async def fetch_manifest(self, uid: JobUid) -> dict[str, Any]:
+        """Return the manifest as the user wrote it."""
+        text = await _call(self._redis.hget(_key(uid, "job"), "manifest"))
+        return cast("dict[str, Any]", json.loads(text or "{}"))
+
+    async def fetch_plan(self, uid: JobUid) -> tuple[str | None, str, str]:
+        """Return (plan as JSON, stream position at which it is current, phase)."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hmget(_key(uid, "job"), ["plan", "phase"])
+        pipe.xrevrange(_key(uid, "stream"), count=1)
+        (plan, phase), newest = await _call(pipe.execute())
+        return plan, newest[0][0] if newest else "0-0", phase or ""
+
+    async def commit(self, uid: JobUid, version: int, change: Change) -> None:
+        """Make a decision durable and visible, if the state still has ``version``.
+
+        Raises:
+            StoreConflictError: somebody else decided first.
+        """
+        args: list[Any] = [version, codec.dumps(change.state), change.state.phase.value]
+        if change.plan is None:
+            args += ["", ""]
+        else:
+            args += [codec.dumps(change.plan), codec.dumps(change.plan.quorum)]
+        args += [self._max_events, len(change.items)]
+        args += [text for item in change.items for text in item]
+        args.append(len(change.recoveries))
+        for recovery in change.recoveries:
+            args += [recovery.quorum.id, codec.dumps(recovery)]
+        args += [len(change.arrived), *change.arrived, len(change.gone), *change.gone]
+        parts = ("job", "stream", "recoveries", "seen", "beats")
+        reply = await _call(self._commit(keys=[_key(uid, p) for p in parts], args=args))
+        if not reply:
+            self._cache.pop(uid, None)
+            raise StoreConflictError(f"job {uid} is not at version {version} any more")
+        self._cache[uid] = Snapshot(version=int(reply[0]), state=change.state)
+
+    async def append(self, uid: JobUid, kind: str, data: str) -> None:
+        """Add an entry to the job's stream that no decision made."""
+        fields: Any = {"kind": kind, "data": data}
+        await _call(self._redis.xadd(_key(uid, "stream"), fields, maxlen=self._max_events))
+
+    async def beat(self, uid: JobUid, heartbeat: Heartbeat) -> BeatReply:
+        """Note that a pod is alive: one write, never a compare-and-set."""
+        keys = [_key(uid, part) for part in ("job", "seen", "beats")]
+        args = [heartbeat.pod, codec.dumps(heartbeat)]
+        known, (quorum, phase) = await _call(self._beat(keys=keys, args=args))
+        return BeatReply(known=bool(known), quorum=quorum, phase=phase)
+
+    async def fetch_seen(self, uid: JobUid) -> dict[PodUid, int]:
+        """Return when each pod was last heard, in microseconds of the store's clock."""
+        seen = await _call(self._redis.hgetall(_key(uid, "seen")))
+        return {PodUid(pod): int(at) for pod, at in seen.items()}
+
+    async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]:
+        """Return the last heartbeat of each pod."""
+        beats = await _call(self._redis.hgetall(_key(uid, "beats")))
+        return {PodUid(pod): codec.loads(Heartbeat, text) for pod, text in beats.items()}
+
+    async def fetch_recoveries(self, uid: JobUid) -> tuple[Recovery, ...]:
+        """Return all recoveries, oldest first."""
+        texts = await _call(self._redis.hvals(_key(uid, "recoveries")))
+        recoveries = [codec.loads(Recovery, text) for text in texts]
+        return tuple(sorted(recoveries, key=lambda r: r.quorum.id))
+
+    async def fetch_ledger(
+        self, uid: JobUid, keys: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], LedgerEntry]:
+        """Return the entries of those (step, stage) pairs that there are."""
+        if not keys:
+            return {}
+        fields = [f"{step}:{stage}" for step, stage in keys]
+        texts = await _call(self._redis.hmget(_key(uid, "ledger"), fields))
+        return {
+            key: codec.loads(LedgerEntry, text)
+            for key, text in zip(keys, texts, strict=True)
+            if text is not None
+        }
+
+    async def put_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None:
+        """Write entries over what is there."""
+        mapping: Any = {f"{e.step}:{e.stage}": codec.dumps(e) for e in entries}
+        if mapping:
+            await _call(self._redis.hset(_key(uid, "ledger"), mapping=mapping))
+
+    async def read_stream(
+        self, uid: JobUid, after: str, block_s: float | None
+    ) -> tuple[StreamItem, ...]:
+        """Return the entries after ``after``, waiting up to ``block_s`` for the first."""
+        block = None if block_s is None else max(1, int(block_s * 1000))
+        streams: Any = {_key(uid, "stream"): after}
+        reply = await _call(self._redis.xread(streams, count=1000, block=block))
+        entries = reply[0][1] if reply else []
+        return tuple(
+            StreamItem(id=entry, kind=fields["kind"], data=fields["data"])
+            for entry, fields in entries
+        )
+
+    async def hold_lease(self, holder: str, lease_s: float) -> bool:
+        """Take or renew the watcher's lease; False while another replica has it."""
+        args: list[Any] = [holder, int(lease_s * 1000)]
+        return bool(await _call(self._lease(keys=[f"{PREFIX}:lease"], args=args)))
+
+    async def release_lease(self, holder: str) -> None:
+        """Give the lease back at once, if it is ours."""
+        await _call(self._release(keys=[f"{PREFIX}:lease"], args=[holder]))
+
+
+def _key(uid: str, part: str) -> str:
+    return f"{PREFIX}:{{{uid}}}:{part}"
+
+
+async def _call(pending: Any) -> Any:
+    """Await a Redis call; its failures are one kind of trouble to everybody else.
+
+    Raises:
+        StoreUnavailableError: the server cannot be reached or is not able to answer.
+    """
+    try:
+        return await pending
+    except (RedisError, OSError) as error:
+        raise StoreUnavailableError(f"Redis: {str(error) or type(error).__name__}") from error

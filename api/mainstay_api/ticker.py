@@ -1,0 +1,110 @@
+"""Silence into facts: the one replica that holds the lease looks at every job.
+
+How long a pod has been silent is counted while others are heard, by the store's
+clock: after an outage of the api, of Redis or of the network everybody looks
+expired, and nobody is (protocol section 8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+
+from mainstay_api.service import JobService
+from mainstay_api.settings import Settings
+from mainstay_core import coordinator
+from mainstay_core.coordinator_events import Tick
+from mainstay_core.errors import MainstayError
+from mainstay_core.ids import JobUid, PodUid
+
+logger = logging.getLogger(__name__)
+
+MAX_GAP_BEATS = 2.0
+"""A pause of the job's newest heartbeat counts as at most so many intervals of silence."""
+
+
+class Silence:
+    """How far the pods of one job are behind its newest heartbeat."""
+
+    def __init__(self) -> None:
+        self._seen: dict[PodUid, int] = {}
+        self._behind_s: dict[str, float] = {}
+        self._newest = 0
+
+    def update(self, seen_us: dict[PodUid, int], heartbeat_s: float) -> dict[str, float]:
+        """Return the silence of each pod in seconds, after another look.
+
+        Args:
+            seen_us: when each pod was last heard, in microseconds of one clock.
+            heartbeat_s: the interval of heartbeats.
+        """
+        newest = max(seen_us.values(), default=0)
+        passed_s = (newest - self._newest) / 1e6 if self._newest else 0.0
+        passed_s = min(max(passed_s, 0.0), MAX_GAP_BEATS * heartbeat_s)
+        behind: dict[str, float] = {
+            pod: self._behind_s.get(pod, 0.0) + passed_s if self._seen.get(pod) == at else 0.0
+            for pod, at in seen_us.items()
+        }
+        self._seen, self._behind_s, self._newest = dict(seen_us), behind, newest
+        return behind
+
+
+class Ticker:
+    """Ticks all jobs while this process holds the lease."""
+
+    def __init__(self, service: JobService, settings: Settings) -> None:
+        self._service = service
+        self._settings = settings
+        self._holder = secrets.token_hex(8)
+        self._silences: dict[JobUid, Silence] = {}
+        self._next_look: dict[JobUid, float] = {}
+        self._ended: set[JobUid] = set()
+        self._renew_at = 0.0
+
+    async def run(self) -> None:
+        """Tick until cancelled; then give the lease back."""
+        try:
+            while True:
+                try:
+                    await self._round()
+                except MainstayError as error:
+                    logger.warning("a look at the jobs failed: %s", error)
+                except Exception:
+                    # The watcher must outlive any one job's trouble: without it
+                    # no silence is ever noticed again.
+                    logger.exception("a look at the jobs failed")
+                await asyncio.sleep(self._settings.tick_pending_s)
+        finally:
+            await self._release()
+
+    async def _release(self) -> None:
+        try:
+            await self._service.store.release_lease(self._holder)
+        except MainstayError as error:
+            logger.info("the lease runs out by itself: %s", error)
+
+    async def _round(self) -> None:
+        now = time.monotonic()
+        if now >= self._renew_at:
+            if not await self._service.store.hold_lease(self._holder, self._settings.lease_s):
+                self._silences.clear()
+                return
+            self._renew_at = now + self._settings.lease_s / 3
+        for uid in await self._service.store.list_uids():
+            if uid not in self._ended and now >= self._next_look.get(uid, 0.0):
+                await self._look(uid, now)
+
+    async def _look(self, uid: JobUid, now: float) -> None:
+        state = await self._service.load(uid)
+        if state.terminal:
+            self._ended.add(uid)
+            self._silences.pop(uid, None)
+            return
+        seen = await self._service.store.fetch_seen(uid)
+        silence = self._silences.setdefault(uid, Silence())
+        behind = silence.update(seen, state.config.heartbeat_s)
+        outcome = await self._service.apply(uid, Tick(behind_s=behind))
+        pending = coordinator.is_pending(outcome.state)
+        self._next_look[uid] = now + (0.0 if pending else self._settings.tick_idle_s)
