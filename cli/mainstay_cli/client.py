@@ -101,9 +101,7 @@ def _explanation(response: httpx.Response) -> str:
         body = response.json()
     except ValueError:
         body = response.text
-    if isinstance(body, dict):
-        for key in ("message", "detail", "error"):
-            if body.get(key):
-                body = body[key]
-                break
+    if isinstance(body, dict) and "detail" in body:
+        todo = f"; {body['what_to_do']}" if body.get("what_to_do") else ""
+        body = f"{body['detail']}{todo}"
     return f"the api refused ({response.status_code}): {body}"

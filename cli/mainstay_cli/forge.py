@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from mainstay_cli.family import Child, Family
 from mainstay_core.errors import RemoteProtocolError
-from mainstay_core.frames import FrameParser, pack
+from mainstay_core.frames import Frame, FrameParser, pack
 
 READ_BYTES = 65536
 
@@ -29,6 +30,7 @@ class Forge:
         self._family = family
         self._socket = sock
         self._launched: dict[str, asyncio.Future[Child]] = {}
+        self._exited: dict[str, asyncio.Future[int]] = {}
         self._reading = asyncio.create_task(self._read(), name="forge")
 
     async def launch(self, pod: str, pod_dir: Path, address: str) -> Child:
@@ -44,6 +46,7 @@ class Forge:
         """
         future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._launched[pod] = future
+        self._exited[pod] = asyncio.get_running_loop().create_future()
         with contextlib.suppress(OSError):  # then its end is noticed by reading
             head = {
                 "kind": "launch",
@@ -54,6 +57,10 @@ class Forge:
             }
             await asyncio.get_running_loop().sock_sendall(self._socket, pack(head))
         return await future
+
+    async def exit_code(self, pod: str) -> int:
+        """Return with what a launcher exited; negative is the signal that ended it."""
+        return await asyncio.shield(self._exited[pod])
 
     async def close(self) -> None:
         """End the conversation; the forge and its launchers end by it."""
@@ -68,22 +75,29 @@ class Forge:
         with contextlib.suppress(OSError):
             while data := await loop.sock_recv(self._socket, READ_BYTES):
                 for frame in parser.feed(data):
-                    pod = str(frame.head.get("pod", ""))
-                    future = self._launched.pop(pod, None)
-                    if future is None or future.done():
-                        continue
-                    if frame.kind == "launched":
-                        pid = int(frame.head["pid"])
-                        future.set_result(self._family.adopt(f"launcher of {pod}", pid))
-                    else:
-                        future.set_exception(
-                            RemoteProtocolError(
-                                f"no launcher for {pod}: {frame.head.get('reason')}"
-                            )
-                        )
+                    self._take(frame)
         for future in self._launched.values():
             if not future.done():
                 future.set_exception(RemoteProtocolError("the forge ended"))
+        for code in self._exited.values():
+            if not code.done():
+                code.set_result(-signal.SIGKILL)
+
+    def _take(self, frame: Frame) -> None:
+        pod = str(frame.head.get("pod", ""))
+        if frame.kind == "exited":
+            if not self._exited[pod].done():
+                self._exited[pod].set_result(int(frame.head["code"]))
+            return
+        future = self._launched.pop(pod, None)
+        if future is None or future.done():
+            return
+        if frame.kind == "launched":
+            pid = int(frame.head["pid"])
+            future.set_result(self._family.adopt(f"launcher of {pod}", pid))
+        else:
+            reason = frame.head.get("reason")
+            future.set_exception(RemoteProtocolError(f"no launcher for {pod}: {reason}"))
 
 
 def start_forge(

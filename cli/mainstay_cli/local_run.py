@@ -213,10 +213,12 @@ class _LocalRun:
                 raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
             provider.stop()
             job = await watching
-            report = dict(await client.fetch(uid, "report"))
-            recoveries = list(await monitor.fetch_recoveries())
+            # Supervisors tell the last of the ledger before they leave; then the report is whole.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(provider.wait_ended(), GOODBYE_S)
+            report = dict(await client.fetch(uid, "report"))
+            recoveries = list(await monitor.fetch_recoveries())
+            await monitor.show_rest()
         finally:
             for task in (watching, stop):
                 task.cancel()

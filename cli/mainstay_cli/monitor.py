@@ -60,14 +60,18 @@ class Monitor:
         """Return all recoveries, oldest first."""
         return list(await self._client.fetch(self._job, "recoveries"))
 
+    async def show_rest(self) -> None:
+        """Show the steps that the ledger has beyond those that were shown."""
+        for entry in await self._client.fetch(self._job, f"ledger?since={self._num_shown}"):
+            self._show_step(entry)
+
     async def _look(self) -> JobState:
         data = await self._client.fetch(self._job)
         job = JobState(
             state=str(data["state"]), reason=str(data.get("reason", "")), step=int(data["step"])
         )
-        if job.step > self._num_shown or job.ended:
-            for entry in await self._client.fetch(self._job, f"ledger?since={self._num_shown}"):
-                self._show_step(entry)
+        if job.step > self._num_shown:
+            await self.show_rest()
         if self._progress.shows_members:
             self._progress.members(list(await self._client.fetch(self._job, "members")))
         for recovery in await self.fetch_recoveries():

@@ -131,10 +131,12 @@ class LocalProvider:
             await asyncio.wait(
                 [pod.supervisor.ended, pod.launcher.ended], return_when=asyncio.FIRST_COMPLETED
             )
+            if await self._ended_as_told(pod):
+                return
             evidence = _evidence(pod)
             pod.kill()
             self._pods.remove(pod)
-            if self._stopping.is_set() or _ended_as_told(pod):
+            if self._stopping.is_set():
                 return
             self._count_end(pod)
             logger.warning("pod %s is gone: %s", pod.name, evidence)
@@ -144,6 +146,12 @@ class LocalProvider:
                 logger.warning("no more pods are made: the budget of replacements is used up")
                 return
             self._replacements_left -= 1
+
+    async def _ended_as_told(self, pod: Pod) -> bool:
+        """Return whether the pod left because the job is over: both halves then exit with 0."""
+        if not pod.supervisor.ended.done() and await self._forge.exit_code(pod.uid) == 0:
+            await asyncio.shield(pod.supervisor.ended)
+        return pod.supervisor.ended.done() and pod.supervisor.ended.result() == 0
 
     async def _make_pod(self) -> Pod:
         self._num_made += 1
@@ -189,11 +197,6 @@ class LocalProvider:
                 await asyncio.sleep(TELL_AGAIN_S)
             else:
                 return
-
-
-def _ended_as_told(pod: Pod) -> bool:
-    """Return whether the supervisor said goodbye: it exits with 0 only when the job is over."""
-    return pod.supervisor.ended.done() and pod.supervisor.ended.result() == 0
 
 
 def _evidence(pod: Pod) -> str:

@@ -126,7 +126,7 @@ class LocalJob:
             with contextlib.suppress(httpx.HTTPError):
                 if self.fetch()["step"] != step:
                     return False
-                plan = self.fetch("plan")
+                plan = self.fetch("plan")["plan"]
                 return plan is not None and len(plan["members"]) == num_members
             return False
 
