@@ -137,6 +137,11 @@ def saw_plan(state: RankState, plan: Plan) -> RankState:
     return replace(state, newest=plan)
 
 
+def saw_durable(state: RankState, version: int) -> RankState:
+    """Return the state with ``version`` as the newest durable one that can be read."""
+    return replace(state, durable=version)
+
+
 def interrupts(adopted: Plan | None, index: int, newest: Plan) -> Interrupt:
     """Return what a plan interrupts of a rank that has adopted ``adopted`` as member ``index``.
 

@@ -1,0 +1,209 @@
+"""What a trainer is connected to for the plan it has adopted, and how that ends.
+
+Two groups of sockets with different lives: the quorum's (gather, stage group, a
+running heal) end with the quorum; the chain's pipeline group lives as long as
+its own cells stay (protocol section 3). Any thread may end them; the main thread
+then comes back from whatever it waits in.
+
+Invariant: everything the main thread may block in is registered here, under the
+lock, before it blocks, and a plan that ends it is checked under the same lock.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from mainstay_core.ids import QuorumId
+from mainstay_core.messages import Chain, Plan
+from mainstay_core.rank import interrupts
+from mainstay_train.aborts import QuorumAborted
+from mainstay_train.gather_client import GatherClient
+from mainstay_train.groups import Group, GroupEnded
+from mainstay_train.heal import HealClient
+from mainstay_train.settings import TrainerSettings
+
+
+class Connections:
+    """The sockets of one trainer.
+
+    Args:
+        settings: addresses and the job's bounds.
+        backend: ``gloo`` or ``nccl``.
+    """
+
+    def __init__(self, settings: TrainerSettings, backend: str) -> None:
+        self._settings, self._backend = settings, backend
+        self.changed = threading.Condition(threading.RLock())
+        """Guards everything here; notified when a plan arrives or the version grows."""
+        self.newest: Plan | None = None
+        self.adopted: Plan | None = None
+        self.index = -1
+        self._gather: GatherClient | None = None
+        self._stage_group: Group | None = None
+        self._pipeline: Group | None = None
+        self._pipeline_key: tuple[QuorumId, int] | None = None
+        self._heal: HealClient | None = None
+
+    def see(self, plan: Plan) -> None:
+        """Take note of a plan (any thread) and end what it makes useless."""
+        with self.changed:
+            if self.newest is None or plan.quorum.id > self.newest.quorum.id:
+                self.newest = plan
+                self._interrupt()
+            self.changed.notify_all()
+
+    def adopt(self, plan: Plan, index: int) -> GatherClient:
+        """Enter a quorum: leave the former, keep the pipeline if the chain is the same.
+
+        Raises:
+            QuorumAborted: a newer unplanned plan is known already.
+        """
+        with self.changed:
+            self.leave_quorum()
+            self.adopted, self.index = plan, index
+            chain = plan.chain_of(index)
+            if chain is None or self._pipeline_key != _key(chain):
+                self._end_pipeline("the chain has changed")
+            if self._interrupt():
+                raise QuorumAborted("a newer plan is known")
+            self._gather = GatherClient(
+                plan.rendezvous.gather,
+                str(plan.quorum),
+                index,
+                len(plan.members),
+                self._settings.incarnation,
+                self._settings.address,
+                self._on_abort,
+            )
+            return self._gather
+
+    def leave_quorum(self) -> None:
+        """Drop gather, stage group and a running heal; the pipeline stays."""
+        with self.changed:
+            if self._gather is not None:
+                self._gather.leave()
+            self._end_stage("this trainer has moved on")
+            self._gather = self._stage_group = None
+
+    def leave(self) -> None:
+        """Drop everything: this trainer is no member any more."""
+        with self.changed:
+            self.leave_quorum()
+            self._end_pipeline("this trainer is no member any more")
+
+    def gather(self) -> GatherClient:
+        """The quorum's gather."""
+        assert self._gather is not None
+        return self._gather
+
+    def stage_group(self, stage: int) -> Group | None:
+        """The group of the stage's cells, connected; None when there is only this one.
+
+        Raises:
+            GroupEnded: a member is gone or the quorum ended.
+        """
+        with self.changed:
+            plan = self.adopted
+            assert plan is not None
+            members = [m.index for m in plan.stage_members(stage)]
+            if self._stage_group is not None or len(members) == 1:
+                return self._stage_group
+            ended = self.gather().ended
+            if ended is not None:
+                raise GroupEnded(ended.why)
+            name = f"{plan.job}/{plan.quorum}/s{stage}"
+            group = self._group(name, plan, members.index(self.index), len(members))
+            self._stage_group = group
+        group.connect()
+        return group
+
+    def pipeline(self) -> Group | None:
+        """The group of this cell's chain, connected, rank = stage; None with one stage.
+
+        Raises:
+            GroupEnded: a cell of the chain is gone, or a plan took it apart.
+        """
+        with self.changed:
+            plan = self.adopted
+            assert plan is not None
+            chain = plan.chain_of(self.index)
+            if chain is None or len(chain.cells) == 1:
+                return None
+            if self._pipeline is not None and self._pipeline_key == _key(chain):
+                return self._pipeline
+            name = f"{plan.job}/{chain.formed_in}/r{chain.replica}"
+            group = self._group(name, plan, chain.cells.index(self.index), len(chain.cells))
+            self._pipeline, self._pipeline_key = group, _key(chain)
+            self._interrupt()
+        group.connect()
+        return group
+
+    def healing(self) -> HealClient:
+        """A client for a copy that ends with the quorum."""
+        with self.changed:
+            self._heal = HealClient(self._settings.address)
+            ended = self.gather().ended
+            if ended is not None:
+                self._heal.shutdown(ended.why)
+            return self._heal
+
+    def fail_quorum(self, why: str) -> tuple[str, tuple[int, ...]]:
+        """A collective failed here: end the quorum for all; returns why and the suspects."""
+        with self.changed:
+            gather = self.gather()
+            if gather.ended is None:
+                gather.abort(why)
+            self._end_stage(why)
+            ended = gather.ended
+        return (ended.why, ended.suspects) if ended is not None else (why, ())
+
+    def fail_pipeline(self, why: str) -> None:
+        """The chain broke here: let the neighbours notice."""
+        with self.changed:
+            self._end_pipeline(why)
+
+    def _group(self, name: str, plan: Plan, rank: int, size: int) -> Group:
+        return Group(
+            name=name,
+            store=plan.rendezvous.store,
+            rank=rank,
+            size=size,
+            address=self._settings.address,
+            backend=self._backend,
+            timeout_s=self._settings.config.operation_timeout_s,
+        )
+
+    def _interrupt(self) -> bool:
+        """End what the newest plan makes useless; whether that includes the quorum."""
+        if self.newest is None:
+            return False
+        ends = interrupts(self.adopted, self.index, self.newest)
+        if ends.pipeline:
+            self._end_pipeline(f"{self.newest.quorum} takes the chain apart")
+        if ends.quorum:
+            if self._gather is not None:
+                self._gather.leave()
+            self._end_stage(f"{self.newest.quorum} replaces the quorum")
+        return ends.quorum
+
+    def _end_stage(self, why: str) -> None:
+        if self._stage_group is not None:
+            self._stage_group.shutdown(why)
+        if self._heal is not None:
+            self._heal.shutdown(why)
+            self._heal = None
+
+    def _end_pipeline(self, why: str) -> None:
+        if self._pipeline is not None:
+            self._pipeline.shutdown(why)
+        self._pipeline = self._pipeline_key = None
+
+    def _on_abort(self, why: str, suspects: tuple[int, ...]) -> None:
+        """The gather ended by others' doing (its reader thread): wake the stage's collectives."""
+        del suspects
+        with self.changed:
+            self._end_stage(why)
+
+
+def _key(chain: Chain) -> tuple[QuorumId, int]:
+    return (chain.formed_in, chain.replica)

@@ -1,0 +1,222 @@
+"""Process groups whose blocked operations another thread can end.
+
+``ProcessGroupGloo.abort()`` does not interrupt a blocked collective, and in a
+ring only the neighbours of a dead rank notice it. Shutting the group's own
+established sockets does, within milliseconds, on whichever thread waits. So a
+:class:`Group` knows which sockets belong to it: those that appeared while it
+connected. NCCL groups are aborted by their own means.
+
+The store is in a pod's launcher, never in a trainer, and every group has a
+prefix of its own: keys of an older quorum are never seen again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import PrefixStore, TCPStore
+
+from mainstay_train.aborts import PipelineBroken
+
+logger = logging.getLogger(__name__)
+
+socket_lock = threading.Lock()
+"""Held while a socket is opened and registered, and while sockets are listed."""
+
+foreign_sockets: set[int] = set()
+"""File descriptors of sockets that other threads opened and that belong to no group."""
+
+
+class GroupEnded(PipelineBroken):
+    """The group was shut, or an operation on it failed."""
+
+
+def _socket_fds() -> set[int]:
+    fds = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                fds.add(int(name))
+    return fds
+
+
+def _shut(fd: int) -> None:
+    """Shut an established connection; leave listeners alone, gloo dies of that."""
+    try:
+        duplicate = socket.socket(fileno=os.dup(fd))
+    except OSError:
+        return
+    with duplicate, contextlib.suppress(OSError):
+        if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+            duplicate.getpeername()
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+
+class Group:
+    """A process group over ``size`` ranks, connected by :meth:`connect`.
+
+    Operations may be used by one thread; :meth:`shutdown` by any.
+
+    Args:
+        name: key prefix, unique to this membership.
+        store: ``host:port`` of the rendezvous store.
+        rank: this process's number in the group.
+        size: number of ranks.
+        address: local address to bind data sockets to.
+        backend: ``gloo`` or ``nccl``.
+        timeout_s: back-stop of a single operation.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        store: str,
+        rank: int,
+        size: int,
+        address: str,
+        backend: str,
+        timeout_s: float,
+    ) -> None:
+        self.name, self.rank, self.size = name, rank, size
+        self._store_address, self._address = store, address
+        self._backend, self._timeout = backend, timedelta(seconds=timeout_s)
+        self._before: set[int] = set()
+        self._fds: set[int] | None = None
+        self._ended: str | None = None
+        self._group: Any = None
+        self._lock = threading.Lock()
+
+    def connect(self) -> None:
+        """Meet the other ranks. Blocks until all are there.
+
+        Raises:
+            GroupEnded: shut meanwhile, or a peer is gone.
+        """
+        with self._lock:
+            if self._ended is not None:
+                raise GroupEnded(self._ended)
+            with socket_lock:
+                self._before = _socket_fds()
+        try:
+            host, _, port = self._store_address.rpartition(":")
+            store = TCPStore(host, int(port), None, False, self._timeout, wait_for_workers=False)
+            self._group = self._create(PrefixStore(self.name, store))
+        except RuntimeError as error:
+            raise GroupEnded(f"{self.name}: {error}") from error
+        finally:
+            with self._lock, socket_lock:
+                self._fds = _socket_fds() - self._before - foreign_sockets
+        if self._ended is not None:
+            self._shut_all()
+            raise GroupEnded(self._ended)
+
+    def _create(self, store: PrefixStore) -> Any:
+        if self._backend == "nccl":
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            return distributed.ProcessGroupNCCL(store, self.rank, self.size, options)
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
+        options._timeout = self._timeout
+        return distributed.ProcessGroupGloo(store, self.rank, self.size, options)
+
+    def shutdown(self, why: str) -> None:
+        """End every operation that waits here, and all later ones; returns at once."""
+        with self._lock:
+            if self._ended is None:
+                self._ended = why
+            self._shut_all()
+
+    def _shut_all(self) -> None:
+        if self._backend == "nccl" and self._group is not None:
+            self._group.abort()
+        with socket_lock:
+            fds = self._fds
+            if fds is None:
+                fds = _socket_fds() - self._before - foreign_sockets if self._before else set()
+            for fd in fds:
+                _shut(fd)
+
+    @property
+    def ended(self) -> str | None:
+        """Why the group ended, if it has."""
+        return self._ended
+
+    def exchange(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: Sequence[int],
+        sent_sizes: Sequence[int],
+    ) -> None:
+        """All-to-all of flat tensors: ``sent`` is cut by destination, ``received`` by source.
+
+        Raises:
+            GroupEnded: the group ended before it completed.
+        """
+        if self.size == 1:
+            received.copy_(sent)
+            return
+        stage_in, stage_out = self._staged(sent), self._staged(received)
+        self._run(
+            lambda: self._group.alltoall_base(
+                stage_out, stage_in, list(received_sizes), list(sent_sizes)
+            )
+        )
+        if stage_out is not received:
+            received.copy_(stage_out)
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        """Start sending; returns the work to wait for before the tensor may change."""
+        staged = self._staged(tensor)
+        self._alive()
+        try:
+            return self._group.send([staged], peer, tag), staged
+        except RuntimeError as error:
+            raise GroupEnded(f"{self.name}: send to {peer}: {error}") from error
+
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        """Receive into ``tensor``; blocks.
+
+        Raises:
+            GroupEnded: the peer is gone or the group was shut.
+        """
+        staged = self._staged(tensor)
+        self._run(lambda: self._group.recv([staged], peer, tag))
+        if staged is not tensor:
+            tensor.copy_(staged)
+
+    def finish(self, work: Any) -> None:
+        """Wait for what :meth:`send` started.
+
+        Raises:
+            GroupEnded: the peer is gone or the group was shut.
+        """
+        self._run(lambda: work[0])
+
+    def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._backend == "gloo" and tensor.is_cuda:
+            return tensor.cpu()
+        return tensor
+
+    def _alive(self) -> None:
+        if self._ended is not None:
+            raise GroupEnded(self._ended)
+
+    def _run(self, start: Any) -> None:
+        self._alive()
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise GroupEnded(self._ended or f"{self.name}: {error}") from error
