@@ -5,23 +5,18 @@ out in order, and a reason. The last action of a transition is the one whose
 outcome is the next event. One table owns the transitions; an event that the
 phase does not accept raises and changes nothing.
 
-Plans arrive at any time on another thread. The shell stores the newest with
-:func:`saw_plan` and asks :func:`interrupts` which of its connections must be
-shut so that the main thread comes back.
+The state itself, and what plans that arrive meanwhile mean for it, are in
+:mod:`mainstay_core.rank_state`.
 """
 
 from __future__ import annotations
 
-import enum
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from mainstay_core.codec import dumps
 from mainstay_core.errors import LocalProtocolError
-from mainstay_core.ids import Incarnation, Slot
-from mainstay_core.messages import Commit, FactKind, Partial, Plan, SettleReport
+from mainstay_core.messages import FactKind, SettleReport
 from mainstay_core.rank_events import (
     Action,
     Applied,
@@ -49,123 +44,32 @@ from mainstay_core.rank_events import (
     WaitForPlan,
     WriteCheckpoint,
 )
-from mainstay_core.settle import Settlement, StateAction, StepPlan, plan_step, settle
+from mainstay_core.rank_state import (
+    Interrupt,
+    Phase,
+    RankState,
+    Transition,
+    extend_chain,
+    interrupts,
+    must_adopt,
+    report_of,
+    saw_durable,
+    saw_plan,
+)
+from mainstay_core.settle import Settlement, StateAction, plan_step, settle
 from mainstay_core.votes import Verdict, judge
 
-
-class Phase(enum.StrEnum):
-    """Where a rank is. The same words in heartbeats, faults, reports and status."""
-
-    IDLE = "idle"
-    PARKED = "parked"
-    SETTLING = "settling"
-    HEALING = "healing"
-    COMPUTING = "computing"
-    REDUCING = "reducing"
-    VOTING = "voting"
-    APPLYING = "applying"
-    FINISHED = "finished"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
-    """Everything a rank's decisions depend on."""
-
-    slot: Slot
-    incarnation: Incarnation
-    num_steps: int
-    shards_per_lane: int
-    clip_norm: float | None
-    heal_address: str
-    max_attempts: int = 3
-    """Reductions of one step without a plan in between, before the rank gives up."""
-    checkpoint_every_steps: int = 0
-    """0: no durable checkpoints."""
-    phase: Phase = Phase.IDLE
-    plan: Plan | None = None
-    index: int = -1
-    newest: Plan | None = None
-    adopt_next: bool = False
-    """The votes agreed to adopt the newest plan once the step is applied."""
-    valid: bool = False
-    stage: int = -1
-    """Stage whose state this is, while ``valid``."""
-    lineage: int = 0
-    version: int = 0
-    certified_in: str | None = None
-    commit: Commit | None = None
-    chain: str = ""
-    digest: str = ""
-    """Digest of the masters at ``version``."""
-    held: tuple[Partial, ...] = ()
-    mark: str | None = None
-    settled: int = -1
-    attempt: int = 0
-    durable: int = 0
-    settlement: Settlement | None = None
-    step_plan: StepPlan | None = None
-
-    @property
-    def member_stage(self) -> int:
-        """Stage in the adopted plan."""
-        assert self.plan is not None
-        return self.plan.members[self.index].rank.stage
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """Outcome of one event."""
-
-    state: RankState
-    actions: tuple[Action, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    """Which connections a newer plan makes useless."""
-
-    quorum: bool
-    pipeline: bool
-
-
-def saw_plan(state: RankState, plan: Plan) -> RankState:
-    """Return the state with ``plan`` as the newest seen, if it is newer."""
-    if state.newest is not None and state.newest.quorum.id >= plan.quorum.id:
-        return state
-    return replace(state, newest=plan)
-
-
-def saw_durable(state: RankState, version: int) -> RankState:
-    """Return the state with ``version`` as the newest durable one that can be read."""
-    return replace(state, durable=version)
-
-
-def interrupts(adopted: Plan | None, index: int, newest: Plan) -> Interrupt:
-    """Return what a plan interrupts of a rank that has adopted ``adopted`` as member ``index``.
-
-    A planned plan interrupts nobody. An unplanned one ends the quorum at once, but a chain
-    that it leaves intact goes on computing (protocol section 3).
-    """
-    if adopted is None or newest.unplanned_id <= adopted.quorum.id:
-        return Interrupt(quorum=False, pipeline=False)
-    chain = adopted.chain_of(index)
-    if chain is None:
-        return Interrupt(quorum=True, pipeline=False)
-    identity = adopted.chain_identity(chain)
-    intact = any(
-        c.formed_in == chain.formed_in and newest.chain_identity(c) == identity
-        for c in newest.chains
-    )
-    return Interrupt(quorum=True, pipeline=not intact)
-
-
-def must_adopt(state: RankState) -> bool:
-    """Whether an unplanned plan newer than the adopted one is known."""
-    if state.newest is None:
-        return False
-    return state.plan is None or state.newest.unplanned_id > state.plan.quorum.id
+__all__ = [
+    "Interrupt",
+    "Phase",
+    "RankState",
+    "Transition",
+    "interrupts",
+    "must_adopt",
+    "saw_durable",
+    "saw_plan",
+    "step",
+]
 
 
 def step(state: RankState, event: Event) -> Transition:
@@ -204,30 +108,7 @@ def _adopt(state: RankState, *prefix: Action) -> Transition:
         step_plan=None,
         settlement=None,
     )
-    return Transition(new, (*prefix, Settle(plan, _report(new))), f"adopts {plan.quorum}")
-
-
-def _report(state: RankState) -> SettleReport:
-    report = SettleReport(
-        index=state.index,
-        valid=state.valid,
-        heal_address=state.heal_address,
-        durable=state.durable,
-    )
-    if not state.valid:
-        return report
-    return replace(
-        report,
-        lineage=state.lineage,
-        version=state.version,
-        certified_in=state.certified_in,
-        commit=state.commit,
-        chain=state.chain,
-        state=state.digest,
-        held=state.held,
-        mark=state.mark,
-        settled=state.settled,
-    )
+    return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")
 
 
 def _park(state: RankState, why: str, suspects: Sequence[int], *prefix: Action) -> Transition:
@@ -435,11 +316,6 @@ def _checkpoint(state: RankState) -> tuple[Action, ...]:
     if not every or state.index != writer or state.version - state.durable < every:
         return ()
     return (WriteCheckpoint(state.version, state.commit, state.chain),)
-
-
-def extend_chain(chain: str, commit: Commit) -> str:
-    """Return the digest chain after one more commit."""
-    return hashlib.sha256((chain + dumps(commit)).encode()).hexdigest()[:32]
 
 
 def _ignore(state: RankState, event: Event) -> Transition:
