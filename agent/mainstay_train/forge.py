@@ -7,7 +7,8 @@ the pod's trainer container.
 
 It speaks frames on an inherited Unix socket (``--fd``):
 
-* in: ``launch {pod, pod_dir, socket, address}``, ``kill {pod}``
+* in: ``launch {pod, pod_dir, address, socket?}`` (the socket is ``POD_DIR/supervisor.sock``
+  unless named), ``kill {pod}``
 * out: ``ready {pid}`` after the imports, ``launched {pod, pid}``,
   ``exited {pod, pid, code}`` (negative: the signal that ended it),
   ``refused {pod, reason}``
@@ -94,10 +95,11 @@ class Forge:
             self._send({"kind": "refused", "pod": pod, "reason": f"unknown kind {frame.kind!r}"})
 
     def _launch(self, pod: str, frame: Frame) -> None:
+        pod_dir = str(frame.head["pod_dir"])
         settings = LauncherSettings(
             pod=pod,
-            pod_dir=str(frame.head["pod_dir"]),
-            socket=str(frame.head["socket"]),
+            pod_dir=pod_dir,
+            socket=str(frame.head.get("socket") or Path(pod_dir) / "supervisor.sock"),
             address=str(frame.head["address"]),
             trainer=self._trainer,
         )

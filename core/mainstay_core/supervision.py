@@ -85,8 +85,11 @@ def _launcher_up(state: SupervisionState, event: object, now_s: float) -> Transi
 
 
 def _registered(state: SupervisionState, event: Registered, now_s: float) -> Transition:
+    """An api that had forgotten the pod learns of its trainers anew."""
     del now_s
-    return Transition(replace(state, registered=True, settings=event.settings))
+    up = [slot.up for slot in state.slots if slot.phase is SlotPhase.UP and slot.up is not None]
+    state = replace(state, registered=True, settings=event.settings)
+    return Transition(state, tuple(Tell(fact) for fact in up))
 
 
 def _launcher_lost(state: SupervisionState, event: object, now_s: float) -> Transition:

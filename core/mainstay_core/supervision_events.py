@@ -65,6 +65,8 @@ class SlotState:
     """When it last moved or was blocked on others."""
     killed_for: str = ""
     """Why we killed it, for the evidence."""
+    up: Fact | None = None
+    """That this life is there."""
     down: Fact | None = None
     """The newest end that was told."""
     parked: Fact | None = None
@@ -173,7 +175,7 @@ class LauncherLost:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The api knows the pod; the job's settings are known here."""
+    """The api knows the pod, for the first time or again; the job's settings are known here."""
 
     settings: SupervisionSettings
 

@@ -80,9 +80,6 @@ def _forked(state: SupervisionState, slot: SlotState, event: Forked, now_s: floa
 
 
 def _hello(state: SupervisionState, slot: SlotState, event: Hello, now_s: float) -> Transition:
-    slot = replace(
-        slot, phase=SlotPhase.UP, pid=event.pid, alive_at_s=now_s, progress_at_s=now_s, status=None
-    )
     fact = Fact(
         kind=FactKind.TRAINER_UP,
         pod=state.pod,
@@ -91,6 +88,15 @@ def _hello(state: SupervisionState, slot: SlotState, event: Hello, now_s: float)
         fingerprint=event.fingerprint,
         evidence=f"pid {event.pid} said hello",
         observed_at_s=now_s,
+    )
+    slot = replace(
+        slot,
+        phase=SlotPhase.UP,
+        pid=event.pid,
+        up=fact,
+        alive_at_s=now_s,
+        progress_at_s=now_s,
+        status=None,
     )
     if state.ending:
         return Transition(put(state, slot), (StopTrainers((slot.index,)),), state.ending)

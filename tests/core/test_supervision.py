@@ -158,6 +158,14 @@ def test_a_trainer_that_says_hello_is_told_and_gets_the_newest_plan() -> None:
     assert (forward.plan.quorum.id, forward.slots) == (3, (0,))
 
 
+def test_a_second_registration_tells_of_all_trainers_again() -> None:
+    pod = Pod(2).bring_up()
+    assert told(pod.feed(Registered(SETTINGS))) == [
+        (FactKind.TRAINER_UP, 0, False),
+        (FactKind.TRAINER_UP, 1, False),
+    ]
+
+
 def test_a_newer_plan_goes_to_all_trainers_and_an_older_one_to_none() -> None:
     pod = Pod(2).bring_up()
     assert pod.feed(PlanLearnt(plan(5))) == [Forward(plan(5), (0, 1))]

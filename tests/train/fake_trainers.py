@@ -64,6 +64,8 @@ def run(settings: TrainerSettings) -> int:
         line.send(
             kind="log", level="info", text=f"{torch.get_num_threads()} {settings.config.name}"
         )
+    if what == "status":
+        line.send(kind="status", phase="computing", waiting=False, step=1, progress=1, quorum=None)
     if what == "chat":
         return chat(line, settings)
     while True:  # until stopped or the supervisor is gone

@@ -1,0 +1,41 @@
+"""Entry of the supervisor: ``python -m mainstay_agent``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from mainstay_agent import settings as supervisor_settings
+from mainstay_core.errors import InvalidSpecError, MainstayError
+
+logger = logging.getLogger("mainstay_agent")
+
+
+def main() -> int:
+    """Run a supervisor with the settings of flags and environment; return the exit code."""
+    try:
+        settings = supervisor_settings.parse(sys.argv[1:], os.environ)
+    except InvalidSpecError as error:
+        print(f"{error} (see --help)", file=sys.stderr)  # noqa: T201 - a command line's answer
+        return 2
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # Imported here so that --help and bad settings are answered at once.
+    from mainstay_agent.supervisor import Supervisor
+
+    async def run() -> int:
+        return await Supervisor(settings).run()
+
+    try:
+        return asyncio.run(run())
+    except (MainstayError, OSError) as error:
+        logger.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

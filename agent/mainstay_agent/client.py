@@ -1,0 +1,237 @@
+"""The supervisor's client of the api: one method per route, two kinds of failure.
+
+``ApiUnavailable`` means try again (no connection, 5xx, Redis away): training goes
+on without the api, so nothing here is fatal. ``ApiRefused`` means that repeating
+the request will not help; its body says what will.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from mainstay_agent.settings import SupervisorSettings
+from mainstay_core import codec
+from mainstay_core.errors import MainstayError, RemoteProtocolError
+from mainstay_core.ids import QuorumId
+from mainstay_core.jobspec import JobConfig
+from mainstay_core.messages import Fact, Heartbeat, LedgerEntry, Plan, PodRegistration
+
+logger = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S = 10.0
+"""An api that holds a request for longer is as good as away; every request may be repeated."""
+STREAM_SILENCE_S = 60.0
+"""A stream that says nothing for this long is opened anew: half-open connections look like that."""
+
+
+class ApiUnavailable(MainstayError):  # noqa: N818 - a state of the api, not a mistake
+    """No answer that counts: try again later."""
+
+
+class ApiRefused(MainstayError):  # noqa: N818 - an answer, not a mistake of ours
+    """The api understood and said no."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        detail = body.get("detail", body)
+        super().__init__(f"{status}: {detail}")
+        self.status = status
+        self.body = body
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the api does not know the job or the pod: register again."""
+        return self.status == 404 or self.body.get("error") == "unregistered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """The api's answer to a registration."""
+
+    config: JobConfig
+    plan: Plan | None = None
+    cursor: str = ""
+    """Where the stream goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatReply:
+    """The api's answer to a heartbeat."""
+
+    quorum: QuorumId | None = None
+    state: str = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One server-sent event."""
+
+    name: str
+    data: str
+    id: str
+
+
+class ApiClient:
+    """Connection of one pod to its job's agent routes. Close it after use."""
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self._settings = settings
+        self._base = f"/v1/jobs/{settings.job}/agent"
+        self._http = httpx.AsyncClient(
+            base_url=settings.api_url,
+            timeout=REQUEST_TIMEOUT_S,
+            # The api is inside: a proxy for the outside world is never meant for it.
+            trust_env=False,
+            headers={"Authorization": f"Bearer {settings.read_token()}"},
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def register(self, registration: PodRegistration) -> Registration:
+        """Introduce the pod. Repeating it is harmless."""
+        return codec.decode(Registration, await self._post("pods", codec.encode(registration)))
+
+    async def post_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Say that the pod lives."""
+        reply = await self._post("heartbeats", codec.encode(heartbeat))
+        return codec.decode(HeartbeatReply, reply)
+
+    async def post_facts(self, facts: Iterable[Fact]) -> Plan | None:
+        """Tell facts; return the plan in force, if the api names one."""
+        return _plan_in(await self._post("facts", {"facts": [codec.encode(f) for f in facts]}))
+
+    async def post_ledger(self, entries: Iterable[LedgerEntry]) -> None:
+        """Mirror ledger entries."""
+        await self._post("ledger", {"entries": [codec.encode(entry) for entry in entries]})
+
+    async def post_fired(
+        self, fault: str, *, pod: str, slot: int, rank: object, at_s: float
+    ) -> bool:
+        """Record that an injected fault fires; False if it has fired before."""
+        body = {"pod": pod, "slot": slot, "rank": rank, "at_s": at_s}
+        try:
+            await self._post(f"faults/{fault}/fired", body)
+        except ApiRefused as refusal:
+            if refusal.is_unknown:
+                raise ApiUnavailable(f"not registered yet: {refusal}") from refusal
+            if refusal.status == 409:
+                return False
+            raise
+        return True
+
+    async def fetch_plan(self) -> Plan | None:
+        """Return the newest plan, None before the first."""
+        try:
+            reply = await self._request("GET", "plan")
+        except ApiRefused as refusal:
+            if refusal.status == 404:
+                return None
+            raise
+        if "plan" in reply:
+            return _plan_in(reply)
+        return codec.decode(Plan, reply)
+
+    async def stream(self, cursor: str) -> AsyncIterator[StreamEvent]:
+        """Yield the job's events after ``cursor``, until the connection ends.
+
+        Raises:
+            ApiUnavailable: it cannot be opened or broke.
+            ApiRefused: the api will not stream to this pod.
+        """
+        headers = {"Accept": "text/event-stream"}
+        if cursor:
+            headers["Last-Event-ID"] = cursor
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=STREAM_SILENCE_S)
+        try:
+            async with self._http.stream(
+                "GET", f"{self._base}/stream", headers=headers, timeout=timeout
+            ) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    self._raise_for(response)
+                async for event in parse_events(response.aiter_lines()):
+                    yield event
+        except httpx.TransportError as error:
+            raise ApiUnavailable(f"stream: {error!r}") from error
+
+    async def _post(self, path: str, body: object) -> dict[str, Any]:
+        return await self._request("POST", path, body)
+
+    async def _request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        try:
+            response = await self._http.request(
+                method,
+                f"{self._base}/{path}",
+                content=content,
+                headers={"Content-Type": "application/json"} if content else None,
+            )
+        except httpx.TransportError as error:
+            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+        self._raise_for(response)
+        return _object(response)
+
+    def _raise_for(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status == 401:
+            # A projected token is replaced while we run: read it again, the caller tries again.
+            self._http.headers["Authorization"] = f"Bearer {self._settings.read_token()}"
+            raise ApiUnavailable("401: the token was refused")
+        if status >= 500 or status == 429:
+            raise ApiUnavailable(f"{status}: {response.text[:200]}")
+        if status >= 400:
+            raise ApiRefused(status, _object(response))
+
+
+async def parse_events(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
+    """Yield server-sent events (WHATWG HTML, section 9.2.6) from lines of text."""
+    name, last_id = "", ""
+    data: list[str] = []
+    async for line in lines:
+        if not line:
+            if data:
+                yield StreamEvent(name or "message", "\n".join(data), last_id)
+            name, data = "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id":
+            last_id = value
+
+
+def _plan_in(body: dict[str, Any]) -> Plan | None:
+    plan = body.get("plan")
+    return None if plan is None else codec.decode(Plan, plan)
+
+
+def plan_of(refusal: ApiRefused) -> Plan | None:
+    """Return the current plan that a refusal carries, if it does."""
+    detail = refusal.body.get("detail")
+    for body in (refusal.body, detail if isinstance(detail, dict) else {}):
+        try:
+            if (plan := _plan_in(body)) is not None:
+                return plan
+        except RemoteProtocolError as error:
+            logger.warning("the api's plan cannot be read: %s", error)
+    return None
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    if not response.content:
+        return {}
+    try:
+        body = response.json()
+    except ValueError:
+        return {"detail": response.text[:500]}
+    return body if isinstance(body, dict) else {"detail": body}

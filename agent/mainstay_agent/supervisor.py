@@ -1,0 +1,391 @@
+"""The supervisor of one pod: a shell around :mod:`mainstay_core.supervision`.
+
+It owns the pod's Unix socket (launcher and trainers), the gather server (quorums
+that meet here) and the conversation with the api. Decisions are the state
+machine's; this module turns frames, answers and time into events, and actions
+into frames and requests. Without the api training goes on: requests wait, plans
+that are held stay in force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from mainstay_agent import local_socket
+from mainstay_agent.api_line import ApiLine, slot_status
+from mainstay_agent.client import ApiClient, ApiRefused
+from mainstay_agent.gather import GatherServer
+from mainstay_agent.injection import Reached, inject, kill_group
+from mainstay_agent.local_socket import Peer
+from mainstay_agent.outbox import FactOutbox, LedgerOutbox
+from mainstay_agent.settings import SupervisorSettings
+from mainstay_core import codec
+from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.faults import FaultAction
+from mainstay_core.frames import Frame, pack
+from mainstay_core.ids import Incarnation, PodUid
+from mainstay_core.jobspec import JobConfig
+from mainstay_core.messages import (
+    Fact,
+    Heartbeat,
+    LedgerEntry,
+    PodRegistration,
+    SlotStatus,
+)
+from mainstay_core.supervision import initial, next_due_s, step
+from mainstay_core.supervision_events import (
+    Action,
+    Committed,
+    Ended,
+    Event,
+    Exited,
+    FactSeen,
+    Fork,
+    Forked,
+    Forward,
+    HeartbeatDue,
+    Hello,
+    LauncherLost,
+    LauncherUp,
+    PlanLearnt,
+    Registered,
+    Signal,
+    SlotPhase,
+    SocketEnded,
+    StatusSeen,
+    StopTrainers,
+    SupervisionSettings,
+    Tell,
+    Tick,
+)
+
+logger = logging.getLogger(__name__)
+
+FLUSH_S = 2.0
+"""At the end, how long facts and ledger entries may take to be heard."""
+EXIT_TERMINATED = 128 + signal.SIGTERM
+LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class Supervisor:
+    """One pod's supervisor; ``run`` returns its exit code.
+
+    Invariant: ``_trainers`` holds at most one connection per slot, of the
+    incarnation that the state names.
+    """
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self._settings = settings
+        self._pod = PodUid(settings.pod)
+        self._state = initial(self._pod, settings.num_slots)
+        self._client = ApiClient(settings)
+        self._gather = GatherServer()
+        self._gather_address = ""
+        self._facts = FactOutbox(
+            self._client, lambda plan: self._feed(PlanLearnt(plan)), self._register_again
+        )
+        self._ledger = LedgerOutbox(self._client)
+        self._launcher: Peer | None = None
+        self._store = ""
+        self._launcher_known = asyncio.Event()
+        self._trainers: dict[int, Peer] = {}
+        self._config: JobConfig | None = None
+        self._line = ApiLine(self._client, self._feed)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        # Wall clock at the start, then the monotonic one: comparable, and never jumping.
+        self._clock_offset_s = time.time() - time.monotonic()
+
+    async def run(self) -> int:
+        """Serve until the job is over or this pod is told to end.
+
+        Raises:
+            OSError: the pod's address or directory cannot be used.
+            ApiRefused: the api does not accept this pod.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(
+                number, lambda: self._feed(Ended("told to end by a signal", EXIT_TERMINATED))
+            )
+        if self._settings.parent_fd is not None:
+            loop.add_reader(self._settings.parent_fd, self._read_parent)
+        self._gather_address = await self._gather.start(self._settings.address)
+        server = await local_socket.listen(self._settings.socket, self)
+        try:
+            self._spawn(self._work())
+            code = await self._leaving
+            await self._say_goodbye()
+            return code
+        finally:
+            server.close()
+            for task in tuple(self._tasks):
+                task.cancel()
+            await self._gather.close()
+            await self._client.close()
+
+    async def _work(self) -> None:
+        await self._launcher_known.wait()
+        config = await self._register()
+        for coroutine in (
+            self._facts.run(),
+            self._ledger.run(),
+            self._line.beat(self._heartbeat, self._register_again, config.heartbeat_s),
+            self._line.follow_stream(self._on_inject),
+        ):
+            self._spawn(coroutine)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None or self._leaving.done():
+            return
+        error = task.exception()
+        assert error is not None
+        self._leaving.set_exception(error)
+
+    async def _say_goodbye(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                if self._config is not None:
+                    await self._facts.wait_empty()
+                    await self._ledger.wait_empty()
+        if self._launcher is not None:
+            self._launcher.send({"kind": "stop"})
+
+    # The state machine.
+
+    def _now_s(self) -> float:
+        return time.monotonic() + self._clock_offset_s
+
+    def _feed(self, event: Event) -> None:
+        done = step(self._state, event, self._now_s(), secrets.token_hex(4))
+        self._state = done.state
+        if done.reason:
+            logger.info("%s", done.reason)
+        for action in done.actions:
+            self._act(action)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_s = next_due_s(self._state)
+        if due_s is not None:
+            # A little late rather than early: a tick before its time would come again and again.
+            delay_s = max(0.0, due_s - self._now_s()) + 0.001
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(delay_s, self._feed, Tick())
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, Tell):
+            self._facts.put(action.fact)
+        elif isinstance(action, Forward):
+            message = pack({"kind": "plan", "plan": codec.encode(action.plan)})
+            self._send_trainers(action.slots, message)
+        elif isinstance(action, StopTrainers):
+            self._send_trainers(action.slots, pack({"kind": "stop"}))
+        elif isinstance(action, Fork):
+            self._fork(action)
+        elif isinstance(action, Signal):
+            self._send_launcher({"kind": "signal", "slot": action.slot, "signal": action.number})
+        elif not self._leaving.done():
+            self._leaving.set_result(action.exit_code)
+
+    def _fork(self, action: Fork) -> None:
+        assert self._config is not None
+        settings = {
+            "config": codec.encode(self._config),
+            "pod": self._settings.pod,
+            "slot": action.slot,
+            "incarnation": action.incarnation,
+            "address": self._settings.address,
+            "socket": str(self._settings.socket),
+            "work_dir": str(self._settings.pod_dir),
+        }
+        head = {"kind": "fork", "slot": action.slot, "incarnation": action.incarnation}
+        self._send_launcher({**head, "settings": settings})
+
+    def _send_trainers(self, slots: tuple[int, ...], message: bytes) -> None:
+        for slot in slots:
+            if slot in self._trainers:
+                self._trainers[slot].send_packed(message)
+
+    def _send_launcher(self, head: dict[str, Any]) -> None:
+        if self._launcher is not None:
+            self._launcher.send(head)
+
+    # Launcher and trainers (local_socket.Peers).
+
+    def on_frame(self, peer: Peer, frame: Frame) -> None:
+        """Turn a frame into an event."""
+        if peer.is_launcher:
+            self._on_launcher_frame(frame)
+        elif peer.incarnation is not None:
+            self._on_trainer_frame(peer, peer.incarnation, frame)
+        elif frame.kind == "launcher-hello":
+            self._on_launcher(peer, frame)
+        elif frame.kind == "hello":
+            self._on_hello(peer, frame)
+        else:
+            raise RemoteProtocolError(f"{frame.kind!r} before hello")
+
+    def on_end(self, peer: Peer) -> None:
+        """Turn the end of a connection into an event."""
+        if peer is self._launcher:
+            self._launcher = None
+            self._feed(LauncherLost())
+        elif peer.incarnation is not None:
+            if self._trainers.get(peer.slot) is peer:
+                del self._trainers[peer.slot]
+            self._feed(SocketEnded(peer.slot, peer.incarnation))
+
+    def _on_launcher(self, peer: Peer, frame: Frame) -> None:
+        if self._launcher is not None:
+            raise RemoteProtocolError("there is a launcher already")
+        peer.is_launcher = True
+        self._launcher = peer
+        self._store = str(frame.head["store"])
+        self._launcher_known.set()
+        if self._config is not None:
+            self._spawn(self._register_again())
+        self._feed(LauncherUp())
+
+    def _on_launcher_frame(self, frame: Frame) -> None:
+        head = frame.head
+        slot, incarnation = int(head["slot"]), Incarnation(head["incarnation"])
+        if frame.kind == "forked":
+            self._feed(Forked(slot, incarnation, int(head["pid"])))
+        elif frame.kind == "exited":
+            self._feed(Exited(slot, incarnation, head.get("code"), head.get("signal")))
+        else:
+            raise RemoteProtocolError(f"unknown kind {frame.kind!r}")
+
+    def _on_hello(self, peer: Peer, frame: Frame) -> None:
+        slot, incarnation = int(frame.head["slot"]), Incarnation(frame.head["incarnation"])
+        if not 0 <= slot < len(self._state.slots):
+            raise RemoteProtocolError(f"there is no slot {slot}")
+        expected = self._state.slots[slot]
+        if expected.incarnation != incarnation or expected.phase is not SlotPhase.FORKING:
+            raise RemoteProtocolError(f"{incarnation} is not the trainer that slot {slot} awaits")
+        peer.slot, peer.incarnation = slot, incarnation
+        self._trainers[slot] = peer
+        pid = int(frame.head["pid"])
+        fingerprint = {str(k): str(v) for k, v in frame.head.get("fingerprint", {}).items()}
+        self._feed(Hello(slot, incarnation, pid, fingerprint))
+
+    def _on_trainer_frame(self, peer: Peer, incarnation: Incarnation, frame: Frame) -> None:
+        head = frame.head
+        if frame.kind == "status":
+            status = codec.decode(SlotStatus, {**head, "index": peer.slot, "pid": peer.pid})
+            status = replace(status, incarnation=incarnation)
+            self._feed(StatusSeen(peer.slot, incarnation, status))
+        elif frame.kind == "fact":
+            self._feed(FactSeen(peer.slot, incarnation, codec.decode(Fact, head["fact"])))
+        elif frame.kind == "ledger":
+            entry = codec.decode(LedgerEntry, head["entry"])
+            self._ledger.put(entry, post=bool(head.get("post")))
+            with contextlib.suppress(LocalProtocolError):
+                self._feed(Committed(peer.slot, incarnation))
+        elif frame.kind == "fault-point":
+            self._on_fault_point(peer, head)
+        elif frame.kind == "log":
+            level = LOG_LEVELS.get(str(head.get("level")), logging.INFO)
+            logger.log(level, "slot %d: %s", peer.slot, head.get("text"))
+        else:
+            raise RemoteProtocolError(f"unknown kind {frame.kind!r}")
+
+    async def _register(self) -> JobConfig:
+        config = self._config = await self._line.register(self._registration())
+        settings = SupervisionSettings(max_restarts=config.max_restarts, hang_s=config.hang_s)
+        self._feed(Registered(settings))
+        return config
+
+    async def _register_again(self) -> None:
+        """Introduce the pod anew: its store has moved, or the api has forgotten it."""
+        try:
+            await self._register()
+        except ApiRefused as refusal:
+            # Training does not end because the api has lost the job.
+            logger.error("registration refused: %s", refusal)
+
+    def _registration(self) -> PodRegistration:
+        return PodRegistration(
+            pod=self._pod,
+            name=self._settings.pod_name,
+            address=self._settings.address,
+            gather=self._gather_address,
+            store=self._store,
+            num_slots=self._settings.num_slots,
+            domain=self._settings.domain,
+            pid=os.getpid(),
+        )
+
+    def _heartbeat(self) -> Heartbeat:
+        self._feed(HeartbeatDue())
+        plan = self._state.plan
+        return Heartbeat(
+            pod=self._pod,
+            slots=tuple(slot_status(slot) for slot in self._state.slots),
+            quorum=None if plan is None else plan.quorum,
+        )
+
+    # Fault injection (injection.Victims).
+
+    def _on_fault_point(self, peer: Peer, head: dict[str, Any]) -> None:
+        reached = Reached(
+            fault=str(head["fault"]),
+            action=FaultAction(head["action"]),
+            slot=peer.slot,
+            rank=head.get("rank"),
+            delay_s=float(head.get("delay_ms", 0.0)) / 1000,
+        )
+        self._spawn(inject(self._client, self._settings.pod, reached, self))
+
+    def _on_inject(self, data: dict[str, Any]) -> None:
+        if data.get("pod") != self._settings.pod:
+            return
+        reached = Reached(
+            fault=str(data["id"]), action=FaultAction(data["action"]), slot=int(data.get("slot", 0))
+        )
+        self._spawn(inject(self._client, self._settings.pod, reached, self))
+
+    def signal_trainer(self, slot: int, number: int) -> None:
+        """Send a signal to the trainer of a slot, directly if its process is visible here."""
+        peer = self._trainers.get(slot)
+        if peer is not None and peer.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(peer.pid, number)
+        else:
+            self._send_launcher({"kind": "signal", "slot": slot, "signal": number})
+
+    def resume(self, slot: int, fault: str) -> None:
+        """Tell a halted trainer to go on."""
+        self._send_trainers((slot,), pack({"kind": "resume", "fault": fault}))
+
+    def kill_pod(self) -> None:
+        """Kill the launcher's process group, then our own: nothing of the pod is left."""
+        if self._launcher is not None and self._launcher.pid:
+            kill_group(self._launcher.pid)
+        kill_group(os.getpid())
+
+    def _read_parent(self) -> None:
+        assert self._settings.parent_fd is not None
+        if not os.read(self._settings.parent_fd, 1):
+            logger.error("the parent is gone; the pod ends")
+            self.kill_pod()
