@@ -9,59 +9,28 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from mainstay_core import codec, rank, rank_events
 from mainstay_core.errors import IntegrityError
 from mainstay_core.ids import Incarnation, PodUid, Slot
-from mainstay_core.messages import (
-    Commit,
-    Fact,
-    FactKind,
-    FinalDigests,
-    LedgerEntry,
-    PartialDigest,
-    SettleReport,
-    TypeStat,
-    Vote,
-)
-from mainstay_core.program import Action, Op, compile_compute
+from mainstay_core.messages import Commit, FactKind, Plan, SettleReport, Vote
+from mainstay_core.program import Action, Op
 from mainstay_core.settle import StateAction
-from mainstay_train import digests, optimizer
 from mainstay_train.aborts import HealFailed, QuorumAborted
 from mainstay_train.checkpoints import CheckpointDirectory
 from mainstay_train.connections import Connections
+from mainstay_train.engine import Engine
 from mainstay_train.fault_points import FaultPoints
 from mainstay_train.groups import GroupEnded
 from mainstay_train.heal import HealServer, masters_digest
-from mainstay_train.interpreter import Interpreter
-from mainstay_train.optimizer import StageState
-from mainstay_train.reduction import PartialStore, Reducer
+from mainstay_train.reporting import Reporter
+from mainstay_train.serving import ServedState
 from mainstay_train.settings import TrainerSettings
 from mainstay_train.uplink import Status, Uplink
 from mainstay_train.workload import Workload
 
 logger = logging.getLogger(__name__)
-
-WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
-KEPT_ENTRIES = 3
-"""Ledger entries told again after a settle: who posted them may be gone."""
-
-
-@dataclass(slots=True)
-class Engine:
-    """What computes one stage: made when a plan first gives this trainer the stage."""
-
-    stage: int
-    num_stages: int
-    state: StageState
-    store: PartialStore
-    reducer: Reducer
-    interpreter: Interpreter
 
 
 class Session:
@@ -81,33 +50,31 @@ class Session:
         self._device = device
         self._slot = Slot(pod=PodUid(settings.pod), index=settings.slot)
         self._connections = Connections(settings, backend)
-        self._status = Status()
+        status = Status()
         self._uplink = Uplink(
             settings.socket,
-            self._status,
+            status,
             self._config.heartbeat_s,
             self._connections.see,
             self._stop,
         )
         self._faults = FaultPoints(self._config.faults, self._uplink)
-        self._heal_server = HealServer(settings.address, self._state_at)
+        self._reporter = Reporter(self._uplink, status)
+        self._served = ServedState(self._connections)
+        heal_server = HealServer(settings.address, self._served.state_at)
         root = Path(self._config.checkpoint_dir) if self._config.checkpoint_dir else None
         self._checkpoints = CheckpointDirectory(root) if root else None
         self._checkpoint_safe: tuple[int, str] | None = None
         self._engine: Engine | None = None
         self._reports: tuple[SettleReport, ...] = ()
-        self._partial_digests: tuple[PartialDigest, ...] = ()
         self._gradient = ""
-        self._entries: list[LedgerEntry] = []
-        self._ready: tuple[str, int, int] | None = None
-        self._step_began_s = time.monotonic()
         self._state = rank.RankState(
             slot=self._slot,
             incarnation=Incarnation(settings.incarnation),
             num_steps=self._config.shape.steps,
             shards_per_lane=self._config.shape.shards_per_lane,
             clip_norm=workload.clip_norm,
-            heal_address=self._heal_server.address,
+            heal_address=heal_server.address,
             checkpoint_every_steps=self._config.shape.checkpoint_every_steps if root else 0,
         )
 
@@ -131,16 +98,15 @@ class Session:
             self._note(before.phase, transition.reason)
 
     def _note(self, before: rank.Phase, reason: str) -> None:
-        state = self._state
-        self._status.phase, self._status.step = state.phase.value, state.version
-        self._status.quorum = state.plan.quorum if state.plan and state.index >= 0 else None
-        self._status.waiting = state.phase in (rank.Phase.IDLE, rank.Phase.PARKED)
-        settling = {before, state.phase} & {rank.Phase.SETTLING, rank.Phase.PARKED}
-        logger.log(logging.INFO if settling else logging.DEBUG, "%s: %s", state.phase, reason)
+        self._reporter.phase(self._state)
+        phases = {before, self._state.phase}
+        level = logging.INFO if phases & {rank.Phase.SETTLING, rank.Phase.PARKED} else logging.DEBUG
+        logger.log(level, "%s: %s", self._state.phase, reason)
 
     def fail(self, why: str) -> None:
         """Tell the api that this job cannot run, and why."""
-        self._tell(rank_events.Tell(FactKind.FAILED, self._state.version, why))
+        tell = rank_events.Tell(FactKind.FAILED, self._state.version, why)
+        self._reporter.tell(self._state, tell)
 
     @staticmethod
     def _stop() -> None:
@@ -189,7 +155,7 @@ class Session:
     def _wait_for_plan(self) -> rank_events.Event:
         known = self._state.newest.quorum.id if self._state.newest else -1
         connections = self._connections
-        self._status.waiting = True
+        self._reporter.waits()
         with connections.changed:
             connections.changed.wait_for(
                 lambda: connections.newest is not None and connections.newest.quorum.id > known
@@ -197,9 +163,9 @@ class Session:
         return rank_events.PlanSeen()
 
     def _settle(self, action: rank_events.Settle) -> rank_events.Event:
-        self._ready = None
+        self._served.close()
         self._checkpoint_safe = None
-        self._status.waiting = True
+        self._reporter.waits()
         try:
             gather = self._connections.adopt(action.plan, action.report.index)
             gather.post("settle", codec.dumps(action.report).encode())
@@ -215,8 +181,6 @@ class Session:
             return self._load(engine, action.version)
         self._hook(Action(Op.HEAL, engine.stage))
         client = self._connections.healing()
-        plan = self._state.plan
-        assert plan is not None
         why = f"no member of stage {engine.stage} has version {action.version}"
         for source in action.sources:
             try:
@@ -224,7 +188,7 @@ class Session:
                     engine.state,
                     peer=self._reports[source].heal_address,
                     source=source,
-                    quorum=str(plan.quorum),
+                    quorum=str(self._plan.quorum),
                     stage=engine.stage,
                     version=action.version,
                     expected=action.expected,
@@ -250,39 +214,25 @@ class Session:
         return rank_events.Restored(loaded.masters, loaded.commit, loaded.chain)
 
     def _compute(self, action: rank_events.Compute) -> rank_events.Event:
-        engine, version = self._engine_for_plan(), self._state.version
-        program = compile_compute(
-            action.types, self._config.shape.micro_batches, engine.stage, engine.num_stages
-        )
+        engine = self._engine_for_plan()
         try:
-            pipeline = self._connections.pipeline() if program else None
-            engine.interpreter.run(program, version, pipeline)
+            pipeline = self._connections.pipeline() if action.types else None
+            engine.compute(action.types, self._state.version, pipeline)
         except GroupEnded as end:
             self._connections.fail_pipeline(str(end))
             return rank_events.ComputeBroken(engine.store.held(), f"the chain broke: {end}")
         return rank_events.TodoDone(engine.store.held())
 
     def _reduce(self, action: rank_events.Reduce) -> rank_events.Event:
-        engine, plan = self._engine_for_plan(), self._state.plan
-        assert plan is not None
+        engine = self._engine_for_plan()
         self._hook(Action(Op.REDUCE, engine.stage))
-        members = [m.index for m in plan.stage_members(engine.stage)]
+        self._gradient = ""
+        members = [m.index for m in self._plan.stage_members(engine.stage)]
         try:
             group = self._connections.stage_group(engine.stage)
-            engine.reducer.reduce(
-                group, action.table, members, self._state.index, engine.store.partials
-            )
+            engine.reduce(group, action.table, members, self._state.index, self._slot)
         except GroupEnded as end:
             return rank_events.QuorumLost(*self._connections.fail_quorum(str(end)))
-        self._partial_digests = tuple(
-            PartialDigest(
-                partial=s.partial,
-                slot=self._slot,
-                digest=self._flat_digest(engine, engine.store.partials[s.partial]),
-            )
-            for s in action.table
-            if s.index == self._state.index
-        )
         return rank_events.Reduced()
 
     def _vote(self, action: rank_events.CastVote) -> rank_events.Event:
@@ -299,80 +249,59 @@ class Session:
 
     def _make_vote(self, engine: Engine, action: rank_events.CastVote) -> Vote:
         state = self._state
-        assert state.plan is not None
-        newest = self._connections.newest or state.plan
-        blocks = engine.state.layout.block_views(engine.reducer.reduced)
-        self._gradient = self._flat_digest(engine, engine.reducer.reduced)
+        assert state.step_plan is not None
+        newest = self._connections.newest or self._plan
+        self._gradient = engine.gradient_digest()
         safe = self._checkpoint_safe
         return Vote(
             step=action.step,
             attempt=action.attempt,
             ok=True,
-            norms_sq=tuple(optimizer.block_norms_sq(blocks)),
+            norms_sq=engine.norms_sq(),
             gradient=self._gradient,
             state=state.digest,
-            stats=self._own_stats(engine),
+            stats=engine.stats(state.step_plan.table[engine.stage], state.index),
             newest_plan=newest.quorum.id,
             newest_nonce=newest.quorum.nonce,
-            checkpoint_safe=safe[0] if safe and safe[1] == state.plan.quorum.nonce else None,
-        )
-
-    def _own_stats(self, engine: Engine) -> tuple[TypeStat, ...]:
-        """Of the types that the table credits to this cell."""
-        assert self._state.step_plan is not None
-        table = self._state.step_plan.table[engine.stage]
-        return tuple(
-            engine.interpreter.stats[t]
-            for s in table
-            if s.index == self._state.index
-            for t in range(s.partial.first, s.partial.last + 1)
+            checkpoint_safe=safe[0] if safe and safe[1] == self._plan.quorum.nonce else None,
         )
 
     def _apply(self, commit: Commit) -> rank_events.Event:
         engine = self._engine_for_plan()
         self._hook(Action(Op.APPLY, engine.stage))
-        blocks = engine.state.layout.block_views(engine.reducer.reduced)
         if not self._gradient:  # rolled forward: it was reduced in a quorum without our vote
-            self._gradient = self._flat_digest(engine, engine.reducer.reduced)
-        engine.state.apply(blocks, commit.scale, self._workload.learning_rate(commit.step))
-        masters = masters_digest(engine.state)
-        self._record(engine, commit, masters)
+            self._gradient = engine.gradient_digest()
+        masters = engine.apply(commit, self._workload.learning_rate(commit.step))
+        self._reporter.record(
+            self._state,
+            commit,
+            gradient=self._gradient,
+            masters=masters,
+            partials=engine.sent,
+            post=self._posts_ledger(),
+        )
         return rank_events.Applied(masters, commit)
 
     # Actions at once --------------------------------------------------------
 
     def _tell(self, action: rank_events.Tell) -> None:
-        plan = self._state.plan
-        fact = Fact(
-            kind=action.kind,
-            pod=self._slot.pod,
-            slot=self._slot.index,
-            incarnation=self._state.incarnation,
-            quorum=plan.quorum if plan else None,
-            step=action.step,
-            suspects=action.suspects,
-            evidence=action.evidence,
-            observed_at_s=time.time(),
-        )
-        self._uplink.tell(fact)
+        self._reporter.tell(self._state, action)
         if action.kind is FactKind.SETTLED:
-            self._serve_heals(action.step)
+            engine = self._engine_for_plan()
+            self._served.open(str(self._plan.quorum), engine.stage, action.step, engine.state)
             if self._posts_ledger():
-                for entry in self._entries:
-                    self._uplink.record(entry, post=True)
+                self._reporter.repeat_entries()
 
     def _drop_held(self) -> None:
         if self._engine is not None:
-            self._engine.store.clear()
-            self._engine.interpreter.forget()
-        self._gradient, self._partial_digests = "", ()
+            self._engine.drop_held()
+        self._gradient = ""
 
     def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> None:
-        engine, plan = self._engine_for_plan(), self._state.plan
-        assert plan is not None
+        engine = self._engine_for_plan()
         assert self._checkpoints is not None
         self._hook(Action(Op.CHECKPOINT, engine.stage))
-        nonce = plan.quorum.nonce
+        nonce = self._plan.quorum.nonce
         try:
             self._checkpoints.write_part(
                 action.version, nonce, engine.stage, engine.state, action.commit, action.chain
@@ -383,54 +312,30 @@ class Session:
         self._checkpoint_safe = (action.version, nonce)
 
     def _rename_checkpoint(self, version: int) -> None:
-        plan = self._state.plan
-        assert plan is not None
         assert self._checkpoints is not None
+        nonce, num_stages = self._plan.quorum.nonce, self._plan.num_stages
         try:
-            self._checkpoints.complete(version, plan.quorum.nonce, plan.num_stages)
+            self._checkpoints.complete(version, nonce, num_stages)
         except OSError as error:
             logger.warning("checkpoint %d is not completed: %s", version, error)
 
     def _finish(self) -> None:
-        engine, plan = self._engine_for_plan(), self._state.plan
-        assert plan is not None
-        tensors = engine.state.state_tensors()
-        params = (
-            (f"param:{name}", view)
-            for block in engine.state.blocks
-            for name, view in block.layout.views(block.compute).items()
-        )
-        moments = ((t.id, t.tensor) for t in tensors if t.kind != "master")
-        final = FinalDigests(
-            stage=engine.stage,
-            version=self._state.version,
-            params=digests.digest_tensors(params).hex(),
-            masters=self._state.digest,
-            optimizer=digests.digest_tensors(moments).hex(),
-            data=self._state.commit.data_total if self._state.commit else "",
-        )
-        self._uplink.tell(
-            Fact(
-                kind=FactKind.FINISHED,
-                pod=self._slot.pod,
-                slot=self._slot.index,
-                incarnation=self._state.incarnation,
-                quorum=plan.quorum,
-                step=self._state.version,
-                final=final,
-                observed_at_s=time.time(),
-            )
-        )
+        state = self._state
+        data = state.commit.data_total if state.commit else ""
+        final = self._engine_for_plan().final_digests(state.version, state.digest, data)
+        self._reporter.finished(state, final)
 
     # Helpers ----------------------------------------------------------------
 
+    @property
+    def _plan(self) -> Plan:
+        assert self._state.plan is not None
+        return self._state.plan
+
     def _hook(self, action: Action) -> None:
         """Before every action of a program: progress, and injected faults."""
-        self._status.progress += 1
-        self._status.waiting = action.op in WAITING_OPS
-        plan = self._state.plan
-        assert plan is not None
-        self._faults.reach(plan, self._state.index, self._current_step(), action)
+        self._reporter.progress(action)
+        self._faults.reach(self._plan, self._state.index, self._current_step(), action)
 
     def _current_step(self) -> int:
         """Step at hand: while restoring it is the settled version's."""
@@ -440,92 +345,19 @@ class Session:
         return self._state.version
 
     def _engine_for_plan(self) -> Engine:
-        plan, stage = self._state.plan, self._state.member_stage
-        assert plan is not None
-        engine = self._engine
-        if engine is not None and (engine.stage, engine.num_stages) == (stage, plan.num_stages):
-            return engine
-        state = self._workload.build_stage(plan.num_stages, stage, self._device)
-        store = PartialStore(state.layout, self._config.shape.shards_per_lane, self._device)
-        interpreter = Interpreter(
-            workload=self._workload,
-            blocks=state.blocks,
-            stage=stage,
-            num_stages=plan.num_stages,
-            seed=self._config.shape.seed,
-            micro_batches=self._config.shape.micro_batches,
-            store=store,
-            recompute=self._config.recompute,
-            hook=self._hook,
-        )
-        reducer = Reducer(state.layout, self._device)
-        self._engine = Engine(stage, plan.num_stages, state, store, reducer, interpreter)
+        stage, num_stages = self._state.member_stage, self._plan.num_stages
+        if self._engine is None or not self._engine.computes(stage, num_stages):
+            self._engine = Engine.build(
+                self._workload,
+                self._config,
+                stage=stage,
+                num_stages=num_stages,
+                device=self._device,
+                hook=self._hook,
+            )
         return self._engine
-
-    @staticmethod
-    def _flat_digest(engine: Engine, flat: torch.Tensor) -> str:
-        names = (f"gradient:{block.name}" for block in engine.state.layout.blocks)
-        views = engine.state.layout.block_views(flat)
-        return digests.digest_tensors(zip(names, views, strict=True)).hex()
-
-    def _serve_heals(self, version: int) -> None:
-        """The state is complete at ``version``: heal requests of this quorum may be served."""
-        plan, engine = self._state.plan, self._engine
-        assert plan is not None
-        assert engine is not None
-        with self._connections.changed:
-            self._ready = (str(plan.quorum), engine.stage, version)
-            self._connections.changed.notify_all()
-
-    def _state_at(self, quorum: str, stage: int, version: int) -> StageState | None:
-        """For the heal server's threads: wait until this trainer is there, or never will be."""
-        connections = self._connections
-
-        def over() -> bool:
-            adopted = connections.adopted
-            return adopted is not None and adopted.quorum.id > _quorum_number(quorum)
-
-        with connections.changed:
-            wanted = (quorum, stage, version)
-            connections.changed.wait_for(lambda: self._is_at(wanted) or over())
-            if not self._is_at(wanted) or self._engine is None:
-                return None
-            return self._engine.state
-
-    def _is_at(self, wanted: tuple[str, int, int]) -> bool:
-        return self._ready == wanted
 
     def _posts_ledger(self) -> bool:
         """Whether this member mirrors its stage's entries to the api: the lowest one does."""
-        plan, engine = self._connections.adopted, self._engine
-        if plan is None or engine is None:
-            return False
-        return plan.stage_members(engine.stage)[0].index == self._state.index
-
-    def _record(self, engine: Engine, commit: Commit, masters: str) -> None:
-        plan = self._state.plan
-        assert plan is not None
-        now = time.monotonic()
-        entry = LedgerEntry(
-            step=commit.step,
-            stage=engine.stage,
-            quorum=plan.quorum,
-            gradient=self._gradient,
-            masters=masters,
-            data=commit.data,
-            loss=commit.loss,
-            norm=commit.norm,
-            tokens=commit.tokens,
-            step_s=now - self._step_began_s,
-            replicas=len(plan.chains),
-            attempt=self._state.attempt,
-            partials=self._partial_digests,
-            committed_at_s=time.time(),
-        )
-        self._step_began_s = now
-        self._entries = [*self._entries[1 - KEPT_ENTRIES :], entry]
-        self._uplink.record(entry, post=self._posts_ledger())
-
-
-def _quorum_number(quorum: str) -> int:
-    return int(quorum.removeprefix("q").partition("-")[0])
+        lowest = self._plan.stage_members(self._state.member_stage)[0]
+        return lowest.index == self._state.index

@@ -1,0 +1,120 @@
+"""What a trainer tells: status, facts and the ledger's entries of its stage."""
+
+from __future__ import annotations
+
+import time
+
+from mainstay_core import rank, rank_events
+from mainstay_core.messages import Commit, Fact, FactKind, FinalDigests, LedgerEntry, PartialDigest
+from mainstay_core.program import Action, Op
+from mainstay_train.uplink import Status, Uplink
+
+WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
+KEPT_ENTRIES = 3
+"""Ledger entries told again after a settle: who posted them may be gone."""
+
+
+class Reporter:
+    """Puts a trainer's state into words and sends them up.
+
+    Args:
+        uplink: the line to the supervisor.
+        status: what the uplink sends periodically.
+    """
+
+    def __init__(self, uplink: Uplink, status: Status) -> None:
+        self._uplink, self._status = uplink, status
+        self._entries: list[LedgerEntry] = []
+        self._step_began_s = time.monotonic()
+
+    def phase(self, state: rank.RankState) -> None:
+        """A transition is done: ``state`` is what holds now."""
+        status = self._status
+        status.phase, status.step = state.phase.value, state.version
+        status.quorum = state.plan.quorum if state.plan and state.index >= 0 else None
+        status.waiting = state.phase in (rank.Phase.IDLE, rank.Phase.PARKED)
+
+    def waits(self) -> None:
+        """The trainer is about to block on others."""
+        self._status.waiting = True
+
+    def progress(self, action: Action) -> None:
+        """An action of the program is about to run."""
+        self._status.progress += 1
+        self._status.waiting = action.op in WAITING_OPS
+
+    def tell(self, state: rank.RankState, action: rank_events.Tell) -> None:
+        """Tell the api, through the supervisor, what was learnt."""
+        self._uplink.tell(
+            self._fact(
+                state,
+                action.kind,
+                step=action.step,
+                suspects=action.suspects,
+                evidence=action.evidence,
+            )
+        )
+
+    def finished(self, state: rank.RankState, final: FinalDigests) -> None:
+        """Tell that the last step is applied."""
+        self._uplink.tell(self._fact(state, FactKind.FINISHED, step=state.version, final=final))
+
+    @staticmethod
+    def _fact(state: rank.RankState, kind: FactKind, **rest: object) -> Fact:
+        return Fact(
+            kind=kind,
+            pod=state.slot.pod,
+            slot=state.slot.index,
+            incarnation=state.incarnation,
+            quorum=state.plan.quorum if state.plan else None,
+            observed_at_s=time.time(),
+            **rest,  # type: ignore[arg-type]
+        )
+
+    def record(
+        self,
+        state: rank.RankState,
+        commit: Commit,
+        *,
+        gradient: str,
+        masters: str,
+        partials: tuple[PartialDigest, ...],
+        post: bool,
+    ) -> None:
+        """Give the ledger the entry of a step that this cell has applied.
+
+        Args:
+            state: as it was while the step was applied.
+            commit: the step's certificate.
+            gradient: digest of the stage's reduced gradient.
+            masters: digest of the stage's masters after the step.
+            partials: what this cell sent into the reduction.
+            post: whether the supervisor mirrors the entry to the api.
+        """
+        plan = state.plan
+        assert plan is not None
+        now = time.monotonic()
+        entry = LedgerEntry(
+            step=commit.step,
+            stage=state.member_stage,
+            quorum=plan.quorum,
+            gradient=gradient,
+            masters=masters,
+            data=commit.data,
+            loss=commit.loss,
+            norm=commit.norm,
+            tokens=commit.tokens,
+            step_s=now - self._step_began_s,
+            replicas=len(plan.chains),
+            attempt=state.attempt,
+            partials=partials,
+            committed_at_s=time.time(),
+        )
+        self._step_began_s = now
+        self._entries = [*self._entries[1 - KEPT_ENTRIES :], entry]
+        self._uplink.record(entry, post=post)
+
+    def repeat_entries(self) -> None:
+        """Post the last entries again: who posted them may have died before they arrived."""
+        for entry in self._entries:
+            self._uplink.record(entry, post=True)
