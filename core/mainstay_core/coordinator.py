@@ -40,16 +40,18 @@ from mainstay_core.deciding import (
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.jobstate import (
+    COMMITS_THAT_SETTLE,
     MAX_STEP_SECONDS,
     TERMINAL,
     CoordinatorState,
     FiredFault,
     JobPhase,
+    all_settled,
     is_living,
     pod_name,
     with_slot,
 )
-from mainstay_core.learning import learn_facts, learn_pod, learn_silence
+from mainstay_core.learning import learn_facts, learn_pod, learn_silence, settle_all
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
 
 
@@ -124,18 +126,25 @@ def _on_committed(state: CoordinatorState, event: StepsCommitted, now_s: float) 
         raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")
     seconds = (*state.step_seconds, event.step_s)[-MAX_STEP_SECONDS:]
     state = replace(state, step=max(state.step, event.step + 1), step_seconds=seconds)
+    result = Transition(state=state, reason=f"step {event.step} is committed in {event.quorum}")
     if event.quorum == plan.quorum:
-        state = replace(state, suspected_before=(), reforms=0)
-        for member in plan.members:
-            slot = state.slot(member.slot)
-            if slot is not None and slot.failures and is_living(state, member):
-                state = with_slot(state, replace(slot, failures=0))
-    state, closed = close_known(step_committed(state, event.quorum, event.committed_at_s))
-    return Transition(
-        state=state,
-        actions=tuple(RecordRecovery(recovery=r) for r in closed),
-        reason=f"step {event.step} is committed in {event.quorum}",
-    )
+        result = result.then(_quorum_works(state, event.committed_at_s))
+    state, closed = close_known(step_committed(result.state, event.quorum, event.committed_at_s))
+    recorded = tuple(RecordRecovery(recovery=r) for r in closed)
+    return result.then(Transition(state=state, actions=recorded))
+
+
+def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
+    """All members of the current quorum voted for a step: nobody is under suspicion any more."""
+    assert state.plan is not None
+    for member in state.plan.members:
+        slot = state.slot(member.slot)
+        if slot is not None and slot.failures and is_living(state, member):
+            state = with_slot(state, replace(slot, failures=0))
+    state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
+    if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
+        return settle_all(state, at_s)
+    return Transition(state=state)
 
 
 def _on_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Transition:

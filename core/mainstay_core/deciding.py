@@ -47,18 +47,21 @@ MAX_PROBE_DOUBLINGS = 5
 
 def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     """Publish the first plan once enough trainers are up, or give up at the deadline."""
-    same, refusals = _same_arithmetic(state, now_s)
-    result = Transition(state=same, actions=refusals)
     wanted, least = state.shape.replicas, state.shape.min_replicas
     overdue = now_s - state.created_at_s >= state.config.startup_deadline_s
+    if not overdue and len(usable_slots(state, now_s)) < state.shape.num_cells:
+        return Transition(state=state)
+    # Only now: before, the lowest slot could still be one that comes up later.
+    state, refusals = _same_arithmetic(state, now_s)
+    result = Transition(state=state, actions=refusals)
     for num_replicas in range(wanted, (least if overdue else wanted) - 1, -1):
-        plan = membership.start_plan(same, num_replicas, now_s, nonce)
+        plan = membership.start_plan(state, num_replicas, now_s, nonce)
         if plan is not None:
-            fixed = _fingerprint_of(same, plan)
-            return result.then(publish(replace(same, fingerprint=fixed), plan, JobPhase.RUNNING))
+            fixed = replace(state, fingerprint=_fingerprint_of(state, plan))
+            return result.then(publish(fixed, plan, JobPhase.RUNNING))
     if overdue:
-        return result.then(end_job(same, JobPhase.FAILED, _missing(same, now_s)))
-    return Transition(state=state)
+        return result.then(end_job(state, JobPhase.FAILED, _missing(state, now_s)))
+    return result
 
 
 def _same_arithmetic(
@@ -209,11 +212,22 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     assert state.waiting is not None
     if _is_finishing(state):
         return _decide_finishing(state)
-    result = _recover(state, lost_members(state), now_s, nonce)
+    lost = lost_members(state)
+    if not lost:
+        return _meet_again(state, now_s, nonce)
+    result = _recover(state, lost, now_s, nonce)
     if result.state.phase is JobPhase.WAITING and now_s >= state.waiting.deadline_s:
         reason = f"waited {now_s - state.waiting.since_s:.0f} s: {state.waiting.reason}"
         return result.then(end_job(result.state, JobPhase.FAILED, reason))
     return result
+
+
+def _meet_again(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Whoever was thought to be gone is heard again, with the state that was missing."""
+    reason = "the members that were silent are heard again"
+    draft = Draft(method=Method.REFORM, planned=False, reason=reason, now_s=now_s, nonce=nonce)
+    plan = membership.mask_plan(state, draft)
+    return publish(open_loss(state, (), plan, reason), plan, JobPhase.RECOVERING)
 
 
 def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
@@ -332,6 +346,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         adopted_at_s={},
         settled_at_s={},
         settled_step=None,
+        commits=0,
         suspicion=None,
         waiting=None,
     )

@@ -20,6 +20,9 @@ from mainstay_core.topology import JobShape
 
 MAX_ENDED = 8
 """Ended incarnations remembered per slot: a late report of one must not revive it."""
+COMMITS_THAT_SETTLE = 3
+"""A commit needs every member's vote, so it proves that all have settled; their own word, which
+has the times, gets so many commits to arrive."""
 MAX_STEP_SECONDS = 33
 """Recent step durations kept for the median that a recovery is compared with."""
 
@@ -160,6 +163,8 @@ class CoordinatorState:
     """Member index to when it went on in the current plan."""
     settled_step: int | None = None
     """Step at which the current plan settled."""
+    commits: int = 0
+    """Steps committed in the current plan's quorum."""
     step: int = 0
     """Number of committed steps."""
     step_seconds: tuple[float, ...] = ()

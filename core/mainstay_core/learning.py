@@ -83,7 +83,8 @@ def learn_silence(
         behind = behind_s.get(uid_of(pod), 0.0)
         if not pod.gone and behind > state.config.heartbeat_timeout_s:
             why = f"silent for {behind:.1f} s while others were heard"
-            result = result.then(_lose_pod(result.state, uid_of(pod), why, now_s, now_s))
+            lost = _lose_pod(result.state, uid_of(pod), why, now_s, now_s, sure=False)
+            result = result.then(lost)
     return result
 
 
@@ -133,23 +134,26 @@ def _end(
 
 
 def _end_all(
-    state: CoordinatorState, pod: PodUid, why: str, at_s: float, now_s: float
+    state: CoordinatorState, pod: PodUid, why: str, at_s: float, now_s: float, *, sure: bool = True
 ) -> CoordinatorState:
+    """End what lives on a pod. If that is not sure, the same trainers may be heard of again."""
     for slot in state.slots:
         if slot.slot.pod == pod and slot.incarnation is not None:
             ended = _end(slot, slot.incarnation, why, at_s, now_s)
+            if not sure:
+                ended = replace(ended, ended=slot.ended, failures=slot.failures)
             state = with_slot(state, replace(ended, restarting=False))
     return state
 
 
 def _lose_pod(
-    state: CoordinatorState, uid: PodUid, why: str, at_s: float, now_s: float
+    state: CoordinatorState, uid: PodUid, why: str, at_s: float, now_s: float, *, sure: bool = True
 ) -> Transition:
     pod = state.pod(uid)
     if pod is None or pod.gone:
         return Transition(state=state, reason=f"pod {uid} is known to be gone")
     message = f"pod {pod_name(state, uid)} is gone: {why or 'no detail'}"
-    state = _end_all(state, uid, why or "its pod is gone", at_s, now_s)
+    state = _end_all(state, uid, why or "its pod is gone", at_s, now_s, sure=sure)
     state = with_pod(state, replace(pod, gone=True, why=why, gone_at_s=at_s))
     return Transition(
         state=state,
@@ -301,6 +305,13 @@ def _settled(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
     if not all_settled(state):
         return Transition(state=state, reason=f"{member.rank} goes on in {fact.quorum}")
     return _all_settled(state)
+
+
+def settle_all(state: CoordinatorState, at_s: float) -> Transition:
+    """Return the state with every member settled: commits prove it, whatever was not told."""
+    assert state.plan is not None
+    settled = {m.index: state.settled_at_s.get(m.index, at_s) for m in state.plan.members}
+    return _all_settled(replace(state, settled_at_s=settled))
 
 
 def _all_settled(state: CoordinatorState) -> Transition:

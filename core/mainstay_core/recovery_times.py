@@ -32,6 +32,7 @@ def open_loss(
 ) -> CoordinatorState:
     """Return the state with a recovery of lost members begun. Call it before the plan is set."""
     deaths, learnt, fired = [], [plan.created_at_s], list(state.fired)
+    waited = state.waiting.reason if state.waiting else "no detail"
     if state.suspicion:
         learnt.append(state.suspicion.first_s)
     for member in lost:
@@ -47,7 +48,7 @@ def open_loss(
     return _open(
         replace(state, fired=tuple(fired)),
         plan,
-        fault=_loss_sentence(state, lost),
+        fault=_loss_sentence(state, lost) or waited,
         reason=reason,
         members=lost,
         died_at_s=min(deaths, default=plan.created_at_s),

@@ -1,0 +1,175 @@
+"""Every row of the ladder from values, and what is said about the rows passed over."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from mainstay_core.ladder import Row, Situation, StageHolders, decide
+
+ALL = frozenset(Row)
+
+
+def stage(number: int, holders: int, living: int | None = None, **fields: Any) -> StageHolders:
+    return StageHolders(
+        stage=number, holders=holders, living=holders if living is None else living, **fields
+    )
+
+
+def situation(*stages: StageHolders, **fields: Any) -> Situation:
+    fields.setdefault("executable", ALL)
+    return Situation(stages=stages, step=fields.pop("step", 100), **fields)
+
+
+WHOLE = (stage(0, 2), stage(1, 2))
+HALF = (stage(0, 2), stage(1, 1))
+EMPTY = (stage(0, 2), stage(1, 0))
+REPLAYABLE = (stage(0, 2), stage(1, 0, replayable=True))
+
+CASES = [
+    ("leaving cell hands over", situation(*WHOLE, leaving=1), Row.HAND_OVER),
+    ("a lost cell is more urgent than a leaving one", situation(*HALF, leaving=1, lost=1), Row.MASK),
+    ("a check disagrees", situation(*WHOLE, disagreement="norms differ"), Row.RECHECK),
+    ("every stage has a cell", situation(*HALF, lost=1), Row.MASK),
+    ("snapshots and logs", situation(*REPLAYABLE, lost=2, free_slots=1), Row.REPLAY),
+    (
+        "snapshots without logs of one of two stages",
+        situation(stage(0, 0), stage(1, 0, replayable=True), lost=4, free_slots=2),
+        Row.RESTART,
+    ),
+    ("a durable version", situation(*EMPTY, lost=2, free_slots=1, durable_step=80), Row.RESTART),
+    ("the seed", situation(*EMPTY, lost=2, free_slots=1), Row.RESTART),
+    (
+        "a joiner without a state is no holder",
+        situation(stage(0, 2), stage(1, 0, living=1), lost=1),
+        Row.RESTART,
+    ),
+    (
+        "old checkpoint, approximate allowed",
+        situation(
+            *EMPTY,
+            lost=2,
+            free_slots=1,
+            durable_step=50,
+            allow_approximate=True,
+            approximate_after_lost_steps=20,
+        ),
+        Row.APPROXIMATE,
+    ),
+    (
+        "old checkpoint, approximate not allowed",
+        situation(
+            *EMPTY, lost=2, free_slots=1, durable_step=50, approximate_after_lost_steps=20
+        ),
+        Row.RESTART,
+    ),
+    (
+        "checkpoint new enough",
+        situation(
+            *EMPTY,
+            lost=2,
+            free_slots=1,
+            durable_step=90,
+            allow_approximate=True,
+            approximate_after_lost_steps=20,
+        ),
+        Row.RESTART,
+    ),
+    (
+        "no exact source, approximate allowed",
+        situation(*EMPTY, lost=2, free_slots=1, durable_step=None, allow_approximate=True),
+        Row.APPROXIMATE,
+    ),
+    (
+        "no exact source, not allowed",
+        situation(*EMPTY, lost=2, free_slots=1, durable_step=None),
+        Row.WAIT,
+    ),
+    ("no trainer for the place", situation(*EMPTY, lost=2, free_slots=0), Row.WAIT),
+    (
+        "all stages gone: nothing to initialise from",
+        situation(
+            stage(0, 0), stage(1, 0), lost=4, free_slots=2, durable_step=None,
+            allow_approximate=True,
+        ),
+        Row.WAIT,
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "given", "row"), CASES, ids=[c[0] for c in CASES])
+def test_row(case: str, given: Situation, row: Row) -> None:
+    decision = decide(given)
+    assert decision.row is row, case
+    assert decision.exact == (row is not Row.APPROXIMATE)
+    assert decision.reason
+    assert len(decision.why_not) == row.value
+    assert all(w.startswith(f"row {i} (") for i, w in enumerate(decision.why_not))
+
+
+@pytest.mark.parametrize(
+    ("given", "row"),
+    [
+        (situation(*WHOLE, leaving=1), Row.HAND_OVER),
+        (situation(*WHOLE, disagreement="norms differ"), Row.RECHECK),
+        (situation(*REPLAYABLE, lost=2, free_slots=1), Row.REPLAY),
+        (
+            situation(
+                *EMPTY, lost=2, free_slots=1, durable_step=None, allow_approximate=True
+            ),
+            Row.APPROXIMATE,
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_executed_yet_waits_with_that_reason(
+    given: Situation, row: Row
+) -> None:
+    now = Situation(
+        **{f: getattr(given, f) for f in given.__dataclass_fields__ if f != "executable"}
+    )
+    decision = decide(now)
+    assert decision.row is Row.WAIT
+    assert f"({row.name.lower()}) cannot be executed yet" in decision.reason
+    assert decision.why_not[-1].startswith(f"row {row.value} ")
+
+
+def test_a_restart_names_the_newest_exact_source() -> None:
+    decision = decide(
+        situation(*EMPTY, lost=2, free_slots=1, durable_step=80, peer_snapshot_step=95)
+    )
+    assert decision.from_step == 95
+    assert "step 95" in decision.reason
+
+
+def test_a_wait_says_what_would_have_to_change() -> None:
+    decision = decide(situation(stage(0, 0), stage(1, 1), stage(2, 0), lost=4, free_slots=1))
+    assert decision.reason == (
+        "stages 0, 2 have no living cell: needs 2 free trainers, 1 free trainer there"
+    )
+
+
+def test_every_situation_has_one_row_and_the_first_that_applies_wins() -> None:
+    values = itertools.product((0, 1), (0, 1), (0, 1, 2), (0, 2), (None, 0, 90), (True, False))
+    for leaving, lost, holders, free, durable, allow in values:
+        given = situation(
+            stage(0, 2),
+            stage(1, holders),
+            leaving=leaving,
+            lost=lost,
+            free_slots=free,
+            durable_step=durable,
+            allow_approximate=allow,
+        )
+        decision = decide(given)
+        expected = Row.WAIT
+        if leaving and not lost:
+            expected = Row.HAND_OVER
+        elif holders:
+            expected = Row.MASK if lost else Row.WAIT
+        elif free and durable is not None:
+            expected = Row.RESTART
+        elif free and allow:
+            expected = Row.APPROXIMATE
+        assert decision.row is expected, given
