@@ -30,13 +30,7 @@ from mainstay_core.coordinator_events import (
     Tick,
     Transition,
 )
-from mainstay_core.deciding import (
-    decide_forming,
-    decide_running,
-    decide_waiting,
-    end_job,
-    inject_into_spares,
-)
+from mainstay_core.deciding import decide_forming, decide_running, decide_waiting
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.jobstate import (
@@ -52,6 +46,7 @@ from mainstay_core.jobstate import (
     with_slot,
 )
 from mainstay_core.learning import learn_facts, learn_pod, learn_silence, settle_all
+from mainstay_core.outcomes import end_job, inject_into_spares
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
 
 
@@ -157,7 +152,7 @@ def _on_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Trans
     )
     known = next((f for f in state.fired if f.fault == event.fault), None)
     if known is not None:
-        if replace(known, matched=False) == fired:
+        if (known.pod, known.slot, known.rank) == (fired.pod, fired.slot, fired.rank):
             return Transition(state=state, reason=f"fault {event.fault} was allowed before")
         raise RemoteProtocolError(f"fault {event.fault} has already fired on {known.pod}")
     where = pod_name(state, event.pod)
@@ -182,6 +177,19 @@ def _on_durable(state: CoordinatorState, event: PlanDurable, now_s: float) -> Tr
     )
 
 
+def _on_late_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) -> Transition:
+    """The ledger's last entries may come after the last trainer's goodbye: they still count."""
+    if state.phase is not JobPhase.COMPLETE:
+        return _ignore(state, event, now_s)
+    state = replace(state, step=max(state.step, event.step + 1))
+    state, closed = close_known(step_committed(state, event.quorum, event.committed_at_s))
+    return Transition(
+        state=state,
+        actions=tuple(RecordRecovery(recovery=r) for r in closed),
+        reason=f"step {event.step} is committed in {event.quorum}, told late",
+    )
+
+
 def _ignore(state: CoordinatorState, event: Event, now_s: float) -> Transition:
     del event, now_s
     return Transition(state=state, reason=f"the job is {state.phase}")
@@ -203,7 +211,8 @@ _WITH_PLAN: dict[type, _Handler] = {
 }
 _ENDED: dict[type, _Handler] = {
     PodRegistered: _on_registered,
-    **dict.fromkeys((FactsLearnt, Tick, StopRequested, StepsCommitted, PlanDurable), _ignore),
+    **dict.fromkeys((FactsLearnt, Tick, StopRequested, PlanDurable), _ignore),
+    StepsCommitted: _on_late_commit,
 }
 
 _ACCEPTS: dict[JobPhase, dict[type, _Handler]] = {

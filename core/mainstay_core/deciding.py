@@ -10,19 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core import ladder, membership
-from mainstay_core.coordinator_events import (
-    Action,
-    Announce,
-    EndJob,
-    Inject,
-    PublishPlan,
-    RecordRecovery,
-    Transition,
-)
+from mainstay_core.coordinator_events import Action, Announce, Transition
 from mainstay_core.ids import Slot
 from mainstay_core.jobstate import (
     CoordinatorState,
     JobPhase,
+    SlotState,
     Waiting,
     all_settled,
     holds_state,
@@ -30,16 +23,15 @@ from mainstay_core.jobstate import (
     lost_members,
     restarting_slots,
     slot_name,
-    spare_pods,
     still_joining,
-    uid_of,
     usable_slots,
     with_slot,
 )
 from mainstay_core.learning import fingerprint_difference, refusal
 from mainstay_core.membership import Draft
 from mainstay_core.messages import Member, Method, Plan
-from mainstay_core.recovery_times import close_all, open_join, open_loss, open_suspicion
+from mainstay_core.outcomes import end_job, publish
+from mainstay_core.recovery_times import open_join, open_loss, open_suspicion
 
 MAX_PROBE_DOUBLINGS = 5
 """A quorum that fails again and again is re-formed ever more slowly, up to 32 x probe_s."""
@@ -297,24 +289,28 @@ def _join(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     """Between faults: make missing replicas whole again.
 
     Followers take places at once. A place whose own trainer is being restarted
-    waits for it a little; then a spare takes it.
+    waits for it a little (``restart_grace_s``); then a spare takes it.
     """
     assert state.plan is not None
     have = len(state.plan.chains)
     if have >= state.shape.replicas or state.shape.steps - state.step <= 1:
         return Transition(state=state)
-    if membership.num_whole_without_join(state) <= have:
-        restarted = [s for s in usable_slots(state, now_s) if s.stage is not None]
-        coming = restarting_slots(state, now_s)
-        if coming and len(restarted) < membership.num_places(state):
-            return Transition(state=state)
     draft = Draft(method=Method.JOIN, planned=True, reason="", now_s=now_s, nonce=nonce)
-    plan = membership.join_plan(state, draft)
+    plan = membership.join_plan(state, draft, _takers(state, now_s))
     if plan is None:
         return Transition(state=state)
     reason = _join_sentence(state, plan)
     plan = replace(plan, reason=f"{reason}; {plan.reason}")
     return publish(open_join(state, plan, reason), plan, JobPhase.RUNNING)
+
+
+def _takers(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
+    """Trainers that may take a place now: restarted ones; spares where nobody returns."""
+    usable = usable_slots(state, now_s)
+    restarted = [s for s in usable if s.stage is not None]
+    spares = [s for s in usable if s.stage is None]
+    returning = len(restarted) + len(restarting_slots(state, now_s))
+    return (*restarted, *spares[: max(0, membership.num_places(state) - returning)])
 
 
 def _join_sentence(state: CoordinatorState, plan: Plan) -> str:
@@ -329,69 +325,3 @@ def _join_sentence(state: CoordinatorState, plan: Plan) -> str:
             joiners.append(f"{slot_name(state, member.slot)} ({kind}) as {member.rank}")
     how = f"joined by {', '.join(joiners)}" if joiners else "by chaining followers, no transfer"
     return f"replica {came} whole again {how}"
-
-
-def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
-    """Return the state with ``plan`` as the newest, and what makes it visible."""
-    for member in plan.members:
-        slot = state.slot(member.slot)
-        assert slot is not None
-        if slot.stage != member.rank.stage:
-            state = with_slot(state, replace(slot, stage=member.rank.stage))
-    state = replace(
-        state,
-        phase=phase,
-        plan=plan,
-        last_id=plan.quorum.id,
-        adopted_at_s={},
-        settled_at_s={},
-        settled_step=None,
-        commits=0,
-        suspicion=None,
-        waiting=None,
-    )
-    recorded = tuple(
-        RecordRecovery(recovery=o.recovery)
-        for o in state.recoveries
-        if o.recovery.quorum == plan.quorum
-    )
-    message = f"{plan.quorum} ({plan.method}): {plan.reason}"
-    actions = (
-        PublishPlan(plan=plan),
-        *recorded,
-        Announce(
-            reason="PlanPublished", message=message, warning=not plan.planned and bool(recorded)
-        ),
-    )
-    return Transition(state=state, actions=actions, reason=message)
-
-
-def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition:
-    """Return the state of the ended job, and what tells everybody."""
-    state, closed = close_all(state)
-    state = replace(state, phase=phase, waiting=None, suspicion=None, outcome=reason)
-    actions = (
-        *(RecordRecovery(recovery=r) for r in closed),
-        Announce(reason=phase.capitalize(), message=reason, warning=phase is JobPhase.FAILED),
-        EndJob(state=phase, reason=reason),
-    )
-    return Transition(state=state, actions=actions, reason=reason)
-
-
-def inject_into_spares(state: CoordinatorState) -> Transition:
-    """Hand the faults on spares to their pods when their step is under way."""
-    actions: list[Action] = []
-    injected = list(state.injected)
-    for fault in state.config.faults:
-        if fault.spare is None or fault.id in injected or fault.step > state.step:
-            continue
-        injected.append(fault.id)
-        spares = spare_pods(state)
-        if fault.spare < len(spares):
-            actions.append(Inject(fault=fault, pod=uid_of(spares[fault.spare])))
-        else:
-            message = f"fault {fault.id}: there is no spare {fault.spare}, only {len(spares)}"
-            actions.append(Announce(reason="FaultWithoutTarget", message=message, warning=True))
-    if not actions:
-        return Transition(state=state)
-    return Transition(state=replace(state, injected=tuple(injected)), actions=tuple(actions))

@@ -110,25 +110,19 @@ def mask_plan(
 
 def restart_plan(state: CoordinatorState, draft: Draft) -> Plan | None:
     """Return a plan whose empty stages are filled from free trainers, or None if too few are up."""
-    grown = _grow(state, draft.now_s, least=1)
+    grown = _grow(state, usable_slots(state, draft.now_s), least=1)
     return None if grown is None else _compose(state, grown, draft)
 
 
-def join_plan(state: CoordinatorState, draft: Draft) -> Plan | None:
+def join_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
     """Return a plan with more whole replicas than now, or None if that takes more trainers.
 
-    Followers come first (no transfer), then free trainers in the order of
-    :func:`_candidates`.
+    Followers come first (no transfer), then ``takers`` in the order of
+    :func:`_seat_joiners`.
     """
     assert state.plan is not None
-    grown = _grow(state, draft.now_s, least=len(state.plan.chains) + 1)
+    grown = _grow(state, takers, least=len(state.plan.chains) + 1)
     return None if grown is None else _compose(state, grown, draft)
-
-
-def num_whole_without_join(state: CoordinatorState) -> int:
-    """Return how many whole replicas the living members alone can form."""
-    counts = Counter(s.stage for s in _living_seats(state))
-    return min(state.shape.replicas, *(counts[s] for s in range(state.shape.stages)))
 
 
 def num_places(state: CoordinatorState) -> int:
@@ -162,12 +156,12 @@ def _keep_whole(seats: Sequence[Seat], num_stages: int) -> list[Seat]:
     ]
 
 
-def _grow(state: CoordinatorState, now_s: float, least: int) -> list[Seat] | None:
-    """Seat free trainers so that as many replicas as possible are whole, at least ``least``."""
+def _grow(state: CoordinatorState, takers: Sequence[SlotState], least: int) -> list[Seat] | None:
+    """Seat ``takers`` so that as many replicas as possible are whole, at least ``least``."""
     shape = state.shape
     seats = _keep_whole(_living_seats(state), shape.stages)
     counts = Counter(s.stage for s in seats)
-    free = list(usable_slots(state, now_s))
+    free = list(takers)
     for target in range(shape.replicas, least - 1, -1):
         wanted = [stage for stage in range(shape.stages) for _ in range(counts[stage], target)]
         if len(wanted) <= len(free):

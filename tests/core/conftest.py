@@ -126,9 +126,7 @@ class World:
         )
 
     def pod_gone(self, *names: str) -> Transition:
-        return self.tell(
-            *(self.fact(FactKind.POD_GONE, n, None, evidence="killed") for n in names)
-        )
+        return self.tell(*(self.fact(FactKind.POD_GONE, n, None, evidence="killed") for n in names))
 
     def about(self, kind: FactKind, member: Member, **fields: Any) -> Fact:
         fields.setdefault("quorum", self.plan.quorum)

@@ -30,7 +30,11 @@ REPLAYABLE = (stage(0, 2), stage(1, 0, replayable=True))
 
 CASES = [
     ("leaving cell hands over", situation(*WHOLE, leaving=1), Row.HAND_OVER),
-    ("a lost cell is more urgent than a leaving one", situation(*HALF, leaving=1, lost=1), Row.MASK),
+    (
+        "a lost cell is more urgent than a leaving one",
+        situation(*HALF, leaving=1, lost=1),
+        Row.MASK,
+    ),
     ("a check disagrees", situation(*WHOLE, disagreement="norms differ"), Row.RECHECK),
     ("every stage has a cell", situation(*HALF, lost=1), Row.MASK),
     ("snapshots and logs", situation(*REPLAYABLE, lost=2, free_slots=1), Row.REPLAY),
@@ -60,9 +64,7 @@ CASES = [
     ),
     (
         "old checkpoint, approximate not allowed",
-        situation(
-            *EMPTY, lost=2, free_slots=1, durable_step=50, approximate_after_lost_steps=20
-        ),
+        situation(*EMPTY, lost=2, free_slots=1, durable_step=50, approximate_after_lost_steps=20),
         Row.RESTART,
     ),
     (
@@ -91,7 +93,11 @@ CASES = [
     (
         "all stages gone: nothing to initialise from",
         situation(
-            stage(0, 0), stage(1, 0), lost=4, free_slots=2, durable_step=None,
+            stage(0, 0),
+            stage(1, 0),
+            lost=4,
+            free_slots=2,
+            durable_step=None,
             allow_approximate=True,
         ),
         Row.WAIT,
@@ -116,9 +122,7 @@ def test_row(case: str, given: Situation, row: Row) -> None:
         (situation(*WHOLE, disagreement="norms differ"), Row.RECHECK),
         (situation(*REPLAYABLE, lost=2, free_slots=1), Row.REPLAY),
         (
-            situation(
-                *EMPTY, lost=2, free_slots=1, durable_step=None, allow_approximate=True
-            ),
+            situation(*EMPTY, lost=2, free_slots=1, durable_step=None, allow_approximate=True),
             Row.APPROXIMATE,
         ),
     ],

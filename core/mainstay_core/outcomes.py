@@ -1,0 +1,90 @@
+"""How decisions become visible: a new plan, the end of the job, faults handed to spares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core.coordinator_events import (
+    Action,
+    Announce,
+    EndJob,
+    Inject,
+    PublishPlan,
+    RecordRecovery,
+    Transition,
+)
+from mainstay_core.jobstate import (
+    CoordinatorState,
+    JobPhase,
+    spare_pods,
+    uid_of,
+    with_slot,
+)
+from mainstay_core.messages import Plan
+from mainstay_core.recovery_times import close_all
+
+
+def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
+    """Return the state with ``plan`` as the newest, and what makes it visible."""
+    for member in plan.members:
+        slot = state.slot(member.slot)
+        assert slot is not None
+        if slot.stage != member.rank.stage:
+            state = with_slot(state, replace(slot, stage=member.rank.stage))
+    state = replace(
+        state,
+        phase=phase,
+        plan=plan,
+        last_id=plan.quorum.id,
+        adopted_at_s={},
+        settled_at_s={},
+        settled_step=None,
+        commits=0,
+        suspicion=None,
+        waiting=None,
+    )
+    recorded = tuple(
+        RecordRecovery(recovery=o.recovery)
+        for o in state.recoveries
+        if o.recovery.quorum == plan.quorum
+    )
+    message = f"{plan.quorum} ({plan.method}): {plan.reason}"
+    actions = (
+        PublishPlan(plan=plan),
+        *recorded,
+        Announce(
+            reason="PlanPublished", message=message, warning=not plan.planned and bool(recorded)
+        ),
+    )
+    return Transition(state=state, actions=actions, reason=message)
+
+
+def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition:
+    """Return the state of the ended job, and what tells everybody."""
+    state, closed = close_all(state)
+    state = replace(state, phase=phase, waiting=None, suspicion=None, outcome=reason)
+    actions = (
+        *(RecordRecovery(recovery=r) for r in closed),
+        Announce(reason=phase.capitalize(), message=reason, warning=phase is JobPhase.FAILED),
+        EndJob(state=phase, reason=reason),
+    )
+    return Transition(state=state, actions=actions, reason=reason)
+
+
+def inject_into_spares(state: CoordinatorState) -> Transition:
+    """Hand the faults on spares to their pods when their step is under way."""
+    actions: list[Action] = []
+    injected = list(state.injected)
+    for fault in state.config.faults:
+        if fault.spare is None or fault.id in injected or fault.step > state.step:
+            continue
+        injected.append(fault.id)
+        spares = spare_pods(state)
+        if fault.spare < len(spares):
+            actions.append(Inject(fault=fault, pod=uid_of(spares[fault.spare])))
+        else:
+            message = f"fault {fault.id}: there is no spare {fault.spare}, only {len(spares)}"
+            actions.append(Announce(reason="FaultWithoutTarget", message=message, warning=True))
+    if not actions:
+        return Transition(state=state)
+    return Transition(state=replace(state, injected=tuple(injected)), actions=tuple(actions))

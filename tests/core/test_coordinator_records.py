@@ -1,0 +1,247 @@
+"""How jobs end, what is recorded, and what is refused, one sentence per test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mainstay_core import coordinator
+from mainstay_core.coordinator_events import (
+    FaultFired,
+    Inject,
+    PlanDurable,
+    StepsCommitted,
+    StopRequested,
+    Tick,
+)
+from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.faults import FaultAction, FaultPoint
+from mainstay_core.ids import PodUid, QuorumId, Slot
+from mainstay_core.jobstate import JobPhase
+from mainstay_core.learning import UnregisteredPodError
+from mainstay_core.messages import FactKind, Method
+
+Start = Callable[..., Any]
+
+
+# The end --------------------------------------------------------------------
+
+
+def test_the_job_is_complete_when_all_have_finished(start: Start) -> None:
+    world = start(replicas=2, stages=2)
+    for member in world.plan.members[:-1]:
+        world.finish(member)
+        assert not world.state.terminal
+    world.finish(world.plan.members[-1])
+    assert world.state.phase is JobPhase.COMPLETE
+    assert [f.stage for f in world.state.finals] == [0, 1]
+
+
+def test_a_death_after_every_stage_has_finished_does_not_hang_the_job(start: Start) -> None:
+    world = start(replicas=2, stages=2)
+    slow = world.member(1, 1)
+    for member in world.plan.members:
+        if member != slow:
+            world.finish(member)
+    world.down(slow)
+    assert world.state.phase is JobPhase.COMPLETE
+
+
+def test_a_trainer_that_leaves_after_it_finished_is_no_fault(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    one, other = world.plan.members
+    world.finish(one)
+    world.down(one)
+    assert world.plan.quorum.id == 1
+    world.finish(other)
+    assert world.state.phase is JobPhase.COMPLETE
+
+
+def test_a_joiner_that_came_too_late_is_not_waited_for(start: Start) -> None:
+    world = start(spares=1, replicas=2, stages=1)
+    world.down(world.member(1, 0))
+    world.settle()
+    below = world.recoveries()[2].quorum
+    stayed = world.member(0, 0)
+    assert any(m.joining for m in world.plan.members)
+    world.tell(world.about(FactKind.FINISHED, stayed, quorum=below))
+    assert not world.state.terminal
+    world.finish(stayed)
+    assert not world.state.terminal, "told twice, the digests came too late"
+
+
+def test_cells_of_a_stage_that_end_differently_are_announced(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    world.finish(world.member(0, 0))
+    world.finish(world.member(1, 0), masters="other")
+    assert "DigestMismatch" in world.announced()
+
+
+def test_a_user_error_fails_the_job_with_its_words(start: Start) -> None:
+    world = start()
+    world.tell(world.about(FactKind.FAILED, world.member(0, 0), evidence="no module named x"))
+    assert world.state.phase is JobPhase.FAILED
+    assert "no module named x" in world.ended().reason
+
+
+def test_a_stopped_job_accepts_whatever_still_arrives(start: Start) -> None:
+    world = start()
+    world.send(StopRequested())
+    after = world.state
+    world.down(world.member(0, 0))
+    world.tick()
+    world.commit()
+    assert world.state == after
+    assert after.phase is JobPhase.STOPPED
+
+
+# Times and records ----------------------------------------------------------
+
+
+def test_the_five_times_of_a_recovery(start: Start) -> None:
+    world = start()
+    world.commit()
+    victim = world.member(1, 0)
+    world.now_s = 100.0
+    world.tell(
+        world.fact(
+            FactKind.TRAINER_DOWN,
+            victim.slot.pod,
+            incarnation=victim.incarnation,
+            observed_at_s=100.0,
+        ),
+        after_s=0.5,
+    )
+    plan = world.plan
+    world.send(PlanDurable(quorum=plan.quorum, at_s=100.75))
+    for member in plan.members:
+        world.tell(world.about(FactKind.ADOPTED, member, step=1, observed_at_s=101.0))
+    for member in plan.members:
+        world.tell(world.about(FactKind.SETTLED, member, step=1, observed_at_s=101.5))
+    world.send(StepsCommitted(step=1, quorum=plan.quorum, committed_at_s=103.5, step_s=2.0))
+    recovery = world.recoveries()[2]
+    times = recovery.times
+    assert (times.detect_s, times.decide_s, times.fence_s, times.load_s, times.resume_s) == (
+        0.5,
+        0.25,
+        0.25,
+        0.5,
+        2.0,
+    )
+    assert recovery.first_commit_after_s == pytest.approx(3.5 - 0.01)
+    assert recovery.done
+    assert recovery.from_step == 1
+    assert recovery.slots == (victim.slot,)
+    assert "r1.s0.i0" in recovery.fault
+    assert victim.slot.pod in recovery.fault
+
+
+def test_an_injected_fault_dates_the_death(start: Start) -> None:
+    fault = FaultPoint(id="f0", step=1, action=FaultAction.KILL_TRAINER, replica=1, stage=0)
+    world = start(faults=(fault,))
+    victim = world.member(1, 0)
+    pod = PodUid(victim.slot.pod)
+    fired = FaultFired(fault="f0", pod=pod, slot=0, rank="r1.s0.i0", at_s=world.now_s)
+    world.send(fired)
+    world.tell(world.down_fact(victim), after_s=0.25)
+    assert world.recoveries()[2].times.detect_s == pytest.approx(0.26)
+    assert world.plan.faults_fired == ("f0",)
+
+
+def test_a_fault_fires_once_but_the_one_allowed_may_ask_again(start: Start) -> None:
+    fault = FaultPoint(id="f0", step=1, action=FaultAction.KILL_TRAINER, replica=1, stage=0)
+    world = start(faults=(fault,))
+    fired = FaultFired(fault="f0", pod=PodUid("pod-2"), slot=0, rank="r1.s0.i0", at_s=5.0)
+    world.send(fired)
+    world.send(fired)
+    with pytest.raises(RemoteProtocolError, match="already fired"):
+        world.send(FaultFired(fault="f0", pod=PodUid("pod-3"), slot=0, rank=None, at_s=6.0))
+    with pytest.raises(RemoteProtocolError, match="no fault"):
+        world.send(FaultFired(fault="f1", pod=PodUid("pod-3"), slot=0, rank=None, at_s=6.0))
+
+
+def test_a_fault_on_a_spare_is_handed_to_its_pod_at_its_step(start: Start) -> None:
+    fault = FaultPoint(id="f0", step=1, action=FaultAction.KILL_POD, spare=0)
+    world = start(spares=1, faults=(fault,))
+    world.tick()
+    assert not [a for a in world.actions if isinstance(a, Inject)]
+    world.commit()
+    world.commit()
+    assert [a.pod for a in world.actions if isinstance(a, Inject)] == ["spare-0"]
+
+
+def test_a_join_is_recorded_with_what_it_repairs(start: Start) -> None:
+    world = start(spares=1)
+    world.down(world.member(1, 0))
+    world.settle()
+    world.settle()
+    world.commit()
+    assert {q: (r.method, r.done) for q, r in world.recoveries().items()} == {
+        2: (Method.MASK, True),
+        3: (Method.JOIN, True),
+    }
+    assert "spare-0/0" in world.recoveries()[3].reason
+
+
+def test_two_faults_in_a_row_are_both_timed_to_the_next_commit(start: Start) -> None:
+    world = start()
+    world.down(world.member(1, 0))
+    world.down(world.member(2, 0))
+    world.settle()
+    world.commit()
+    assert all(r.done and r.times.resume_s is not None for r in world.recoveries().values())
+    assert len(world.recoveries()) >= 2
+
+
+# The table ------------------------------------------------------------------
+
+
+def test_an_illegal_event_raises_and_changes_nothing(new_world: Start) -> None:
+    world = new_world()
+    with pytest.raises(RemoteProtocolError, match="forming accepts no StepsCommitted"):
+        world.send(StepsCommitted(step=0, quorum=QuorumId(id=1, nonce="x"), committed_at_s=0.0))
+    with pytest.raises(LocalProtocolError):
+        world.send(PlanDurable(quorum=QuorumId(id=1, nonce="x"), at_s=0.0))
+
+
+def test_a_pod_that_did_not_register_is_told_to(start: Start) -> None:
+    world = start()
+    with pytest.raises(UnregisteredPodError, match="register it"):
+        world.up("stranger")
+    world.pod_gone("pod-3")
+    with pytest.raises(UnregisteredPodError, match="counts as gone"):
+        world.up("pod-3")
+
+
+def test_a_commit_of_a_newer_quorum_than_the_plan_is_refused(start: Start) -> None:
+    world = start()
+    with pytest.raises(RemoteProtocolError, match="newer than the plan"):
+        world.commit(quorum=QuorumId(id=9, nonce="x"))
+
+
+def test_silence_is_measured_against_the_others(start: Start) -> None:
+    world = start(heartbeat_timeout_s=15.0)
+    world.tick(**{"pod-1": 14.0})
+    assert world.plan.quorum.id == 1
+    world.tick(**{"pod-1": 16.0})
+    assert world.plan.quorum.id == 2
+    assert "silent for 16.0 s" in world.recoveries()[2].fault
+
+
+def test_a_quiet_tick_changes_nothing(start: Start) -> None:
+    world = start()
+    before = world.state
+    assert coordinator.step(before, Tick(), world.now_s + 1, "n").state == before
+    assert not coordinator.is_pending(before)
+
+
+def test_the_state_survives_the_store(start: Start) -> None:
+    world = start(spares=1)
+    world.park(world.member(0, 0), Slot(pod=PodUid("pod-2"), index=0))
+    world.stored()
+    world.down(world.member(1, 0))
+    world.stored()
+    world.settle()
+    world.stored()
