@@ -1,0 +1,117 @@
+"""1F1B as programs: what each stage runs, in which order, and that no chain can block itself."""
+
+import random
+
+import pytest
+
+from mainstay_core.program import Action, Op, compile_compute, schedule_1f1b
+
+SIZES = [(n, s) for n in (0, 1, 2, 3, 7) for s in (1, 2, 3, 5)]
+
+
+def run_chain(num_stages: int, programs: list[list[Action]], order: random.Random) -> None:
+    """Run the programs with asynchronous sends and blocking receives, in a random interleaving."""
+    sent: set[tuple[Op, int, int, int]] = set()
+    at = [0] * num_stages
+    while any(i < len(p) for i, p in zip(at, programs, strict=True)):
+        able = []
+        for stage, program in enumerate(programs):
+            if at[stage] == len(program):
+                continue
+            action = program[at[stage]]
+            flow = (action.type, action.micro_batch)
+            if action.op is Op.RECV_F and (Op.SEND_F, stage - 1, *flow) not in sent:
+                continue
+            if action.op is Op.RECV_B and (Op.SEND_B, stage + 1, *flow) not in sent:
+                continue
+            able.append(stage)
+        assert able, f"every stage waits: {[p[i:][:1] for i, p in zip(at, programs, strict=True)]}"
+        stage = order.choice(able)
+        action = programs[stage][at[stage]]
+        if action.op in (Op.SEND_F, Op.SEND_B):
+            sent.add((action.op, stage, action.type, action.micro_batch))
+        at[stage] += 1
+
+
+@pytest.mark.parametrize(("num_flows", "num_stages"), SIZES)
+def test_every_flow_goes_forward_once_then_backward_once_in_ascending_order(
+    num_flows: int, num_stages: int
+) -> None:
+    for stage in range(num_stages):
+        order = schedule_1f1b(num_flows, stage, num_stages)
+
+        assert [i for forward, i in order if forward] == list(range(num_flows))
+        assert [i for forward, i in order if not forward] == list(range(num_flows))
+        for flow in range(num_flows):
+            assert order.index((True, flow)) < order.index((False, flow))
+
+
+@pytest.mark.parametrize(("num_flows", "num_stages"), SIZES)
+def test_a_stage_runs_ahead_by_the_number_of_stages_behind_it(
+    num_flows: int, num_stages: int
+) -> None:
+    for stage in range(num_stages):
+        order = schedule_1f1b(num_flows, stage, num_stages)
+        in_flight = most = 0
+        for forward, _ in order:
+            in_flight += 1 if forward else -1
+            most = max(most, in_flight)
+
+        assert most == min(num_flows, num_stages - stage)
+        backward = [i for i, (forward, _) in enumerate(order) if not forward]
+        assert not backward or backward[0] == most
+
+
+def test_the_last_stage_alternates_from_the_start() -> None:
+    assert schedule_1f1b(2, 1, 2) == ((True, 0), (False, 0), (True, 1), (False, 1))
+
+
+def test_the_middle_stage_receives_and_sends_both_ways() -> None:
+    program = compile_compute([5], 1, 1, 3)
+
+    assert [a.op for a in program] == [
+        Op.RECV_F,
+        Op.FORWARD,
+        Op.SEND_F,
+        Op.RECV_B,
+        Op.BACKWARD_INPUT,
+        Op.SEND_B,
+        Op.BACKWARD_WEIGHT,
+    ]
+    assert {(a.stage, a.type, a.micro_batch) for a in program} == {(1, 5, 0)}
+
+
+def test_a_single_stage_communicates_with_nobody() -> None:
+    ops = {a.op for a in compile_compute([0, 1], 2, 0, 1)}
+
+    assert ops == {Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT}
+
+
+def test_types_complete_in_the_order_of_the_list_on_every_stage() -> None:
+    for stage in range(3):
+        program = compile_compute([4, 1, 2], 2, stage, 3)
+        weights = [(a.type, a.micro_batch) for a in program if a.op is Op.BACKWARD_WEIGHT]
+
+        assert weights == [(4, 0), (4, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_an_empty_list_is_an_empty_program() -> None:
+    assert compile_compute([], 4, 0, 2) == ()
+
+
+def test_no_chain_can_block_itself_whatever_its_size_and_interleaving() -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        num_stages, micro_batches = rng.randint(1, 6), rng.randint(1, 4)
+        types = rng.sample(range(12), rng.randint(0, 5))
+        programs = [
+            list(compile_compute(types, micro_batches, stage, num_stages))
+            for stage in range(num_stages)
+        ]
+
+        run_chain(num_stages, programs, rng)
+
+
+def test_an_action_names_its_flow_and_stage() -> None:
+    assert str(Action(Op.FORWARD, 1, 3, 0)) == "FORWARD t3.m0@s1"
+    assert str(Action(Op.VOTE, 0)) == "VOTE@s0"
