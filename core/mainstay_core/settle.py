@@ -176,11 +176,11 @@ def _cover_stage(
     return tuple(table)
 
 
-def _certificates(reports: Iterable[SettleReport]) -> set[tuple[int, str]]:
+def _certificates(reports: Iterable[SettleReport], lineage: int) -> set[tuple[int, str]]:
     return {
         (r.version - 1, r.certified_in)
         for r in reports
-        if r.valid and r.version > 0 and r.certified_in is not None
+        if r.valid and r.lineage == lineage and r.version > 0 and r.certified_in is not None
     }
 
 
@@ -196,7 +196,7 @@ def _reach(
 
 def _newest(plan: Plan, reports: Sequence[SettleReport]) -> int | None:
     """Newest version that every stage can reach from ``reports``, if any."""
-    certificates = _certificates(reports)
+    certificates = _certificates(reports, plan.lineage)
     common: set[int] | None = None
     for stage in range(plan.num_stages):
         reached: set[int] = set()
@@ -235,7 +235,7 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
     if version is None:
         version = max(r.durable for r in ordered)
         origin = "the newest durable checkpoint" if version else "the seed's initial state"
-    certificates = _certificates(counted)
+    certificates = _certificates(counted, plan.lineage)
     actions = tuple(
         _action(r, version, plan.lineage, certificates, from_disk=from_disk) for r in ordered
     )
@@ -246,8 +246,10 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
     }
     healing = [i for i, a in enumerate(actions) if a is StateAction.HEAL]
     step = plan_step(plan, shards_per_lane, held, healing)
-    patched = _computed(plan, step) if held else ()
-    at_version = [r for r in counted if r.valid and r.version == version]
+    patched = _computed(plan, step) if any(held.values()) else ()
+    at_version = [
+        r for r in counted if r.valid and r.lineage == plan.lineage and r.version == version
+    ]
     holder = next((r for r in at_version if r.certified_in is not None), None)
     return Settlement(
         version=version,

@@ -1,0 +1,524 @@
+"""Settle against a twin written from protocol section 6, and that section's cases as sentences."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tests.core.plans import make_plan
+
+from mainstay_core import codec
+from mainstay_core.errors import LocalProtocolError
+from mainstay_core.messages import Commit, Partial, Plan, SettleReport
+from mainstay_core.settle import Settlement, StateAction, StepPlan, plan_step, settle
+
+STAY, ROLL, HEAL, LOAD = StateAction.STAY, StateAction.ROLL, StateAction.HEAL, StateAction.LOAD
+
+
+# The twin -------------------------------------------------------------------
+
+
+def can_be_at(
+    report: SettleReport, version: int, lineage: int, trusted: Sequence[SettleReport]
+) -> bool:
+    """Whether a rank is at ``version``, or may apply its mark on a certificate of ``trusted``."""
+    if not report.valid or report.lineage != lineage:
+        return False
+    if report.version == version:
+        return True
+    return (
+        report.version + 1 == version
+        and report.mark is not None
+        and any(t.valid and t.version == version and t.certified_in == report.mark for t in trusted)
+    )
+
+
+def newest_version(plan: Plan, trusted: Sequence[SettleReport]) -> int | None:
+    """Highest version, tried from above, that each stage has somebody for."""
+    stages = {m.rank.stage for m in plan.members}
+    for version in range(max((r.version for r in trusted), default=0) + 1, -1, -1):
+        if all(
+            any(
+                can_be_at(r, version, plan.lineage, trusted)
+                for r in trusted
+                if plan.members[r.index].rank.stage == stage
+            )
+            for stage in stages
+        ):
+            return version
+    return None
+
+
+def twin_version(
+    plan: Plan, reports: Sequence[SettleReport]
+) -> tuple[int, list[StateAction], list[SettleReport]]:
+    stayed = [r for r in reports if r.settled >= plan.members[r.index].since]
+    for trusted in (stayed, list(reports)):
+        version = newest_version(plan, trusted)
+        if version is not None:
+            break
+    otherwise = HEAL
+    if version is None:
+        version, otherwise = max(r.durable for r in reports), LOAD
+    actions = []
+    for report in sorted(reports, key=lambda r: r.index):
+        if not can_be_at(report, version, plan.lineage, trusted):
+            actions.append(otherwise)
+        else:
+            actions.append(STAY if report.version == version else ROLL)
+    return version, actions, trusted
+
+
+def twin_partials(
+    partials: Sequence[Partial], computed: Sequence[int], shards_per_lane: int
+) -> list[list[int]]:
+    """Partials as lists of types, after computing: leading runs of a lane are extended."""
+    lists = [list(range(p.first, p.last + 1)) for p in partials]
+    for t in computed:
+        for types in lists:
+            if types[0] % shards_per_lane == 0 and types[-1] == t - 1 and t % shards_per_lane:
+                types.append(t)
+                break
+        else:
+            lists.append([t])
+    return lists
+
+
+def twin_step(
+    plan: Plan,
+    shards_per_lane: int,
+    held: dict[int, tuple[Partial, ...]],
+    healing: set[int],
+) -> tuple[dict[int, list[int]], list[list[tuple[int, list[int]]]]]:
+    """Lists by replica, and per stage (sender, types) in order of summation."""
+    num_types = len(plan.suppliers)
+    stages = range(plan.num_stages)
+    of_stage = [[m.index for m in plan.members if m.rank.stage == s] for s in stages]
+    fit = [c for c in plan.chains if not healing & set(c.cells)] or list(plan.chains)
+    todo: dict[int, list[int]] = {c.replica: [] for c in fit}
+    orphans = []
+    for t in range(num_types):
+        have = [
+            {i for i in of_stage[s] for p in held.get(i, ()) if p.first <= t <= p.last}
+            for s in stages
+        ]
+        if all(have):
+            continue
+        if plan.suppliers[t] in todo:
+            todo[plan.suppliers[t]].append(t)
+        else:
+            orphans.append(t)
+    for t in orphans:
+        least = min(len(types) for types in todo.values())
+        todo[min(r for r in todo if len(todo[r]) == least)].append(t)
+    for replica, types in todo.items():
+        own = [t for t in types if t // shards_per_lane == replica]
+        todo[replica] = sorted(own) + sorted(set(types) - set(own))
+    replica_of = {m.index: -1 for m in plan.members} | {
+        i: c.replica for c in plan.chains for i in c.cells
+    }
+    tables = []
+    for s in stages:
+        holdings = {
+            i: twin_partials(
+                held.get(i, ()),
+                todo.get(replica_of[i], []),
+                shards_per_lane,
+            )
+            for i in of_stage[s]
+        }
+        table: list[tuple[int, list[int]]] = []
+        for lane in range(num_types // shards_per_lane):
+            in_order = sorted(of_stage[s], key=lambda i: (replica_of[i] != lane, i))
+            t, end = lane * shards_per_lane, (lane + 1) * shards_per_lane
+            while t < end:
+                # The longest of those that begin here; among equals the first of the order.
+                offers = [(i, types) for i in in_order for types in holdings[i] if types[0] == t]
+                best = max(offers, key=lambda o: len(o[1]))
+                table.append(best)
+                t = best[1][-1] + 1
+        tables.append(table)
+    return todo, tables
+
+
+# Random cases ---------------------------------------------------------------
+
+
+def random_partials(rng: random.Random, lanes: int, shards_per_lane: int) -> tuple[Partial, ...]:
+    held = []
+    for lane in range(lanes):
+        first = lane * shards_per_lane
+        run = rng.randint(0, shards_per_lane)
+        if run:
+            held.append(Partial(lane=lane, first=first, last=first + run - 1))
+        held += [
+            Partial(lane=lane, first=t, last=t)
+            for t in range(first + run + 1, first + shards_per_lane)
+            if rng.random() < 0.4
+        ]
+    return tuple(held)
+
+
+def random_commit(step: int) -> Commit:
+    return Commit(step=step, norm=1.0, scale=0.5, tokens=8, loss=3.0, data="0" * 32)
+
+
+def random_case(rng: random.Random) -> tuple[Plan, int, list[SettleReport]]:
+    num_stages, shards_per_lane = rng.randint(1, 3), rng.randint(1, 4)
+    lanes = rng.randint(1, 4)
+    replicas = sorted(rng.sample(range(lanes), rng.randint(1, lanes)))
+    chains = {r: [f"{'abcd'[r]}{s}.1" for s in range(num_stages)] for r in replicas}
+    followers = [(f"f{i}.1", rng.randrange(num_stages)) for i in range(rng.choice([0, 0, 1, 2]))]
+    lives = [life for cells in chains.values() for life in cells] + [f for f, _ in followers]
+    plan = make_plan(
+        chains,
+        followers=followers,
+        lanes=lanes,
+        shards_per_lane=shards_per_lane,
+        quorum=9,
+        since={life: rng.choice([2, 2, 2, 5, 9]) for life in lives},
+    )
+    low = rng.randint(0, 3)
+    quorums = [f"q{i}-n" for i in range(5, 8)]
+    reports = []
+    for member in plan.members:
+        version = low + rng.choice([0, 0, 0, 0, 1, 1, 2])
+        certified = rng.choice(quorums) if version and rng.random() < 0.9 else None
+        report = SettleReport(
+            index=member.index,
+            valid=rng.random() < 0.85,
+            lineage=int(rng.random() < 0.05),
+            version=version,
+            certified_in=certified,
+            commit=random_commit(version - 1) if certified else None,
+            chain=f"chain of {version}",
+            state=f"state of {version} in stage {member.rank.stage}",
+            held=random_partials(rng, lanes, shards_per_lane),
+            mark=rng.choice([None, None, *quorums]),
+            settled=rng.choice([-1, 4, 8, 8, 8]),
+            durable=rng.choice([0, 0, 2]),
+        )
+        reports.append(report)
+    return plan, shards_per_lane, reports
+
+
+def check_step(plan: Plan, step: StepPlan, shards_per_lane: int) -> None:
+    """What every step must be like: each type once per stage, in canonical order."""
+    for stage, table in enumerate(step.table):
+        counted = [t for s in table for t in range(s.partial.first, s.partial.last + 1)]
+        assert counted == list(range(len(plan.suppliers)))
+        for supply in table:
+            assert plan.members[supply.index].rank.stage == stage
+            assert supply.partial.lane == supply.partial.first // shards_per_lane
+            assert supply.partial.lane == supply.partial.last // shards_per_lane
+    computed = [t for types in step.todo.values() for t in types]
+    assert len(computed) == len(set(computed))
+    assert set(step.todo) <= {c.replica for c in plan.chains}
+
+
+def check_against_twin(plan: Plan, shards_per_lane: int, reports: list[SettleReport]) -> Settlement:
+    outcome = settle(plan, shards_per_lane, reports)
+    version, actions, trusted = twin_version(plan, reports)
+    assert (outcome.version, list(outcome.actions)) == (version, actions)
+    held = {r.index: r.held for r in reports if actions[r.index] is STAY}
+    healing = {i for i, action in enumerate(actions) if action is HEAL}
+    todo, tables = twin_step(plan, shards_per_lane, held, healing)
+    assert {r: list(types) for r, types in outcome.step.todo.items()} == todo
+    assert [
+        [(s.index, list(range(s.partial.first, s.partial.last + 1))) for s in table]
+        for table in outcome.step.table
+    ] == tables
+    check_step(plan, outcome.step, shards_per_lane)
+    for index, action in enumerate(actions):
+        check_action(plan, outcome, index, action, trusted)
+    return outcome
+
+
+def check_action(
+    plan: Plan,
+    outcome: Settlement,
+    index: int,
+    action: StateAction,
+    trusted: Sequence[SettleReport],
+) -> None:
+    sources = outcome.sources[index]
+    if action is ROLL:
+        assert outcome.commit is not None
+        assert outcome.commit.step == outcome.version - 1
+        assert outcome.chain == f"chain of {outcome.version}"
+        assert outcome.certified_in in {
+            r.certified_in for r in trusted if r.version == outcome.version
+        }
+    if action is not HEAL:
+        assert sources == ()
+        return
+    assert sources, "whoever heals has a source"
+    stage = plan.members[index].rank.stage
+    assert all(plan.members[i].rank.stage == stage for i in sources)
+    assert all(outcome.actions[i] in (STAY, ROLL) for i in sources)
+    chain = plan.chain_of(index)
+    if chain and any(not set(outcome_healing(outcome)) & set(c.cells) for c in plan.chains):
+        assert not outcome.step.todo.get(chain.replica)
+
+
+def outcome_healing(outcome: Settlement) -> list[int]:
+    return [i for i, action in enumerate(outcome.actions) if action is HEAL]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_settle_equals_its_twin_on_random_reports(seed: int) -> None:
+    rng = random.Random(seed)
+    seen = set()
+    for _ in range(500):
+        outcome = check_against_twin(*random_case(rng))
+        seen |= set(outcome.actions)
+    assert seen == {STAY, ROLL, HEAL, LOAD}
+
+
+def test_settle_ignores_the_order_of_reports_and_what_travels_is_enough() -> None:
+    """Every rank decodes the same bytes, in its own order: all come to the same answer."""
+    rng = random.Random(100)
+    for _ in range(500):
+        plan, shards_per_lane, reports = random_case(rng)
+        expected = settle(plan, shards_per_lane, reports)
+        for _ in range(3):
+            shuffled = rng.sample(reports, len(reports))
+            theirs = [codec.loads(SettleReport, codec.dumps(r)) for r in shuffled]
+            their_plan = codec.loads(Plan, codec.dumps(plan))
+
+            assert settle(their_plan, shards_per_lane, theirs) == expected
+
+
+def test_settle_refuses_missing_doubled_and_foreign_reports() -> None:
+    plan = make_plan({0: ["a.1", "b.1"]})
+    reports = [SettleReport(index=0, valid=False), SettleReport(index=1, valid=False)]
+
+    for wrong in (reports[:1], [*reports, reports[0]], [reports[0], reports[0]], []):
+        with pytest.raises(LocalProtocolError, match="one report of each of 2 members"):
+            settle(plan, 1, wrong)
+
+
+def test_a_plan_without_a_whole_replica_is_refused() -> None:
+    plan = make_plan({}, followers=[("a.1", 0), ("b.1", 1)], lanes=2)
+
+    with pytest.raises(LocalProtocolError, match="without a whole replica"):
+        plan_step(plan, 1)
+
+
+# Cases of the protocol ------------------------------------------------------
+# Two replicas of two stages: members 0 (a) and 1 (c) hold stage 0, 2 (b) and 3 (d) stage 1.
+
+GRID = {0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}
+OLD = dict.fromkeys(["a.1", "b.1", "c.1", "d.1"], 1)
+
+
+def grid(quorum: int = 2, **arguments: object) -> Plan:
+    given: dict[str, object] = {"chains": GRID, "since": OLD, "shards_per_lane": 2}
+    return make_plan(**(given | {"quorum": quorum} | arguments))  # type: ignore[arg-type]
+
+
+def member(index: int, version: int, **fields: object) -> SettleReport:
+    """A member that stayed, at ``version``, certified in the quorum before."""
+    given: dict[str, object] = {
+        "valid": True,
+        "settled": 1,
+        "certified_in": "q1-n" if version else None,
+        "commit": random_commit(version - 1) if version else None,
+        "chain": f"chain of {version}",
+    }
+    return SettleReport(index=index, version=version, **(given | fields))  # type: ignore[arg-type]
+
+
+def all_held(lane: int) -> tuple[Partial, ...]:
+    return (Partial(lane=lane, first=2 * lane, last=2 * lane + 1),)
+
+
+def test_a_vote_that_completed_on_one_rank_which_lives_makes_all_others_roll() -> None:
+    reports = [member(0, 6), *(member(i, 5, mark="q1-n") for i in (1, 2, 3))]
+
+    outcome = settle(grid(), 2, reports)
+
+    assert (outcome.version, outcome.actions) == (6, (STAY, ROLL, ROLL, ROLL))
+    assert (outcome.commit, outcome.certified_in) == (random_commit(5), "q1-n")
+    assert outcome.chain == "chain of 6"
+
+
+def test_a_vote_that_completed_on_one_rank_which_is_gone_makes_the_others_redo_the_step() -> None:
+    plan = grid(chains={1: ["c.1", "d.1"]}, followers=[("b.1", 1)], lanes=2)
+    reports = [member(i, 5, mark="q1-n", held=all_held(1)) for i in (0, 1)]
+    reports.append(member(2, 5, mark="q1-n", held=all_held(0)))
+
+    outcome = settle(plan, 2, reports)
+
+    assert (outcome.version, set(outcome.actions)) == (5, {STAY})
+    assert outcome.step.todo == {1: (0, 1)}, "only what stage 0 lost, through both stages"
+
+
+def test_nothing_is_rolled_on_a_certificate_of_another_quorum() -> None:
+    reports = [member(0, 6, certified_in="q1-n"), *(member(i, 5, mark="q0-n") for i in (1, 2, 3))]
+
+    outcome = settle(grid(), 2, reports)
+
+    assert (outcome.version, outcome.actions) == (5, (HEAL, STAY, STAY, STAY))
+
+
+def test_one_rank_per_stage_with_the_mark_is_enough_the_others_heal() -> None:
+    reports = [member(0, 6), member(1, 5), member(2, 5, mark="q1-n"), member(3, 5)]
+
+    outcome = settle(grid(), 2, reports)
+
+    assert outcome.actions == (STAY, HEAL, ROLL, HEAL)
+    assert outcome.sources == ((), (0,), (), (2,))
+
+
+def test_a_certificate_of_a_returning_rank_does_not_make_those_that_stayed_roll() -> None:
+    plan = grid(since={**OLD, "a.1": 2})
+    reports = [member(0, 6), *(member(i, 5, mark="q1-n") for i in (1, 2, 3))]
+
+    outcome = settle(plan, 2, reports)
+
+    assert (outcome.version, outcome.actions) == (5, (HEAL, STAY, STAY, STAY))
+
+
+def test_returning_ranks_count_once_those_that_stayed_do_not_cover_a_stage() -> None:
+    plan = grid(since={**OLD, "a.1": 2, "c.1": 2})
+    reports = [member(0, 6), member(1, 4), member(2, 5, mark="q1-n"), member(3, 5)]
+
+    outcome = settle(plan, 2, reports)
+
+    assert (outcome.version, outcome.actions) == (6, (STAY, HEAL, ROLL, HEAL))
+    assert "returning members" in outcome.reason
+
+
+def test_a_returning_rank_that_is_at_the_version_needs_no_copy() -> None:
+    plan = grid(since={**OLD, "a.1": 2})
+
+    outcome = settle(plan, 2, [member(i, 5) for i in range(4)])
+
+    assert set(outcome.actions) == {STAY}
+
+
+def test_a_member_since_a_later_quorum_stayed_only_if_it_settled_in_it() -> None:
+    plan = grid(quorum=5, since={**OLD, "a.1": 4})
+    settled_in_it = [member(i, 5, mark="q4-n") for i in (1, 2, 3)]
+    ahead = {"version": 6, "certified_in": "q4-n", "commit": random_commit(5)}
+
+    stayed = settle(plan, 2, [replace(member(0, 5), settled=4, **ahead), *settled_in_it])
+    returned = settle(plan, 2, [replace(member(0, 5), settled=3, **ahead), *settled_in_it])
+
+    assert (stayed.version, returned.version) == (6, 5)
+
+
+def test_without_any_copy_of_a_stage_all_go_to_the_newest_durable_version() -> None:
+    reports = [
+        SettleReport(index=0, valid=False, durable=4),
+        SettleReport(index=1, valid=False, durable=2),
+        member(2, 7),
+        member(3, 4, certified_in=None, commit=None),
+    ]
+
+    outcome = settle(grid(), 2, reports)
+
+    assert (outcome.version, outcome.actions) == (4, (LOAD, LOAD, LOAD, STAY))
+    assert "durable" in outcome.reason
+
+
+def test_a_new_job_starts_from_the_seed() -> None:
+    outcome = settle(grid(), 2, [SettleReport(index=i, valid=False) for i in range(4)])
+
+    assert (outcome.version, set(outcome.actions), outcome.chain) == (0, {LOAD}, "")
+    assert outcome.step.todo == {0: (0, 1), 1: (2, 3)}
+    assert outcome.patched == ()
+
+
+def test_a_state_of_another_lineage_counts_for_nothing() -> None:
+    reports = [replace(member(i, 5), lineage=1 if i == 0 else 0) for i in range(4)]
+
+    outcome = settle(grid(), 2, reports)
+
+    assert outcome.actions == (HEAL, STAY, STAY, STAY)
+
+
+def test_a_history_of_another_lineage_is_never_the_settled_one() -> None:
+    foreign = replace(member(0, 5), lineage=1, chain="another history", certified_in="q0-n")
+
+    outcome = settle(grid(), 2, [foreign, *(member(i, 5) for i in (1, 2, 3))])
+
+    assert (outcome.chain, outcome.certified_in) == ("chain of 5", "q1-n")
+
+
+def test_a_type_that_one_stage_lost_is_computed_through_all_stages_of_one_chain() -> None:
+    plan = grid(chains={0: GRID[0]}, followers=[("d.1", 1)], lanes=2)
+    held = {0: all_held(0), 1: all_held(0), 2: all_held(1)}
+
+    step = plan_step(plan, 2, held)
+
+    assert step.todo == {0: (2, 3)}
+    assert [s.index for s in step.table[0]] == [0, 0]
+    assert [s.index for s in step.table[1]] == [1, 1], "the own lane's replica goes first"
+
+
+def test_a_followers_retained_types_are_used_and_nobody_computes_them_again() -> None:
+    plan = grid(chains={0: GRID[0]}, followers=[("c.1", 0), ("d.1", 1)], lanes=2)
+    held = {0: all_held(0), 1: all_held(1), 2: all_held(0), 3: all_held(1)}
+
+    step = plan_step(plan, 2, held)
+
+    assert step.todo == {0: ()}
+    assert [[s.index for s in table] for table in step.table] == [[0, 1], [2, 3]]
+
+
+def test_a_chain_with_a_healing_cell_computes_nothing() -> None:
+    reports = [member(i, 5) for i in (0, 1, 2)] + [SettleReport(index=3, valid=False)]
+
+    outcome = settle(grid(), 2, reports)
+
+    assert outcome.actions == (STAY, STAY, STAY, HEAL)
+    assert outcome.step.todo == {0: (0, 1, 2, 3)}
+
+
+def test_if_every_chain_heals_all_of_them_compute_afterwards() -> None:
+    reports = [member(0, 5), SettleReport(index=1, valid=False)]
+    reports += [SettleReport(index=2, valid=False), member(3, 5)]
+
+    outcome = settle(grid(), 2, reports)
+
+    assert outcome.actions == (STAY, HEAL, HEAL, STAY)
+    assert outcome.step.todo == {0: (0, 1), 1: (2, 3)}
+
+
+def test_joiners_of_a_stage_take_turns_among_its_holders() -> None:
+    chains = {r: [f"{'abcd'[r]}.1"] for r in range(4)}
+    reports = [member(0, 5), member(1, 5)]
+    reports += [SettleReport(index=i, valid=False) for i in (2, 3)]
+    plan = make_plan(chains, quorum=2, since={"a.1": 1, "b.1": 1})
+
+    outcome = settle(plan, 1, reports)
+
+    assert outcome.sources == ((), (), (0, 1), (1, 0))
+
+
+def test_orphans_go_to_the_least_loaded_chain_the_lowest_of_equals() -> None:
+    plan = make_plan({1: ["b.1"], 2: ["c.1"]}, lanes=4, shards_per_lane=2)
+    plan = replace(plan, suppliers=(0, 0, 1, 1, 2, 2, 1, 0))
+
+    step = plan_step(plan, 2)
+
+    assert step.todo == {1: (2, 3, 1, 6), 2: (4, 5, 0, 7)}
+
+
+def test_what_was_held_before_a_roll_is_not_used_for_the_next_step() -> None:
+    reports = [member(0, 6), *(member(i, 5, mark="q1-n", held=all_held(1)) for i in (1, 2, 3))]
+
+    outcome = settle(grid(), 2, reports)
+
+    assert outcome.step.todo == {0: (0, 1), 1: (2, 3)}
+
+
+def test_a_boundary_where_nobody_held_anything_patches_nothing() -> None:
+    outcome = settle(grid(), 2, [member(i, 5) for i in range(4)])
+
+    assert outcome.patched == ()
+    assert "computed again" not in outcome.reason
