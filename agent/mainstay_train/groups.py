@@ -20,7 +20,7 @@ import stat
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -41,23 +41,33 @@ class GroupEnded(PipelineBroken):
     """The group was shut, or an operation on it failed."""
 
 
-def _socket_fds() -> set[int]:
-    fds = set()
+class _OpenSocket(NamedTuple):
+    """A socket of this process; the inode tells it from a later one with the same number."""
+
+    fd: int
+    inode: int
+
+
+def _open_sockets() -> frozenset[_OpenSocket]:
+    found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                fds.add(int(name))
-    return fds
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add(_OpenSocket(int(name), status.st_ino))
+    return frozenset(found)
 
 
-def _shut(fd: int) -> None:
+def _shut(opened: _OpenSocket) -> None:
     """Shut an established connection; leave listeners alone, gloo dies of that."""
     try:
-        duplicate = socket.socket(fileno=os.dup(fd))
+        duplicate = socket.socket(fileno=os.dup(opened.fd))
     except OSError:
         return
     with duplicate, contextlib.suppress(OSError):
-        if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+        # gloo closes a failed connection's socket, and its number is soon somebody else's.
+        same = os.fstat(duplicate.fileno()).st_ino == opened.inode
+        if same and duplicate.family in (socket.AF_INET, socket.AF_INET6):
             duplicate.getpeername()
             duplicate.shutdown(socket.SHUT_RDWR)
 
@@ -91,8 +101,8 @@ class Group:
         self.name, self.rank, self.size = name, rank, size
         self._store_address, self._address = store, address
         self._backend, self._timeout = backend, timedelta(seconds=timeout_s)
-        self._before: set[int] = set()
-        self._fds: set[int] | None = None
+        self._before: frozenset[_OpenSocket] | None = None
+        self._own: frozenset[_OpenSocket] | None = None
         self._ended: str | None = None
         self._group: Any = None
         self._lock = threading.Lock()
@@ -104,29 +114,30 @@ class Group:
             GroupEnded: shut meanwhile, or a peer is gone.
         """
         with self._lock:
-            if self._ended is not None:
-                raise GroupEnded(self._ended)
+            self._alive()
             with socket_lock:
-                self._before = _socket_fds()
+                self._before = _open_sockets()
         try:
             host, _, port = self._store_address.rpartition(":")
             store = TCPStore(host, int(port), None, False, self._timeout, wait_for_workers=False)
+            # Shut while the store's connection was not there yet: nothing would end what follows.
+            self._alive()
             self._group = self._create(PrefixStore(self.name, store))
         except RuntimeError as error:
-            raise GroupEnded(f"{self.name}: {error}") from error
+            raise GroupEnded(self.ended or f"{self.name}: {error}") from error
         finally:
             with self._lock, socket_lock:
-                self._fds = _socket_fds() - self._before - foreign_sockets
-        if self._ended is not None:
+                self._own = self._appeared()
+        if self.ended is not None:
             self._shut_all()
-            raise GroupEnded(self._ended)
+        self._alive()
 
     def _create(self, store: PrefixStore) -> Any:
         if self._backend == "nccl":
             options = distributed.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
             return distributed.ProcessGroupNCCL(store, self.rank, self.size, options)
-        options = distributed.ProcessGroupGloo._Options()
+        options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
         options._timeout = self._timeout
         return distributed.ProcessGroupGloo(store, self.rank, self.size, options)
@@ -142,11 +153,15 @@ class Group:
         if self._backend == "nccl" and self._group is not None:
             self._group.abort()
         with socket_lock:
-            fds = self._fds
-            if fds is None:
-                fds = _socket_fds() - self._before - foreign_sockets if self._before else set()
-            for fd in fds:
-                _shut(fd)
+            for opened in self._appeared() if self._own is None else self._own:
+                _shut(opened)
+
+    def _appeared(self) -> frozenset[_OpenSocket]:
+        """Sockets opened since connecting began; none before that."""
+        if self._before is None:
+            return frozenset()
+        new = _open_sockets() - self._before
+        return frozenset(opened for opened in new if opened.fd not in foreign_sockets)
 
     @property
     def ended(self) -> str | None:
@@ -211,8 +226,9 @@ class Group:
         return tensor
 
     def _alive(self) -> None:
-        if self._ended is not None:
-            raise GroupEnded(self._ended)
+        ended = self.ended
+        if ended is not None:
+            raise GroupEnded(ended)
 
     def _run(self, start: Any) -> None:
         self._alive()

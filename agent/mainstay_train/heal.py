@@ -40,7 +40,7 @@ def masters_digest(state: StageState) -> str:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().reshape(-1).contiguous().cpu()
-    return memoryview(flat.view(torch.uint8).numpy())
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _state_digest(state: StageState) -> str:
@@ -229,6 +229,6 @@ class HealClient:
                 read_exactly(connection, _bytes_of(flat.tensor))
             else:
                 staged = torch.empty(size, dtype=torch.uint8)
-                read_exactly(connection, memoryview(staged.numpy()))
+                read_exactly(connection, _bytes_of(staged))
                 flat.tensor.copy_(staged.view(flat.tensor.dtype))
         return str(head["digest"])

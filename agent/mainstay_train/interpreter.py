@@ -20,6 +20,7 @@ from mainstay_train import data
 from mainstay_train.blocks import Block, Tape
 from mainstay_train.draws import Address
 from mainstay_train.groups import Group
+from mainstay_train.layout import ALIGNMENT_BYTES
 from mainstay_train.reduction import PartialStore
 from mainstay_train.workload import Workload
 
@@ -50,6 +51,18 @@ class _TypeSums:
     loss_sum: float = 0.0
     tokens: int = 0
     data: Digest = field(default_factory=Digest.zero)
+
+
+def _as_received(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor between two blocks the strides and alignment that it has after a receive.
+
+    Kernels choose their path by both, so without this the bits could depend on where
+    stages are cut. Costs nothing where the tensor is that way already.
+    """
+    packed = tensor.contiguous()
+    if packed.data_ptr() % ALIGNMENT_BYTES:
+        packed = packed.clone()
+    return packed
 
 
 class Interpreter:
@@ -186,12 +199,12 @@ class Interpreter:
                 x = self._enter_loss(flow, block, x)
             elif self._recompute:
                 flow.inputs.append(x)
-                x = block.forward(x, flow.address)
+                x = _as_received(block.forward(x, flow.address))
             else:
                 tape = block.recompute(x, flow.address)
                 flow.tapes.append(tape)
                 assert tape.output is not None
-                x = tape.output.detach()
+                x = _as_received(tape.output.detach())
         flow.output = x
 
     def _enter_loss(self, flow: _Flow, block: Block, x: torch.Tensor) -> torch.Tensor:
@@ -222,6 +235,7 @@ class Interpreter:
         gradient = flow.gradient
         for block, tape in zip(reversed(self._blocks), reversed(flow.tapes), strict=True):
             gradient = block.backward_input(tape, gradient)
+            gradient = None if gradient is None else _as_received(gradient)
         flow.gradient = gradient
 
     def _backward_weight(self, action: Action) -> None:

@@ -131,7 +131,8 @@ class Session:
             case rank_events.Apply():
                 return self._apply(action.commit)
             case _:
-                return self._perform_at_once(action)
+                self._perform_at_once(action)
+                return None
 
     def _perform_at_once(self, action: rank_events.Action) -> None:
         match action:
