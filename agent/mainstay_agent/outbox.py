@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RETRY_FIRST_S = 0.05
+RETRY_FIRST_S = 0.01
+"""A server may close an idle connection just when it is used: that must not cost time."""
 RETRY_MAX_S = 1.0
 """Retries are this far apart at most: a recovery must not wait long for an api that is back."""
 MAX_LEDGER = 4096
@@ -81,6 +82,7 @@ class FactOutbox:
         self._on_plan = on_plan
         self._register = register
         self._backoff = Backoff()
+        self._away = False
         self._pending: deque[Fact] = deque()
         self._changed = asyncio.Event()
         self._empty = asyncio.Event()
@@ -106,26 +108,37 @@ class FactOutbox:
                 await self._post(tuple(self._pending)[:MAX_BATCH])
             self._empty.set()
 
-    async def _post(self, facts: tuple[Fact, ...]) -> None:
+    async def _post(self, facts: tuple[Fact, ...]) -> bool:
+        """Post once; return whether it was heard. After a failure all that waits is posted."""
+        plan: Plan | None
         try:
-            plan = await until_answered(lambda: self._client.post_facts(facts), "facts")
+            plan = await self._client.post_facts(facts)
+        except ApiUnavailable as error:
+            if not self._away:
+                logger.warning("facts: the api does not answer (%s); trying again", error)
+            self._away = True
+            await self._backoff.wait()
+            return False
         except ApiRefused as refusal:
             if refusal.is_unknown:
                 await self._register()
                 await self._backoff.wait()
-                return
+                return False
             if len(facts) > 1:
                 # One refused fact must not take the others along.
                 for fact in facts:
-                    await self._post((fact,))
-                return
+                    if not await self._post((fact,)):
+                        return False
+                return True
             logger.info("%s refused: %s", facts[0].kind, refusal)
             plan = plan_of(refusal)
+        self._away = False
         self._backoff.reset()
         for fact in facts:
             self._pending.remove(fact)
         if plan is not None:
             self._on_plan(plan)
+        return True
 
 
 class LedgerOutbox:

@@ -102,13 +102,14 @@ class PlayedApi:
         self.stream.put(f"id: {event_id}\nevent: {event}\ndata: {json.dumps(data)}\n\n")
 
     def _answer(self, route: str, body: Any, default: dict[str, Any]) -> Response:
-        self.inbox(route).put(body)
         rule = self.rules.get(route)
+        waiting = self.answers.get(route)
         if rule is not None:
             status, answer = rule(body)
-            return JSONResponse(answer, status)
-        waiting = self.answers.get(route)
-        status, answer = waiting.pop(0) if waiting else (200, default)
+        else:
+            status, answer = waiting.pop(0) if waiting else (200, default)
+        # Last: whoever has read the request may rely on what its rule did.
+        self.inbox(route).put(body)
         return JSONResponse(answer, status)
 
     def _app(self) -> FastAPI:
