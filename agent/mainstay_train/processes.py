@@ -37,12 +37,17 @@ class Closable(Protocol):
 def warm_up(modules: Iterable[str]) -> None:
     """Import torch and ``modules`` once, without starting a thread; children then fork with them.
 
+    A module's function ``warm_up``, if it has one, is called: it does once what
+    every child would do first.
+
     Raises:
         MainstayError: the imports left threads running, so that forking is unsafe.
     """
     environment.prepare()
     for name in ("torch", "torch.distributed", *modules):
-        importlib.import_module(name)
+        prepare = getattr(importlib.import_module(name), "warm_up", None)
+        if prepare is not None:
+            prepare()
     require_single_thread()
     # Keep what all children share out of the collector: it would copy the pages.
     gc.collect()

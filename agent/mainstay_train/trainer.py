@@ -11,7 +11,7 @@ import torch
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.messages import Fact, FactKind
-from mainstay_train import fingerprint, numerics, workload
+from mainstay_train import digests, fingerprint, numerics, workload
 from mainstay_train.session import Session
 from mainstay_train.settings import TrainerSettings
 from mainstay_train.uplink import Status, Uplink
@@ -23,6 +23,19 @@ EXIT_USER_ERROR = 10
 
 USER_ERRORS = (InvalidSpecError, ValueError, TypeError, AttributeError, KeyError, IndexError)
 """What a mistake in the user's code or configuration raises. Others are crashes, which restart."""
+
+
+def warm_up() -> None:
+    """Do once in the warm parent what every trainer would do first.
+
+    The first optimizer step of a process imports two seconds' worth of torch,
+    and the digests' key tables are the same for all.
+    """
+    torch.set_num_threads(1)
+    digests.warm_up()
+    probe = torch.nn.Parameter(torch.zeros(1))
+    probe.grad = torch.zeros(1)
+    torch.optim.AdamW([probe], fused=True).step()
 
 
 def choose_device(wanted: str, slot: int) -> str:

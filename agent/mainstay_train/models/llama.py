@@ -145,6 +145,11 @@ def parse_config(config: Mapping[str, Any]) -> LlamaConfig:
     return LlamaConfig(**values, data_path=path)
 
 
+def warm_up() -> None:
+    """Read the default corpus once in the warm parent, for all its trainers."""
+    data.load_corpus(data.STDLIB)
+
+
 def workload(config: Mapping[str, Any], args: Sequence[str] = ()) -> workloads.Workload:
     """The entrypoint.
 
