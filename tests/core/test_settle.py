@@ -28,11 +28,10 @@ def can_be_at(
         return False
     if report.version == version:
         return True
-    return (
-        report.version + 1 == version
-        and report.mark is not None
-        and any(t.valid and t.version == version and t.certified_in == report.mark for t in trusted)
-    )
+    if report.mark is None or report.version + 1 != version:
+        return False
+    wanted = (lineage, version, report.mark)
+    return any(t.valid and (t.lineage, t.version, t.certified_in) == wanted for t in trusted)
 
 
 def newest_version(plan: Plan, trusted: Sequence[SettleReport]) -> int | None:
