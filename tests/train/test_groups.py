@@ -1,0 +1,215 @@
+import socket
+import threading
+
+import pytest
+import torch
+from tests.train.crew import ADDRESS, make_group
+
+from mainstay_train import heal
+from mainstay_train.groups import GroupEnded
+
+SIZE = 4
+
+
+def exchange(group, value=0):
+    """All-to-all of one number to each; returns what came."""
+    sent = torch.tensor([float(value + 10 * peer) for peer in range(group.size)])
+    received = torch.empty(group.size)
+    group.exchange(received, sent, [1] * group.size, [1] * group.size)
+    return received.tolist()
+
+
+def test_exchange_cuts_by_destination_and_joins_by_source(crew):
+    def run(pipe, rank):
+        group = make_group(crew.store, rank, 3)
+        group.connect()
+        sizes = [[1, 2, 0], [3, 0, 1], [2, 2, 2]]  # [source][destination]
+        sent = torch.cat(
+            [torch.full((n,), float(10 * rank + to)) for to, n in enumerate(sizes[rank])]
+        )
+        incoming = [sizes[source][rank] for source in range(3)]
+        received = torch.empty(sum(incoming))
+        group.exchange(received, sent, incoming, sizes[rank])
+        pipe.send(received.tolist())
+
+    workers = [crew.fork(run, rank) for rank in range(3)]
+    assert [w.hear() for w in workers] == [
+        [0.0, 10.0, 10.0, 10.0, 20.0, 20.0],
+        [1.0, 1.0, 21.0, 21.0],
+        [12.0, 22.0, 22.0],
+    ]
+
+
+def test_tags_keep_messages_apart(crew):
+    def run(pipe, rank):
+        group = make_group(crew.store, rank, 2)
+        group.connect()
+        if rank == 0:
+            works = [group.send(torch.full((SIZE,), float(tag)), 1, tag) for tag in (5, 6)]
+            for work in works:
+                group.finish(work)
+            pipe.send(None)
+        else:
+            got = {}
+            for tag in (6, 5):
+                got[tag] = torch.empty(SIZE)
+                group.receive(got[tag], 0, tag)
+            pipe.send({tag: tensor[0].item() for tag, tensor in got.items()})
+
+    workers = [crew.fork(run, rank) for rank in range(2)]
+    assert [w.hear() for w in workers] == [None, {5: 5.0, 6: 6.0}]
+
+
+def block_until_shut(pipe, store, operation):
+    """Rank 0 of two: block in ``operation`` until told over the pipe to shut the group."""
+    group = make_group(store, 0, 2)
+
+    def shut():
+        pipe.recv()
+        group.shutdown("the test says so")
+
+    threading.Thread(target=shut, daemon=True).start()
+    if operation != "connect":
+        group.connect()
+    pipe.send("blocks now")
+    blocking = {
+        "connect": group.connect,
+        "exchange": lambda: exchange(group),
+        "receive": lambda: group.receive(torch.empty(SIZE), 1, 0),
+    }
+    with pytest.raises(GroupEnded, match="the test says so"):
+        blocking[operation]()
+    later = [
+        *blocking.values(),
+        lambda: group.send(torch.zeros(SIZE), 1, 0),
+    ]
+    for operation_after in later:
+        with pytest.raises(GroupEnded, match="the test says so"):
+            operation_after()
+    pipe.send(group.ended)
+
+
+@pytest.mark.parametrize("operation", ["connect", "exchange", "receive"])
+def test_a_shutdown_from_another_thread_ends_what_blocks_and_all_that_follows(crew, operation):
+    def silent_peer(pipe):
+        make_group(crew.store, 1, 2).connect()
+        pipe.recv()  # alive and connected, but it never takes part
+
+    if operation != "connect":
+        crew.fork(silent_peer)
+    worker = crew.fork(block_until_shut, crew.store, operation)
+    assert worker.hear() == "blocks now"
+    worker.say("shut")
+    assert worker.hear() == "the test says so"
+
+
+def test_a_killed_peer_ends_the_operations_of_all_others(crew):
+    def run(pipe, rank):
+        group = make_group(crew.store, rank, 3)
+        group.connect()
+        pipe.send("connected")
+        if rank == 2:
+            pipe.recv()  # never: it is killed here
+        with pytest.raises(GroupEnded):
+            exchange(group) if rank == 0 else group.receive(torch.empty(SIZE), 2, 0)
+        pipe.send("ended")
+
+    workers = [crew.fork(run, rank) for rank in range(3)]
+    assert {w.hear() for w in workers} == {"connected"}
+    workers[2].kill()
+    assert {w.hear() for w in workers[:2]} == {"ended"}
+
+
+def test_a_group_forms_anew_under_another_name_after_a_shutdown(crew):
+    def run(pipe, rank):
+        first = make_group(crew.store, rank, 2, "first")
+        first.connect()
+        exchange(first)  # both are connected
+        first.shutdown("replaced")
+        second = make_group(crew.store, rank, 2, "second")
+        second.connect()
+        pipe.send(exchange(second, rank))
+
+    workers = [crew.fork(run, rank) for rank in range(2)]
+    assert [w.hear() for w in workers] == [[0.0, 1.0], [10.0, 11.0]]
+
+
+class Echo:
+    """A TCP server in a thread that sends back what comes."""
+
+    def __init__(self):
+        self._listener = socket.create_server((ADDRESS, 0))
+        self.address = f"{ADDRESS}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection):
+        while data := connection.recv(100):
+            connection.sendall(data)
+
+
+def answers(connection):
+    connection.sendall(b"hello")
+    return connection.recv(100) == b"hello"
+
+
+def test_sockets_of_others_survive_a_shutdown(crew):
+    echo = Echo()
+
+    def run(pipe):
+        group = make_group(crew.store, 0, 2)
+        host, _, port = echo.address.rpartition(":")
+        before = socket.create_connection((host, int(port)))
+        assert answers(before)
+        opened = []
+
+        def open_meanwhile():
+            # The socket of a heal, opened by another thread while the group connects.
+            opened.append(heal.open_registered(echo.address, ADDRESS))
+            pipe.send("opened")
+
+        helper = threading.Thread(target=open_meanwhile)
+        helper.start()  # the peer is only started once this has opened its socket
+        group.connect()
+        helper.join()
+        group.shutdown("over")
+        pipe.send([answers(before), answers(opened[0])])
+
+    def peer(pipe):
+        make_group(crew.store, 1, 2).connect()
+        pipe.recv()
+
+    worker = crew.fork(run)
+    assert worker.hear() == "opened"
+    crew.fork(peer)
+    assert worker.hear() == [True, True]
+
+
+def test_a_socket_that_got_the_number_of_a_closed_one_survives(crew):
+    echo = Echo()
+
+    def run(pipe):
+        group = make_group(crew.store, 0, 2)
+        group.connect()
+        pipe.send("connected")
+        with pytest.raises(GroupEnded):
+            exchange(group)
+        # gloo has closed the failed connection: its number is free again.
+        host, _, port = echo.address.rpartition(":")
+        later = [socket.create_connection((host, int(port))) for _ in range(8)]
+        group.shutdown("over")
+        pipe.send([answers(connection) for connection in later])
+
+    def peer(pipe):
+        make_group(crew.store, 1, 2).connect()
+        pipe.send("connected")
+        pipe.recv()  # never: it is killed here
+
+    worker, victim = crew.fork(run), crew.fork(peer)
+    assert worker.hear() == victim.hear() == "connected"
+    victim.kill()
+    assert worker.hear() == [True] * 8

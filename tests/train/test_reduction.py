@@ -1,0 +1,268 @@
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from mainstay_core.messages import Partial
+from mainstay_core.partials import grow_all
+from mainstay_core.settle import Supply
+from mainstay_train.groups import GroupEnded
+from mainstay_train.layout import BlockLayout, StageLayout
+from mainstay_train.reduction import Grid, PartialStore, Reducer
+
+LAYOUT = StageLayout(
+    blocks=(
+        BlockLayout.of("first", {"weight": (70_000,), "bias": (17,)}),
+        BlockLayout.of("second", {"weight": (400, 500)}),
+        BlockLayout.of("third", {"weight": (5,)}),
+    )
+)
+
+
+def gradients(num_types, seed):
+    """One flat fp32 gradient per type; magnitudes differ so that the order of a sum shows."""
+    generator = torch.Generator().manual_seed(seed)
+    flats = []
+    for _ in range(num_types):
+        flat = torch.randn(LAYOUT.size, generator=generator)
+        flat *= 10.0 ** torch.randint(-6, 6, (LAYOUT.size,), generator=generator)
+        flats.append(flat)
+    return flats
+
+
+def sum_by_rule_3(flats, lanes, shards_per_lane):
+    """Design rule 3 word for word, in numpy: types ascending in a lane, then lanes ascending."""
+    total = None
+    for lane in range(lanes):
+        lane_sum = None
+        for shard_type in range(lane * shards_per_lane, (lane + 1) * shards_per_lane):
+            flat = flats[shard_type].numpy()
+            lane_sum = flat.copy() if lane_sum is None else lane_sum + flat
+        total = lane_sum if total is None else total + lane_sum
+    assert total.dtype == np.float32
+    return torch.from_numpy(total)
+
+
+def bits(tensor):
+    return tensor.view(torch.int32)
+
+
+def filled(flats, order, shards_per_lane):
+    """A store in which the types of ``order`` were completed in that order."""
+    store = PartialStore(LAYOUT, shards_per_lane)
+    for shard_type in order:
+        store.scratch.copy_(flats[shard_type])
+        store.complete(shard_type)
+    return store
+
+
+def random_work(rng, num_types, num_cells):
+    """Each cell's list of types: every type at least once, some twice, in any order."""
+    work = [[] for _ in range(num_cells)]
+    for shard_type in range(num_types):
+        for cell in rng.sample(range(num_cells), rng.randint(1, min(2, num_cells))):
+            work[cell].append(shard_type)
+    for types in work:
+        if rng.random() < 0.5:
+            rng.shuffle(types)
+    return work
+
+
+def random_table(rng, stores, lanes, shards_per_lane):
+    """Any choice of suppliers: of each lane a longest run, then single types."""
+    table = []
+    for lane in range(lanes):
+        first, next_type = lane * shards_per_lane, lane * shards_per_lane
+        runs = [
+            Supply(partial=p, index=i)
+            for i, store in enumerate(stores)
+            for p in store.partials
+            if p.lane == lane and p.first == first
+        ]
+        if runs:
+            last = max(s.partial.last for s in runs)
+            table.append(rng.choice([s for s in runs if s.partial.last == last]))
+            next_type = last + 1
+        for shard_type in range(next_type, first + shards_per_lane):
+            single = Partial(lane=lane, first=shard_type, last=shard_type)
+            holders = [i for i, store in enumerate(stores) if single in store.partials]
+            table.append(Supply(partial=single, index=rng.choice(holders)))
+    return table
+
+
+class Hall:
+    """Where the cells of one stage, a thread each, exchange: the group of a stage in-process."""
+
+    def __init__(self, size):
+        self._barrier = threading.Barrier(size)
+        self._posted = {}
+
+    def cell(self, rank):
+        return Cell(self, rank)
+
+    def swap(self, rank, pieces):
+        self._posted[rank] = pieces
+        self._barrier.wait()
+        received = torch.cat([self._posted[r][rank] for r in sorted(self._posted)])
+        self._barrier.wait()
+        return received
+
+
+class Cell:
+    def __init__(self, hall, rank):
+        self._hall, self._rank = hall, rank
+
+    def exchange(self, received, sent, received_sizes, sent_sizes):
+        assert sum(sent_sizes) == sent.numel()
+        assert sum(received_sizes) == received.numel()
+        received.copy_(self._hall.swap(self._rank, sent.split(list(sent_sizes))))
+
+
+def reduce_all(stores, table, reducers):
+    """Every cell reduces in its own thread; returns what each got."""
+    members = list(range(len(stores)))
+    if len(stores) == 1:
+        return [reducers[0].reduce(None, table, members, 0, stores[0].partials)]
+    hall, results = Hall(len(stores)), [None] * len(stores)
+
+    def run(index):
+        results[index] = reducers[index].reduce(
+            hall.cell(index), table, members, index, stores[index].partials
+        )
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_bits_are_those_of_rule_3_whoever_computed_and_supplies(seed):
+    rng = random.Random(seed)
+    lanes, shards_per_lane = rng.choice([(1, 1), (2, 1), (2, 3), (3, 2), (4, 4)])
+    num_types = lanes * shards_per_lane
+    flats = gradients(num_types, seed)
+    expected = bits(sum_by_rule_3(flats, lanes, shards_per_lane))
+    for num_cells in (1, 2, 3, 4):
+        work = random_work(rng, num_types, num_cells)
+        stores = [filled(flats, types, shards_per_lane) for types in work]
+        table = random_table(rng, stores, lanes, shards_per_lane)
+        reducers = [Reducer(LAYOUT) for _ in stores]
+        for _ in range(2):  # a second time in the same buffers, as after a refused vote
+            for result in reduce_all(stores, table, reducers):
+                assert torch.equal(bits(result), expected)
+
+
+def test_cells_may_come_and_go_between_steps():
+    reducers = [Reducer(LAYOUT) for _ in range(3)]
+    for step, num_cells in enumerate((3, 1, 2, 3)):
+        flats = gradients(6, step)
+        stores = [filled(flats, range(i, 6, num_cells), 2) for i in range(num_cells)]
+        table = random_table(random.Random(step), stores, 3, 2)
+        expected = bits(sum_by_rule_3(flats, 3, 2))
+        for result in reduce_all(stores, table, reducers):
+            assert torch.equal(bits(result), expected)
+
+
+@pytest.mark.parametrize("num_cells", [1, 2])
+def test_signs_of_zero_are_those_of_the_plain_sum(num_cells):
+    flats = [torch.full((LAYOUT.size,), -0.0) for _ in range(4)]
+    flats[1][::2] = 0.0
+    stores = [filled(flats, range(i, 4, num_cells), 2) for i in range(num_cells)]
+    table = random_table(random.Random(0), stores, 2, 2)
+    for result in reduce_all(stores, table, [Reducer(LAYOUT) for _ in stores]):
+        assert torch.equal(bits(result), bits(sum_by_rule_3(flats, 2, 2)))
+        assert torch.signbit(result[1::2]).all()
+        assert not torch.signbit(result[::2]).any()
+
+
+def test_a_reduction_leaves_partials_as_they_were_also_when_it_is_interrupted():
+    flats = gradients(4, 5)
+    stores = [filled(flats, (0, 1, 3), 2), filled(flats, (2, 1), 2)]
+    table = random_table(random.Random(1), stores, 2, 2)
+    before = [{p: t.clone() for p, t in store.partials.items()} for store in stores]
+
+    class Broken:
+        """Ends in its nth exchange, after having written to what it was to receive into."""
+
+        def __init__(self, completes):
+            self._left = completes
+
+        def exchange(self, received, sent, received_sizes, sent_sizes):
+            del sent, received_sizes, sent_sizes
+            received.fill_(float("nan"))
+            if self._left == 0:
+                raise GroupEnded("a member is gone")
+            self._left -= 1
+
+    reducers = [Reducer(LAYOUT) for _ in stores]
+    for completes in (0, 1):
+        for index, store in enumerate(stores):
+            with pytest.raises(GroupEnded):
+                reducers[index].reduce(Broken(completes), table, [0, 1], index, store.partials)
+    for result in reduce_all(stores, table, reducers):
+        assert torch.equal(bits(result), bits(sum_by_rule_3(flats, 2, 2)))
+    for store, kept in zip(stores, before, strict=True):
+        assert store.partials.keys() == kept.keys()
+        assert all(torch.equal(bits(store.partials[p]), bits(kept[p])) for p in kept)
+
+
+def test_runs_merge_in_ascending_order_and_other_types_stay_alone():
+    flats = gradients(8, 3)
+    for order in ([0, 1, 2, 3], [1, 0, 3, 2], [4, 5, 7, 6, 0], [5, 4, 1]):
+        store = filled(flats, order, 4)
+        assert store.held() == grow_all((), order, 4)
+        for partial, buffer in store.partials.items():
+            expected = flats[partial.first].clone()
+            for shard_type in range(partial.first + 1, partial.last + 1):
+                expected += flats[shard_type]
+            assert torch.equal(bits(buffer), bits(expected))
+
+
+def test_a_partial_is_never_half_written():
+    flats = gradients(3, 8)
+    store = filled(flats, (0, 1), 4)
+    run = Partial(lane=0, first=0, last=1)
+    kept = store.partials[run].clone()
+    store.scratch.copy_(flats[2])  # a type on its way, interrupted before it is complete
+    assert store.held() == (run,)
+    assert torch.equal(bits(store.partials[run]), bits(kept))
+    store.scratch.copy_(flats[2])
+    store.complete(2)
+    assert store.held() == (Partial(lane=0, first=0, last=2),)
+
+
+def test_buffers_are_reused_and_never_shared():
+    flats = gradients(4, 9)
+    store = filled(flats, (0, 2, 3), 2)
+    first = {t.data_ptr() for t in store.partials.values()} | {store.scratch.data_ptr()}
+    assert len(first) == len(store.partials) + 1
+    store.clear()
+    assert store.held() == ()
+    for shard_type in (0, 2, 1):
+        for view in store.scratch_views.values():
+            assert store.scratch.data_ptr() <= view.data_ptr()
+        store.scratch.copy_(flats[shard_type])
+        store.complete(shard_type)
+    second = {t.data_ptr() for t in store.partials.values()} | {store.scratch.data_ptr()}
+    assert len(second) == len(store.partials) + 1
+    assert second <= first
+
+
+@pytest.mark.parametrize("num_cells", [1, 2, 3, 8])
+def test_every_element_has_one_owner_and_owners_depend_on_the_grid_alone(num_cells):
+    grid = Grid.of(LAYOUT, num_cells)
+    owner = torch.full((LAYOUT.size,), -1)
+    for cell, spans in enumerate(grid.spans):
+        for start, stop in spans:
+            assert (owner[start:stop] == -1).all()
+            owner[start:stop] = cell
+    assert (owner >= 0).all()
+    assert grid.sizes == tuple(int((owner == cell).sum()) for cell in range(num_cells))
+    for chunk in LAYOUT.chunks():
+        base = LAYOUT.offsets[chunk.block]
+        assert owner[base + chunk.start] == chunk.index % num_cells
