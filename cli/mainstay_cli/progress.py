@@ -79,12 +79,18 @@ class PlainProgress:
         self.say(f"  {describe_recovery(recovery)}")
 
 
+def one_line(text: object) -> str:
+    """Return the first line of a text; evidence may carry a whole traceback, which logs have."""
+    return str(text).strip().partition("\n")[0]
+
+
 def describe_recovery(recovery: dict[str, Any]) -> str:
     """Return a recovery in one line: what happened, what was done, why, how long."""
     exact = "exact" if recovery["exact"] else "APPROXIMATE"
     seconds = recovery.get("first_commit_after_s")
     how_long = f", next commit {seconds:.2f} s later than normal" if seconds is not None else ""
     return (
-        f"{recovery['method']} ({exact}): {recovery['fault']}: {recovery['reason']}"
+        f"{recovery['method']} ({exact}): {one_line(recovery['fault'])}: "
+        f"{one_line(recovery['reason'])}"
         f"{how_long}, steps lost {recovery['lost_steps']}"
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from mainstay_cli import client, state_dir
 from mainstay_cli.exits import UsageError
+from mainstay_cli.progress import one_line
 
 STAGES = ("detect_s", "decide_s", "fence_s", "load_s", "resume_s")
 """The five times of a recovery (design 13.9), in order."""
@@ -26,7 +27,7 @@ def show(job: str | None, *, as_json: bool) -> None:
         print(json.dumps({"recoveries": recoveries, "events": events}, indent=1))
         return
     for event in events:
-        print(f"{_clock(event)}  {event.get('type', ''):<8} {event.get('message', '')}")
+        print(f"{_clock(event)}  {event.get('type', ''):<8} {one_line(event.get('message', ''))}")
     print(render(recoveries))
 
 
@@ -41,8 +42,8 @@ def render(recoveries: list[dict[str, Any]]) -> str:
         stages = "  ".join(f"{name[:-2]} {_seconds(times.get(name))}" for name in STAGES)
         later = _seconds(recovery.get("first_commit_after_s"))
         lines += [
-            f"{number}. step {recovery.get('from_step', '?')}: {recovery.get('fault')}",
-            f"   {recovery.get('method')} ({exact}): {recovery.get('reason')}",
+            f"{number}. step {recovery.get('from_step', '?')}: {one_line(recovery.get('fault'))}",
+            f"   {recovery.get('method')} ({exact}): {one_line(recovery.get('reason'))}",
             f"   {stages}",
             f"   next commit {later} later than normal, steps lost = {recovery.get('lost_steps')}",
         ]

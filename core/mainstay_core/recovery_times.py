@@ -162,15 +162,18 @@ def plan_settled(state: CoordinatorState) -> CoordinatorState:
     ] or [m.index for m in state.plan.members]
     load_end_s = max(state.settled_at_s[i] for i in counted)
     fence_end_s = max(state.adopted_at_s.get(i, state.settled_at_s[i]) for i in counted)
-    quorum, step = state.plan.quorum, state.settled_step
+    step = state.settled_step
+    # A restart may fail and be followed by other plans before the job goes on: the steps are lost
+    # once, by the first of them.
+    waiting = [o for o in state.recoveries if o.load_end_s is None]
+    restart = next((o for o in waiting if o.recovery.method is Method.RESTART), None)
 
     def settle(opened: OpenRecovery) -> OpenRecovery:
         if opened.load_end_s is not None:
             return opened
         recovery = opened.recovery
-        if recovery.quorum == quorum and recovery.method is Method.RESTART and step is not None:
-            lost = max(0, recovery.from_step - step)
-            recovery = replace(recovery, lost_steps=lost)
+        if opened is restart and step is not None:
+            recovery = replace(recovery, lost_steps=max(0, recovery.from_step - step))
         return replace(opened, recovery=recovery, fence_end_s=fence_end_s, load_end_s=load_end_s)
 
     return _update(state, settle)

@@ -150,12 +150,14 @@ class Workload(_Model):
 
 
 class Runtime(_Model):
-    """What the ranks compute and talk with: two settings, independent of each other."""
+    """How the ranks compute and talk: settings independent of each other."""
 
     device: Literal["Auto", "CPU", "CUDA"] = "Auto"
     """Auto is CUDA where there is one."""
     backend: Literal["Auto", "Gloo", "NCCL"] = "Auto"
     """Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
+    recompute: bool = False
+    """Run each block's forward again in the backward instead of keeping what it saved."""
 
 
 class Spares(_Model):
@@ -302,6 +304,7 @@ class TrainingJob(_Model):
             workload=spec.workload.config,
             device=spec.runtime.device.lower(),
             backend=spec.runtime.backend.lower(),
+            recompute=spec.runtime.recompute,
             redundancy=None if redundancy == "Auto" else redundancy,
             checkpoint_dir=storage if spec.checkpoint.every_steps else "",
             heartbeat_s=float(spec.detection.heartbeat_seconds),

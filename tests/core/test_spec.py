@@ -77,7 +77,7 @@ def test_every_setting_reaches_the_config() -> None:
         "redundancy": 2,
         "pipeline": {"schedule": "1F1B", "microBatches": 2, "order": "InOrder"},
         "workload": {"entrypoint": "a:b", "args": ["x"], "config": {"dim": 8}},
-        "runtime": {"device": "CUDA", "backend": "Gloo"},
+        "runtime": {"device": "CUDA", "backend": "Gloo", "recompute": True},
         "template": {"spec": {"anything": [1]}},
         "spares": {"replicas": 1},
         "detection": {
@@ -113,6 +113,7 @@ def test_every_setting_reaches_the_config() -> None:
         "workload": {"dim": 8},
         "device": "cuda",
         "backend": "gloo",
+        "recompute": True,
         "redundancy": 2,
         "checkpoint_dir": "/data",
         "heartbeat_s": 2.0,
