@@ -136,17 +136,26 @@ class CheckpointDirectory:
         commit, chain = None, ""
         for name in self._manifest(version)["stages"]:
             part = self._path(version) / name
-            description = json.loads((part / PART).read_text())
-            commit, chain = codec.decode(Commit, description["commit"]), description["chain"]
-            own = {n: wanted[n] for n in description["tensors"] if n in wanted}
+            expected, commit, chain = self._description(version, part)
+            own = {n: wanted[n] for n in expected if n in wanted}
             if own:
-                self._read(version, part, own, description["tensors"])
+                self._read(version, part, own, expected)
                 missing -= set(own)
         if missing or commit is None:
             self._bad.add(version)
             raise IntegrityError(f"checkpoint {version} lacks {sorted(missing)[:3]}")
         state.refresh()
         return Loaded(masters_digest(state), commit, chain)
+
+    def _description(self, version: int, part: Path) -> tuple[dict[str, str], Commit, str]:
+        """Digests by tensor id, the last commit and the digest chain of a part."""
+        try:
+            description = json.loads((part / PART).read_text())
+            commit = codec.decode(Commit, description["commit"])
+            return dict(description["tensors"]), commit, str(description["chain"])
+        except (ValueError, KeyError, TypeError, MainstayError) as error:
+            self._bad.add(version)
+            raise IntegrityError(f"{part / PART} cannot be read: {error}") from error
 
     def _read(
         self, version: int, part: Path, own: dict[str, torch.Tensor], expected: dict[str, str]

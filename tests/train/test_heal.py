@@ -1,0 +1,175 @@
+import socket
+import threading
+
+import pytest
+import torch
+from tests.train.crew import ADDRESS
+
+from mainstay_core.frames import pack, pack_head
+from mainstay_train import workload
+from mainstay_train.aborts import HealFailed
+from mainstay_train.heal import HealClient, HealServer, masters_digest, read_frame
+
+SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
+WANTED = {"source": 4, "quorum": "q2-abc", "stage": 1, "version": 7}
+
+
+def make_state(seed=None, dtype="float32"):
+    """A stage's state; with a seed it has been trained a little."""
+    state = workload.load("", {**SMALL, "dtype": dtype}).build_stage(2, 1)
+    if seed is not None:
+        state.initialize(seed)
+        gradient = state.layout.allocate()
+        gradient.copy_(torch.randn(gradient.shape, generator=torch.Generator().manual_seed(seed)))
+        state.apply(state.layout.block_views(gradient), 1.0, 1e-3)
+    return state
+
+
+def same(a, b):
+    pairs = zip(a.flats(), b.flats(), strict=True)
+    return all(torch.equal(x.tensor, y.tensor) for x, y in pairs) and all(
+        torch.equal(x.compute, y.compute) for x, y in zip(a.blocks, b.blocks, strict=True)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_copy_equals_its_source_also_in_the_next_step(dtype):
+    source, joiner = make_state(1, dtype), make_state(None, dtype)
+    asked = []
+
+    def state_at(*request):
+        asked.append(request)
+        return source
+
+    server = HealServer(ADDRESS, state_at)
+    expected = masters_digest(source)
+    copied = HealClient(ADDRESS).copy(joiner, peer=server.address, expected=expected, **WANTED)
+    assert copied == expected
+    assert asked == [("q2-abc", 1, 7)]
+    assert same(source, joiner)
+    gradient = torch.ones(source.layout.size)
+    for state in (source, joiner):
+        state.apply(state.layout.block_views(gradient), 0.5, 1e-3)
+    assert same(source, joiner)
+
+
+def test_a_copy_waits_until_the_source_is_there():
+    source, joiner, ready = make_state(1), make_state(), threading.Event()
+
+    def state_at(*request):
+        del request
+        asked.set()
+        ready.wait()
+        return source
+
+    asked = threading.Event()
+    server = HealServer(ADDRESS, state_at)
+    copy = threading.Thread(
+        target=HealClient(ADDRESS).copy,
+        args=(joiner,),
+        kwargs={"peer": server.address, "expected": "", **WANTED},
+    )
+    copy.start()
+    asked.wait()
+    assert copy.is_alive()
+    ready.set()
+    copy.join()
+    assert same(source, joiner)
+
+
+def test_a_source_that_has_moved_on_refuses():
+    server = HealServer(ADDRESS, lambda *_: None)
+    with pytest.raises(HealFailed, match="q2-abc is over here") as failure:
+        HealClient(ADDRESS).copy(make_state(), peer=server.address, expected="", **WANTED)
+    assert failure.value.source == WANTED["source"]
+
+
+def test_another_state_than_the_quorum_expects_is_not_taken():
+    source = make_state(1)
+    server = HealServer(ADDRESS, lambda *_: source)
+    expected = masters_digest(make_state(2))
+    with pytest.raises(HealFailed, match=f"has digest {masters_digest(source)}, not {expected}"):
+        HealClient(ADDRESS).copy(make_state(), peer=server.address, expected=expected, **WANTED)
+
+
+def test_a_state_of_another_shape_is_not_taken():
+    other = workload.load("", {**SMALL, "dim": 32}).build_stage(2, 1)
+    server = HealServer(ADDRESS, lambda *_: other)
+    with pytest.raises(HealFailed, match="another shape"):
+        HealClient(ADDRESS).copy(make_state(), peer=server.address, expected="", **WANTED)
+
+
+class Relay:
+    """Stands between joiner and source; ``change`` may alter or end the bytes of the state."""
+
+    def __init__(self, server, change):
+        self._server, self._change = server, change
+        self._listener = socket.create_server((ADDRESS, 0))
+        self.address = f"{ADDRESS}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        joiner, _ = self._listener.accept()
+        request, _ = read_frame(joiner)
+        host, _, port = self._server.address.rpartition(":")
+        with joiner, socket.create_connection((host, int(port))) as source:
+            source.sendall(pack(request))
+            head, _ = read_frame(source)
+            body = bytearray(b"".join(iter(lambda: source.recv(1 << 16), b"")))
+            joiner.sendall(pack_head(head))
+            joiner.sendall(self._change(body))
+
+
+def flip(body):
+    body[len(body) // 2] ^= 0x10
+    return body
+
+
+@pytest.mark.parametrize("expected", ["", "from the source"])
+def test_a_single_wrong_bit_fails_the_copy(expected):
+    source = make_state(1)
+    relay = Relay(HealServer(ADDRESS, lambda *_: source), flip)
+    with pytest.raises(HealFailed, match="digest"):
+        HealClient(ADDRESS).copy(
+            make_state(),
+            peer=relay.address,
+            expected=masters_digest(source) if expected else "",
+            **WANTED,
+        )
+
+
+def test_a_source_that_dies_in_the_middle_fails_the_copy():
+    source = make_state(1)
+    relay = Relay(HealServer(ADDRESS, lambda *_: source), lambda body: body[:1000])
+    with pytest.raises(HealFailed, match="closed the connection"):
+        HealClient(ADDRESS).copy(make_state(), peer=relay.address, expected="", **WANTED)
+
+
+def test_nobody_listens_where_the_source_was():
+    with socket.create_server((ADDRESS, 0)) as gone:
+        address = f"{ADDRESS}:{gone.getsockname()[1]}"
+    with pytest.raises(HealFailed, match=address):
+        HealClient(ADDRESS).copy(make_state(), peer=address, expected="", **WANTED)
+
+
+def test_a_shutdown_from_another_thread_ends_a_copy_that_waits_and_later_ones():
+    asked, never = threading.Event(), threading.Event()
+
+    def state_at(*request):
+        del request
+        asked.set()
+        never.wait()
+
+    server, client = HealServer(ADDRESS, state_at), HealClient(ADDRESS)
+
+    def end():
+        asked.wait()
+        client.shutdown("the quorum ended")
+
+    helper = threading.Thread(target=end)
+    helper.start()
+    for _ in range(2):
+        with pytest.raises(HealFailed, match="the quorum ended"):
+            client.copy(make_state(), peer=server.address, expected="", **WANTED)
+    helper.join()
+    never.set()
