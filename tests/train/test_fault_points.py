@@ -1,8 +1,5 @@
 import os
 import socket
-import threading
-
-import pytest
 
 from mainstay_core.faults import FaultAction, FaultPoint
 from mainstay_core.frames import FrameParser, pack
@@ -48,17 +45,17 @@ def make_plan(fired=()):
 
 
 class Supervisor:
-    """The other end of the uplink: hears fault points, may tell the trainer to go on."""
+    """The other end of a forked trainer's uplink: hears fault points, may tell it to go on."""
 
-    def __init__(self, directory):
+    def __init__(self, crew, directory, faults, reached):
+        """Fork a trainer that reaches (plan, index, step, action) one after the other."""
         path = os.path.join(directory, "s")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(path)
             listener.listen()
-            self.uplink = Uplink(path, Status(), 3600.0, lambda _: None, lambda: None)
+            self.trainer = crew.fork(_trainer, path, faults, reached)
             self._line, _ = listener.accept()
         self._parser, self._frames = FrameParser(), []
-        self.uplink.start({"slot": 0})
 
     def hear(self):
         """The next fault point."""
@@ -73,54 +70,62 @@ class Supervisor:
         self._line.sendall(pack({"kind": "resume", "fault": fault}))
 
 
-@pytest.fixture
-def supervisor(tmp_path):
-    return Supervisor(tmp_path)
+def _trainer(pipe, path, faults, reached):
+    # In a process of its own: the end of the line is the end of the process.
+    uplink = Uplink(path, Status(), 3600.0, lambda _: None, lambda: None)
+    uplink.start({"slot": 0})
+    points = FaultPoints(faults, uplink)
+    for number, where in enumerate(reached):
+        points.reach(*where)
+        pipe.send(f"past {number}")
+    pipe.recv()
 
 
 def backward(micro_batch=0):
     return Action(Op.BACKWARD_INPUT, 1, 0, micro_batch)
 
 
-def test_a_fault_halts_its_rank_exactly_at_its_action_until_told(supervisor):
-    points = FaultPoints([KILL], supervisor.uplink)
+def test_a_fault_halts_its_rank_exactly_at_its_action_until_told(crew, tmp_path):
     plan = make_plan()
-    # Not its step, not its rank, not its action: nothing happens.
-    points.reach(plan, 1, 2, backward())
-    points.reach(plan, 0, 3, Action(Op.BACKWARD_INPUT, 0, 0, 0))
-    points.reach(plan, 2, 3, Action(Op.REDUCE, 1))
-    points.reach(plan, 1, 3, Action(Op.FORWARD, 1, 0, 0))
-    halted = threading.Thread(target=points.reach, args=(plan, 1, 3, backward()))
-    halted.start()
+    reached = [
+        (plan, 1, 2, backward()),  # another step
+        (plan, 0, 3, Action(Op.BACKWARD_INPUT, 0, 0, 0)),  # another rank
+        (plan, 2, 3, backward()),  # a follower of the stage
+        (plan, 1, 3, Action(Op.FORWARD, 1, 0, 0)),  # another action
+        (plan, 1, 3, backward(0)),  # here
+        (plan, 1, 3, backward(1)),  # it fires once
+    ]
+    supervisor = Supervisor(crew, tmp_path, [KILL], reached)
     heard = supervisor.hear()
     assert (heard["fault"], heard["action"], heard["step"]) == ("f1", "kill-trainer", 3)
     assert heard["rank"] == "r0.s1.i0"
-    assert halted.is_alive()
+    assert [supervisor.trainer.hear() for _ in range(4)] == [f"past {n}" for n in range(4)]
+    assert not supervisor.trainer.pipe.poll()
     supervisor.resume("f1")
-    halted.join()
-    points.reach(plan, 1, 3, backward(1))  # it fires once
+    assert [supervisor.trainer.hear() for _ in range(2)] == ["past 4", "past 5"]
 
 
-def test_a_fault_that_fired_does_not_fire_again(supervisor):
-    points = FaultPoints([KILL], supervisor.uplink)
-    points.reach(make_plan(fired=("f1",)), 1, 3, backward())
-    points.reach(make_plan(), 1, 3, backward())  # nor under a plan that has forgotten it
+def test_a_fault_that_fired_does_not_fire_again(crew, tmp_path):
+    reached = [
+        (make_plan(fired=("f1",)), 1, 3, backward()),
+        (make_plan(), 1, 3, backward()),  # nor under a plan that has forgotten it
+    ]
+    supervisor = Supervisor(crew, tmp_path, [KILL], reached)
+    assert [supervisor.trainer.hear() for _ in range(2)] == ["past 0", "past 1"]
 
 
-def test_delayed_and_slowing_faults_do_not_halt(supervisor):
+def test_delayed_and_slowing_faults_do_not_halt(crew, tmp_path):
     delayed = FaultPoint(
         id="f2", step=1, action=FaultAction.KILL_TRAINER, delay_ms=5, replica=0, stage=1
     )
     slow = FaultPoint(
         id="f3", step=1, action=FaultAction.SLOW, phase="VOTE", delay_ms=1, replica=0, stage=1
     )
-    points = FaultPoints([delayed, slow], supervisor.uplink)
-    points.reach(make_plan(), 1, 1, backward())  # without a phase: the step's first action
-    points.reach(make_plan(), 1, 1, Action(Op.VOTE, 1))
+    reached = [
+        (make_plan(), 1, 1, backward()),  # without a phase: the step's first action
+        (make_plan(), 1, 1, Action(Op.VOTE, 1)),
+    ]
+    supervisor = Supervisor(crew, tmp_path, [delayed, slow], reached)
     heard = [supervisor.hear(), supervisor.hear()]
     assert [(h["fault"], h["delay_ms"]) for h in heard] == [("f2", 5), ("f3", 1)]
-
-
-def test_a_fault_of_a_replica_does_not_meet_its_followers(supervisor):
-    points = FaultPoints([KILL], supervisor.uplink)
-    points.reach(make_plan(), 2, 3, backward())
+    assert [supervisor.trainer.hear() for _ in range(2)] == ["past 0", "past 1"]
