@@ -85,6 +85,7 @@ class Group:
         address: local address to bind data sockets to.
         backend: ``gloo`` or ``nccl``.
         timeout_s: back-stop of a single operation.
+        store_connect_s: how long reaching the store may take before the group fails.
     """
 
     def __init__(
@@ -97,10 +98,12 @@ class Group:
         address: str,
         backend: str,
         timeout_s: float,
+        store_connect_s: float = 10.0,
     ) -> None:
         self.name, self.rank, self.size = name, rank, size
         self._store_address, self._address = store, address
         self._backend, self._timeout = backend, timedelta(seconds=timeout_s)
+        self._store_connect_s = store_connect_s
         self._before: frozenset[_OpenSocket] | None = None
         self._own: frozenset[_OpenSocket] | None = None
         self._ended: str | None = None
@@ -118,8 +121,7 @@ class Group:
             with socket_lock:
                 self._before = _open_sockets()
         try:
-            host, _, port = self._store_address.rpartition(":")
-            store = TCPStore(host, int(port), None, False, self._timeout, wait_for_workers=False)
+            store = self._reach_store()
             # Shut while the store's connection was not there yet: nothing would end what follows.
             self._alive()
             self._group = self._create(PrefixStore(self.name, store))
@@ -131,6 +133,22 @@ class Group:
         if self.ended is not None:
             self._shut_all()
         self._alive()
+
+    def _reach_store(self) -> TCPStore:
+        """Connect to the rendezvous store.
+
+        The store's client keeps trying when it is refused, and nothing can end that
+        from outside; so a store that died is found by a plain connection first.
+        """
+        host, _, port = self._store_address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), self._store_connect_s).close()
+        except OSError as error:
+            raise GroupEnded(f"{self.name}: store {self._store_address}: {error}") from error
+        patience = timedelta(seconds=self._store_connect_s)
+        store = TCPStore(host, int(port), None, False, patience, wait_for_workers=False)
+        store.set_timeout(self._timeout)
+        return store
 
     def _create(self, store: PrefixStore) -> Any:
         if self._backend == "nccl":
