@@ -214,6 +214,8 @@ class SettleReport:
     heal_address: str = ""
     durable: int = 0
     """Newest complete durable version it has seen; 0 is the seed's initial state."""
+    pipeline: str = ""
+    """Name of the connected pipeline group that it keeps for its chain; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

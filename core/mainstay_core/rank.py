@@ -147,6 +147,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         settlement=outcome,
         step_plan=outcome.step,
         durable=max(r.durable for r in event.reports),
+        safe=0,
     )
     if mine is StateAction.STAY:
         return _begin(replace(settled, mark=None), tell)
@@ -206,6 +207,8 @@ def _begin(state: RankState, *prefix: Action) -> Transition:
 def _compute(state: RankState, *prefix: Action) -> Transition:
     """Begin (or go on with) the step at ``version``, or finish."""
     assert state.plan is not None
+    if state.version >= state.num_steps and must_adopt(state):
+        return _adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
     if state.version >= state.num_steps:
         done = replace(state, phase=Phase.FINISHED)
         return Transition(done, (*prefix, Finish(), WaitForPlan()), "the last step is applied")
@@ -253,9 +256,12 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     before = state.commit.data_total if state.commit else ""
     verdict = judge(state.plan, event.votes, state.clip_norm, before)
     rename: tuple[Action, ...] = ()
-    if verdict.checkpoint_safe is not None and verdict.checkpoint_safe > state.durable:
-        state = replace(state, durable=verdict.checkpoint_safe)
-        rename = (RenameCheckpoint(verdict.checkpoint_safe),) if state.index == 0 else ()
+    safe = verdict.checkpoint_safe
+    if safe is not None and safe > max(state.durable, state.safe):
+        state = replace(state, safe=safe)
+        if state.index == 0:
+            # The others may not count on it: this rank may die before it has renamed.
+            state, rename = replace(state, durable=safe), (RenameCheckpoint(safe),)
     if verdict.commit is None:
         return _refused(state, verdict, rename)
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
@@ -313,7 +319,8 @@ def _checkpoint(state: RankState) -> tuple[Action, ...]:
     assert state.commit is not None
     every = state.checkpoint_every_steps
     writer = state.plan.stage_members(state.member_stage)[0].index
-    if not every or state.index != writer or state.version - state.durable < every:
+    newest = max(state.durable, state.safe)
+    if not every or state.index != writer or state.version - newest < every:
         return ()
     return (WriteCheckpoint(state.version, state.commit, state.chain),)
 

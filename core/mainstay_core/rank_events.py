@@ -112,7 +112,7 @@ class WaitForPlan:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Drop all groups of the quorum (pipeline too): this rank is no member any more."""
+    """Drop all groups of the quorum, the chain's pipeline too: nobody may wait for this rank."""
 
 
 @dataclass(frozen=True, slots=True)

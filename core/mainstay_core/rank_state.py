@@ -69,6 +69,10 @@ class RankState:
     settled: int = -1
     attempt: int = 0
     durable: int = 0
+    """Newest version known to be complete on the disk."""
+    safe: int = 0
+    """Newest version of which this quorum has written every part: complete if its first member
+    lived to rename it."""
     settlement: Settlement | None = None
     step_plan: StepPlan | None = None
 
@@ -108,11 +112,14 @@ def saw_durable(state: RankState, version: int) -> RankState:
     return replace(state, durable=version)
 
 
-def interrupts(adopted: Plan | None, index: int, newest: Plan) -> Interrupt:
+def interrupts(
+    adopted: Plan | None, index: int, newest: Plan, *, connected: bool = True
+) -> Interrupt:
     """Return what a plan interrupts of a rank that has adopted ``adopted`` as member ``index``.
 
     A planned plan interrupts nobody. An unplanned one ends the quorum at once, but a chain
-    that it leaves intact goes on computing (protocol section 3).
+    that it leaves intact goes on computing (protocol section 3), if its pipeline is
+    ``connected``: otherwise a cell that never began may be among those waited for.
     """
     if adopted is None or newest.unplanned_id <= adopted.quorum.id:
         return Interrupt(quorum=False, pipeline=False)
@@ -124,7 +131,7 @@ def interrupts(adopted: Plan | None, index: int, newest: Plan) -> Interrupt:
         c.formed_in == chain.formed_in and newest.chain_identity(c) == identity
         for c in newest.chains
     )
-    return Interrupt(quorum=True, pipeline=not intact)
+    return Interrupt(quorum=True, pipeline=not (intact and connected))
 
 
 def must_adopt(state: RankState) -> bool:

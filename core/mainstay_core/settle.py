@@ -61,11 +61,14 @@ class Settlement:
     sources: tuple[tuple[int, ...], ...]
     """By member index: whom to heal from, best first; empty unless HEAL."""
     commit: Commit | None
-    """Certificate of step version - 1, for those that roll."""
+    """Of step version - 1, for those that roll or heal; None at version 0."""
     certified_in: str | None
     chain: str
     """Digest chain at ``version``; empty when everything is loaded."""
     step: StepPlan
+    pipelines: Mapping[int, str]
+    """Replica to the pipeline group that its chain goes on with. Empty: they connect a new one,
+    since some cell has lost it; its name must not have been used before."""
     patched: tuple[int, ...]
     """Types that some stage had lost and that are computed again."""
     reason: str
@@ -255,13 +258,20 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
         version=version,
         actions=actions,
         sources=tuple(_sources(plan, actions, i) for i in range(len(actions))),
-        commit=holder.commit if holder else None,
+        commit=next((r.commit for r in at_version if r.commit is not None), None),
         certified_in=holder.certified_in if holder else None,
         chain=at_version[0].chain if at_version else "",
         step=step,
+        pipelines={c.replica: _pipeline(c, ordered) for c in plan.chains},
         patched=patched,
         reason=_reason(version, origin, actions, patched),
     )
+
+
+def _pipeline(chain: Chain, reports: Sequence[SettleReport]) -> str:
+    """The group that all cells of a chain still have; one alone must not use it."""
+    names = {reports[i].pipeline for i in chain.cells}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _action(

@@ -1,0 +1,830 @@
+"""A small world around the rank's real state machine: only IO is simulated.
+
+Trainers run ``rank.step``; rooms, stage groups, pipelines, heals and the disk are
+a few dictionaries; a coordinator of the simplest kind masks, mates, joins and
+re-forms. Who moves next, who fails and what arrives late is drawn from one seed,
+so that a failure is repeated by its number.
+
+The bits of a state are a text: the hash of everything applied to it. A gradient's
+bits depend on stage, step, types and the state it was computed from, so that a
+type counted twice, a mixed version or a wrong mark ends in another text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from tests.core.plans import make_plan, slot_of
+
+from mainstay_core import rank
+from mainstay_core.ids import Incarnation, QuorumId
+from mainstay_core.messages import (
+    Commit,
+    FactKind,
+    Member,
+    Partial,
+    Plan,
+    SettleReport,
+    TypeStat,
+    Vote,
+)
+from mainstay_core.partials import grow
+from mainstay_core.rank import Phase
+from mainstay_core.rank_events import (
+    Action,
+    Applied,
+    Apply,
+    CastVote,
+    Compute,
+    ComputeBroken,
+    DropHeld,
+    Event,
+    Finish,
+    Leave,
+    PlanSeen,
+    QuorumLost,
+    Reduce,
+    Reduced,
+    RenameCheckpoint,
+    ReportsGathered,
+    Restore,
+    Restored,
+    RestoreFailed,
+    Settle,
+    Tell,
+    TodoDone,
+    VotesGathered,
+    WaitForPlan,
+    WriteCheckpoint,
+)
+from mainstay_core.settle import StateAction
+
+CORRUPT = "corrupt"
+
+
+@lru_cache(maxsize=100_000)
+def bits(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def initial_bits(stage: int) -> str:
+    return bits("initial", stage)
+
+
+def type_bits(stage: int, step: int, shard_type: int, params: str) -> str:
+    return bits("type", stage, step, shard_type, params)
+
+
+@lru_cache(maxsize=10_000)
+def true_bits(stage: int, version: int, num_types: int) -> str:
+    """State of a stage in a run without failures."""
+    params = initial_bits(stage)
+    for step in range(version):
+        gradient = bits(*(type_bits(stage, step, t, params) for t in range(num_types)))
+        params = bits("applied", params, gradient)
+    return params
+
+
+@dataclass(slots=True)
+class Room:
+    """One quorum's gather and its stage groups."""
+
+    size: int
+    posts: dict[str, dict[int, object]] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    dead: bool = False
+
+
+@dataclass(slots=True)
+class Pipe:
+    """A chain's pipeline group, one formation of it."""
+
+    cells: int
+    attached: set[int] = field(default_factory=set)
+    broken: bool = False
+    done: dict[int, int] = field(default_factory=dict)
+    """By stage: types completed in the round it is in."""
+    entered: dict[int, object] = field(default_factory=dict)
+    """By stage: the round it is in."""
+    left: dict[int, object] = field(default_factory=dict)
+    """By stage: the last round that it completed."""
+
+
+@dataclass(slots=True)
+class Trainer:
+    """One life of a trainer: the state machine and what its process holds."""
+
+    life: str
+    state: rank.RankState
+    pending: Action = field(default_factory=WaitForPlan)
+    alive: bool = True
+    stopped: bool = False
+    newest: Plan | None = None
+    """As its uplink knows it."""
+    adopted: Plan | None = None
+    index: int = -1
+    posted: bool = False
+    in_room: bool = False
+    pipe: str = ""
+    params: str = ""
+    partials: dict[Partial, tuple[str, ...]] = field(default_factory=dict)
+    reduced: str | None = None
+    checked: bool = True
+    safe: tuple[int, str] | None = None
+
+    @property
+    def quorum(self) -> str:
+        assert self.adopted is not None
+        return str(self.adopted.quorum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a run, and how many faults of each kind it gets."""
+
+    stages: int = 2
+    replicas: int = 2
+    shards_per_lane: int = 1
+    steps: int = 3
+    spares: int = 0
+    kills: int = 1
+    stops: int = 0
+    resets: int = 0
+    """Rooms that die although everybody lives; whole pipelines too."""
+    exclusions: int = 0
+    corruptions: int = 0
+    checkpoint_every: int = 0
+
+    @property
+    def num_types(self) -> int:
+        return self.replicas * self.shards_per_lane
+
+
+class World:
+    """Everything that happens in one run.
+
+    Args:
+        seed: draws everything.
+        shape: sizes and faults.
+    """
+
+    def __init__(self, seed: int, shape: Shape) -> None:
+        self.rng, self.shape = random.Random(seed), shape
+        self.trainers: dict[str, Trainer] = {}
+        self.rooms: dict[str, Room] = {}
+        self.pipes: dict[str, Pipe] = {}
+        self.parts: dict[tuple[int, str], dict[int, tuple[str, Commit, str]]] = {}
+        self.disk: dict[int, dict[int, tuple[str, Commit, str]]] = {}
+        self.commits: dict[int, Commit] = {}
+        self.plan: Plan | None = None
+        self.went_back = False
+        """Whether a stage lost all its copies: what the checkpoint lacks is done again."""
+        self.moves = 0
+        self.reached: set[tuple[Phase, type]] = set()
+        self.happened: set[str] = set()
+        self.budget = {
+            "kill": shape.kills,
+            "stop": shape.stops,
+            "reset": shape.resets,
+            "exclude": shape.exclusions,
+            "corrupt": shape.corruptions,
+        }
+        names = [f"{'abcd'[r]}{s}" for r in range(shape.replicas) for s in range(shape.stages)]
+        for name in [*names, *(f"spare{i}" for i in range(shape.spares))]:
+            self._bring_up(f"{name}.1")
+        self._publish(
+            {r: [f"{'abcd'[r]}{s}.1" for s in range(shape.stages)] for r in range(shape.replicas)}
+        )
+
+    # The run ----------------------------------------------------------------
+
+    def run(self, limit: int = 6000) -> None:
+        """Run until every member has finished; fails if that takes too long or nobody can move."""
+        calm, idle = 150 + self.rng.randrange(150), 0
+        while not self._finished():
+            self.moves += 1
+            assert self.moves < limit, f"no end in sight: {self.describe()}"
+            if self.moves < calm:
+                self._maybe_fault()
+            else:
+                self._heal_the_world()
+            moved = self._move()
+            decided = (self.rng.random() < 0.1 or not moved) and self._decide()
+            idle = 0 if moved or decided or self.moves < calm else idle + 1
+            assert idle < 50, f"nobody can move: {self.describe()}"
+        self._check_end()
+
+    def describe(self) -> str:
+        assert self.plan is not None
+        lines = [f"{self.plan.quorum} {[m.incarnation for m in self.plan.members]}"]
+        lines += [
+            f"{t.life} alive={t.alive} {t.state.phase} v{t.state.version} in "
+            f"{t.adopted.quorum if t.adopted else None} waits in {t.pending}"
+            for t in self.trainers.values()
+        ]
+        return "\n".join(lines)
+
+    def _finished(self) -> bool:
+        """Every stage has the last version, and nobody is about to have it by himself."""
+        assert self.plan is not None
+        done = [m.rank.stage for m in self.plan.members if self._has_finished(m)]
+        return set(done) == set(range(self.shape.stages)) and all(
+            self._has_finished(m)
+            or not (trainer := self.trainers[str(m.incarnation)]).alive
+            or self._is_parked(trainer)
+            or (m.joining and trainer.state.settled < self.plan.quorum.id)
+            for m in self.plan.members
+        )
+
+    def _has_finished(self, member: Member) -> bool:
+        trainer = self.trainers[str(member.incarnation)]
+        return trainer.alive and trainer.state.phase is Phase.FINISHED
+
+    def _check_end(self) -> None:
+        assert self.plan is not None
+        ends = set()
+        for member in filter(self._has_finished, self.plan.members):
+            trainer = self.trainers[str(member.incarnation)]
+            assert trainer.state.version == self.shape.steps
+            assert trainer.params == self._truth(member.rank.stage, self.shape.steps)
+            ends.add((trainer.state.chain, trainer.state.commit))
+        assert len(ends) == 1
+        assert self.commits[self.shape.steps - 1] in {commit for _, commit in ends}
+
+    def _truth(self, stage: int, version: int) -> str:
+        return true_bits(stage, version, self.shape.num_types)
+
+    def _bring_up(self, life: str) -> None:
+        state = rank.RankState(
+            slot=slot_of(life),
+            incarnation=Incarnation(life),
+            num_steps=self.shape.steps,
+            shards_per_lane=self.shape.shards_per_lane,
+            clip_norm=1.0,
+            heal_address=life,
+            checkpoint_every_steps=self.shape.checkpoint_every,
+            max_attempts=20,
+        )
+        self.trainers[life] = Trainer(life, rank.saw_durable(state, max(self.disk, default=0)))
+
+    # Faults -----------------------------------------------------------------
+
+    def _maybe_fault(self) -> None:
+        if self.rng.random() > 0.03:
+            return
+        kind = self.rng.choice([k for k, left in self.budget.items() if left] or ["none"])
+        able = [t for t in self.trainers.values() if t.alive]
+        if kind == "kill":
+            self._kill(self.rng.choice(able))
+        elif kind == "stop":
+            self.rng.choice(able).stopped = True
+        elif kind == "reset":
+            self._reset()
+        elif kind == "exclude":
+            assert self.plan is not None
+            self._replan(excluded={str(self.rng.choice(self.plan.members).incarnation)})
+        if kind not in ("none", "corrupt"):
+            self.budget[kind] -= 1
+            self.happened.add(kind)
+
+    def _kill(self, trainer: Trainer) -> None:
+        trainer.alive = False
+        if trainer.in_room:
+            self.rooms[trainer.quorum].dead = True
+        self._end_pipe(trainer)
+        if self.rng.random() < 0.5:
+            self._restart(trainer.life)
+
+    def _restart(self, life: str) -> None:
+        name, _, number = life.partition(".")
+        self._bring_up(f"{name}.{int(number) + 1}")
+
+    def _reset(self) -> None:
+        """A socket breaks and everybody lives."""
+        things: list[Room | Pipe] = [r for r in self.rooms.values() if not r.dead]
+        things += [p for p in self.pipes.values() if not p.broken]
+        if things:
+            thing = self.rng.choice(things)
+            if isinstance(thing, Room):
+                thing.dead = True
+            else:
+                thing.broken = True
+
+    def _heal_the_world(self) -> None:
+        """Faults stop: who was stopped goes on, who is dead comes back."""
+        newest = {t.life.partition(".")[0]: t for t in self.trainers.values()}
+        for trainer in newest.values():
+            trainer.stopped = False
+            if not trainer.alive:
+                self._restart(trainer.life)
+
+    # The coordinator --------------------------------------------------------
+
+    def _members(self) -> list[Trainer]:
+        assert self.plan is not None
+        return [self.trainers[str(m.incarnation)] for m in self.plan.members]
+
+    def _decide(self) -> bool:
+        """Mask, re-form or join, if that is due."""
+        assert self.plan is not None
+        if any(not t.alive or self._is_parked(t) for t in self._members()):
+            return self._replan(excluded=set())
+        stopped = {t.life for t in self._members() if t.stopped}
+        if stopped and self.rng.random() < 0.3:
+            return self._replan(excluded=stopped)
+        if all(
+            t.state.settled == self.plan.quorum.id and t.adopted == self.plan
+            for t in self._members()
+        ):
+            return self._join()
+        return False
+
+    def _is_parked(self, trainer: Trainer) -> bool:
+        """What the api makes of repeated reports: whom no plan reaches that he knows."""
+        assert self.plan is not None
+        if trainer.state.phase is not Phase.PARKED or trainer.adopted is None or trainer.stopped:
+            return False
+        theirs, ours = trainer.adopted.quorum, self.plan.quorum
+        return theirs == ours or self.plan.unplanned_id <= theirs.id < ours.id
+
+    def _spares(self) -> list[str]:
+        members = {t.life for t in self._members()}
+        return [
+            t.life
+            for t in self.trainers.values()
+            if t.alive and not t.stopped and t.life not in members and t.state.phase is Phase.IDLE
+        ]
+
+    def _replan(self, excluded: set[str]) -> bool:
+        assert self.plan is not None
+        living = {
+            str(m.incarnation): m.rank.stage
+            for m in self.plan.members
+            if self.trainers[str(m.incarnation)].alive and str(m.incarnation) not in excluded
+        }
+        spares, stages = self._spares(), range(self.shape.stages)
+        empty = [s for s in stages if s not in living.values()]
+        if len(empty) > len(spares):
+            return False
+        joining = dict(zip(spares, empty, strict=False))
+        seated = living | joining
+        chains = {
+            c.replica: [str(life) for _, life in self.plan.chain_identity(c)]
+            for c in self.plan.chains
+        }
+        chains = {r: lives for r, lives in chains.items() if set(lives) <= set(living)}
+        if not chains:
+            mates = [next(x for x, stage in seated.items() if stage == s) for s in stages]
+            chains = {self.rng.randrange(self.shape.replicas): mates}
+        self._publish(chains, seated, joining=list(joining))
+        return True
+
+    def _join(self) -> bool:
+        assert self.plan is not None
+        missing = [r for r in range(self.shape.replicas) if r not in self._chains()]
+        if not missing:
+            return False
+        chains = self._chains()
+        chained = {life for lives in chains.values() for life in lives}
+        seated = {str(m.incarnation): m.rank.stage for m in self.plan.members}
+        spares, joining, mates = self._spares(), [], []
+        for stage in range(self.shape.stages):
+            free = [x for x, s in seated.items() if s == stage and x not in chained]
+            if not free and spares:
+                free = [spares.pop(0)]
+                joining.append(free[0])
+            if not free:
+                return False
+            mates.append(free[0])
+        seated |= {life: stage for stage, life in enumerate(mates)}
+        self._publish({**chains, missing[0]: mates}, seated, joining=joining, planned=True)
+        return True
+
+    def _chains(self) -> dict[int, list[str]]:
+        assert self.plan is not None
+        return {
+            c.replica: [str(life) for _, life in self.plan.chain_identity(c)]
+            for c in self.plan.chains
+        }
+
+    def _publish(
+        self,
+        chains: Mapping[int, list[str]],
+        seated: Mapping[str, int] | None = None,
+        *,
+        joining: list[str] | None = None,
+        planned: bool = False,
+    ) -> None:
+        old = self.plan
+        number = old.quorum.id + 1 if old else 1
+        chained = {life for lives in chains.values() for life in lives}
+        formed: dict[int, QuorumId] = {}
+        since: dict[str, int] = {}
+        if old is not None:
+            since = {str(m.incarnation): m.since for m in old.members}
+            for chain in old.chains:
+                lives = [str(life) for _, life in old.chain_identity(chain)]
+                if chains.get(chain.replica) == lives:
+                    formed[chain.replica] = chain.formed_in
+        self.plan = make_plan(
+            chains,
+            followers=[(x, s) for x, s in (seated or {}).items() if x not in chained],
+            lanes=self.shape.replicas,
+            shards_per_lane=self.shape.shards_per_lane,
+            quorum=number,
+            nonce=f"n{self.rng.randrange(10**6)}",
+            planned=planned,
+            unplanned=old.unplanned_id if planned and old else number,
+            since=since,
+            joining=joining or [],
+            formed=formed,
+        )
+        self.happened.add("join" if planned else "mask" if old else "start")
+
+    # Moves ------------------------------------------------------------------
+
+    def _move(self) -> bool:
+        """Let one random trainer that can move do so; or a plan arrive."""
+        running = [t for t in self.trainers.values() if t.alive and not t.stopped]
+        for trainer in self.rng.sample(running, len(running)):
+            if self._deliver(trainer) or self._advance(trainer):
+                return True
+        return False
+
+    def _deliver(self, trainer: Trainer) -> bool:
+        assert self.plan is not None
+        if trainer.newest is self.plan or self.rng.random() < 0.7:
+            return False
+        trainer.newest = self.plan
+        self._interrupt(trainer)
+        return True
+
+    def _interrupt(self, trainer: Trainer) -> None:
+        if trainer.newest is None:
+            return
+        ends = rank.interrupts(
+            trainer.adopted, trainer.index, trainer.newest, connected=self._is_connected(trainer)
+        )
+        if ends.quorum:
+            self._leave_room(trainer)
+        if ends.pipeline:
+            self._end_pipe(trainer)
+
+    def _is_connected(self, trainer: Trainer) -> bool:
+        pipe = self.pipes.get(trainer.pipe)
+        return pipe is not None and len(pipe.attached) == pipe.cells
+
+    def _leave_room(self, trainer: Trainer) -> None:
+        if trainer.in_room:
+            self.rooms[trainer.quorum].left.add(trainer.index)
+            trainer.in_room = False
+
+    def _end_pipe(self, trainer: Trainer) -> None:
+        if trainer.pipe:
+            self.pipes[trainer.pipe].broken = True
+            trainer.pipe = ""
+
+    def _advance(self, trainer: Trainer) -> bool:
+        event = self._wait(trainer)
+        if event is None:
+            return False
+        if event is _HALF:
+            return True
+        assert not isinstance(event, _Half)
+        if trainer.newest is not None:
+            trainer.state = rank.saw_plan(trainer.state, trainer.newest)
+        self.reached.add((trainer.state.phase, type(event)))
+        transition = rank.step(trainer.state, event)
+        trainer.state = transition.state
+        for action in transition.actions[:-1]:
+            self._perform(trainer, action)
+        trainer.pending, trainer.posted = transition.actions[-1], False
+        return True
+
+    def _wait(self, trainer: Trainer) -> Event | _Half | None:
+        handler = _BLOCKING[type(trainer.pending)]
+        return handler(self, trainer, trainer.pending)
+
+    def _perform(self, trainer: Trainer, action: Action) -> None:
+        match action:
+            case Leave():
+                self._leave_room(trainer)
+                self._end_pipe(trainer)
+            case DropHeld():
+                trainer.partials.clear()
+                trainer.reduced = None
+            case WriteCheckpoint():
+                assert trainer.adopted is not None
+                key = (action.version, trainer.adopted.quorum.nonce)
+                part = (trainer.params, action.commit, action.chain)
+                self.parts.setdefault(key, {})[trainer.state.member_stage] = part
+                trainer.safe = key
+            case RenameCheckpoint():
+                self._rename(trainer, action.version)
+            case Tell():
+                assert action.kind is not FactKind.FAILED, f"{trainer.life}: {action.evidence}"
+            case Finish():
+                pass
+            case _:
+                raise AssertionError(f"{action} is not the last of its transition")
+
+    def _rename(self, trainer: Trainer, version: int) -> None:
+        assert trainer.adopted is not None
+        parts = self.parts[version, trainer.adopted.quorum.nonce]
+        assert set(parts) == set(range(self.shape.stages))
+        for stage, (params, _, _) in parts.items():
+            assert params == self._truth(stage, version)
+        self.disk.setdefault(version, dict(parts))
+        self.happened.add("checkpoint")
+
+    def _wait_for_plan(self, trainer: Trainer, action: Action) -> Event | None:
+        del action
+        known = trainer.state.newest.quorum.id if trainer.state.newest else -1
+        newer = trainer.newest is not None and trainer.newest.quorum.id > known
+        return PlanSeen() if newer else None
+
+    def _settle(self, trainer: Trainer, action: Settle) -> Event | _Half | None:
+        if not trainer.posted:
+            self._leave_room(trainer)
+            trainer.adopted, trainer.index = action.plan, action.report.index
+            trainer.in_room, trainer.safe = True, None
+            self.rooms.setdefault(trainer.quorum, Room(len(action.plan.members)))
+            chain = action.plan.chain_of(trainer.index)
+            if chain is None or not self._same_chain(trainer, action.plan):
+                self._end_pipe(trainer)
+            self._interrupt(trainer)
+            report = replace(action.report, pipeline=trainer.pipe)
+            return self._post(trainer, "settle", report)
+        reports = self._gathered(trainer, "settle")
+        if isinstance(reports, QuorumLost) or reports is None:
+            return reports
+        gathered = tuple(r for r in reports if isinstance(r, SettleReport))
+        self._check_settle(action.plan, gathered)
+        return ReportsGathered(gathered)
+
+    def _same_chain(self, trainer: Trainer, plan: Plan) -> bool:
+        """Whether the pipeline, if there is one, was formed by the same cells."""
+        chain = plan.chain_of(trainer.index)
+        return chain is not None and trainer.pipe.endswith(_identity(plan, trainer.index))
+
+    def _check_settle(self, plan: Plan, reports: tuple[SettleReport, ...]) -> None:
+        """I3: where every stage keeps somebody who stayed, nobody of these goes back."""
+        stayed = [r for r in reports if r.settled >= plan.members[r.index].since]
+        valid = {plan.members[r.index].rank.stage for r in stayed if r.valid}
+        outcome = rank.settle(plan, self.shape.shards_per_lane, reports)
+        if StateAction.LOAD in outcome.actions and outcome.version <= max(self.commits, default=-1):
+            self.went_back = True
+        if len(valid) == self.shape.stages and not self.went_back:
+            assert outcome.version >= max(r.version for r in stayed), f"I3: {outcome.reason}"
+            for report in stayed:
+                if report.valid:
+                    kept = (StateAction.STAY, StateAction.ROLL)
+                    assert outcome.actions[report.index] in kept, outcome.reason
+        self.happened |= {str(a) for a in outcome.actions}
+
+    def _post(self, trainer: Trainer, key: str, body: object) -> _Half:
+        room = self.rooms[trainer.quorum]
+        if trainer.in_room and not room.dead:
+            posts = room.posts.setdefault(key, {})
+            assert trainer.index not in posts, "I4: posted twice"
+            posts[trainer.index] = body
+        trainer.posted = True
+        return _HALF
+
+    def _gathered(
+        self, trainer: Trainer, key: str, members: list[int] | None = None
+    ) -> list[object] | QuorumLost | None:
+        """All bodies; or the loss, which some see although all others have everything."""
+        room = self.rooms[trainer.quorum]
+        posts = room.posts.get(key, {})
+        needed = list(range(room.size)) if members is None else members
+        lost = room.dead or not trainer.in_room
+        lost = lost or any(i in room.left and i not in posts for i in needed)
+        if all(i in posts for i in needed) and not (lost and self.rng.random() < 0.5):
+            return [posts[i] for i in needed]
+        if not lost:
+            return None
+        trainer.in_room = False
+        return QuorumLost("the room is dead")
+
+    def _restore(self, trainer: Trainer, action: Restore) -> Event | None:
+        stage = trainer.state.member_stage
+        if action.action is StateAction.LOAD:
+            return self._load(trainer, stage, action.version)
+        if self.rooms[trainer.quorum].dead or not trainer.in_room:
+            return RestoreFailed("the quorum has ended")
+        for life in (self.trainers[self._life(trainer, i)] for i in action.sources):
+            if not life.alive or life.adopted is not trainer.adopted:
+                continue
+            ready = life.state.settled == life.state.plan.quorum.id if life.state.plan else False
+            if not ready:
+                return None
+            assert life.state.version == action.version, "the source went on without its joiner"
+            assert not action.expected or action.expected == life.params
+            trainer.params = life.params
+            return Restored(life.params)
+        return RestoreFailed("no source is left")
+
+    def _life(self, trainer: Trainer, index: int) -> str:
+        assert trainer.adopted is not None
+        return str(trainer.adopted.members[index].incarnation)
+
+    def _load(self, trainer: Trainer, stage: int, version: int) -> Event:
+        if version == 0:
+            trainer.params = initial_bits(stage)
+            return Restored(trainer.params, None, "")
+        if version not in self.disk:
+            trainer.state = rank.saw_durable(trainer.state, max(self.disk, default=0))
+            return RestoreFailed("there is no such checkpoint")
+        trainer.params, commit, chain = self.disk[version][stage]
+        return Restored(trainer.params, commit, chain)
+
+    def _compute(self, trainer: Trainer, action: Compute) -> Event | _Half | None:
+        if not action.types:
+            return TodoDone(tuple(sorted(trainer.partials)))
+        if self.shape.stages == 1:
+            return self._compute_alone(trainer, action)
+        assert trainer.adopted is not None
+        stage, plan = trainer.state.member_stage, trainer.adopted
+        pipe = self._attach(trainer, stage)
+        this_round = (str(plan.quorum), trainer.state.version, action.types)
+        if not trainer.posted:
+            trainer.posted = True
+            pipe.entered[stage], pipe.done[stage] = this_round, 0
+            others = {s: r for s, r in pipe.entered.items() if r != this_round}
+            clean = all(pipe.left.get(s) == r for s, r in others.items())
+            assert clean or pipe.broken, f"traffic of two rounds meets in {trainer.pipe}"
+            return _HALF
+        done = pipe.done.get(stage, 0)
+        if done == len(action.types):
+            pipe.left[stage] = this_round
+            return TodoDone(tuple(sorted(trainer.partials)))
+        last = self.shape.stages - 1
+        able = (
+            all(pipe.entered.get(s) == this_round for s in range(last))
+            if stage == last
+            else pipe.entered.get(stage + 1) == this_round and pipe.done[stage + 1] > done
+        )
+        if pipe.broken and not (able and self.rng.random() < 0.5):
+            self._end_pipe(trainer)
+            return ComputeBroken(tuple(sorted(trainer.partials)), "the chain broke")
+        if not able:
+            return None
+        self._complete(trainer, stage, action.types[done])
+        pipe.done[stage] += 1
+        return _HALF
+
+    def _attach(self, trainer: Trainer, stage: int) -> Pipe:
+        """The pipeline that the settle agreed on: a live one, or one named by the quorum."""
+        if trainer.posted:
+            return self.pipes[trainer.pipe] if trainer.pipe else Pipe(0, broken=True)
+        state, plan = trainer.state, trainer.adopted
+        assert plan is not None
+        assert state.settlement is not None
+        chain = plan.chain_of(trainer.index)
+        assert chain is not None
+        agreed = state.settlement.pipelines[chain.replica]
+        name = agreed or f"{plan.quorum}{_identity(plan, trainer.index)}"
+        if trainer.newest is not None:
+            connected = trainer.pipe == name and self._is_connected(trainer)
+            ends = rank.interrupts(plan, trainer.index, trainer.newest, connected=connected)
+            if ends.pipeline:
+                self._end_pipe(trainer)
+                return Pipe(0, broken=True)
+        if trainer.pipe != name:
+            assert not agreed or trainer.pipe == agreed
+            self._end_pipe(trainer)
+            pipe = self.pipes.setdefault(name, Pipe(self.shape.stages))
+            assert stage not in pipe.attached, f"{name} is formed twice: its keys are stale"
+            pipe.attached.add(stage)
+            trainer.pipe = name
+            self._interrupt(trainer)
+        return self.pipes[name]
+
+    def _compute_alone(self, trainer: Trainer, action: Compute) -> Event | _Half:
+        held = {t for p in trainer.partials for t in range(p.first, p.last + 1)}
+        todo = [t for t in action.types if t not in held]
+        if not todo:
+            return TodoDone(tuple(sorted(trainer.partials)))
+        self._complete(trainer, 0, todo[0])
+        return _HALF
+
+    def _complete(self, trainer: Trainer, stage: int, shard_type: int) -> None:
+        grown = grow(trainer.partials, shard_type, self.shape.shards_per_lane)
+        value = (type_bits(stage, trainer.state.version, shard_type, trainer.params),)
+        if grown.first < grown.last:
+            run = Partial(lane=grown.lane, first=grown.first, last=shard_type - 1)
+            value = trainer.partials.pop(run) + value
+        trainer.partials[grown] = value
+
+    def _reduce(self, trainer: Trainer, action: Reduce) -> Event | _Half | None:
+        assert trainer.adopted is not None
+        stage = trainer.state.member_stage
+        key = f"reduce/{stage}/{trainer.state.version}/{action.attempt}"
+        if not trainer.posted:
+            own = [s for s in action.table if s.index == trainer.index]
+            return self._post(
+                trainer, key, (action.table, {s.partial: trainer.partials[s.partial] for s in own})
+            )
+        members = [m.index for m in trainer.adopted.stage_members(stage)]
+        gathered = self._gathered(trainer, key, members)
+        if isinstance(gathered, QuorumLost):
+            self.rooms[trainer.quorum].dead = True
+        if isinstance(gathered, QuorumLost) or gathered is None:
+            return gathered
+        rows: dict[Partial, tuple[str, ...]] = {}
+        for table, sent in gathered:  # type: ignore[misc]
+            assert table == action.table, "I2: one table"
+            for partial, value in sent.items():
+                assert partial not in rows, "I2: sent twice"
+                rows[partial] = value
+        trainer.reduced = bits(*(v for s in action.table for v in rows[s.partial]))
+        trainer.checked = True
+        if self.budget["corrupt"] and self.rng.random() < 0.1:
+            self.budget["corrupt"] -= 1
+            self.happened.add("corrupt")
+            trainer.reduced, trainer.checked = CORRUPT, False
+        return Reduced()
+
+    def _vote(self, trainer: Trainer, action: CastVote) -> Event | _Half | None:
+        key = f"vote/{action.step}/{action.attempt}"
+        if not trainer.posted:
+            return self._post(trainer, key, self._make_vote(trainer, action))
+        votes = self._gathered(trainer, key)
+        if isinstance(votes, QuorumLost) or votes is None:
+            return votes
+        return VotesGathered(tuple(v for v in votes if isinstance(v, Vote)))
+
+    def _make_vote(self, trainer: Trainer, action: CastVote) -> Vote:
+        state, stage = trainer.state, trainer.state.member_stage
+        assert state.step_plan is not None
+        assert state.plan is not None
+        newest = trainer.newest or state.plan
+        own = [
+            t
+            for s in state.step_plan.table[stage]
+            if s.index == trainer.index
+            for t in range(s.partial.first, s.partial.last + 1)
+        ]
+        last = self.shape.stages - 1
+        safe = trainer.safe
+        return Vote(
+            step=action.step,
+            attempt=action.attempt,
+            ok=trainer.checked,
+            problem="" if trainer.checked else "its own check failed",
+            norms_sq=(2.0 + stage,),
+            gradient=bits("gradient", trainer.reduced) if trainer.checked else CORRUPT,
+            state=state.digest,
+            stats=tuple(
+                TypeStat(
+                    type=t,
+                    loss_sum=t + 0.5 if stage == last else None,
+                    tokens=4 if stage == last else None,
+                    data=bits("data", action.step, t) if stage == 0 else None,
+                )
+                for t in own
+            ),
+            newest_plan=newest.quorum.id,
+            newest_nonce=newest.quorum.nonce,
+            checkpoint_safe=safe[0] if safe and safe[1] == state.plan.quorum.nonce else None,
+        )
+
+    def _apply(self, trainer: Trainer, action: Apply) -> Event:
+        state, stage = trainer.state, trainer.state.member_stage
+        step = state.version
+        assert action.commit.step == step
+        known = self.commits.setdefault(step, action.commit)
+        assert known == action.commit, f"I1: two outcomes of step {step}: {known} {action.commit}"
+        assert trainer.reduced is not None, "the mark is gone"
+        trainer.params = bits("applied", trainer.params, trainer.reduced)
+        assert trainer.params == self._truth(stage, step + 1), f"I6: step {step} of stage {stage}"
+        return Applied(trainer.params, action.commit)
+
+
+class _Half:
+    """A move that ends in no event yet: something was posted or completed."""
+
+
+_HALF = _Half()
+
+
+def _identity(plan: Plan, index: int) -> str:
+    chain = plan.chain_of(index)
+    assert chain is not None
+    return f"/{[life for _, life in plan.chain_identity(chain)]}"
+
+
+_BLOCKING: dict[type, Callable[..., Event | _Half | None]] = {
+    WaitForPlan: World._wait_for_plan,
+    Settle: World._settle,
+    Restore: World._restore,
+    Compute: World._compute,
+    Reduce: World._reduce,
+    CastVote: World._vote,
+    Apply: World._apply,
+}
