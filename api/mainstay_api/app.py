@@ -15,6 +15,7 @@ from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
 from mainstay_api.store import Store
 from mainstay_api.streams import Streams
+from mainstay_api.tasks import end_tasks
 from mainstay_api.ticker import Ticker
 
 DESCRIPTION = """Orders facts about training jobs, commits plans and answers people.
@@ -36,9 +37,9 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
         try:
             yield
         finally:
-            ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
+            await end_tasks(ticking)
             await streams.aclose()
+            await service.aclose()
             await store.aclose()
 
     app = FastAPI(title="Mainstay", version="1", description=DESCRIPTION, lifespan=live)

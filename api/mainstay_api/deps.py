@@ -1,4 +1,8 @@
-"""What a route gets handed: the parts of its app, and whether the caller may."""
+"""What a route gets handed: the parts of its app, and whether the caller may.
+
+All asynchronous, though they wait for nothing: the framework would send plain
+functions to a thread and back, at every request.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +19,31 @@ from mainstay_api.streams import Streams
 from mainstay_core.ids import JobUid
 
 
-def get_service(request: Request) -> JobService:
+async def get_service(request: Request) -> JobService:
     """Return the app's service."""
     service: JobService = request.app.state.service
     return service
 
 
-def get_streams(request: Request) -> Streams:
+async def get_streams(request: Request) -> Streams:
     """Return the app's streams."""
     streams: Streams = request.app.state.streams
     return streams
 
 
-def get_metrics(request: Request) -> Metrics:
+async def get_metrics(request: Request) -> Metrics:
     """Return the app's metrics."""
     metrics: Metrics = request.app.state.metrics
     return metrics
 
 
-def require_admin(request: Request) -> None:
+async def require_admin(request: Request) -> None:
     """Let people and the process provider in."""
     settings: Settings = request.app.state.settings
     _require(request, "MAINSTAY_ADMIN_TOKEN", settings.admin_token)
 
 
-def require_agent(request: Request) -> None:
+async def require_agent(request: Request) -> None:
     """Let supervisors in; whoever may do everything may do this as well."""
     settings: Settings = request.app.state.settings
     _require(request, "MAINSTAY_AGENT_TOKEN", settings.agent_token, settings.admin_token)

@@ -145,6 +145,10 @@ class JobService:
         except MainstayError as error:
             logger.warning("the time of %s is not recorded: %s", event.quorum, error)
 
+    async def aclose(self) -> None:
+        """Wait for the records that are still being written."""
+        await asyncio.gather(*self._background, return_exceptions=True)
+
     def _tell(self, uid: JobUid, outcome: Transition) -> None:
         recoveries = [a.recovery for a in outcome.actions if isinstance(a, RecordRecovery)]
         self._metrics.count_recoveries(uid, recoveries)

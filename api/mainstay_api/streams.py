@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from mainstay_api.store import Store, StoreUnavailableError, StreamItem
+from mainstay_api.tasks import end_tasks
 from mainstay_core.ids import JobUid
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Streams:
         self._keep_alive_s = keep_alive_s
         self._listeners: dict[JobUid, set[asyncio.Queue[StreamItem | None]]] = {}
         self._readers: dict[JobUid, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
 
     async def listen(self, uid: JobUid, last_id: str | None) -> AsyncIterator[str]:
@@ -71,10 +73,8 @@ class Streams:
     async def aclose(self) -> None:
         """Stop reading."""
         self.close()
-        readers = list(self._readers.values())
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+        await end_tasks(*self._readers.values())
+        await asyncio.gather(*self._leaving, return_exceptions=True)
 
     async def _missed(
         self, uid: JobUid, last_id: str | None, cursor: str
@@ -94,7 +94,8 @@ class Streams:
     ) -> AsyncIterator[str]:
         while not self._closed.is_set():
             try:
-                item = await asyncio.wait_for(queue.get(), self._keep_alive_s)
+                async with asyncio.timeout(self._keep_alive_s):
+                    item = await queue.get()
             except TimeoutError:
                 yield ": alive\n\n"
                 continue
@@ -129,7 +130,10 @@ class Streams:
             self._listeners.pop(uid, None)
             reader = self._readers.pop(uid, None)
             if reader is not None:
-                reader.cancel()
+                # Not awaited here: the listener may itself be in the middle of its end.
+                ending = asyncio.create_task(end_tasks(reader))
+                self._leaving.add(ending)
+                ending.add_done_callback(self._leaving.discard)
 
 
 def _put(queue: asyncio.Queue[StreamItem | None], item: StreamItem) -> None:

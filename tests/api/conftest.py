@@ -1,14 +1,40 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import json
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+import uvicorn
+
+from mainstay_api.__main__ import Server
+from mainstay_api.app import create_app
+from mainstay_api.settings import Settings
+from mainstay_api.store import RedisStore
+
+TOKEN = "admin-token"
+AGENT_TOKEN = "agent-token"
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "mainstay.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "demo"},
+    "spec": {
+        "training": {"steps": 60, "seed": 1, "lanes": 2, "shardsPerLane": 2},
+        "parallelism": {"stages": 2},
+        "workload": {"entrypoint": "package.module:workload", "config": {}},
+    },
+}
 
 
 def find_redis() -> str:
@@ -20,30 +46,311 @@ def find_redis() -> str:
     return str(found)
 
 
-@pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real redis-server on a Unix socket of its own."""
-    directory = tmp_path_factory.mktemp("redis")
-    path = directory / "r.sock"
-    command = [find_redis(), "--port", "0", "--unixsocket", str(path), "--dir", str(directory)]
-    server = subprocess.Popen(
-        [*command, "--save", "", "--appendonly", "yes"], stdout=subprocess.DEVNULL
-    )
-    try:
-        while not _answers(path):
-            assert server.poll() is None, "redis-server ended at once"
+class Redis:
+    """A real redis-server on a Unix socket, that can be ended and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / "r.sock"
+        self.url = f"unix://{self.path}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [find_redis(), "--port", "0", "--unixsocket", str(self.path)]
+        command += ["--dir", str(self.directory), "--save", ""]
+        command += ["--appendonly", "yes", "--appendfsync", "always"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while not self._answers():
+            assert self._process.poll() is None, "redis-server ended at once"
             time.sleep(0.01)
-        yield f"unix://{path}"
-    finally:
-        server.terminate()
-        server.wait()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as connection:
+            try:
+                connection.connect(str(self.path))
+            except OSError:
+                return False
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
 
 
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(str(path))
-        except OSError:
-            return False
-        connection.sendall(b"PING\r\n")
-        return connection.recv(16).startswith(b"+PONG")
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    redis = Redis(tmp_path_factory.mktemp("redis"))
+    redis.start()
+    yield redis
+    redis.stop()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Redis]:
+    """For tests that end it."""
+    redis = Redis(tmp_path)
+    redis.start()
+    yield redis
+    redis.stop()
+
+
+class Api:
+    """An api on a port of its own, in a thread, and a client of it."""
+
+    def __init__(self, redis_url: str, **settings: Any) -> None:
+        self.settings = Settings(
+            redis_url=redis_url, admin_token=TOKEN, agent_token=AGENT_TOKEN, **settings
+        )
+        self.app = create_app(self.settings, RedisStore(redis_url))
+        config = uvicorn.Config(
+            self.app, log_config=None, ws="none", timeout_graceful_shutdown=1, lifespan="on"
+        )
+        self._server = Server(config, self.app.state.streams)
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.client = self.new_client(TOKEN)
+        while not self._server.started:
+            assert self._thread.is_alive(), "the api ended at once"
+            time.sleep(0.005)
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._listener]))
+
+    def new_client(self, token: str) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=30)
+
+    def stop(self) -> None:
+        self._server.handle_exit(15, None)
+        self._thread.join()
+        self.client.close()
+
+    def post(self, path: str, body: Any = None, *, status: int = 200) -> Any:
+        reply = self.client.post(path, json=body)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    def get(self, path: str, *, status: int = 200) -> Any:
+        reply = self.client.get(path)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+
+class Job:
+    """A job at an api, seen by its supervisors."""
+
+    def __init__(self, api: Api, manifest: dict[str, Any] | None = None, **fields: Any) -> None:
+        self.api = api
+        body = {"manifest": manifest or MANIFEST, **fields}
+        self.uid = api.post("/v1/jobs", body, status=201)["uid"]
+        self.path = f"/v1/jobs/{self.uid}"
+        self._lives = itertools.count()
+
+    def agent(self, path: str, body: Any, *, status: int = 200) -> Any:
+        return self.api.post(f"{self.path}/agent/{path}", body, status=status)
+
+    def register(self, pod: str, **fields: Any) -> Any:
+        body = {
+            "pod": pod,
+            "name": pod,
+            "address": "127.0.0.1",
+            "gather": f"{pod}:1",
+            "store": f"{pod}:2",
+            "num_slots": 1,
+            "pid": 1,
+            **fields,
+        }
+        return self.agent("pods", body)
+
+    def up(self, pod: str) -> str:
+        life = f"life{next(self._lives)}"
+        self.fact("trainer-up", pod, life, fingerprint={"torch": "2"})
+        return life
+
+    def fact(self, kind: str, pod: str, life: str, *, status: int = 200, **fields: Any) -> Any:
+        fact = {
+            "kind": kind,
+            "pod": pod,
+            "slot": 0,
+            "incarnation": life,
+            "observed_at_s": time.time(),
+            **fields,
+        }
+        return self.agent("facts", {"facts": [fact]}, status=status)
+
+    def start(self, num_pods: int = 4) -> dict[str, Any]:
+        for i in range(num_pods):
+            self.register(f"pod-{i}")
+            self.up(f"pod-{i}")
+        self.settle()
+        return self.plan()
+
+    def plan(self) -> dict[str, Any]:
+        return dict(self.api.get(f"{self.path}/plan")["plan"])
+
+    def settle(self, step: int = 0) -> None:
+        plan = self.plan()
+        facts = [
+            {
+                "kind": kind,
+                "pod": m["slot"]["pod"],
+                "slot": 0,
+                "incarnation": m["incarnation"],
+                "quorum": plan["quorum"],
+                "step": step,
+                "observed_at_s": time.time(),
+            }
+            for kind in ("adopted", "settled")
+            for m in plan["members"]
+        ]
+        self.agent("facts", {"facts": facts})
+
+    def kill(self, index: int) -> dict[str, Any]:
+        """The trainer of a member ends for good; return the member."""
+        member = dict(self.plan()["members"][index])
+        self.fact("trainer-down", member["slot"]["pod"], member["incarnation"], evidence="killed")
+        return member
+
+    def entry(self, step: int, stage: int, **fields: Any) -> dict[str, Any]:
+        return {
+            "step": step,
+            "stage": stage,
+            "quorum": self.plan()["quorum"],
+            "gradient": "0" * 32,
+            "masters": f"{step * 16 + stage:032x}",
+            "data": "0" * 32,
+            "loss": 3.0 - step / 10,
+            "norm": 1.0,
+            "tokens": 128,
+            "step_s": 0.1 + step / 1000,
+            "replicas": 2,
+            "committed_at_s": time.time(),
+            **fields,
+        }
+
+    def commit(self, step: int) -> None:
+        self.agent("ledger", {"entries": [self.entry(step, 0), self.entry(step, 1)]})
+
+    def finish(self) -> None:
+        plan = self.plan()
+        for m in plan["members"]:
+            final = {
+                "stage": m["rank"]["stage"],
+                "version": 60,
+                "params": f"{1:032x}",
+                "masters": f"{2:032x}",
+                "optimizer": f"{3:032x}",
+                "data": f"{4:032x}",
+            }
+            self.fact("finished", m["slot"]["pod"], m["incarnation"], final=final)
+
+    def beat(self, pod: str, *, status: int = 200) -> Any:
+        line = {"index": 0, "pid": 42, "phase": "computing", "step": 7}
+        return self.agent("heartbeats", {"pod": pod, "slots": [line]}, status=status)
+
+
+class Listener:
+    """A supervisor's end of the stream; every event is ``(id, kind, data)``."""
+
+    def __init__(self, job: Job, last_id: str | None = None) -> None:
+        self.events: list[tuple[str, str, Any]] = []
+        self.comments = 0
+        self.ended = threading.Event()
+        self._changed = threading.Condition()
+        self._client = job.api.new_client(AGENT_TOKEN)
+        self._headers = {"Last-Event-ID": last_id} if last_id else {}
+        self._path = f"{job.path}/agent/stream"
+        self._opened = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        self._opened.wait()
+
+    def _read(self) -> None:
+        with contextlib.suppress(httpx.TransportError, httpx.StreamError):
+            self._follow()
+        self._opened.set()
+        with self._changed:
+            self.ended.set()
+            self._changed.notify_all()
+
+    def _follow(self) -> None:
+        event = {"id": "", "event": "", "data": ""}
+        with self._client.stream(
+            "GET", self._path, headers=self._headers, timeout=None
+        ) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            self._opened.set()
+            for line in response.iter_lines():
+                if line.startswith(":"):
+                    with self._changed:
+                        self.comments += 1
+                        self._changed.notify_all()
+                elif line:
+                    name, _, value = line.partition(": ")
+                    event[name] = value
+                elif event["data"]:
+                    with self._changed:
+                        data = json.loads(event["data"])
+                        self.events.append((event["id"], event["event"], data))
+                        self._changed.notify_all()
+                    event = {"id": "", "event": "", "data": ""}
+
+    def wait(self, enough: Callable[[Listener], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: enough(self), timeout=60)
+
+    def plans(self) -> list[int]:
+        return [data["quorum"]["id"] for _, kind, data in self.events if kind == "plan"]
+
+    def kinds(self) -> list[str]:
+        return [kind for _, kind, _ in self.events]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.fixture
+def new_api(shared_redis: Redis) -> Iterator[Callable[..., Api]]:
+    made: list[Api] = []
+
+    def make(url: str | None = None, **settings: Any) -> Api:
+        made.append(Api(url or shared_redis.url, **settings))
+        return made[-1]
+
+    yield make
+    for api in made:
+        api.stop()
+
+
+@pytest.fixture
+def api(new_api: Callable[..., Api]) -> Api:
+    return new_api()
+
+
+@pytest.fixture
+def new_job() -> Callable[..., Job]:
+    return Job
+
+
+@pytest.fixture
+def job(api: Api) -> Job:
+    return Job(api)
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., Listener]]:
+    made: list[Listener] = []
+
+    def make(job: Job, last_id: str | None = None) -> Listener:
+        made.append(Listener(job, last_id))
+        return made[-1]
+
+    yield make
+    for listener in made:
+        listener.close()

@@ -1,0 +1,151 @@
+"""What supervisors and the api say to each other, over HTTP and a real Redis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mainstay_core.codec import decode
+from mainstay_core.jobspec import JobConfig
+from mainstay_core.messages import Plan
+
+
+def test_registration_answers_with_the_job_and_the_plan(job: Any) -> None:
+    first = job.register("pod-0")
+    config = decode(JobConfig, first["config"])
+    assert (config.job, config.name, config.shape.lanes) == (job.uid, "demo", 2)
+    assert first["plan"] is None
+    job.start()
+    again = job.register("pod-0")
+    assert decode(Plan, again["plan"]).quorum.id == 1
+    assert again["cursor"] != "0-0"
+
+
+def test_a_fact_that_makes_a_plan_is_answered_with_it(job: Any) -> None:
+    job.start()
+    victim = job.plan()["members"][1]
+    reply = job.fact("trainer-down", victim["slot"]["pod"], victim["incarnation"])
+    plan = decode(Plan, reply["plan"])
+    assert (plan.quorum.id, plan.method, len(plan.members)) == (2, "mask", 3)
+    assert job.plan() == reply["plan"]
+
+
+def test_a_stale_fact_is_refused_with_the_current_plan(job: Any) -> None:
+    first = job.start()
+    job.kill(1)
+    job.settle()
+    member = first["members"][0]
+    reply = job.fact(
+        "parked",
+        member["slot"]["pod"],
+        member["incarnation"],
+        quorum=first["quorum"],
+        status=409,
+    )
+    assert reply["error"] == "stale"
+    assert reply["plan"]["quorum"]["id"] == 2
+    assert "adopt the plan" in reply["what_to_do"]
+
+
+def test_a_pod_has_to_register_before_it_says_anything(job: Any) -> None:
+    for reply in (
+        job.beat("stranger", status=409),
+        job.fact("trainer-up", "stranger", "x", status=409),
+    ):
+        assert reply["error"] == "unregistered"
+        assert "agent/pods" in reply["what_to_do"]
+
+
+def test_a_pod_that_was_lost_has_to_register_again(job: Any) -> None:
+    job.start()
+    job.beat("pod-3")
+    gone = {"kind": "pod-gone", "pod": "pod-3", "evidence": "killed"}
+    shown = job.api.post(f"{job.path}/provider/facts", {"facts": [gone]})
+    assert shown["quorum"]["id"] == 2
+    job.beat("pod-3", status=409)
+    job.register("pod-3")
+    job.beat("pod-3")
+
+
+def test_a_heartbeat_is_answered_with_the_newest_quorum_and_the_jobs_state(job: Any) -> None:
+    job.register("pod-0")
+    assert job.beat("pod-0")["quorum"] is None
+    plan = job.start()
+    reply = job.beat("pod-0")
+    assert (reply["quorum"], reply["state"]) == (plan["quorum"], "running")
+    job.api.post(f"{job.path}/stop")
+    assert job.beat("pod-0")["state"] == "stopped"
+
+
+def test_a_heartbeat_changes_no_decision(job: Any) -> None:
+    job.start()
+    before = job.api.get(f"{job.path}/events")
+    for _ in range(5):
+        job.beat("pod-0")
+    assert job.api.get(f"{job.path}/events") == before
+
+
+def test_a_step_is_committed_when_all_its_stages_are_in_the_ledger(job: Any) -> None:
+    job.start()
+    job.agent("ledger", {"entries": [job.entry(0, 0)]})
+    assert job.api.get(job.path)["step"] == 0
+    job.agent("ledger", {"entries": [job.entry(0, 1)]})
+    assert job.api.get(job.path)["step"] == 1
+    job.commit(1)
+    assert job.api.get(job.path)["step"] == 2
+    assert [e["step"] for e in job.api.get(f"{job.path}/ledger?since=1")] == [1, 1]
+
+
+def test_telling_the_ledger_twice_changes_nothing(job: Any) -> None:
+    job.start()
+    entries = {"entries": [job.entry(0, 0), job.entry(0, 1)]}
+    job.agent("ledger", entries)
+    before = (job.api.get(job.path), job.api.get(f"{job.path}/ledger"))
+    job.agent("ledger", entries)
+    assert (job.api.get(job.path), job.api.get(f"{job.path}/ledger")) == before
+
+
+def test_a_step_that_comes_out_differently_is_announced(job: Any) -> None:
+    job.start()
+    job.commit(0)
+    job.agent("ledger", {"entries": [job.entry(0, 0, masters="f" * 32)]})
+    events = job.api.get(f"{job.path}/events")
+    mismatch = [e for e in events if e["reason"] == "LedgerMismatch"]
+    assert len(mismatch) == 1
+    assert "step 0 of stage 0" in mismatch[0]["message"]
+
+
+def test_a_fault_fires_once(api: Any, new_job: Any) -> None:
+    fault = {"id": "f0", "step": 3, "action": "kill-trainer", "replica": 0, "stage": 1}
+    job = new_job(api, faults=[fault])
+    job.start()
+    where = {"pod": "pod-1", "slot": 0, "rank": "r0.s1.i0", "at_s": 1.0}
+    job.agent("faults/f0/fired", where)
+    job.agent("faults/f0/fired", {**where, "pod": "pod-2"}, status=409)
+    job.agent("faults/f9/fired", where, status=409)
+    job.kill(1)
+    assert job.plan()["faults_fired"] == ["f0"]
+
+
+def test_unknown_fields_are_accepted_and_missing_ones_are_named(job: Any) -> None:
+    job.register("pod-0", colour="blue")
+    reply = job.agent("pods", {"pod": "pod-1"}, status=422)
+    assert reply["error"] == "malformed"
+    assert "body.address" in reply["detail"]
+
+
+def test_agents_may_not_do_what_people_may(job: Any) -> None:
+    agent = job.api.new_client("agent-token")
+    assert agent.get(f"{job.path}/agent/plan").status_code == 200
+    refused = agent.post(f"{job.path}/stop")
+    assert refused.status_code == 401
+    assert "MAINSTAY_ADMIN_TOKEN" in refused.json()["what_to_do"]
+
+
+def test_without_the_token_nobody_gets_in_and_is_told_what_to_do(job: Any) -> None:
+    for token in ("", "wrong", "agent-token-and-more"):
+        client = job.api.new_client(token)
+        for path in (f"{job.path}/agent/plan", "/v1/jobs", f"{job.path}/agent/stream"):
+            reply = client.get(path)
+            assert reply.status_code == 401
+            assert reply.json()["error"] == "unauthorized"
+            assert "Authorization: Bearer" in reply.json()["what_to_do"]

@@ -1,0 +1,156 @@
+"""What people see: jobs, members, recoveries, ledger, events, the report, and errors."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+
+def test_a_job_is_known_by_uid_and_by_name(job: Any) -> None:
+    by_name = job.api.get("/v1/jobs/demo")
+    assert by_name == job.api.get(job.path)
+    assert (by_name["state"], by_name["steps"], by_name["replicas_wanted"]) == ("forming", 60, 2)
+    assert by_name["manifest"]["metadata"]["name"] == "demo"
+    assert job.uid in [each["uid"] for each in job.api.get("/v1/jobs")]
+
+
+def test_a_name_is_the_newest_job_of_that_name(api: Any, new_job: Any) -> None:
+    first = new_job(api)
+    assert api.get("/v1/jobs/demo")["uid"] == first.uid
+    second = new_job(api)
+    assert api.get("/v1/jobs/demo")["uid"] == second.uid
+    assert api.get(first.path)["uid"] == first.uid
+
+
+def test_a_uid_is_used_once(api: Any, new_job: Any) -> None:
+    job = new_job(api, uid="given-uid-1")
+    assert job.uid == "given-uid-1"
+    from_config = api.get(job.path)["manifest"]
+    reply = api.post("/v1/jobs", {"manifest": from_config, "uid": "given-uid-1"}, status=409)
+    assert reply["error"] == "job-exists"
+
+
+def test_a_job_may_be_given_as_its_processes_see_it(api: Any, job: Any) -> None:
+    config = job.register("pod-0")["config"]
+    created = api.post("/v1/jobs", {"config": config, "uid": "given-uid-2"}, status=201)
+    assert (created["uid"], created["steps"]) == ("given-uid-2", 60)
+
+
+def test_a_bad_manifest_is_refused_by_field(api: Any) -> None:
+    manifest = {
+        "apiVersion": "mainstay.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "x"},
+        "spec": {
+            "training": {"steps": 1, "lanes": 2},
+            "parallelism": {"replicas": 5},
+            "workload": {"entrypoint": "a:b"},
+        },
+    }
+    reply = api.post("/v1/jobs", {"manifest": manifest}, status=422)
+    assert (reply["error"], reply["field"]) == ("invalid-spec", "spec.parallelism.replicas")
+    unknown = copy.deepcopy(manifest)
+    unknown["spec"]["colour"] = "blue"
+    assert "colour" in api.post("/v1/jobs", {"manifest": unknown}, status=422)["detail"]
+    broken = {"manifest": manifest, "faults": [{"id": "f"}]}
+    assert "faults[0].step" in api.post("/v1/jobs", broken, status=422)["detail"]
+
+
+def test_an_unknown_job_or_path_is_404_with_a_way_out(api: Any) -> None:
+    for path in ("/v1/jobs/nope", "/v1/jobs/nope/report", "/v1/jobs/nope/agent/plan"):
+        reply = api.get(path, status=404)
+        assert reply["error"] == "unknown-job"
+        assert "GET /v1/jobs" in reply["what_to_do"]
+    assert api.get("/nowhere", status=404)["what_to_do"]
+
+
+def test_members_are_ranks_with_slots_and_pids_then_spares(job: Any) -> None:
+    job.start(num_pods=5)
+    for i in range(5):
+        job.beat(f"pod-{i}")
+    members = job.api.get(f"{job.path}/members")
+    assert [m["rank"] for m in members] == [
+        "r0.s0.i0",
+        "r1.s0.i0",
+        "r0.s1.i0",
+        "r1.s1.i0",
+        "spare",
+    ]
+    assert members[0]["slot"] == "pod-0/0"
+    assert {(m["pid"], m["phase"], m["step"]) for m in members} == {(42, "computing", 7)}
+    assert all(m["settled"] for m in members[:4])
+
+
+def test_a_recovery_has_its_reason_and_five_times(job: Any) -> None:
+    job.start(num_pods=5)
+    job.commit(0)
+    job.kill(1)
+    job.settle(step=1)
+    job.settle(step=1)
+    job.commit(1)
+    mask, join = job.api.get(f"{job.path}/recoveries")
+    assert (mask["method"], mask["exact"], mask["done"], mask["from_step"]) == (
+        "mask",
+        True,
+        True,
+        1,
+    )
+    times = [mask[name] for name in ("detect_s", "decide_s", "fence_s", "load_s", "resume_s")]
+    assert all(isinstance(t, float) and t >= 0 for t in times)
+    assert mask["first_commit_after_s"] is not None
+    assert "r1.s0.i0" in mask["fault"]
+    assert (join["method"], join["lost_steps"]) == ("join", 0)
+    metrics = job.api.client.get("/metrics").text
+    assert f'mainstay_recoveries_total{{job="{job.uid}",method="mask"}} 1.0' in metrics
+    assert f'mainstay_steps_committed_total{{job="{job.uid}"}} 2.0' in metrics
+
+
+def test_the_report_of_a_complete_job(job: Any) -> None:
+    job.start()
+    for step in range(3):
+        job.commit(step)
+    job.finish()
+    report = job.api.get(f"{job.path}/report")
+    assert (report["version"], report["job"], report["state"]) == (1, "demo", "complete")
+    assert report["digests"]["final"] == {
+        "params": f"{2:032x}",
+        "masters": f"{4:032x}",
+        "optimizer": f"{6:032x}",
+        "data": f"{4:032x}",
+    }
+    assert report["digests"]["steps"] == [f"{1:032x}", f"{33:032x}", f"{65:032x}"]
+    assert report["steps"] == {"committed": 3, "redone": 0, "lost": 0}
+    assert report["losses"] == [3.0, 2.9, 2.8]
+    assert report["step_seconds"] == pytest.approx({"p50": 0.101, "p99": 0.102})
+    assert report["recoveries"] == []
+    assert report["events"][-1]["reason"] == "Complete"
+
+
+def test_stopping_twice_is_harmless(job: Any) -> None:
+    job.start()
+    assert job.api.post(f"{job.path}/stop")["state"] == "stopped"
+    assert job.api.post(f"{job.path}/stop")["reason"] == "a user asked for it"
+
+
+def test_a_provider_tells_of_pods_only(job: Any) -> None:
+    fact = {"kind": "trainer-down", "pod": "pod-0", "slot": 0, "incarnation": "x"}
+    reply = job.api.post(f"{job.path}/provider/facts", {"facts": [fact]}, status=422)
+    assert "pod-gone only" in reply["what_to_do"]
+
+
+def test_openapi_has_examples_and_the_error_form(api: Any) -> None:
+    document = api.get("/openapi.json")
+    facts = document["paths"]["/v1/jobs/{job}/agent/facts"]["post"]["responses"]
+    assert facts["409"]["content"]["application/json"]["example"]["plan"]["suppliers"]
+    job = document["paths"]["/v1/jobs/{job}"]["get"]["responses"]
+    assert job["200"]["content"]["application/json"]["example"]["name"] == "demo"
+    assert {"401", "404", "422", "503"} <= set(job)
+
+
+def test_probes_need_no_token(api: Any) -> None:
+    nobody = api.new_client("")
+    assert nobody.get("/healthz").status_code == 200
+    assert nobody.get("/readyz").status_code == 200
+    assert "mainstay_api_request_seconds" in nobody.get("/metrics").text

@@ -1,0 +1,353 @@
+"""Races, outages and silence: what holds when several api processes or none are there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mainstay_api.metrics import Metrics
+from mainstay_api.service import JobService
+from mainstay_api.settings import Settings
+from mainstay_api.store import Change, RedisStore, Snapshot, StoreUnavailableError
+from mainstay_api.tasks import end_tasks
+from mainstay_api.ticker import Silence, Ticker
+from mainstay_core import codec
+from mainstay_core.coordinator_events import FactsLearnt, PodRegistered, StepsCommitted
+from mainstay_core.errors import InvalidSpecError, StoreConflictError
+from mainstay_core.ids import Incarnation, JobUid, PodUid
+from mainstay_core.jobspec import JobConfig
+from mainstay_core.jobstate import check_invariants
+from mainstay_core.messages import Fact, FactKind, Heartbeat, PodRegistration
+from mainstay_core.topology import JobShape
+
+SETTINGS = Settings(redis_url="unix://", admin_token="a", agent_token="b")
+
+
+def config(uid: str, **fields: Any) -> JobConfig:
+    shape = JobShape(
+        lanes=2, shards_per_lane=2, replicas=2, min_replicas=1, stages=2, steps=60, seed=1
+    )
+    return JobConfig(
+        job=JobUid(uid), name=uid, shape=shape, entrypoint="a:b", workload={}, **fields
+    )
+
+
+class Crew:
+    """Pods of a job, telling one or several services."""
+
+    def __init__(self, uid: str, *services: JobService) -> None:
+        self.uid = JobUid(uid)
+        self.services = services
+
+    def service(self, index: int) -> JobService:
+        return self.services[index % len(self.services)]
+
+    async def register(self, index: int) -> None:
+        pod = PodUid(f"pod-{index}")
+        registration = PodRegistration(
+            pod=pod, name=pod, address="h", gather="g", store="s", num_slots=1
+        )
+        event = PodRegistered(registration=registration)
+        await self.service(index).apply(self.uid, event)
+
+    async def up(self, index: int) -> None:
+        fact = Fact(
+            kind=FactKind.TRAINER_UP,
+            pod=PodUid(f"pod-{index}"),
+            slot=0,
+            incarnation=Incarnation(f"life-{index}"),
+            fingerprint={},
+        )
+        await self.service(index).apply(self.uid, FactsLearnt(facts=(fact,)))
+
+    async def start(self, num_pods: int = 4) -> None:
+        for index in range(num_pods):
+            await self.register(index)
+            await self.up(index)
+
+    async def settle(self) -> None:
+        plan = (await self.services[0].load(self.uid)).plan
+        assert plan is not None
+        facts = tuple(
+            Fact(
+                kind=FactKind.SETTLED,
+                pod=m.slot.pod,
+                slot=0,
+                incarnation=m.incarnation,
+                quorum=plan.quorum,
+                step=0,
+            )
+            for m in plan.members
+        )
+        await self.services[0].apply(self.uid, FactsLearnt(facts=facts))
+
+
+@pytest.fixture
+def new_service(shared_redis: Any) -> Callable[..., JobService]:
+    return lambda **fields: JobService(
+        RedisStore(shared_redis.url), replace(SETTINGS, **fields), Metrics()
+    )
+
+
+async def closing(*services: JobService) -> None:
+    for service in services:
+        await service.aclose()
+        await service.store.aclose()
+
+
+def test_two_apis_that_learn_everything_at_once_lose_nothing(
+    new_service: Callable[..., JobService],
+) -> None:
+    """Whatever the order in which they win, the outcome is one quorum with everybody in it."""
+
+    async def race() -> None:
+        services = [new_service() for _ in range(4)]
+        uid = "race-1"
+        assert await services[0].create(config(uid), {})
+        crew = Crew(uid, *services)
+        await asyncio.gather(*(crew.register(i) for i in range(8)))
+        await asyncio.gather(*(crew.up(i) for i in range(8)))
+        state = await services[3].load(JobUid(uid))
+        check_invariants(state)
+        assert len(state.pods) == 8
+        assert all(s.incarnation for s in state.slots)
+        assert state.plan is not None
+        assert state.plan.quorum.id == 1
+        await closing(*services)
+
+    asyncio.run(race())
+
+
+def test_two_apis_get_one_fault_and_make_one_plan(new_service: Callable[..., JobService]) -> None:
+    async def race() -> None:
+        one, other = new_service(), new_service()
+        uid = JobUid("race-2")
+        assert await one.create(config(uid), {})
+        crew = Crew(uid, one)
+        await crew.start()
+        await crew.settle()
+        gone = FactsLearnt(facts=(Fact(kind=FactKind.POD_GONE, pod=PodUid("pod-1")),))
+        outcomes = await asyncio.gather(*(s.apply(uid, gone) for s in (one, other) * 5))
+        assert sum(o.plan is not None for o in outcomes) == 1
+        state = await other.load(uid)
+        assert state.plan is not None
+        assert state.plan.quorum.id == 2
+        plans = [i for i in await one.store.read_stream(uid, "0-0", None) if i.kind == "plan"]
+        assert len(plans) == 2
+        await closing(one, other)
+
+    asyncio.run(race())
+
+
+def test_a_decision_on_an_old_version_is_refused_whole(
+    new_service: Callable[..., JobService],
+) -> None:
+    async def late() -> None:
+        service = new_service()
+        uid = JobUid("late-1")
+        assert await service.create(config(uid), {})
+        old = await service.store.load(uid)
+        assert isinstance(old, Snapshot)
+        await Crew(uid, service).register(0)
+        change = Change(state=old.state, items=(("event", "{}"),))
+        before = await service.store.read_stream(uid, "0-0", None)
+        with pytest.raises(StoreConflictError):
+            await service.store.commit(uid, old.version, change)
+        assert await service.store.read_stream(uid, "0-0", None) == before
+        assert len((await service.load(uid)).pods) == 1
+        await closing(service)
+
+    asyncio.run(late())
+
+
+def test_a_plan_is_in_the_stream_once_its_state_is_durable(
+    new_service: Callable[..., JobService],
+) -> None:
+    """There is no moment between compare-and-set and publish in which an api could die."""
+
+    async def look() -> None:
+        service = new_service()
+        uid = JobUid("atomic-1")
+        assert await service.create(config(uid), {})
+        await Crew(uid, service).start()
+        plan, cursor, phase = await service.store.fetch_plan(uid)
+        assert plan is not None
+        assert phase == "running"
+        items = await service.store.read_stream(uid, "0-0", None)
+        assert [i.data for i in items if i.kind == "plan"] == [plan]
+        assert items[-1].id == cursor
+        await closing(service)
+
+    asyncio.run(look())
+
+
+def test_a_job_goes_on_after_redis_and_api_were_killed(own_redis: Any, new_api: Any) -> None:
+    from_before = new_api(own_redis.url)
+    created = from_before.post(
+        "/v1/jobs",
+        {"config": _encoded(config("survivor")), "uid": "survivor"},
+        status=201,
+    )
+    assert created["uid"] == "survivor"
+    own_redis.stop()
+    reply = from_before.get("/v1/jobs/survivor", status=503)
+    assert reply["error"] == "store-unavailable"
+    from_before.get("/healthz")
+    from_before.get("/readyz", status=503)
+    own_redis.start()
+    assert from_before.get("/v1/jobs/survivor")["state"] == "forming"
+    assert new_api(own_redis.url).get("/v1/jobs/survivor")["uid"] == "survivor"
+
+
+def _encoded(job: JobConfig) -> Any:
+    return codec.encode(job)
+
+
+def test_a_store_that_is_away_is_one_kind_of_error(own_redis: Any) -> None:
+    async def ask() -> None:
+        store = RedisStore(own_redis.url)
+        await store.ping()
+        own_redis.stop()
+        with pytest.raises(StoreUnavailableError):
+            await store.ping()
+        await store.aclose()
+
+    asyncio.run(ask())
+
+
+def test_the_lease_has_one_holder(own_redis: Any) -> None:
+    async def contend() -> None:
+        store = RedisStore(own_redis.url)
+        assert await store.hold_lease("one", 60.0)
+        assert not await store.hold_lease("other", 60.0)
+        assert await store.hold_lease("one", 60.0)
+        await store.release_lease("other")
+        assert not await store.hold_lease("other", 60.0)
+        await store.release_lease("one")
+        assert await store.hold_lease("other", 60.0)
+        await store.release_lease("other")
+        await store.aclose()
+
+    asyncio.run(contend())
+
+
+def test_the_ticker_forms_the_same_quorum_again_after_the_probe(own_redis: Any) -> None:
+    async def suspect() -> None:
+        service = JobService(RedisStore(own_redis.url), SETTINGS, Metrics())
+        uid = JobUid("probed")
+        assert await service.create(config(uid, probe_s=0.01), {})
+        crew = Crew(uid, service)
+        await crew.start()
+        await crew.settle()
+        plan = (await service.load(uid)).plan
+        assert plan is not None
+        member = plan.members[0]
+        parked = Fact(
+            kind=FactKind.PARKED,
+            pod=member.slot.pod,
+            slot=0,
+            incarnation=member.incarnation,
+            quorum=plan.quorum,
+        )
+        await service.apply(uid, FactsLearnt(facts=(parked,)))
+        ticking = asyncio.create_task(Ticker(service, SETTINGS).run())
+        while (await service.load(uid)).last_id == 1:
+            await asyncio.sleep(0)
+        await end_tasks(ticking)
+        state = await service.load(uid)
+        assert state.plan is not None
+        assert state.plan.method == "re-form"
+        await closing(service)
+
+    asyncio.run(suspect())
+
+
+def test_silence_counts_while_others_are_heard() -> None:
+    silence = Silence()
+    a, b = PodUid("a"), PodUid("b")
+    for second in range(20):
+        behind = silence.update({a: second * 1_000_000 + 1, b: 1}, heartbeat_s=1.0)
+    assert behind[a] == 0.0
+    assert behind[b] == pytest.approx(19.0)
+
+
+def test_after_an_outage_nobody_is_evicted() -> None:
+    """All expired together; the first to be heard again must not make the others look gone."""
+    silence = Silence()
+    pods = [PodUid(name) for name in "abc"]
+    silence.update(dict.fromkeys(pods, 1_000_000), heartbeat_s=1.0)
+    silence.update(dict.fromkeys(pods, 1_000_000), heartbeat_s=1.0)
+    late = {pods[0]: 601_000_000, pods[1]: 1_000_000, pods[2]: 1_000_000}
+    behind = silence.update(late, heartbeat_s=1.0)
+    assert max(behind.values()) <= 2.0
+
+
+def test_silence_of_all_is_nobodys_fault() -> None:
+    silence = Silence()
+    for _ in range(100):
+        behind = silence.update({PodUid("a"): 5, PodUid("b"): 6}, heartbeat_s=1.0)
+    assert set(behind.values()) == {0.0}
+
+
+def test_a_heartbeat_of_a_pod_that_never_registered_is_not_taken(
+    new_service: Callable[..., JobService],
+) -> None:
+    async def beat() -> None:
+        service = new_service()
+        uid = JobUid("beaten")
+        assert await service.create(config(uid), {})
+        stranger = Heartbeat(pod=PodUid("stranger"), slots=())
+        assert not (await service.beat(uid, stranger)).known
+        assert await service.store.fetch_seen(uid) == {}
+        await closing(service)
+
+    asyncio.run(beat())
+
+
+def test_commits_that_race_with_each_other_all_count(
+    new_service: Callable[..., JobService],
+) -> None:
+    async def race() -> None:
+        one, other = new_service(), new_service()
+        uid = JobUid("race-3")
+        assert await one.create(config(uid), {})
+        crew = Crew(uid, one)
+        await crew.start()
+        await crew.settle()
+        plan = (await one.load(uid)).plan
+        assert plan is not None
+        events = [
+            StepsCommitted(step=step, quorum=plan.quorum, committed_at_s=1.0) for step in range(10)
+        ]
+        await asyncio.gather(
+            *((one, other)[i % 2].apply(uid, event) for i, event in enumerate(events))
+        )
+        assert (await other.load(uid)).step == 10
+        await closing(one, other)
+
+    asyncio.run(race())
+
+
+@pytest.mark.parametrize(
+    ("environment", "field"),
+    [
+        ({}, "MAINSTAY_TOKEN"),
+        ({"MAINSTAY_TOKEN": "t"}, "MAINSTAY_REDIS_URL"),
+        (
+            {
+                "MAINSTAY_TOKEN": "t",
+                "MAINSTAY_REDIS_URL": "redis://h",
+                "MAINSTAY_API_PORT": "http",
+            },
+            "MAINSTAY_API_PORT",
+        ),
+    ],
+)
+def test_a_missing_setting_is_named(environment: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidSpecError) as caught:
+        Settings.from_environment(environment)
+    assert caught.value.field == field

@@ -1,0 +1,95 @@
+"""Plans pushed as server-sent events: first the current one, then each, and none is lost."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+
+def test_a_new_listener_gets_the_current_plan_first(job: Any, listen: Any) -> None:
+    job.start()
+    listener = listen(job)
+    listener.wait(lambda each: each.plans() == [1])
+    job.kill(1)
+    listener.wait(lambda each: each.plans() == [1, 2])
+
+
+def test_a_listener_before_the_first_plan_gets_it_when_it_comes(job: Any, listen: Any) -> None:
+    listener = listen(job)
+    job.start()
+    listener.wait(lambda each: each.plans() == [1])
+
+
+def test_resuming_brings_what_was_missed(job: Any, listen: Any) -> None:
+    job.start(num_pods=4)
+    first = listen(job)
+    first.wait(lambda each: each.plans() == [1])
+    seen = first.events[-1][0]
+    first.close()
+    job.kill(1)
+    job.settle()
+    resumed = listen(job, last_id=seen)
+    job.kill(2)
+    resumed.wait(lambda each: each.plans()[-1] == 3)
+    with_id = [data["quorum"]["id"] for entry, _, data in resumed.events if entry]
+    assert with_id == [2, 3], "each missed plan once, in order"
+
+
+def test_history_is_not_pushed(job: Any, listen: Any) -> None:
+    listener = listen(job)
+    job.start()
+    job.api.post(f"{job.path}/stop")
+    listener.wait(lambda each: "stop" in each.kinds())
+    assert listener.kinds() == ["plan", "stop"]
+
+
+def test_a_listener_that_comes_after_the_end_is_told_so(job: Any, listen: Any) -> None:
+    job.start()
+    job.api.post(f"{job.path}/stop")
+    listener = listen(job)
+    listener.wait(lambda each: each.kinds() == ["plan", "stop"])
+    assert listener.events[-1][2]["state"] == "stopped"
+
+
+def test_a_fault_on_a_spare_is_pushed_with_its_pod(api: Any, new_job: Any, listen: Any) -> None:
+    job = new_job(api, faults=[{"id": "f0", "step": 1, "action": "kill-pod", "spare": 0}])
+    job.start(num_pods=5)
+    listener = listen(job)
+    job.commit(0)
+    listener.wait(lambda each: "inject" in each.kinds())
+    data = listener.events[-1][2]
+    assert (data["id"], data["pod"], data["action"]) == ("f0", "pod-4", "kill-pod")
+
+
+def test_every_replica_of_the_api_pushes_what_any_of_them_decides(
+    new_api: Any, new_job: Any, listen: Any
+) -> None:
+    one, other = new_api(), new_api()
+    job = new_job(one)
+    job.start()
+    far = listen(_at(job, other))
+    far.wait(lambda each: each.plans() == [1])
+    job.kill(1)
+    far.wait(lambda each: each.plans() == [1, 2])
+
+
+def _at(job: Any, api: Any) -> Any:
+    """The same job through another api."""
+    moved = copy.copy(job)
+    moved.api = api
+    return moved
+
+
+def test_an_idle_stream_is_kept_alive(new_api: Any, new_job: Any, listen: Any) -> None:
+    job = new_job(new_api(keep_alive_s=0.05))
+    listener = listen(job)
+    listener.wait(lambda each: each.comments >= 2)
+
+
+def test_streams_end_with_the_server(new_api: Any, new_job: Any, listen: Any) -> None:
+    api = new_api()
+    job = new_job(api)
+    listeners = [listen(job) for _ in range(3)]
+    api._server.handle_exit(15, None)
+    for listener in listeners:
+        assert listener.ended.wait(timeout=60)
