@@ -59,12 +59,15 @@ def run(
     api_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the api; 0 is any free one.")
     ] = 0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the api answering after the end, until Ctrl-C.")
+    ] = False,
 ) -> None:
     job_file = manifests.load_job(file, name)
     job = job_file.job
     points = manifests.load_faults(faults, job.shape, job.spec.spares.replicas) if faults else ()
     directory = state or state_dir.home() / "jobs" / job.metadata.name
-    options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report)
+    options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report, keep=keep)
     with _progress(ui) as progress:
         _log_warnings(progress)
         result = local_run.run_job(job_file, points, options, progress)

@@ -50,6 +50,8 @@ class RunOptions:
     state_dir: Path
     api_port: int = 0
     report: Path | None = None
+    keep: bool = False
+    """Whether the api goes on answering after the job has ended, until Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +83,11 @@ def run_job(
     port = preflight.choose_port(options.api_port)
     with StateDir(options.state_dir) as state:
         preflight.check_disk(state.path, needs)
-        run = _LocalRun(file, faults, state, port, redis_server, progress)
+        run = _LocalRun(file, faults, state, port, redis_server, progress, options)
         try:
             result = asyncio.run(run.run())
         except BaseExceptionGroup as group:
             raise _first_of(group) from group
-        _write_report(result.report, state.path / "report.json")
-        if options.report is not None:
-            _write_report(result.report, options.report)
     return result
 
 
@@ -119,7 +118,9 @@ class _LocalRun:
         port: int,
         redis_server: Path,
         progress: PlainProgress,
+        options: RunOptions,
     ) -> None:
+        self._options = options
         self._file = file
         self._faults = faults
         self._state = state
@@ -188,6 +189,10 @@ class _LocalRun:
                 started_at_s=time.time(),
             )
         )
+        self._progress.say(
+            f"{self._file.job.metadata.name}: {self._file.job.num_pods} pods, api at {self._url}, "
+            f"logs and token in {self._state.path}"
+        )
         return uid
 
     async def _follow(
@@ -219,6 +224,12 @@ class _LocalRun:
             report = dict(await client.fetch(uid, "report"))
             recoveries = list(await monitor.fetch_recoveries())
             await monitor.show_rest()
+            write_report(report, self._state.path / "report.json")
+            if self._options.report is not None:
+                write_report(report, self._options.report)
+            if self._options.keep and not interrupts.first.is_set():
+                self._progress.say(f"the job {job.state}; the api stays until Ctrl-C")
+                await interrupts.first.wait()
         finally:
             for task in (watching, stop):
                 task.cancel()
@@ -330,6 +341,7 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _write_report(report: dict[str, Any], path: Path) -> None:
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """Write a report as indented JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")

@@ -126,8 +126,9 @@ class LocalJob:
             with contextlib.suppress(httpx.HTTPError):
                 if self.fetch()["step"] != step:
                     return False
-                plan = self.fetch("plan")["plan"]
-                return plan is not None and len(plan["members"]) == num_members
+                ranks = [m for m in self.fetch("members") if m["rank"] != "spare"]
+                # A process is known from its pod's first heartbeat on.
+                return len(ranks) == num_members and all(m["pid"] for m in ranks)
             return False
 
         self.wait_until(ready)
