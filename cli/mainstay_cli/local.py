@@ -83,7 +83,7 @@ def run(
     "Example: mainstay local demo",
 )
 def run_demo() -> None:
-    progress = PlainProgress()
+    progress = PlainProgress(every_steps=5)
     _log_warnings(progress)
     demo.run(progress)
 

@@ -33,13 +33,17 @@ class PlainProgress:
 
     Args:
         quiet: prints nothing but what goes wrong.
+        every_steps: prints one line per so many steps.
         stream: where the lines go.
     """
 
     shows_members = False
 
-    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, *, quiet: bool = False, every_steps: int = 1, stream: TextIO | None = None
+    ) -> None:
         self._quiet = quiet
+        self._every_steps = every_steps
         self._stream = stream or sys.stdout
         self._recoveries: set[str] = set()
 
@@ -65,7 +69,8 @@ class PlainProgress:
 
     def step(self, line: StepLine) -> None:
         """Print a committed step."""
-        self.say(line.text())
+        if (line.step + 1) % self._every_steps == 0:
+            self.say(line.text())
 
     def members(self, members: list[dict[str, Any]]) -> None:
         """Take note of the ranks of the newest quorum; lines do not show them."""
