@@ -13,7 +13,7 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, Union
 
@@ -24,8 +24,12 @@ T = TypeVar("T")
 
 def encode(value: Any) -> Any:
     """Return ``value`` as JSON-ready dicts, lists, strings and numbers."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    # The most frequent first: states of large jobs have a hundred thousand values.
+    if value is None or type(value) in _PLAIN:
+        return value
+    names = _field_names(type(value))
+    if names is not None:
+        return {name: encode(getattr(value, name)) for name in names}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -65,6 +69,17 @@ def loads(cls: type[T], text: str | bytes) -> T:
     except ValueError as error:
         raise RemoteProtocolError(f"{cls.__name__}: not JSON: {error}") from error
     return decode(cls, data)
+
+
+_PLAIN = frozenset({str, int, float, bool})
+
+
+@cache
+def _field_names(cls: Hashable) -> tuple[str, ...] | None:
+    """Names of a dataclass's fields; None for any other type."""
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        return None
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 @cache
@@ -123,9 +138,20 @@ def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, path: str) 
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(data, Mapping):
             raise RemoteProtocolError(f"{path}: expected an object, got {type(data).__name__}")
-        convert = int if args[0] is int else str
-        return {convert(k): _decode(args[1], v, f"{path}.{k}") for k, v in data.items()}
+        return {
+            _decode_key(args[0], k, path): _decode(args[1], v, f"{path}.{k}")
+            for k, v in data.items()
+        }
     raise RemoteProtocolError(f"{path}: unsupported type {origin}")
+
+
+def _decode_key(kind: Any, key: Any, path: str) -> Any:
+    if kind is not int:
+        return str(key)
+    try:
+        return int(key)
+    except ValueError as error:
+        raise RemoteProtocolError(f"{path}: expected integer keys, got {key!r}") from error
 
 
 def _decode_dataclass(kind: type, data: Any, path: str) -> Any:

@@ -98,8 +98,10 @@ def _undecided(plan: Plan, state_bad: Sequence[int]) -> bool:
 def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:
     problems = []
     for stage in range(plan.num_stages):
+        # By text: a NaN that all cells share is no disagreement, yet it differs from itself.
         seen = {
-            (votes[m.index].gradient, votes[m.index].norms_sq) for m in plan.stage_members(stage)
+            (votes[m.index].gradient, repr(votes[m.index].norms_sq))
+            for m in plan.stage_members(stage)
         }
         if len(seen) > 1:
             problems.append(f"stage {stage}: its cells disagree on the reduced gradient")

@@ -1,0 +1,145 @@
+"""One codec for all messages: round trips, tolerance of newer peers, errors by path."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainstay_core.codec import decode, dumps, encode, loads
+from mainstay_core.errors import RemoteProtocolError
+from mainstay_core.ids import Incarnation
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    number: int
+    ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    name: Incarnation
+    leaf: Leaf | None = None
+    leaves: tuple[Leaf, ...] = ()
+    pair: tuple[str, int] = ("a", 1)
+    colour: Colour = Colour.RED
+    tags: frozenset[str] = frozenset()
+    counts: Mapping[int, str] = field(default_factory=dict)
+    anything: Any = None
+    flag: bool = False
+
+
+FULL = Tree(
+    name=Incarnation("x"),
+    leaf=Leaf(number=1, ratio=0.5),
+    leaves=(Leaf(number=2), Leaf(number=3)),
+    pair=("b", 7),
+    tags=frozenset({"q", "p"}),
+    counts={3: "three", 1: "one"},
+    anything={"free": [1, None, "text"]},
+    flag=True,
+)
+
+
+def test_a_value_comes_back_equal() -> None:
+    assert loads(Tree, dumps(FULL)) == FULL
+    assert decode(Tree, encode(FULL)) == FULL
+
+
+def test_equal_values_have_equal_bytes_in_whatever_order_they_were_made() -> None:
+    other = Tree(
+        name=Incarnation("x"),
+        leaf=Leaf(ratio=0.5, number=1),
+        leaves=[Leaf(number=2), Leaf(number=3)],  # type: ignore[arg-type]
+        pair=("b", 7),
+        tags=frozenset({"p", "q"}),
+        counts={1: "one", 3: "three"},
+        anything={"free": [1, None, "text"]},
+        flag=True,
+    )
+
+    assert dumps(other) == dumps(FULL)
+    assert " " not in dumps(FULL)
+
+
+def test_fields_of_a_newer_peer_are_accepted_and_dropped_at_any_depth() -> None:
+    data = {"name": "x", "new": 1, "leaf": {"number": 1, "newer": {"deep": True}}}
+
+    assert decode(Tree, data) == Tree(name=Incarnation("x"), leaf=Leaf(number=1))
+
+
+def test_missing_fields_take_their_defaults() -> None:
+    assert decode(Tree, {"name": "x"}) == Tree(name=Incarnation("x"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "Tree.name: missing"),
+        ({"name": "x", "leaf": {}}, "Tree.leaf.number: missing"),
+        ({"name": "x", "leaves": [{"number": 1}, {}]}, r"Tree.leaves\[1\].number: missing"),
+        ({"name": 1}, "Tree.name: expected str, got int"),
+        ({"name": "x", "leaf": {"number": "1"}}, "Tree.leaf.number: expected int, got str"),
+        ({"name": "x", "leaf": {"number": True}}, "Tree.leaf.number: expected int, got bool"),
+        ({"name": "x", "leaf": {"number": 1.0}}, "Tree.leaf.number: expected int, got float"),
+        ({"name": "x", "leaf": 3}, "Tree.leaf: expected an object, got int"),
+        ({"name": "x", "leaves": {}}, "Tree.leaves: expected a list, got dict"),
+        ({"name": "x", "pair": ["a"]}, "Tree.pair: expected 2 items, got 1"),
+        ({"name": "x", "pair": ["a", "b"]}, r"Tree.pair\[1\]: expected int, got str"),
+        ({"name": "x", "colour": "blue"}, "Tree.colour: 'blue' is not a valid Colour"),
+        ({"name": "x", "counts": []}, "Tree.counts: expected an object, got list"),
+        ({"name": "x", "counts": {"one": "1"}}, "Tree.counts: expected integer keys, got 'one'"),
+        ({"name": "x", "counts": {"1": 1}}, "Tree.counts.1: expected str, got int"),
+        ({"name": "x", "flag": 1}, "Tree.flag: expected bool, got int"),
+        ([], "Tree: expected an object, got list"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named_by_its_path(data: Any, message: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=message):
+        decode(Tree, data)
+
+
+def test_the_path_may_begin_where_the_value_was_found() -> None:
+    with pytest.raises(RemoteProtocolError, match=r"body.plan.number: missing"):
+        decode(Leaf, {}, "body.plan")
+
+
+@pytest.mark.parametrize("text", ["", "{", b"\xff\xfe"])
+def test_what_is_no_json_is_refused(text: str | bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="Leaf: not JSON"):
+        loads(Leaf, text)
+
+
+def test_a_whole_number_is_a_fine_ratio() -> None:
+    leaf = decode(Leaf, {"number": 1, "ratio": 2})
+
+    assert type(leaf.ratio) is float
+
+
+def test_what_has_no_json_form_is_not_encoded() -> None:
+    with pytest.raises(TypeError, match="cannot encode object"):
+        encode(object())
+
+
+@given(
+    number=st.integers(), ratio=st.floats(allow_nan=False), name=st.text(), tags=st.sets(st.text())
+)
+def test_every_number_and_text_comes_back_bit_by_bit(
+    number: int, ratio: float, name: str, tags: set[str]
+) -> None:
+    tree = Tree(name=Incarnation(name), leaf=Leaf(number=number, ratio=ratio), tags=frozenset(tags))
+
+    again = loads(Tree, dumps(tree))
+
+    assert again == tree
+    assert dumps(again) == dumps(tree)

@@ -1,0 +1,266 @@
+"""The wire format, held to one file per message and version.
+
+A golden file is what a peer of that version sends. A new field needs a default, so
+that the old file still loads; add it to the example and to the newest golden file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.core.plans import make_plan
+
+from mainstay_core import messages
+from mainstay_core.codec import decode, dumps, encode, loads
+from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.messages import (
+    Commit,
+    Fact,
+    FactKind,
+    FinalDigests,
+    Heartbeat,
+    LedgerEntry,
+    Method,
+    Partial,
+    PartialDigest,
+    PodRegistration,
+    Recovery,
+    SettleReport,
+    SlotStatus,
+    StageTimes,
+    TypeStat,
+    Vote,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+NEWEST = GOLDEN / f"v{messages.VERSION}"
+
+POD = PodUid("pod-a")
+SLOT = Slot(pod=POD, index=1)
+QUORUM = QuorumId(id=7, nonce="5eed")
+LIFE = Incarnation("life-1")
+RUN = Partial(lane=1, first=2, last=3)
+COMMIT = Commit(
+    step=4,
+    norm=0.25,
+    scale=0.0078125,
+    tokens=128,
+    loss=2.5,
+    data="0" * 31 + "1",
+    data_total="0" * 31 + "2",
+)
+PLAN = make_plan(
+    {0: ["a.1", "b.1"], 1: ["c.1", "d.2"]},
+    followers=[("e.1", 1)],
+    shards_per_lane=2,
+    quorum=7,
+    nonce="5eed",
+    planned=True,
+    unplanned=5,
+    since={"a.1": 1, "b.1": 1},
+    joining=["d.2"],
+    formed={0: QuorumId(id=1, nonce="0ld")},
+)
+FINAL = FinalDigests(
+    stage=1, version=9, params="p" * 32, masters="m" * 32, optimizer="o" * 32, data="d" * 32
+)
+
+EXAMPLES: dict[str, Any] = {
+    "plan": dataclasses.replace(PLAN, faults_fired=("f1",), created_at_s=1700000000.5),
+    "partial": RUN,
+    "vote": Vote(
+        step=4,
+        attempt=1,
+        ok=False,
+        problem="a check",
+        norms_sq=(1.5, 2.25),
+        gradient="g" * 32,
+        state="s" * 32,
+        stats=(TypeStat(type=2, loss_sum=3.5, tokens=64, data="d" * 32), TypeStat(type=3)),
+        newest_plan=8,
+        newest_nonce="beef",
+        checkpoint_safe=3,
+    ),
+    "commit": COMMIT,
+    "settle-report": SettleReport(
+        index=2,
+        valid=True,
+        lineage=0,
+        version=5,
+        certified_in="q7-5eed",
+        commit=COMMIT,
+        chain="c" * 32,
+        state="s" * 32,
+        held=(RUN,),
+        mark="q7-5eed",
+        settled=7,
+        heal_address="127.0.0.2:4000",
+        durable=4,
+        pipeline="job/q7-5eed/r0",
+    ),
+    "settle-report-without-state": SettleReport(index=3, valid=False),
+    "ledger-entry": LedgerEntry(
+        step=4,
+        stage=1,
+        quorum=QUORUM,
+        gradient="g" * 32,
+        masters="m" * 32,
+        data="d" * 32,
+        loss=2.5,
+        norm=0.25,
+        tokens=128,
+        step_s=0.125,
+        replicas=2,
+        attempt=1,
+        partials=(PartialDigest(partial=RUN, slot=SLOT, digest="p" * 32),),
+        committed_at_s=1700000001.5,
+    ),
+    "pod-registration": PodRegistration(
+        pod=POD,
+        name="worker-0",
+        address="127.0.0.2",
+        gather="127.0.0.2:4001",
+        store="127.0.0.2:4002",
+        num_slots=2,
+        domain="rack-1",
+        pid=123,
+    ),
+    "fact-trainer-up": Fact(
+        kind=FactKind.TRAINER_UP,
+        pod=POD,
+        slot=1,
+        incarnation=LIFE,
+        fingerprint={"torch": "2.13.0"},
+        observed_at_s=1700000002.5,
+    ),
+    "fact-parked": Fact(
+        kind=FactKind.PARKED,
+        pod=POD,
+        slot=1,
+        incarnation=LIFE,
+        quorum=QUORUM,
+        step=4,
+        suspects=(Slot(pod=PodUid("pod-b"), index=0),),
+        evidence="a reset",
+    ),
+    "fact-finished": Fact(
+        kind=FactKind.FINISHED,
+        pod=POD,
+        slot=1,
+        incarnation=LIFE,
+        quorum=QUORUM,
+        step=9,
+        restarting=False,
+        final=FINAL,
+    ),
+    "heartbeat": Heartbeat(
+        pod=POD,
+        slots=(
+            SlotStatus(
+                index=1,
+                incarnation=LIFE,
+                pid=124,
+                phase="voting",
+                waiting=True,
+                step=4,
+                progress=77,
+                quorum=QUORUM,
+            ),
+            SlotStatus(index=0),
+        ),
+        quorum=QUORUM,
+    ),
+    "recovery": Recovery(
+        fault="pod-a/1 (r1.s0.i0) ended",
+        method=Method.MASK,
+        exact=True,
+        reason="every stage has a holder",
+        quorum=QUORUM,
+        from_step=4,
+        slots=(SLOT,),
+        started_at_s=1700000003.5,
+        times=StageTimes(detect_s=0.01, decide_s=0.002),
+        first_commit_after_s=0.5,
+        lost_steps=0,
+        redone_steps=0,
+        done=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_a_message_is_sent_as_its_golden_file_says(name: str) -> None:
+    written = json.loads((NEWEST / f"{name}.json").read_text())
+
+    assert json.loads(dumps(EXAMPLES[name])) == written
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("v*/*.json")), ids=lambda p: p.stem)
+def test_what_any_version_sent_is_understood(path: Path) -> None:
+    example = EXAMPLES[path.stem]
+
+    understood = loads(type(example), path.read_text())
+
+    if path.parent == NEWEST:
+        assert understood == example
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_a_newer_peer_may_say_more_anywhere(name: str) -> None:
+    def extended(data: Any) -> Any:
+        if isinstance(data, dict):
+            return {k: extended(v) for k, v in data.items()} | {"from_the_future": [1]}
+        return [extended(item) for item in data] if isinstance(data, list) else data
+
+    example = EXAMPLES[name]
+    data = extended(encode(example))
+    if name == "fact-trainer-up":
+        del data["fingerprint"]["from_the_future"]  # free text, not fields
+
+    assert decode(type(example), data) == example
+
+
+def test_every_message_has_a_golden_file() -> None:
+    kinds: set[type] = set()
+
+    def collect(value: Any) -> None:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            kinds.add(type(value))
+            for field in dataclasses.fields(value):
+                collect(getattr(value, field.name))
+        elif isinstance(value, tuple):
+            for item in value:
+                collect(item)
+
+    for example in EXAMPLES.values():
+        collect(example)
+    wanted = {
+        kind
+        for kind in vars(messages).values()
+        if dataclasses.is_dataclass(kind) and kind.__module__ == messages.__name__
+    }
+    assert wanted <= kinds
+    assert {p.stem for p in NEWEST.glob("*.json")} == set(EXAMPLES)
+
+
+def test_a_plans_digest_depends_on_its_values_and_on_nothing_else() -> None:
+    again = loads(messages.Plan, dumps(PLAN))
+
+    assert again.digest() == PLAN.digest()
+    assert dataclasses.replace(PLAN, reason="another").digest() != PLAN.digest()
+
+
+def test_a_plan_knows_its_members_by_slot_and_life() -> None:
+    member = PLAN.members[0]
+
+    assert PLAN.member_of(member.slot, member.incarnation) == member
+    assert PLAN.member_of(member.slot, LIFE) is None
+    assert PLAN.chain_of(member.index) == PLAN.chains[0]
+    follower = next(m for m in PLAN.members if m.rank.replica is None)
+    assert PLAN.chain_of(follower.index) is None
+    assert PLAN.num_stages == 2
+    assert [m.index for m in PLAN.stage_members(1)] == [2, 3, 4]

@@ -1,0 +1,210 @@
+"""What all votes of a step say together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from tests.core.plans import make_plan
+
+from mainstay_core.codec import dumps, loads
+from mainstay_core.digest import Digest
+from mainstay_core.messages import Plan, TypeStat, Vote
+from mainstay_core.votes import CLIP_EPSILON, Verdict, judge
+
+GRID = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3)
+"""Members 0 and 1 hold stage 0, 2 and 3 stage 1; the even ones are of replica 0."""
+
+
+def digest(number: int) -> str:
+    return Digest(number, number).hex()
+
+
+def votes_of(plan: Plan = GRID, **fields: object) -> list[Vote]:
+    """Votes of yes: each replica supplies its own type."""
+    votes = []
+    for member in plan.members:
+        stage, replica = member.rank.stage, member.rank.replica
+        assert replica is not None
+        stat = TypeStat(
+            type=replica,
+            loss_sum=None if stage == 0 else 6.0 + replica,
+            tokens=None if stage == 0 else 5,
+            data=digest(10 + replica) if stage == 0 else None,
+        )
+        given: dict[str, object] = {
+            "step": 4,
+            "attempt": 0,
+            "ok": True,
+            "norms_sq": (1.0, 3.0) if stage == 0 else (5.0,),
+            "gradient": f"gradient of stage {stage}",
+            "state": f"state of stage {stage}",
+            "stats": (stat,),
+            "newest_plan": plan.quorum.id,
+            "newest_nonce": "n",
+        }
+        votes.append(Vote(**(given | fields)))  # type: ignore[arg-type]
+    return votes
+
+
+def judged(votes: list[Vote], clip_norm: float | None = None, before: str = "") -> Verdict:
+    """As in a run: every vote was decoded from bytes of its own."""
+    return judge(GRID, [loads(Vote, dumps(v)) for v in votes], clip_norm, before)
+
+
+def changed(index: int, **fields: object) -> list[Vote]:
+    votes = votes_of()
+    votes[index] = replace(votes[index], **fields)  # type: ignore[arg-type]
+    return votes
+
+
+# The certificate ------------------------------------------------------------
+
+
+def test_a_step_that_all_agree_on_is_committed_with_one_norm_loss_and_data_digest() -> None:
+    commit = judged(votes_of(), before=digest(100)).commit
+
+    assert commit is not None
+    assert (commit.step, commit.tokens, commit.loss) == (4, 10, 1.3)
+    assert commit.norm == 3.0 / 10
+    assert (commit.data, commit.data_total) == (digest(21), digest(121))
+
+
+def test_without_clipping_the_scale_only_divides_by_the_tokens() -> None:
+    commit = judged(votes_of()).commit
+
+    assert commit is not None
+    assert commit.scale == 1 / 10
+
+
+def test_a_norm_above_the_bound_is_clipped_as_torch_does() -> None:
+    commit = judged(votes_of(), clip_norm=0.1).commit
+
+    assert commit is not None
+    assert commit.scale == 0.1 / (0.3 + CLIP_EPSILON) / 10
+
+
+def test_a_norm_below_the_bound_is_left_alone() -> None:
+    commit = judged(votes_of(), clip_norm=1.0).commit
+
+    assert commit is not None
+    assert commit.scale == 1 / 10
+
+
+def test_a_type_that_two_report_counts_once() -> None:
+    votes = votes_of()
+    doubled = replace(votes[3], stats=(*votes[2].stats, *votes[3].stats))
+
+    commit = judged([*votes[:3], doubled]).commit
+
+    assert commit is not None
+    assert commit.tokens == 10
+
+
+def test_the_first_commit_of_a_history_begins_the_total_of_its_data() -> None:
+    commit = judged(votes_of()).commit
+
+    assert commit is not None
+    assert commit.data_total == commit.data
+
+
+# No certificate -------------------------------------------------------------
+
+
+def test_one_vote_of_no_is_enough_and_its_problem_is_named() -> None:
+    verdict = judged(changed(2, ok=False, problem="a checksum of its gradient"))
+
+    assert (verdict.commit, verdict.hopeless, verdict.state_bad) == (None, False, ())
+    assert verdict.reason == "member 2: a checksum of its gradient"
+
+
+@pytest.mark.parametrize("field", [{"gradient": "other"}, {"norms_sq": (1.0, 3.5)}])
+def test_cells_of_a_stage_that_disagree_stop_the_step(field: dict[str, object]) -> None:
+    verdict = judged(changed(1, **field))
+
+    assert (verdict.commit, verdict.hopeless) == (None, False)
+    assert "stage 0: its cells disagree" in verdict.reason
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_norm_that_is_no_number_is_hopeless_and_says_that_the_model_diverged(bad: float) -> None:
+    """Every cell sees the same NaN, though NaN differs from itself."""
+    votes = [
+        replace(v, norms_sq=(bad, 3.0)) if GRID.members[i].rank.stage == 0 else v
+        for i, v in enumerate(votes_of())
+    ]
+
+    verdict = judged(votes, clip_norm=1.0)
+
+    assert (verdict.commit, verdict.hopeless) == (None, True)
+    assert "diverged" in verdict.reason
+
+
+def test_a_nan_that_only_one_cell_has_is_a_disagreement_and_tried_again() -> None:
+    verdict = judged(changed(0, norms_sq=(math.nan, 3.0)))
+
+    assert (verdict.commit, verdict.hopeless) == (None, False)
+
+
+# States ---------------------------------------------------------------------
+
+
+def test_the_minority_of_a_stage_is_bad() -> None:
+    plan = make_plan({r: [f"{'abc'[r]}.1"] for r in range(3)})
+    votes = votes_of(plan, stats=(TypeStat(type=0, loss_sum=1.0, tokens=1),))
+    votes[1] = replace(votes[1], state="other")
+
+    verdict = judge(plan, votes, None, "")
+
+    assert (verdict.state_bad, verdict.commit, verdict.hopeless) == ((1,), None, False)
+    assert "b/0" in verdict.reason
+
+
+def test_of_two_that_differ_nobody_can_be_believed() -> None:
+    verdict = judged(changed(3, state="other"))
+
+    assert (verdict.state_bad, verdict.hopeless) == ((2, 3), True)
+
+
+def test_a_tie_of_two_camps_leaves_nobody_even_beside_a_third_opinion() -> None:
+    plan = make_plan({r: [f"{'abcde'[r]}.1"] for r in range(5)})
+    votes = [
+        replace(v, state=state)
+        for v, state in zip(votes_of(plan), ["x", "x", "y", "y", "z"], strict=True)
+    ]
+
+    verdict = judge(plan, votes, None, "")
+
+    assert (verdict.state_bad, verdict.hopeless) == ((0, 1, 2, 3, 4), True)
+
+
+# Planned plans and checkpoints ----------------------------------------------
+
+
+def test_a_planned_plan_is_adopted_only_when_all_have_seen_the_same() -> None:
+    seen = votes_of(newest_plan=4)
+    late = [*seen[:3], replace(seen[3], newest_plan=3)]
+    other = [*seen[:3], replace(seen[3], newest_nonce="m")]
+
+    assert judged(seen).adopt_planned
+    assert not judged(late).adopt_planned
+    assert not judged(other).adopt_planned
+    assert not judged(votes_of()).adopt_planned, "it is in that quorum already"
+
+
+def test_a_checkpoint_is_safe_once_every_stage_has_its_part() -> None:
+    votes = votes_of()
+    one = [replace(votes[0], checkpoint_safe=4), *votes[1:]]
+    both = [*one[:2], replace(votes[2], checkpoint_safe=4), votes[3]]
+
+    assert judged(one).checkpoint_safe is None
+    assert judged(both).checkpoint_safe == 4
+
+
+def test_parts_of_different_versions_are_never_combined() -> None:
+    votes = votes_of()
+    votes[0] = replace(votes[0], checkpoint_safe=4)
+    votes[2] = replace(votes[2], checkpoint_safe=5)
+
+    assert judged(votes).checkpoint_safe is None
