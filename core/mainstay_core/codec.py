@@ -13,7 +13,7 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar, Union
 
@@ -25,9 +25,10 @@ T = TypeVar("T")
 def encode(value: Any) -> Any:
     """Return ``value`` as JSON-ready dicts, lists, strings and numbers."""
     # The most frequent first: states of large jobs have a hundred thousand values.
-    if value is None or type(value) in _PLAIN:
+    kind: type = type(value)
+    if value is None or kind in _PLAIN:
         return value
-    names = _field_names(type(value))
+    names = _field_names(kind)
     if names is not None:
         return {name: encode(getattr(value, name)) for name in names}
     if isinstance(value, enum.Enum):
@@ -75,9 +76,9 @@ _PLAIN = frozenset({str, int, float, bool})
 
 
 @cache
-def _field_names(cls: Hashable) -> tuple[str, ...] | None:
+def _field_names(cls: type) -> tuple[str, ...] | None:
     """Names of a dataclass's fields; None for any other type."""
-    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+    if not dataclasses.is_dataclass(cls):
         return None
     return tuple(field.name for field in dataclasses.fields(cls))
 
