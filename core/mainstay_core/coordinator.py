@@ -120,7 +120,10 @@ def _on_committed(state: CoordinatorState, event: StepsCommitted, now_s: float) 
     if event.quorum.id > plan.quorum.id:
         raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")
     seconds = (*state.step_seconds, event.step_s)[-MAX_STEP_SECONDS:]
-    state = replace(state, step=max(state.step, event.step + 1), step_seconds=seconds)
+    first = event.quorum == plan.quorum and state.commits == 0
+    # The first commit of a quorum says where it stands: after a restart that is further back.
+    committed = event.step + 1 if first else max(state.step, event.step + 1)
+    state = replace(state, step=committed, step_seconds=seconds)
     result = Transition(state=state, reason=f"step {event.step} is committed in {event.quorum}")
     if event.quorum == plan.quorum:
         result = result.then(_quorum_works(state, event.committed_at_s))

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from mainstay_core.ids import Incarnation, PodUid, Slot
 from mainstay_core.jobspec import JobConfig
@@ -196,11 +197,11 @@ class CoordinatorState:
 
     def pod(self, uid: PodUid) -> PodState | None:
         """Return a registered pod."""
-        return next((p for p in self.pods if p.registration.pod == uid), None)
+        return _by_uid(self.pods).get(uid)
 
     def slot(self, slot: Slot) -> SlotState | None:
         """Return a slot of a registered pod."""
-        return next((s for s in self.slots if s.slot == slot), None)
+        return _by_slot(self.slots).get(slot)
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -214,8 +215,7 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 def with_pod(state: CoordinatorState, pod: PodState) -> CoordinatorState:
     """Return the state with ``pod`` added or replaced, in order."""
-    uid = pod.registration.pod
-    others = [p for p in state.pods if p.registration.pod != uid]
+    others = [p for p in state.pods if uid_of(p) != uid_of(pod)]
     ordered = sorted([*others, pod], key=lambda p: (natural(p.registration.name), uid_of(p)))
     return replace(state, pods=tuple(ordered))
 
@@ -227,8 +227,44 @@ def uid_of(pod: PodState) -> PodUid:
 
 def with_slot(state: CoordinatorState, slot: SlotState) -> CoordinatorState:
     """Return the state with ``slot`` added or replaced, in order."""
-    others = [s for s in state.slots if s.slot != slot.slot]
-    return replace(state, slots=tuple(sorted([*others, slot], key=lambda s: s.slot)))
+    return with_slots(state, [slot])
+
+
+def with_slots(state: CoordinatorState, slots: Iterable[SlotState]) -> CoordinatorState:
+    """Return the state with each of ``slots`` added or replaced, in order."""
+    changed = {s.slot: s for s in slots}
+    if not changed:
+        return state
+    kept = [changed.pop(s.slot, s) for s in state.slots]
+    if changed:
+        kept = sorted([*kept, *changed.values()], key=lambda s: (s.slot.pod, s.slot.index))
+    return replace(state, slots=tuple(kept))
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class _Lookup(Generic[_Key, _Value]):
+    """Finds values of a tuple by key, in constant time for the tuple asked for last.
+
+    A memo, not a state: tuples don't change, so the same one has the same answer.
+    """
+
+    def __init__(self, key: Callable[[_Value], _Key]) -> None:
+        self._key = key
+        self._last: tuple[tuple[_Value, ...], dict[_Key, _Value]] = ((), {})
+
+    def __call__(self, values: tuple[_Value, ...]) -> dict[_Key, _Value]:
+        last, found = self._last
+        if last is not values:
+            found = {self._key(value): value for value in values}
+            self._last = (values, found)
+        return found
+
+
+_by_uid: _Lookup[PodUid, PodState] = _Lookup(uid_of)
+_by_slot: _Lookup[Slot, SlotState] = _Lookup(lambda s: s.slot)
 
 
 def is_living(state: CoordinatorState, member: Member) -> bool:

@@ -315,13 +315,15 @@ def settle_all(state: CoordinatorState, at_s: float) -> Transition:
 
 
 def _all_settled(state: CoordinatorState) -> Transition:
-    assert state.plan is not None
+    plan = state.plan
+    assert plan is not None
     state = plan_settled(state)
-    if state.restarted_id == state.plan.quorum.id and state.settled_step is not None:
+    if state.commits == 0 and state.settled_step is not None:
+        # A restart goes back; so does a step that only the dead had applied: it is done again.
         state = replace(state, step=min(state.step, state.settled_step))
     if state.phase is JobPhase.RECOVERING:
         state = replace(state, phase=JobPhase.RUNNING)
-    message = f"all members of {state.plan.quorum} go on at step {state.settled_step}"
+    message = f"all members of {plan.quorum} go on at step {state.settled_step}"
     state, closed = close_known(state)
     actions = tuple(RecordRecovery(recovery=r) for r in closed)
     settled = Announce(reason="Settled", message=message)

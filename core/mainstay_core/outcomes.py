@@ -18,7 +18,7 @@ from mainstay_core.jobstate import (
     JobPhase,
     spare_pods,
     uid_of,
-    with_slot,
+    with_slots,
 )
 from mainstay_core.messages import Plan
 from mainstay_core.recovery_times import close_all
@@ -26,11 +26,13 @@ from mainstay_core.recovery_times import close_all
 
 def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
     """Return the state with ``plan`` as the newest, and what makes it visible."""
+    seated = []
     for member in plan.members:
         slot = state.slot(member.slot)
         assert slot is not None
         if slot.stage != member.rank.stage:
-            state = with_slot(state, replace(slot, stage=member.rank.stage))
+            seated.append(replace(slot, stage=member.rank.stage))
+    state = with_slots(state, seated)
     state = replace(
         state,
         phase=phase,
@@ -49,7 +51,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         if o.recovery.quorum == plan.quorum
     )
     message = f"{plan.quorum} ({plan.method}): {plan.reason}"
-    actions = (
+    actions: tuple[Action, ...] = (
         PublishPlan(plan=plan),
         *recorded,
         Announce(
@@ -63,7 +65,7 @@ def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition
     """Return the state of the ended job, and what tells everybody."""
     state, closed = close_all(state)
     state = replace(state, phase=phase, waiting=None, suspicion=None, outcome=reason)
-    actions = (
+    actions: tuple[Action, ...] = (
         *(RecordRecovery(recovery=r) for r in closed),
         Announce(reason=phase.capitalize(), message=reason, warning=phase is JobPhase.FAILED),
         EndJob(state=phase, reason=reason),

@@ -237,6 +237,32 @@ def test_commits_of_before_a_restart_do_not_count(start: Start) -> None:
     assert world.state.step == 0
 
 
+def test_a_restart_that_another_plan_overtakes_still_goes_back(start: Start) -> None:
+    world = start(spares=1, replicas=2, stages=2)
+    for _ in range(5):
+        world.commit()
+    world.tell(world.down_fact(world.member(0, 1)), world.down_fact(world.member(1, 1)))
+    assert world.plan.method is Method.RESTART
+    world.down(world.followers()[0])
+    assert world.plan.quorum.id == 3
+    world.settle(step=3)
+    assert world.state.step == 3
+    world.commit(step=3)
+    lost = {q: r.lost_steps for q, r in world.recoveries().items()}
+    assert lost == {2: 2, 3: 0}
+
+
+def test_where_a_restart_stands_is_known_from_its_first_commit_as_well(start: Start) -> None:
+    world = start(spares=1, replicas=1, stages=2)
+    for _ in range(5):
+        world.commit()
+    world.down(world.member(0, 1))
+    world.commit(step=2)
+    assert world.state.step == 3
+    world.settle(step=2)
+    assert world.state.step == 3
+
+
 def test_without_a_free_trainer_the_job_waits_and_says_for_what(start: Start) -> None:
     world = start(replicas=1, stages=2)
     victim = world.member(0, 1)
