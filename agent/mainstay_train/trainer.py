@@ -28,10 +28,10 @@ USER_ERRORS = (InvalidSpecError, ValueError, TypeError, AttributeError, KeyError
 def warm_up() -> None:
     """Do once in the warm parent what every trainer would do first.
 
-    The first optimizer step of a process imports two seconds' worth of torch,
-    and the digests' key tables are the same for all.
+    The first optimizer step of a process imports two seconds' worth of torch, switching
+    on determinism another one, and the digests' key tables are the same for all.
     """
-    torch.set_num_threads(1)
+    numerics.setup("cpu")
     digests.warm_up()
     probe = torch.nn.Parameter(torch.zeros(1))
     probe.grad = torch.zeros(1)
