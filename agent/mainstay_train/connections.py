@@ -117,8 +117,19 @@ class Connections:
         group.connect()
         return group
 
-    def pipeline(self) -> Group | None:
+    @property
+    def pipeline_name(self) -> str:
+        """Name of the connected pipeline group that is kept; empty if there is none."""
+        with self.changed:
+            return self._pipeline.name if self._pipeline and self._pipeline.connected else ""
+
+    def pipeline(self, agreed: str) -> Group | None:
         """The group of this cell's chain, connected, rank = stage; None with one stage.
+
+        Args:
+            agreed: name of the group that every cell of the chain still had when the quorum
+                settled. If empty, one is connected under a name of this quorum: under an old
+                one the keys of the former group would be found.
 
         Raises:
             GroupEnded: a cell of the chain is gone, or a plan took it apart.
@@ -129,9 +140,12 @@ class Connections:
             chain = plan.chain_of(self.index)
             if chain is None or len(chain.cells) == 1:
                 return None
-            if self._pipeline is not None and self._pipeline_key == _key(chain):
+            name = agreed or f"{plan.job}/{plan.quorum}/r{chain.replica}"
+            if self._pipeline is not None and self._pipeline.name == name:
                 return self._pipeline
-            name = f"{plan.job}/{chain.formed_in}/r{chain.replica}"
+            if agreed:
+                raise GroupEnded(f"{agreed} has ended since the quorum settled")
+            self._end_pipeline("a cell of the chain has lost its pipeline")
             group = self._group(name, plan, chain.cells.index(self.index), len(chain.cells))
             self._pipeline, self._pipeline_key = group, _key(chain)
             self._interrupt()
@@ -178,7 +192,8 @@ class Connections:
         """End what the newest plan makes useless; whether that includes the quorum."""
         if self.newest is None:
             return False
-        ends = interrupts(self.adopted, self.index, self.newest)
+        connected = self._pipeline is not None and self._pipeline.connected
+        ends = interrupts(self.adopted, self.index, self.newest, connected=connected)
         if ends.pipeline:
             self._end_pipeline(f"{self.newest.quorum} takes the chain apart")
         if ends.quorum:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from mainstay_core import codec, rank, rank_events
@@ -169,7 +170,8 @@ class Session:
         self._reporter.waits()
         try:
             gather = self._connections.adopt(action.plan, action.report.index)
-            gather.post("settle", codec.dumps(action.report).encode())
+            report = replace(action.report, pipeline=self._connections.pipeline_name)
+            gather.post("settle", codec.dumps(report).encode())
             bodies = gather.wait("settle")
         except QuorumAborted as end:
             return rank_events.QuorumLost(end.why, end.suspects)
@@ -217,12 +219,17 @@ class Session:
     def _compute(self, action: rank_events.Compute) -> rank_events.Event:
         engine = self._engine_for_plan()
         try:
-            pipeline = self._connections.pipeline() if action.types else None
+            pipeline = self._connections.pipeline(self._agreed_pipeline()) if action.types else None
             engine.compute(action.types, self._state.version, pipeline)
         except GroupEnded as end:
             self._connections.fail_pipeline(str(end))
             return rank_events.ComputeBroken(engine.store.held(), f"the chain broke: {end}")
         return rank_events.TodoDone(engine.store.held())
+
+    def _agreed_pipeline(self) -> str:
+        """What the settle of this quorum says of the chain's pipeline."""
+        settlement, chain = self._state.settlement, self._plan.chain_of(self._state.index)
+        return settlement.pipelines[chain.replica] if settlement and chain else ""
 
     def _reduce(self, action: rank_events.Reduce) -> rank_events.Event:
         engine = self._engine_for_plan()

@@ -113,6 +113,8 @@ def _adopt(state: RankState, *prefix: Action) -> Transition:
 
 def _park(state: RankState, why: str, suspects: Sequence[int], *prefix: Action) -> Transition:
     """Give the quorum up and wait with everything held; or adopt what is already known."""
+    if state.phase in _MAY_MISS_A_ROUND:
+        prefix = (*prefix, Leave())
     if must_adopt(state):
         return _adopt(state, *prefix)
     assert state.plan is not None
@@ -308,8 +310,11 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         return _begin(new, DropHeld(mark=True))
     new = replace(new, step_plan=None)
     prefix: tuple[Action, ...] = (DropHeld(mark=True), *_checkpoint(new))
-    if state.adopt_next or must_adopt(new):
+    if state.adopt_next:
         return _adopt(new, *prefix)
+    if must_adopt(new):
+        # Others may have begun the next step before they heard of the plan.
+        return _adopt(new, *prefix, Leave())
     return _compute(new, *prefix)
 
 
@@ -329,6 +334,11 @@ def _ignore(state: RankState, event: Event) -> Transition:
     del event
     return Transition(state, (WaitForPlan(),), "waits for the api's decision")
 
+
+_MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING})
+"""Where what is lost here may have been complete for others of the chain. They then compute, and
+would wait in the pipeline for this rank while it waits for them in the next settle: a plan that
+leaves their chain intact does not interrupt them. So whoever parks here drops its pipeline."""
 
 _TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
     (Phase.IDLE, PlanSeen): _on_plan_idle,

@@ -264,6 +264,7 @@ def test_who_loses_the_quorum_parks_with_everything_and_names_the_suspects(
 
     kept = ("held", "mark", "version", "valid", "settled")
     assert outcome.state.phase is Phase.PARKED
+    assert Leave() in outcome.actions, "others of the chain may wait for it in the pipeline"
     assert [getattr(outcome.state, f) for f in kept] == [getattr(before, f) for f in kept]
     tell, wait = outcome.actions[-2:]
     assert tell == Tell(FactKind.PARKED, 0, "a reset", (slot_of("b.1"),))
@@ -284,7 +285,8 @@ def test_who_knows_a_newer_unplanned_plan_adopts_it_instead_of_parking() -> None
 
     outcome = rank.step(state, QuorumLost("the plan ended it"))
 
-    settle = outcome.actions[-1]
+    leave, settle = outcome.actions
+    assert leave == Leave(), "others of the chain may have applied and wait for it"
     assert isinstance(settle, Settle)
     assert (settle.report.mark, settle.report.settled) == ("q1-n", 1)
     assert settle.report.held == state.held
@@ -479,8 +481,21 @@ SHAPES = {
         corruptions=1,
         checkpoint_every=1,
     ),
+    "one crash, two stages": Shape(shards_per_lane=2),
+    "two crashes, three replicas of three stages": Shape(stages=3, replicas=3, kills=2, spares=1),
+    "stops and false suspicion": Shape(kills=0, stops=2, exclusions=1, resets=2, corruptions=1),
+    "everything": Shape(
+        shards_per_lane=2,
+        spares=1,
+        kills=2,
+        stops=1,
+        resets=1,
+        exclusions=1,
+        corruptions=1,
+        checkpoint_every=1,
+    ),
 }
-SEEDS_PER_BATCH = 60
+SEEDS_PER_BATCH = 50
 
 
 @pytest.mark.parametrize("batch", range(3))
@@ -504,6 +519,5 @@ def test_runs_together_reach_every_transition_and_every_way_to_a_version() -> No
         happened |= world.happened
 
     wanted = {(phase, kind) for phase, kinds in ACCEPTED.items() for kind in kinds}
-    # A simulated job never fails, and one stage has no pipeline that could break.
-    assert wanted - reached == {(Phase.FAILED, PlanSeen), (Phase.COMPUTING, ComputeBroken)}
+    assert wanted - reached == {(Phase.FAILED, PlanSeen)}, "a simulated job never fails"
     assert happened >= {"stay", "roll", "heal", "load", "join", "mask", "checkpoint", "corrupt"}
