@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from mainstay_api.store import StoreUnavailableError
+from mainstay_api.store import StoreUnavailableError, UnknownJobError
 from mainstay_core.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
 from mainstay_core.learning import UnregisteredPodError
 
@@ -81,6 +81,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RemoteProtocolError, _conflict)
     app.add_exception_handler(StoreConflictError, _busy)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
+    app.add_exception_handler(UnknownJobError, _vanished)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _http)
 
@@ -123,6 +124,11 @@ async def _unavailable(request: Request, error: Exception) -> JSONResponse:
     logger.warning("the store is not reached: %s", error)
     todo = "ask again: training goes on meanwhile, and nothing was decided"
     return _answer(503, "store-unavailable", str(error), todo)
+
+
+async def _vanished(request: Request, error: Exception) -> JSONResponse:
+    del error
+    return await _problem(request, unknown_job(str(request.path_params.get("job", ""))))
 
 
 async def _malformed(request: Request, error: Exception) -> JSONResponse:

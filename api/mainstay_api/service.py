@@ -16,7 +16,7 @@ from typing import Any
 
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
-from mainstay_api.store import BeatReply, Change, Snapshot, Store
+from mainstay_api.store import BeatReply, Change, Snapshot, Store, UnknownJobError
 from mainstay_core import codec, coordinator
 from mainstay_core.coordinator_events import (
     Action,
@@ -135,7 +135,7 @@ class JobService:
         snapshot = await self.store.load(uid)
         if snapshot is None:
             self._known.clear()
-            raise MainstayError(f"job {uid} has vanished from the store")
+            raise UnknownJobError(f"job {uid} has vanished from the store")
         return snapshot
 
     async def _note_durable(self, uid: JobUid, event: PlanDurable) -> None:

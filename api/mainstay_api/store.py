@@ -98,6 +98,10 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """
 
 
+class UnknownJobError(MainstayError):
+    """The store has no such job (any more)."""
+
+
 class StoreUnavailableError(MainstayError):
     """The store is not reached: nothing was decided, ask again."""
 

@@ -50,18 +50,27 @@ class Streams:
         queue: asyncio.Queue[StreamItem | None] = asyncio.Queue(MAX_QUEUED)
         self._listeners.setdefault(uid, set()).add(queue)
         try:
-            plan, cursor, phase = await self._store.fetch_plan(uid)
-            self._start_reader(uid, cursor)
-            if plan is not None:
-                yield _event("plan", plan, cursor if last_id is None else None)
-            async for item in self._missed(uid, last_id, cursor):
-                yield _event(item.kind, item.data, item.id)
-            if phase in ("complete", "failed", "stopped"):
-                yield _event("stop", f'{{"state":"{phase}","reason":""}}', None)
-            async for text in self._live(queue, cursor):
+            async for text in self._follow(uid, last_id, queue):
                 yield text
+        except StoreUnavailableError as error:
+            # The answer has begun: its end tells the listener to come back.
+            logger.warning("a listener of %s is sent away: %s", uid, error)
         finally:
             self._leave(uid, queue)
+
+    async def _follow(
+        self, uid: JobUid, last_id: str | None, queue: asyncio.Queue[StreamItem | None]
+    ) -> AsyncIterator[str]:
+        plan, cursor, phase = await self._store.fetch_plan(uid)
+        self._start_reader(uid, cursor)
+        if plan is not None:
+            yield _event("plan", plan, cursor if last_id is None else None)
+        async for item in self._missed(uid, last_id, cursor):
+            yield _event(item.kind, item.data, item.id)
+        if phase in ("complete", "failed", "stopped"):
+            yield _event("stop", f'{{"state":"{phase}","reason":""}}', None)
+        async for text in self._live(queue, cursor):
+            yield text
 
     def close(self) -> None:
         """End all streams at once: the process is about to stop."""

@@ -334,11 +334,10 @@ def _finished(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
     del now_s
     slot = _slot_of(state, fact)
     assert fact.incarnation is not None
-    if fact.incarnation in state.finished:
-        return Transition(state=state, reason="already known")
     if fact.incarnation != slot.incarnation and fact.incarnation not in slot.ended:
         return _stale(state, fact)
-    state = replace(state, finished=(*state.finished, fact.incarnation))
+    if fact.incarnation not in state.finished:
+        state = replace(state, finished=(*state.finished, fact.incarnation))
     name = slot_name(state, slot.slot)
     result = Transition(state=state, reason=f"{name} has finished")
     if fact.final is None:

@@ -203,6 +203,17 @@ def test_a_job_goes_on_after_redis_and_api_were_killed(own_redis: Any, new_api: 
     assert new_api(own_redis.url).get("/v1/jobs/survivor")["uid"] == "survivor"
 
 
+def test_a_job_that_vanished_from_the_store_is_unknown(own_redis: Any, new_api: Any) -> None:
+    api = new_api(own_redis.url)
+    api.post("/v1/jobs", {"config": _encoded(config("gone-1")), "uid": "gone-1"}, status=201)
+    api.get("/v1/jobs/gone-1")
+    own_redis.stop()
+    for path in own_redis.directory.rglob("*.aof*"):
+        path.unlink()
+    own_redis.start()
+    assert api.get("/v1/jobs/gone-1", status=404)["error"] == "unknown-job"
+
+
 def _encoded(job: JobConfig) -> Any:
     return codec.encode(job)
 

@@ -93,3 +93,29 @@ def test_streams_end_with_the_server(new_api: Any, new_job: Any, listen: Any) ->
     api._server.handle_exit(15, None)
     for listener in listeners:
         assert listener.ended.wait(timeout=60)
+
+
+def test_a_stream_ends_when_the_store_is_away_and_can_be_opened_again(
+    own_redis: Any, new_api: Any, new_job: Any, listen: Any
+) -> None:
+    job = new_job(new_api(own_redis.url))
+    job.start()
+    own_redis.stop()
+    early = listen(job)
+    assert early.ended.wait(timeout=60)
+    own_redis.start()
+    again = listen(job)
+    again.wait(lambda each: each.plans() == [1])
+
+
+def test_a_stream_survives_an_outage_of_the_store(
+    own_redis: Any, new_api: Any, new_job: Any, listen: Any
+) -> None:
+    job = new_job(new_api(own_redis.url))
+    job.start()
+    listener = listen(job)
+    listener.wait(lambda each: each.plans() == [1])
+    own_redis.stop()
+    own_redis.start()
+    job.kill(1)
+    listener.wait(lambda each: each.plans() == [1, 2])
