@@ -119,14 +119,23 @@ class LocalJob:
             self._check_deadline()
             time.sleep(POLL_S)
 
-    def wait_for_members(self, step: int, num_members: int) -> None:
-        """Wait until the job stands at a gate before ``step`` with all its places taken."""
+    def wait_for_members(self, step: int, num_members: int, *, or_joining: bool = False) -> None:
+        """Wait until the job stands at a gate before ``step`` with all its places taken.
+
+        Args:
+            step: number of committed steps.
+            num_members: ranks that it has then.
+            or_joining: is content with a rank that joins at the end of this step: another one
+                can join only after it.
+        """
 
         def ready() -> bool:
             with contextlib.suppress(httpx.HTTPError):
                 if self.fetch()["step"] != step:
                     return False
                 ranks = [m for m in self.fetch("members") if m["rank"] != "spare"]
+                if or_joining and any(m["joining"] and not m["settled"] for m in ranks):
+                    return True
                 # A process is known from its pod's first heartbeat on.
                 return len(ranks) == num_members and all(m["pid"] for m in ranks)
             return False
@@ -244,13 +253,13 @@ def run_disturbed(
     """Run a job with faults, all places taken again before each, and return its report."""
     gates = directory / "gates"
     gates.mkdir()
-    # Data of the step of a fault may be wanted by the step before; a gate two steps ahead leaves
-    # one whole step in the healed quorum before the fault.
-    gate_steps = [fault["at"]["step"] - 2 for fault in faults]
+    # Two ranks of a lost pod may come back one after the other, each at the end of a step.
+    gate_steps = [fault["at"]["step"] - before for fault in faults for before in (4, 3, 2)]
     job = make_job(layout, steps, corpus, gates, gate_steps)
     with local_job(directory, job, faults) as running:
-        for step in gate_steps:
-            running.wait_for_members(step, layout.num_cells)
+        for number, step in enumerate(gate_steps):
+            last = number % 3 == 2
+            running.wait_for_members(step, layout.num_cells, or_joining=not last)
             (gates / str(step)).touch()
         return running.report()
 

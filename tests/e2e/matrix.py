@@ -15,8 +15,8 @@ LAYOUTS = tuple(
     Layout(stages=stages, ranks_per_pod=ranks_per_pod, shards_per_lane=shards_per_lane)
     for stages, ranks_per_pod, shards_per_lane in itertools.product((1, 2), (1, 2), (1, 4))
 )
-FIRST_FAULT = 4
-STEPS_BETWEEN = 4
+FIRST_FAULT = 6
+STEPS_BETWEEN = 6
 
 
 def pairwise_cases() -> list[tuple[Layout, list[tuple[str, str]]]]:
