@@ -9,10 +9,12 @@ stages. What is torn or does not have its digest is skipped with a warning.
 
     <root>/step-00000020.tmp-<nonce>/stage-0/{part.json, DCP files}
     <root>/step-00000020/{manifest.json, stage-0/, stage-1/}
+    <root>/step-00000010.bad/ (damaged: put aside by whoever found it)
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -59,12 +61,11 @@ class CheckpointDirectory:
 
     def __init__(self, root: Path, keep: int = 2) -> None:
         self._root, self._keep = root, max(2, keep)
-        self._bad: set[int] = set()
 
     def newest_complete(self) -> int:
         """Newest version that can be read; 0 when there is none."""
         for version in sorted(self._versions(), reverse=True):
-            problem = "its digests are wrong" if version in self._bad else self._problem(version)
+            problem = self._problem(version)
             if problem is None:
                 return version
             logger.warning("checkpoint %s is skipped: %s", self._path(version), problem)
@@ -128,7 +129,7 @@ class CheckpointDirectory:
         """Read a version into ``state`` and check every tensor's digest.
 
         Raises:
-            IntegrityError: a tensor is missing or differs; the version is not offered again.
+            IntegrityError: a tensor is missing or differs; the version is put aside.
             OSError: the storage refuses.
         """
         wanted = {t.id: t.tensor for t in state.state_tensors()}
@@ -142,8 +143,7 @@ class CheckpointDirectory:
                 self._read(version, part, own, expected)
                 missing -= set(own)
         if missing or commit is None:
-            self._bad.add(version)
-            raise IntegrityError(f"checkpoint {version} lacks {sorted(missing)[:3]}")
+            raise self._refused(version, f"checkpoint {version} lacks {sorted(missing)[:3]}")
         state.refresh()
         return Loaded(masters_digest(state), commit, chain)
 
@@ -154,8 +154,7 @@ class CheckpointDirectory:
             commit = codec.decode(Commit, description["commit"])
             return dict(description["tensors"]), commit, str(description["chain"])
         except (ValueError, KeyError, TypeError, MainstayError) as error:
-            self._bad.add(version)
-            raise IntegrityError(f"{part / PART} cannot be read: {error}") from error
+            raise self._refused(version, f"{part / PART} cannot be read: {error}") from error
 
     def _read(
         self, version: int, part: Path, own: dict[str, torch.Tensor], expected: dict[str, str]
@@ -165,12 +164,19 @@ class CheckpointDirectory:
                 warnings.simplefilter("ignore")
                 dcp.load(own, checkpoint_id=str(part), no_dist=True)
         except (RuntimeError, ValueError, EOFError, dcp.CheckpointException) as error:
-            self._bad.add(version)
-            raise IntegrityError(f"{part} cannot be read: {error}") from error
+            raise self._refused(version, f"{part} cannot be read: {error}") from error
         for name, tensor in own.items():
             if digests.tensor_digest(name, tensor).hex() != expected[name]:
-                self._bad.add(version)
-                raise IntegrityError(f"{part}: {name} does not have its digest")
+                raise self._refused(version, f"{part}: {name} does not have its digest")
+
+    def _refused(self, version: int, why: str) -> IntegrityError:
+        """Put a damaged version aside, for all ranks: a settle must not choose it again."""
+        path = self._path(version)
+        aside = path.with_name(f"{path.name}.bad")
+        logger.warning("checkpoint %s is damaged and becomes %s: %s", path, aside.name, why)
+        with contextlib.suppress(OSError):  # another rank was first
+            path.rename(aside)
+        return IntegrityError(why)
 
     def _versions(self) -> list[int]:
         if not self._root.is_dir():

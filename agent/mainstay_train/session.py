@@ -170,7 +170,11 @@ class Session:
         self._reporter.waits()
         try:
             gather = self._connections.adopt(action.plan, action.report.index)
-            report = replace(action.report, pipeline=self._connections.pipeline_name)
+            report = replace(
+                action.report,
+                pipeline=self._connections.pipeline_name,
+                durable=self._checkpoints.newest_complete() if self._checkpoints else 0,
+            )
             gather.post("settle", codec.dumps(report).encode())
             bodies = gather.wait("settle")
         except QuorumAborted as end:
@@ -212,7 +216,6 @@ class Session:
             loaded = self._checkpoints.load(version, engine.state)
         except (IntegrityError, OSError) as error:
             logger.warning("checkpoint %d is skipped: %s", version, error)
-            self._state = rank.saw_durable(self._state, self._checkpoints.newest_complete())
             return rank_events.RestoreFailed(str(error))
         return rank_events.Restored(loaded.masters, loaded.commit, loaded.chain)
 
