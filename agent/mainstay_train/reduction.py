@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import itemgetter
 
 import torch
 
@@ -21,7 +23,7 @@ from mainstay_core.messages import Partial
 from mainstay_core.partials import grow
 from mainstay_core.settle import Supply
 from mainstay_train.groups import Group
-from mainstay_train.layout import StageLayout
+from mainstay_train.layout import CHUNK, StageLayout
 
 
 class PartialStore:
@@ -89,6 +91,16 @@ class Grid:
         return cls(tuple(tuple(owned) for owned in spans), sizes)
 
 
+def _add_up(into: torch.Tensor, terms: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The left-to-right sum of the terms, in ``into``."""
+    if len(terms) == 1:
+        return into.copy_(terms[0])
+    torch.add(terms[0], terms[1], out=into)
+    for term in terms[2:]:
+        into.add_(term)
+    return into
+
+
 class Reducer:
     """Reduces the partials of one stage over its cells.
 
@@ -124,10 +136,10 @@ class Reducer:
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
         """
-        grid = self._grid(len(members))
-        segments = self._scatter(group, grid, table, members, index, partials)
-        total = self._sum(table, segments)
-        self._gather(group, grid, total)
+        grid, rank = self._grid(len(members)), members.index(index)
+        received = self._scatter(group, grid, table, members, rank, partials)
+        total = self._sum(grid.spans[rank], table, members, rank, partials, received)
+        self._gather(group, grid, rank, total)
         return self.reduced
 
     def _scatter(
@@ -136,64 +148,107 @@ class Reducer:
         grid: Grid,
         table: Sequence[Supply],
         members: Sequence[int],
-        index: int,
+        rank: int,
         partials: Mapping[Partial, torch.Tensor],
-    ) -> list[torch.Tensor]:
-        """All-to-all: this cell's owned elements of every supply, in the table's order."""
-        own = [partials[s.partial] for s in table if s.index == index]
-        mine = grid.sizes[members.index(index)]
-        pieces = [p[a:b] for owned in grid.spans for p in own for a, b in owned]
-        sent = self._buffer("sent", sum(p.numel() for p in pieces))
-        if pieces:
-            torch.cat(pieces, out=sent)
-        counts = {m: sum(1 for s in table if s.index == m) for m in members}
-        received_sizes = [counts[m] * mine for m in members]
-        received = sent
-        if group is not None:
-            received = self._buffer("received", sum(received_sizes))
-            group.exchange(received, sent, received_sizes, [len(own) * n for n in grid.sizes])
-        starts: dict[int, int] = {}
-        offset = 0
-        for member, size in zip(members, received_sizes, strict=True):
-            starts[member] = offset
-            offset += size
-        segments = []
-        for supply in table:
-            start = starts[supply.index]
-            segments.append(received[start : start + mine])
-            starts[supply.index] = start + mine
-        return segments
+    ) -> dict[int, torch.Tensor]:
+        """Send every other cell its chunks of what this one supplies; returns what came, by rank.
+
+        A received tensor holds one supply after the other, in the table's order.
+        """
+        if group is None:
+            return {}
+        own = [partials[s.partial] for s in table if s.index == members[rank]]
+        counts = [sum(1 for s in table if s.index == member) for member in members]
+        sent = [[p[start:stop] for p in own for start, stop in spans] for spans in grid.spans]
+        sent_sizes = [len(own) * size for size in grid.sizes]
+        received_sizes = [count * grid.sizes[rank] for count in counts]
+        return self._exchange(group, rank, sent, sent_sizes, received_sizes)
+
+    def _exchange(
+        self,
+        group: Group,
+        rank: int,
+        sent: Sequence[Sequence[torch.Tensor]],
+        sent_sizes: list[int],
+        received_sizes: list[int],
+    ) -> dict[int, torch.Tensor]:
+        """All-to-all of pieces by destination; what is this cell's own stays where it is."""
+        peers = [peer for peer in range(len(sent)) if peer != rank]
+        sent_sizes[rank] = received_sizes[rank] = 0
+        packed = self._buffer("sent", sum(sent_sizes))
+        if packed.numel():
+            torch.cat([piece for peer in peers for piece in sent[peer]], out=packed)
+        received = self._buffer("received", sum(received_sizes))
+        group.exchange(received, packed, received_sizes, sent_sizes)
+        starts = list(accumulate(received_sizes, initial=0))
+        return {peer: received[starts[peer] : starts[peer + 1]] for peer in peers}
+
+    def _sum(
+        self,
+        spans: Sequence[tuple[int, int]],
+        table: Sequence[Supply],
+        members: Sequence[int],
+        rank: int,
+        partials: Mapping[Partial, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+    ) -> torch.Tensor:
+        """Ordered sum of this cell's chunks, chunk by chunk: what is summed stays in cache.
+
+        The first term is taken as it is, since 0 + x may change a sign of zero.
+        """
+        mine = sum(stop - start for start, stop in spans)
+        total, lane_sum = self._buffer("total", mine), self._buffer("lane", CHUNK)
+        sources = self._sources(table, members, rank, partials, received, mine)
+        begin = 0
+        for start, stop in spans:
+            size = stop - start
+            into, lane_into = total[begin : begin + size], lane_sum[:size]
+            terms = [
+                (lane, flat[start:stop] if own else flat[begin : begin + size])
+                for lane, own, flat in sources
+            ]
+            for number, (_, of_lane) in enumerate(groupby(terms, key=itemgetter(0))):
+                run = [term for _, term in of_lane]
+                if number == 0:
+                    _add_up(into, run)
+                else:
+                    into.add_(run[0] if len(run) == 1 else _add_up(lane_into, run))
+            begin += size
+        return total
 
     @staticmethod
-    def _sum(table: Sequence[Supply], segments: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Ordered sum; the first term is taken as it is, since 0 + x may change a sign of zero."""
-        total: torch.Tensor | None = None
-        lane_sum: torch.Tensor | None = None
-        lane = -1
-        for supply, segment in zip(table, segments, strict=True):
-            if supply.partial.lane == lane:
-                assert lane_sum is not None
-                lane_sum.add_(segment)
+    def _sources(
+        table: Sequence[Supply],
+        members: Sequence[int],
+        rank: int,
+        partials: Mapping[Partial, torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        mine: int,
+    ) -> list[tuple[int, bool, torch.Tensor]]:
+        """Per supply: its lane, and either the own partial (True) or what was received of it."""
+        taken = dict.fromkeys(received, 0)
+        sources = []
+        for supply in table:
+            peer = members.index(supply.index)
+            if peer == rank:
+                sources.append((supply.partial.lane, True, partials[supply.partial]))
                 continue
-            if lane_sum is not None:
-                total = lane_sum if total is None else total.add_(lane_sum)
-            lane, lane_sum = supply.partial.lane, segment
-        assert lane_sum is not None, "a table has at least one supply"
-        return lane_sum if total is None else total.add_(lane_sum)
+            part = received[peer][taken[peer] : taken[peer] + mine]
+            taken[peer] += mine
+            sources.append((supply.partial.lane, False, part))
+        return sources
 
-    def _gather(self, group: Group | None, grid: Grid, total: torch.Tensor) -> None:
-        gathered = total
+    def _gather(self, group: Group | None, grid: Grid, rank: int, total: torch.Tensor) -> None:
+        parts = {rank: total}
         if group is not None:
-            num_cells = len(grid.sizes)
-            sent = self._buffer("sent", total.numel() * num_cells)
-            torch.cat([total] * num_cells, out=sent)
-            gathered = self._buffer("received", sum(grid.sizes))
-            group.exchange(gathered, sent, grid.sizes, [total.numel()] * num_cells)
-        offset = 0
-        for owned in grid.spans:
-            for start, stop in owned:
-                self.reduced[start:stop] = gathered[offset : offset + stop - start]
-                offset += stop - start
+            sent_sizes = [total.numel()] * len(grid.sizes)
+            sent = [[total]] * len(grid.sizes)
+            parts |= self._exchange(group, rank, sent, sent_sizes, list(grid.sizes))
+        for peer, part in parts.items():
+            begin = 0
+            for start, stop in grid.spans[peer]:
+                self.reduced[start:stop] = part[begin : begin + stop - start]
+                begin += stop - start
 
     def _grid(self, num_cells: int) -> Grid:
         if num_cells not in self._grids:
