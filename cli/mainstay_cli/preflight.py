@@ -26,9 +26,9 @@ MIB = 1024 * 1024
 class Needs:
     """Estimates behind the checks, in MiB, measured on CPU; the environment overrides them."""
 
-    base_memory_mib: int = 300
+    base_memory_mib: int = 600
     """Redis, the api and the process with torch preloaded."""
-    pod_memory_mib: int = 60
+    pod_memory_mib: int = 50
     """A supervisor, and a launcher's own pages."""
     rank_memory_mib: int = 150
     """A forked trainer's own pages, for a small model."""

@@ -27,7 +27,7 @@ def job(entrypoint: str = "mainstay_train.models.llama:workload", **spec: object
 
 def test_too_little_memory_is_told_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAINSTAY_RANK_MEMORY_MIB", "100000000")
-    with pytest.raises(MachineError, match="2 pods with 2 ranks need about 2000004") as caught:
+    with pytest.raises(MachineError, match="2 pods with 2 ranks need about 2000007") as caught:
         preflight.check_memory(job(), preflight.Needs.from_environment())
     assert caught.value.code is ExitCode.ENVIRONMENT
 
