@@ -310,7 +310,7 @@ def usable_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]
         if s.incarnation is not None
         and s.slot.pod in order
         and not s.refused
-        and s.failures < state.config.max_restarts
+        and s.failures <= state.config.max_restarts
         and s.held_until_s <= now_s
     ]
     living = {m.slot for m in state.plan.members if is_living(state, m)} if state.plan else set()
@@ -329,7 +329,7 @@ def restarting_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, 
         and s.stage is not None
         and s.slot.pod not in gone
         and not s.refused
-        and s.failures < state.config.max_restarts
+        and s.failures <= state.config.max_restarts
         and now_s - s.learnt_down_s < state.config.restart_grace_s
     )
 

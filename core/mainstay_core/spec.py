@@ -31,7 +31,7 @@ KIND = "TrainingJob"
 MAX_NAME_LENGTH = 40
 """Leaves room for the suffixes of pod names within the 63 characters of a label."""
 MAX_AUTO_SHARDS_PER_LANE = 16
-"""More types cost more, smaller micro-batches and win less than 1 % (design rule 1)."""
+"""With 16, a step after one loss among 64 lanes is 1.06x; more types cost more than they win."""
 MAX_SEED = 2**63 - 1
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

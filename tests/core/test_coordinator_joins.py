@@ -118,7 +118,8 @@ def test_a_joiner_without_state_does_not_hold_its_stage(start: Start) -> None:
 def test_a_slot_that_fails_again_and_again_stays_unused(start: Start) -> None:
     world = start(replicas=2, stages=1, max_restarts=3)
     pod = world.member(1, 0).slot.pod
-    for _ in range(3):
+    for _ in range(4):  # its first life and three restarts
+        assert pod in {m.slot.pod for m in world.plan.members}
         member = next(m for m in world.plan.members if m.slot.pod == pod)
         world.down(member, restarting=True)
         world.settle()

@@ -34,8 +34,7 @@ def test_slices_add_up_whatever_the_cut():
     for _ in range(50):
         cuts = sorted({0, 3000, *(rng.randrange(3000) for _ in range(rng.randrange(8)))})
         parts = [
-            digest.digest_words("w", words[a:b], 64_000 + a)
-            for a, b in itertools.pairwise(cuts)
+            digest.digest_words("w", words[a:b], 64_000 + a) for a, b in itertools.pairwise(cuts)
         ]
         rng.shuffle(parts)
         assert digest.total(parts) == whole
