@@ -18,7 +18,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -29,9 +29,6 @@ from torch.distributed import PrefixStore, TCPStore
 from mainstay_train.aborts import PipelineBroken
 
 logger = logging.getLogger(__name__)
-
-SWAP_TAG = 0
-"""Of swaps. A group is either a stage's, which swaps, or a chain's, which sends and receives."""
 
 socket_lock = threading.Lock()
 """Held while a socket is opened and registered, and while sockets are listed."""
@@ -219,53 +216,6 @@ class Group:
         )
         if stage_out is not received:
             received.copy_(stage_out)
-
-    def swap(self, received: Mapping[int, torch.Tensor], sent: Mapping[int, torch.Tensor]) -> None:
-        """All-to-all between the others: one flat tensor from and to each peer, none to itself.
-
-        Unlike :meth:`exchange` it packs nothing, so one tensor may go to several peers.
-
-        Raises:
-            GroupEnded: the group ended before it completed.
-        """
-        if self._backend == "nccl":
-            self._swap_packed(received, sent)
-            return
-        self._alive()
-        into = {peer: self._staged(tensor) for peer, tensor in received.items()}
-        works = []
-        try:
-            for distance in range(1, self.size):
-                source, target = (
-                    (self.rank - distance) % self.size,
-                    (self.rank + distance) % self.size,
-                )
-                if into[source].numel():
-                    works.append(self._group.recv([into[source]], source, SWAP_TAG))
-                if sent[target].numel():
-                    works.append(self._group.send([self._staged(sent[target])], target, SWAP_TAG))
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            raise GroupEnded(self.ended or f"{self.name}: {error}") from error
-        for peer, staged in into.items():
-            if staged is not received[peer]:
-                received[peer].copy_(staged)
-
-    def _swap_packed(
-        self, received: Mapping[int, torch.Tensor], sent: Mapping[int, torch.Tensor]
-    ) -> None:
-        """NCCL pairs sends with receives inside one call: point to point could deadlock."""
-        peers = [peer for peer in range(self.size) if peer != self.rank]
-        sizes = [
-            [t[p].numel() if p in t else 0 for p in range(self.size)] for t in (received, sent)
-        ]
-        packed = torch.cat([sent[peer] for peer in peers])
-        into = packed.new_empty(sum(sizes[0]))
-        self.exchange(into, packed, *sizes)
-        for peer, part in zip(range(self.size), into.split(sizes[0]), strict=True):
-            if peer != self.rank:
-                received[peer].copy_(part)
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         """Start sending; returns the work to wait for before the tensor may change."""
