@@ -19,7 +19,7 @@ from mainstay_train.heal import masters_digest
 from mainstay_train.interpreter import Hook, Interpreter
 from mainstay_train.optimizer import StageState
 from mainstay_train.reduction import PartialStore, Reducer
-from mainstay_train.workload import Workload
+from mainstay_train.workload import Workload, user_code
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +60,8 @@ class Engine:
             device: where it computes.
             hook: called before each action of the program.
         """
-        state = workload.build_stage(num_stages, stage, device)
+        with user_code("building the model"):
+            state = workload.build_stage(num_stages, stage, device)
         store = PartialStore(state.layout, config.shape.shards_per_lane, device)
         interpreter = Interpreter(
             workload=workload,
@@ -92,9 +93,11 @@ class Engine:
 
         Raises:
             GroupEnded: the chain broke.
+            WorkloadError: the user's blocks or data set failed.
         """
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
-        self.interpreter.run(program, step, pipeline)
+        with user_code(f"computing step {step}"):
+            self.interpreter.run(program, step, pipeline)
 
     def reduce(
         self,

@@ -213,11 +213,11 @@ def run_launcher(settings: LauncherSettings, give_up: Iterable[processes.Closabl
 
 def _host_store(listener: socket.socket) -> int:
     """Serve rendezvous keys on an already bound listener, until killed with the launcher."""
-    from torch import distributed
+    from torch.distributed import TCPStore
 
     host, port = listener.getsockname()[:2]
     # The store takes over the listener: it must not be closed twice.
-    store = distributed.TCPStore(  # type: ignore[attr-defined]  # torch omits it from __all__
+    store = TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
     logger.info("rendezvous store on %s:%d", store.host, store.port)

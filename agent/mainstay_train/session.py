@@ -29,7 +29,7 @@ from mainstay_train.reporting import Reporter
 from mainstay_train.serving import ServedState
 from mainstay_train.settings import TrainerSettings
 from mainstay_train.uplink import Status, Uplink
-from mainstay_train.workload import Workload
+from mainstay_train.workload import Workload, user_code
 
 logger = logging.getLogger(__name__)
 
@@ -282,7 +282,9 @@ class Session:
         self._hook(Action(Op.APPLY, engine.stage))
         if not self._gradient:  # rolled forward: it was reduced in a quorum without our vote
             self._gradient = engine.gradient_digest()
-        masters = engine.apply(commit, self._workload.learning_rate(commit.step))
+        with user_code(f"the learning rate of step {commit.step}"):
+            learning_rate = self._workload.learning_rate(commit.step)
+        masters = engine.apply(commit, learning_rate)
         self._reporter.record(
             self._state,
             commit,

@@ -21,9 +21,6 @@ logger = logging.getLogger(__name__)
 EXIT_USER_ERROR = 10
 """The user's model or configuration cannot work; a FAILED fact said why."""
 
-USER_ERRORS = (InvalidSpecError, ValueError, TypeError, AttributeError, KeyError, IndexError)
-"""What a mistake in the user's code or configuration raises. Others are crashes, which restart."""
-
 
 def warm_up() -> None:
     """Do once in the warm parent what every trainer would do first.
@@ -80,11 +77,13 @@ def run_trainer(settings: TrainerSettings) -> int:
     session: Session | None = None
     try:
         device = choose_device(config.device, settings.slot)
-        numerics.setup(device)
-        loaded = workload.load(config.entrypoint, config.workload, config.args)
-        loaded.stages(config.shape.stages)
+        with workload.user_code("setting up the device"):
+            numerics.setup(device)
         backend = choose_backend(config.backend, device, config.shape.ranks_per_pod)
-        extra = {**loaded.fingerprint(), "reduction": f"canonical/{backend}"}
+        with workload.user_code(f"loading {config.entrypoint}"):
+            loaded = workload.load(config.entrypoint, config.workload, config.args)
+            loaded.stages(config.shape.stages)
+            extra = {**loaded.fingerprint(), "reduction": f"canonical/{backend}"}
         print_of = fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra)
         hello = {
             "slot": settings.slot,
@@ -94,13 +93,12 @@ def run_trainer(settings: TrainerSettings) -> int:
         }
         session = Session(settings, loaded, device, backend)
         session.run(hello)
-    except USER_ERRORS as error:
+    except (InvalidSpecError, workload.WorkloadError) as error:
         logger.exception("the workload cannot run")
-        why = f"{type(error).__name__}: {error}"
         if session is None:
-            _tell_failure(settings, why)
+            _tell_failure(settings, str(error))
         else:
-            session.fail(why)
+            session.fail(str(error))
         return EXIT_USER_ERROR
     return 0
 

@@ -14,7 +14,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from mainstay_core.errors import InvalidSpecError
+from mainstay_core.errors import InvalidSpecError, MainstayError
 from mainstay_train import layout
 from mainstay_train import optimizer as optimizers
 from mainstay_train.blocks import Block, BlockSpec
@@ -32,6 +33,32 @@ DEFAULT_ENTRYPOINT = "mainstay_train.models.llama:workload"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Compute types; masters, gradients and sums are fp32 in any case."""
+
+USER_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
+"""What a mistake in the user's code or configuration raises. Anything else is a crash, which
+restarts: a device error or lack of memory may be gone on other hardware.
+"""
+
+
+class WorkloadError(MainstayError):
+    """The user's code failed, as it would on any rank: the job fails with this reason."""
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Tell mistakes in the user's code, called inside, from bugs of ours.
+
+    Raises:
+        WorkloadError: one of :data:`USER_ERRORS` was raised inside; names ``what``.
+        InvalidSpecError: passed on as it is.
+    """
+    try:
+        yield
+    except InvalidSpecError:
+        raise
+    except USER_ERRORS as error:
+        raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
+
 
 Entrypoint = Callable[[Mapping[str, Any], Sequence[str]], "Workload"]
 

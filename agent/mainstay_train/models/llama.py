@@ -134,7 +134,7 @@ def parse_config(config: Mapping[str, Any]) -> LlamaConfig:
         kind = str(LlamaConfig.__annotations__[name])
         if isinstance(value, bool) or not isinstance(value, _KINDS[kind]):
             raise InvalidSpecError(f"{_PATH}.{key}", f"must be of type {kind}, got {value!r}")
-        values[name] = float(value) if kind == "float" else value
+        values[name] = float(config[key]) if kind == "float" else value
     source = config.get("data") or {}
     if not isinstance(source, Mapping):
         raise InvalidSpecError(f"{_PATH}.data", f"must be a mapping with `path`, got {source!r}")
