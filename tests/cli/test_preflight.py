@@ -1,5 +1,6 @@
 import random
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -64,8 +65,16 @@ def test_a_redis_server_is_found_or_its_lack_is_told(monkeypatch: pytest.MonkeyP
 
 
 def test_a_built_in_entrypoint_is_found_without_importing_it() -> None:
-    preflight.check_entrypoint(job(), ())
-    assert "torch" not in sys.modules or "mainstay_train.models.llama" not in sys.modules
+    script = """
+import sys
+from mainstay_cli import preflight
+from mainstay_core.spec import parse_training_job
+preflight.check_entrypoint(parse_training_job(%r), ())
+sys.exit("torch" in sys.modules or "mainstay_train.models.llama" in sys.modules)
+"""
+    manifest = job().model_dump(mode="json", by_alias=True, exclude_none=True)
+    # In a process of its own: in this one another test may have imported them.
+    subprocess.run([sys.executable, "-c", script % manifest], check=True)
 
 
 @pytest.mark.parametrize(
