@@ -23,6 +23,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from mainstay_cli.exits import MachineError, UsageError
 
 MAX_POD_DIR_LENGTH = 70
 """Leaves room for a file name within the 107 bytes of a Unix socket's path."""
+
+SWEEP_AGE_S = 60.0
+"""A short name younger than this may belong to a run that is just taking its lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,7 @@ class StateDir:
             ) from error
         # A Unix socket's path is short by law; the state directory's may be long.
         if len(str(self.path / "pods")) > MAX_POD_DIR_LENGTH - 12:
+            _sweep_short_names()
             self._short = Path(tempfile.mkdtemp(prefix="mainstay-", dir="/tmp"))
             (self._short / "s").symlink_to(self.path)
         return self
@@ -152,8 +157,12 @@ def find_record(name: str | None) -> RunRecord:
 
 def is_running(record: RunRecord) -> bool:
     """Return whether the run's process still holds its directory."""
+    return _is_locked(Path(record.state_dir))
+
+
+def _is_locked(directory: Path) -> bool:
     try:
-        lock = os.open(Path(record.state_dir) / "lock", os.O_RDWR)
+        lock = os.open(directory / "lock", os.O_RDWR)
     except OSError:
         return False
     try:
@@ -163,6 +172,16 @@ def is_running(record: RunRecord) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def _sweep_short_names() -> None:
+    """Remove the short names of runs that were killed with -9: only ours, only of dead runs."""
+    for link in Path("/tmp").glob("mainstay-*/s"):
+        with contextlib.suppress(OSError):
+            parent = link.parent.lstat()
+            mine = parent.st_uid == os.getuid() and time.time() - parent.st_mtime > SWEEP_AGE_S
+            if mine and link.is_symlink() and not _is_locked(link):
+                shutil.rmtree(link.parent)
 
 
 def _set_aside(path: Path) -> None:

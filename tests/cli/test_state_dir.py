@@ -1,4 +1,6 @@
+import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,17 @@ def test_a_pod_directory_is_short_enough_for_a_socket_however_deep_the_run_is(
         assert (deep / "pods" / "demo-1-abcdef" / "file").read_text() == "x"
         short = state.short
     assert not short.exists()
+
+
+def test_the_short_name_of_a_run_that_was_killed_is_removed_by_a_later_one(tmp_path: Path) -> None:
+    dead = Path(tempfile.mkdtemp(prefix="mainstay-", dir="/tmp"))
+    (dead / "s").symlink_to(tmp_path / "gone")
+    os.utime(dead, (1.0, 1.0))
+    with StateDir(tmp_path / ("d" * 90) / "one") as living:
+        os.utime(living.short.parent, (1.0, 1.0))
+        with StateDir(tmp_path / ("d" * 90) / "other"):
+            assert not dead.exists()
+            assert living.short.exists()
 
 
 def test_the_newest_run_is_found_and_known_to_live(tmp_path: Path) -> None:
