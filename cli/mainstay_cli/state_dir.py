@@ -176,12 +176,13 @@ def _is_locked(directory: Path) -> bool:
 
 def _sweep_short_names() -> None:
     """Remove the short names of runs that were killed with -9: only ours, only of dead runs."""
-    for link in Path("/tmp").glob("mainstay-*/s"):
+    for directory in Path("/tmp").glob("mainstay-*"):
+        link = directory / "s"  # globbed for, it would not be found once its run is deleted
         with contextlib.suppress(OSError):
-            parent = link.parent.lstat()
+            parent = directory.lstat()
             mine = parent.st_uid == os.getuid() and time.time() - parent.st_mtime > SWEEP_AGE_S
             if mine and link.is_symlink() and not _is_locked(link):
-                shutil.rmtree(link.parent)
+                shutil.rmtree(directory)
 
 
 def _set_aside(path: Path) -> None:
