@@ -35,6 +35,11 @@ from mainstay_train import processes
 from mainstay_train.launcher import READ_BYTES, run_launcher
 from mainstay_train.settings import DEFAULT_TRAINER, LauncherSettings
 
+NICENESS = 5
+"""What launchers and trainers give way to: in local mode they share a few cores with the api and
+the supervisors, whose few milliseconds of work every recovery waits for.
+"""
+
 logger = logging.getLogger(__name__)
 
 
@@ -175,6 +180,7 @@ def main() -> int:
     except (MainstayError, ImportError) as error:
         logger.error("%s", error)
         return 2
+    os.nice(NICENESS)
     return Forge(line, args.trainer).run()
 
 
