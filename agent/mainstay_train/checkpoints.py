@@ -164,7 +164,8 @@ class CheckpointDirectory:
                 warnings.simplefilter("ignore")
                 dcp.load(own, checkpoint_id=str(part), no_dist=True)
         except (RuntimeError, ValueError, EOFError, dcp.CheckpointException) as error:
-            raise self._refused(version, f"{part} cannot be read: {error}") from error
+            brief = str(error).strip().splitlines()[0]  # the library adds whole tracebacks
+            raise self._refused(version, f"{part} cannot be read: {brief}") from error
         for name, tensor in own.items():
             if digests.tensor_digest(name, tensor).hex() != expected[name]:
                 raise self._refused(version, f"{part}: {name} does not have its digest")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import stat
 import threading
@@ -72,6 +73,12 @@ def _shut(opened: _OpenSocket) -> None:
             duplicate.shutdown(socket.SHUT_RDWR)
 
 
+def _brief(error: RuntimeError) -> str:
+    """The fact in a backend's message, without its source line and its advice: users read it."""
+    first = str(error).strip().splitlines()[0]
+    return re.sub(r"^(\[[^\]]*\]\s*)+", "", first).partition(". This is typically")[0]
+
+
 class Group:
     """A process group over ``size`` ranks, connected by :meth:`connect`.
 
@@ -127,7 +134,7 @@ class Group:
             self._alive()
             self._group = self._create(PrefixStore(self.name, store))
         except RuntimeError as error:
-            raise GroupEnded(self.ended or f"{self.name}: {error}") from error
+            raise GroupEnded(self.ended or f"{self.name}: {_brief(error)}") from error
         finally:
             with self._lock, socket_lock:
                 self._own = self._appeared()
@@ -224,7 +231,7 @@ class Group:
         try:
             return self._group.send([staged], peer, tag), staged
         except RuntimeError as error:
-            raise GroupEnded(f"{self.name}: send to {peer}: {error}") from error
+            raise GroupEnded(f"{self.name}: send to {peer}: {_brief(error)}") from error
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         """Receive into ``tensor``; blocks.
@@ -261,4 +268,4 @@ class Group:
             start().wait()
             self._met = True
         except RuntimeError as error:
-            raise GroupEnded(self._ended or f"{self.name}: {error}") from error
+            raise GroupEnded(self._ended or f"{self.name}: {_brief(error)}") from error
