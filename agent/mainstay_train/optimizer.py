@@ -29,14 +29,6 @@ Schedule = Callable[[int], float]
 """Learning rate as a function of the step alone, from 0."""
 
 
-class NonFiniteGradientError(ArithmeticError):
-    """The global gradient norm is infinite or not a number: the run has diverged.
-
-    Every rank computes it from the same norms, so all raise at the same step,
-    before anything is applied.
-    """
-
-
 def adamw(
     *,
     weight_decay: float = 0.1,
@@ -94,30 +86,6 @@ def fold(norms_sq: Iterable[float]) -> float:
     for value in norms_sq:
         total += value
     return total
-
-
-def clip_scale(norms_sq: Sequence[float], count: int, max_norm: float | None) -> float:
-    """The factor that turns summed gradients into clipped means over tokens.
-
-    Args:
-        norms_sq: Squared norm of the summed gradient per block, all blocks of the
-            model in model order.
-        count: Tokens of the whole step.
-        max_norm: Bound on the norm of the mean gradient; None does not clip.
-
-    Raises:
-        NonFiniteGradientError: The norm is infinite or not a number.
-        ValueError: ``count`` is not positive.
-    """
-    if count < 1:
-        raise ValueError(f"a step has at least one token, got {count}")
-    total = fold(norms_sq)
-    if not math.isfinite(total):
-        raise NonFiniteGradientError(f"the squared gradient norm is {total}: the run has diverged")
-    norm = math.sqrt(total) / count
-    if max_norm is None or norm <= max_norm:
-        return 1.0 / count
-    return max_norm / norm / count
 
 
 class StateTensor(NamedTuple):
@@ -187,7 +155,7 @@ class StageState:
 
         Args:
             reduced: The reduced gradient, one flat fp32 tensor per block.
-            scale: Factor of every gradient, from :func:`clip_scale`.
+            scale: Factor of every gradient, from the votes (``core.votes.clip``).
             lr: Learning rate of this step.
         """
         with torch.no_grad():

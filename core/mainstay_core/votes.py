@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mainstay_core.digest import Digest
@@ -55,11 +55,7 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
     if not problems and not state_bad:
         commit = _commit(plan, votes, clip_norm, data_total)
         if not (math.isfinite(commit.norm) and math.isfinite(commit.scale)):
-            diverged = (
-                f"the gradient norm of step {commit.step} is {commit.norm}: the model diverged; "
-                "lower the learning rate or start from an earlier checkpoint"
-            )
-            problems = [diverged]
+            problems = [_hopeless(commit)]
             commit, hopeless = None, True
     if state_bad:
         members = ", ".join(f"{plan.members[i].rank} on {plan.members[i].slot}" for i in state_bad)
@@ -72,6 +68,15 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         adopt_planned=adopt,
         checkpoint_safe=_checkpoint_safe(plan, votes),
         reason="; ".join(problems) or "all votes say yes",
+    )
+
+
+def _hopeless(commit: Commit) -> str:
+    if commit.tokens < 1:
+        return f"no token of step {commit.step} counts in the loss: look at the data set's targets"
+    return (
+        f"the gradient norm of step {commit.step} is {commit.norm}: the model diverged; "
+        "lower the learning rate or start from an earlier checkpoint"
     )
 
 
@@ -108,6 +113,29 @@ def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:
     return problems
 
 
+def clip(
+    norms_sq: Iterable[float], num_tokens: int, clip_norm: float | None
+) -> tuple[float, float]:
+    """Return (norm of the mean gradient, factor from summed to applied gradient).
+
+    Both are NaN when no token counts; callers look at whether they are finite.
+
+    Args:
+        norms_sq: squared norm of the summed gradient per block, all blocks in model order.
+        num_tokens: tokens of the whole step.
+        clip_norm: bound on the norm of the mean gradient; None does not clip.
+    """
+    total = 0.0
+    for norm_sq in norms_sq:  # left to right: sum() compensates rounding from Python 3.12 on
+        total += norm_sq
+    if num_tokens < 1 or not total >= 0:
+        return math.nan, math.nan
+    norm = math.sqrt(total) / num_tokens
+    if clip_norm is None or norm + CLIP_EPSILON <= clip_norm:
+        return norm, 1.0 / num_tokens
+    return norm, clip_norm / (norm + CLIP_EPSILON) / num_tokens
+
+
 def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total: str) -> Commit:
     losses: dict[int, float] = {}
     tokens: dict[int, int] = {}
@@ -121,14 +149,9 @@ def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_tot
             if stat.data is not None:
                 data += Digest.parse(stat.data)
     num_tokens = sum(tokens.values())
-    norm_sq = 0.0
-    for stage in range(plan.num_stages):
-        for block in votes[plan.stage_members(stage)[0].index].norms_sq:
-            norm_sq += block
-    norm = math.sqrt(norm_sq) / num_tokens if norm_sq >= 0 else math.nan
-    factor = 1.0
-    if clip_norm is not None and norm + CLIP_EPSILON > clip_norm:
-        factor = clip_norm / (norm + CLIP_EPSILON)
+    firsts = [votes[plan.stage_members(s)[0].index] for s in range(plan.num_stages)]
+    norms_sq = [norm_sq for vote in firsts for norm_sq in vote.norms_sq]
+    norm, scale = clip(norms_sq, num_tokens, clip_norm)
     loss = 0.0
     for shard_type in sorted(losses):
         loss += losses[shard_type]
@@ -136,9 +159,9 @@ def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_tot
     return Commit(
         step=votes[0].step,
         norm=norm,
-        scale=factor / num_tokens,
+        scale=scale,
         tokens=num_tokens,
-        loss=loss / num_tokens,
+        loss=loss / num_tokens if num_tokens else math.nan,
         data=data.hex(),
         data_total=total.hex(),
     )

@@ -11,7 +11,7 @@ from tests.core.plans import make_plan
 from mainstay_core.codec import dumps, loads
 from mainstay_core.digest import Digest
 from mainstay_core.messages import Plan, TypeStat, Vote
-from mainstay_core.votes import CLIP_EPSILON, Verdict, judge
+from mainstay_core.votes import CLIP_EPSILON, Verdict, clip, judge
 
 GRID = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3)
 """Members 0 and 1 hold stage 0, 2 and 3 stage 1; the even ones are of replica 0."""
@@ -208,3 +208,15 @@ def test_parts_of_different_versions_are_never_combined() -> None:
     votes[2] = replace(votes[2], checkpoint_safe=5)
 
     assert judged(votes).checkpoint_safe is None
+
+
+def test_clipping_scales_the_mean_gradient() -> None:
+    assert clip([9.0, 16.0], 10, None) == (0.5, 0.1)
+    assert clip([9.0, 16.0], 10, 1.0) == (0.5, 0.1)
+    assert clip([9.0, 16.0], 10, 0.25)[1] == pytest.approx(0.05, rel=1e-5)
+    assert clip([0.0], 4, 1.0) == (0.0, 0.25)
+
+
+@pytest.mark.parametrize(("norms_sq", "tokens"), [([1.0, math.nan], 10), ([1.0], 0)])
+def test_what_has_no_norm_has_no_scale(norms_sq: list[float], tokens: int) -> None:
+    assert all(math.isnan(value) for value in clip(norms_sq, tokens, 1.0))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from mainstay_core import digest
+from mainstay_core import digest, votes
 from mainstay_train import data, digests, draws, layout, numerics, optimizer, workload
 
 LANES, SHARDS_PER_LANE, MICRO_BATCHES, SEED = 4, 2, 2, 7
@@ -121,7 +121,7 @@ def _train(model, *, num_stages, replicas, steps, hand_off=False):
                 total.add_(_lane_sum(lanes[lane][stage]))
             reduced.append(cells[0][stage].layout.block_views(total))
         norms = optimizer.block_norms_sq(flat for stage in reduced for flat in stage)
-        scale = optimizer.clip_scale(norms, count, model.clip_norm)
+        _, scale = votes.clip(norms, count, model.clip_norm)
         for chain in cells:
             for cell, gradient in zip(chain, reduced, strict=True):
                 cell.apply(gradient, scale, model.learning_rate(step))
@@ -196,7 +196,7 @@ def test_healing_by_flat_buffers_gives_the_same_future(corpus):
             address = draws.Address(SEED, number, 0, micro_batch)
             loss, _ = _compute_type(model, [state], address, state.layout.views(gradient))
         reduced = state.layout.block_views(gradient)
-        scale = optimizer.clip_scale(optimizer.block_norms_sq(reduced), loss.num_tokens, 1.0)
+        _, scale = votes.clip(optimizer.block_norms_sq(reduced), loss.num_tokens, 1.0)
         state.apply(reduced, scale, model.learning_rate(number))
 
     step(old, 0)

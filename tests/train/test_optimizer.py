@@ -129,18 +129,6 @@ def test_norms_go_by_chunk_and_block_in_fp64():
     assert optimizer.chunk_norms_sq(torch.empty(0)) == []
 
 
-def test_clipping_scales_the_mean_and_refuses_divergence():
-    assert optimizer.clip_scale([9.0, 16.0], 10, None) == 0.1
-    assert optimizer.clip_scale([9.0, 16.0], 10, 0.5) == 0.1
-    assert optimizer.clip_scale([9.0, 16.0], 10, 0.25) == pytest.approx(0.05)
-    assert optimizer.clip_scale([0.0], 4, 1.0) == 0.25
-    for bad in (math.nan, math.inf):
-        with pytest.raises(optimizer.NonFiniteGradientError):
-            optimizer.clip_scale([1.0, bad], 10, 1.0)
-    with pytest.raises(ValueError, match="at least one token"):
-        optimizer.clip_scale([1.0], 0, 1.0)
-
-
 def test_the_learning_rate_warms_up_and_decays_by_the_step_alone():
     rate = optimizer.warmup_cosine(peak=1.0, warmup_steps=4, total_steps=104)
     assert [rate(s) for s in range(4)] == [0.25, 0.5, 0.75, 1.0]
