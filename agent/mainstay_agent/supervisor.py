@@ -312,7 +312,11 @@ class Supervisor:
 
     async def _register(self) -> JobConfig:
         config = self._config = await self._line.register(self._registration())
-        settings = SupervisionSettings(max_restarts=config.max_restarts, hang_s=config.hang_s)
+        settings = SupervisionSettings(
+            max_restarts=config.max_restarts,
+            hang_s=config.hang_s,
+            silence_s=config.heartbeat_timeout_s,
+        )
         self._feed(Registered(settings))
         return config
 

@@ -39,7 +39,8 @@ class JobConfig:
     heartbeat_s: float = 1.0
     """Interval of a supervisor's heartbeat. Kept near 1 s: detection does not depend on it."""
     heartbeat_timeout_s: float = 15.0
-    """Behind the job's newest heartbeat by this much, a pod counts as gone."""
+    """Behind the job's newest heartbeat by this much, a pod counts as gone; a trainer that tells
+    its supervisor nothing for this long (stopped, say) is killed."""
     hang_s: float = 300.0
     """No progress of a running (not waiting) rank for this long: its trainer is killed."""
     operation_timeout_s: float = 1800.0

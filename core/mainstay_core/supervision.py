@@ -170,11 +170,11 @@ def _overdue(state: SupervisionState, slot: SlotState, now_s: float) -> str:
     if state.ending:
         late = now_s - state.ending_at_s > state.settings.stop_grace_s
         return "killed: it did not stop in time" if late else ""
-    hang_s = state.settings.hang_s
+    hang_s, silence_s = state.settings.hang_s, state.settings.silence_s
     if slot.phase is not SlotPhase.UP:
         return ""
-    if now_s - slot.alive_at_s > hang_s:
-        return f"killed: no sign of life for {hang_s:g} s"
+    if now_s - slot.alive_at_s > silence_s:
+        return f"killed: no sign of life for {silence_s:g} s"
     if now_s - slot.progress_at_s > hang_s:
         status = slot.status
         where = f" in step {status.step}, {status.phase}" if status is not None else ""
@@ -223,7 +223,8 @@ def next_due_s(state: SupervisionState) -> float | None:
     for index in with_phase(state, SlotPhase.UP):
         slot = state.slots[index]
         if not slot.killed_for:
-            times.append(min(slot.alive_at_s, slot.progress_at_s) + state.settings.hang_s)
+            times.append(slot.alive_at_s + state.settings.silence_s)
+            times.append(slot.progress_at_s + state.settings.hang_s)
     return min(times, default=None)
 
 

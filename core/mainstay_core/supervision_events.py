@@ -36,7 +36,10 @@ class SupervisionSettings:
     """Restarts of one slot without a commit in between; then something is wrong that
     restarting does not mend."""
     hang_s: float = 300.0
-    """No progress while running, or no sign of life at all, for this long: killed."""
+    """No progress while running for this long: killed."""
+    silence_s: float = 15.0
+    """No sign of life at all (stopped, or a call that never lets another thread run) for this
+    long: killed. A trainer's own thread tells its status every second, whatever it computes."""
     backoff_s: float = 0.25
     """Delay of the second restart, doubled by each further one; the first waits for
     nothing, as most ends are single ends."""

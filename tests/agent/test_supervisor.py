@@ -392,10 +392,10 @@ def test_kill_pod_leaves_nothing_of_the_pod(api: Any, make_pod: Any, forge: Any)
     assert exit_of(forge) == -signal.SIGKILL
 
 
-def test_a_stopped_trainer_is_seen_in_the_heartbeat_and_killed_as_hanging(
+def test_a_stopped_trainer_is_seen_in_the_heartbeat_and_killed_for_its_silence(
     api: Any, make_pod: Any, forge: Any
 ) -> None:
-    api.config = replace(api.config, hang_s=1.0)
+    api.config = replace(api.config, heartbeat_timeout_s=1.0)
     pod = make_pod()
     bring_up(api, pod, forge, "status")
     api.next_fact("trainer-up")
