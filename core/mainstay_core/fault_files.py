@@ -12,11 +12,11 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from mainstay_core.errors import InvalidSpecError
-from mainstay_core.faults import PHASES, FaultAction, FaultPoint
+from mainstay_core.faults import PHASES, SENDS_BACK, SENDS_ON, FaultAction, FaultPoint
 from mainstay_core.topology import JobShape
 
 ACTIONS = tuple(action.value for action in FaultAction)
-PHASE_NAMES = (*PHASES, *(op for ops in PHASES.values() for op in ops))
+PHASE_NAMES = (*PHASES, *(op for ops in PHASES.values() for op in ops), *SENDS_ON, *SENDS_BACK)
 """Aliases first, then the program actions they stand for."""
 
 
@@ -68,6 +68,10 @@ def _parse_fault(
     if spare is not None and phase is not None:
         raise InvalidSpecError(
             f"{path}.at.phase", "a spare runs no program and so has no phases; leave it out"
+        )
+    if (phase in SENDS_ON and stage == shape.stages - 1) or (phase in SENDS_BACK and stage == 0):
+        raise InvalidSpecError(
+            f"{path}.at.phase", f"stage {stage} of {shape.stages} never comes to {phase}"
         )
     delay_ms = at.get("delayMs", 0)
     if isinstance(delay_ms, bool) or not isinstance(delay_ms, int | float) or delay_ms < 0:

@@ -32,6 +32,11 @@ PHASES: dict[str, tuple[str, ...]] = {
 }
 """Aliases of program actions; the action names themselves are accepted as well."""
 
+SENDS_ON = ("SEND_F", "RECV_B")
+"""Transfers with the next stage: the last stage has none."""
+SENDS_BACK = ("RECV_F", "SEND_B")
+"""Transfers with the stage before: the first stage has none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPoint:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.faults import PHASES, FaultAction, FaultPoint
+from mainstay_core.faults import PHASES, SENDS_BACK, SENDS_ON, FaultAction, FaultPoint
 from mainstay_core.ids import RankId
 from mainstay_core.program import Op
 
@@ -58,3 +58,8 @@ def test_a_fault_on_a_spare_matches_no_rank() -> None:
 
 def test_aliases_stand_for_actions_that_programs_have() -> None:
     assert {op for ops in PHASES.values() for op in ops} <= set(Op)
+
+
+def test_every_action_of_a_program_can_be_named() -> None:
+    named = {op for ops in PHASES.values() for op in ops} | {*SENDS_ON, *SENDS_BACK}
+    assert named == {op.value for op in Op}

@@ -262,6 +262,10 @@ def test_an_empty_faults_file_has_no_faults() -> None:
         ([entry(at={"phase": "vote"})], "faults[0].at.step: is missing"),
         ([entry(at={"step": 60})], "faults[0].at.step: is 60, must be a whole number from 0 to 59"),
         ([entry(at={"step": 1, "phase": "votes"})], "(did you mean vote?)"),
+        (
+            [entry(at={"step": 1, "phase": "RECV_F"}, target={"replica": 0, "stage": 0})],
+            "faults[0].at.phase: stage 0 of 2 never comes to RECV_F",
+        ),
         ([entry(at={"step": 1, "delayMs": -1})], "faults[0].at.delayMs: is -1"),
         ([entry(target={"replica": 4, "stage": 0})], "faults[0].target.replica: is 4"),
         ([entry(target={"replica": 1})], "faults[0].target.stage: is missing"),
