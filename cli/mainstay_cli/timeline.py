@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,20 @@ def show(job: str | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"recoveries": recoveries, "events": events}, indent=1))
         return
-    for event in events:
-        print(f"{_clock(event)}  {event.get('type', ''):<8} {one_line(event.get('message', ''))}")
+    print(render_events(events))
     print(render(recoveries))
+
+
+def render_events(events: list[dict[str, Any]]) -> str:
+    """Return events as text: time of day here, seconds since the first, what happened."""
+    if not events:
+        return "no events"
+    first_s = float(events[0]["at_s"])
+    return "\n".join(
+        f"{datetime.fromtimestamp(event['at_s']):%H:%M:%S}  +{event['at_s'] - first_s:8.3f} s  "
+        f"{event['type']:<8} {one_line(event['message'])}"
+        for event in events
+    )
 
 
 def render(recoveries: list[dict[str, Any]]) -> str:
@@ -75,8 +87,3 @@ async def _fetch_live(
 
 def _seconds(value: object) -> str:
     return f"{value:.3f} s" if isinstance(value, int | float) else "-"
-
-
-def _clock(event: dict[str, Any]) -> str:
-    at_s = event.get("at_s")
-    return f"{at_s:.3f}" if isinstance(at_s, int | float) else "-"

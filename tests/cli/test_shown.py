@@ -36,6 +36,17 @@ def result(steps: int = 3, final: str = "f", **changes: Any) -> RunResult:
     return RunResult(**values)
 
 
+def test_events_show_how_long_after_the_first_they_came() -> None:
+    events = [
+        {"at_s": 1000.0, "type": "Normal", "message": "pod a registered"},
+        {"at_s": 1002.5, "type": "Warning", "message": "pod a is gone"},
+    ]
+    first, second = timeline.render_events(events).splitlines()
+    assert first.endswith("+   0.000 s  Normal   pod a registered")
+    assert second.endswith("+   2.500 s  Warning  pod a is gone")
+    assert timeline.render_events([]) == "no events"
+
+
 def test_a_timeline_has_method_reason_five_times_and_lost_steps() -> None:
     text = timeline.render([RECOVERY])
     assert "step 20: pod demo-3 with r1.s0.i0 is gone" in text
