@@ -185,7 +185,7 @@ class Connections:
             address=self._settings.address,
             backend=self._backend,
             timeout_s=self._settings.config.operation_timeout_s,
-            store_connect_s=self._settings.config.store_connect_s,
+            connect_s=self._settings.config.connect_s,
         )
 
     def _interrupt(self) -> bool:

@@ -92,7 +92,7 @@ class Group:
         address: local address to bind data sockets to.
         backend: ``gloo`` or ``nccl``.
         timeout_s: back-stop of a single operation.
-        store_connect_s: how long reaching the store may take before the group fails.
+        connect_s: how long reaching the store, and then the ranks, may take; then it fails.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class Group:
         address: str,
         backend: str,
         timeout_s: float,
-        store_connect_s: float = 10.0,
+        connect_s: float = 10.0,
     ) -> None:
         self.name, self.rank, self.size = name, rank, size
         self._store_address, self._address = store, address
         self._backend, self._timeout = backend, timedelta(seconds=timeout_s)
-        self._store_connect_s = store_connect_s
+        self._connect_s = connect_s
         self._before: frozenset[_OpenSocket] | None = None
         self._own: frozenset[_OpenSocket] | None = None
         self._ended: str | None = None
@@ -132,7 +132,9 @@ class Group:
             store = self._reach_store()
             # Shut while the store's connection was not there yet: nothing would end what follows.
             self._alive()
-            self._group = self._create(PrefixStore(self.name, store))
+            scoped = PrefixStore(self.name, store)
+            self._await_all(scoped)
+            self._group = self._create(scoped)
         except RuntimeError as error:
             raise GroupEnded(self.ended or f"{self.name}: {_brief(error)}") from error
         finally:
@@ -151,13 +153,23 @@ class Group:
         """
         host, _, port = self._store_address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), self._store_connect_s).close()
+            socket.create_connection((host, int(port)), self._connect_s).close()
         except OSError as error:
             raise GroupEnded(f"{self.name}: store {self._store_address}: {error}") from error
-        patience = timedelta(seconds=self._store_connect_s)
+        patience = timedelta(seconds=self._connect_s)
         store = TCPStore(host, int(port), None, False, patience, wait_for_workers=False)
         store.set_timeout(self._timeout)
         return store
+
+    def _await_all(self, store: PrefixStore) -> None:
+        """Wait until every rank is about to connect: a wait that :meth:`shutdown` can end.
+
+        The connecting itself cannot be ended while it waits for a peer to call, as it
+        has no connection that could be shut. With all ranks there it takes
+        milliseconds, so it gets a short timeout of its own.
+        """
+        store.set(f"ready/{self.rank}", "1")
+        store.wait([f"ready/{rank}" for rank in range(self.size)], self._timeout)
 
     def _create(self, store: PrefixStore) -> Any:
         if self._backend == "nccl":
@@ -166,8 +178,10 @@ class Group:
             return distributed.ProcessGroupNCCL(store, self.rank, self.size, options)
         options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
-        options._timeout = self._timeout
-        return distributed.ProcessGroupGloo(store, self.rank, self.size, options)
+        options._timeout = timedelta(seconds=self._connect_s)
+        group = distributed.ProcessGroupGloo(store, self.rank, self.size, options)
+        group._set_default_timeout(self._timeout)
+        return group
 
     def shutdown(self, why: str) -> None:
         """End every operation that waits here, and all later ones; returns at once."""
@@ -265,7 +279,8 @@ class Group:
     def _run(self, start: Any) -> None:
         self._alive()
         try:
-            start().wait()
+            # Said each time: a receive would fall back on the timeout of connecting.
+            start().wait(self._timeout)
             self._met = True
         except RuntimeError as error:
             raise GroupEnded(self._ended or f"{self.name}: {_brief(error)}") from error

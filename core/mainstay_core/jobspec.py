@@ -45,8 +45,9 @@ class JobConfig:
     """No progress of a running (not waiting) rank for this long: its trainer is killed."""
     operation_timeout_s: float = 1800.0
     """Back-stop of a single collective; larger than hang_s plus the longest step."""
-    store_connect_s: float = 10.0
-    """Reaching a quorum's rendezvous store; then the quorum fails and another pod hosts it."""
+    connect_s: float = 10.0
+    """Reaching a quorum's rendezvous store, and then ranks that are all there; a group that takes
+    longer fails, and the next plan meets elsewhere."""
     probe_s: float = 0.3
     """After a failed collective without sure evidence, wait this long, then re-form."""
     restart_grace_s: float = 10.0

@@ -120,7 +120,7 @@ def test_every_setting_reaches_the_config() -> None:
         "heartbeat_timeout_s": 20.0,
         "hang_s": 900.0,
         "operation_timeout_s": 3600.0,
-        "store_connect_s": 10.0,
+        "connect_s": 10.0,
         "probe_s": 0.3,
         "restart_grace_s": 0.0,
         "startup_deadline_s": 30.0,

@@ -81,7 +81,9 @@ class Crew:
             worker.pipe.close()
 
 
-def make_group(store: str, rank: int, size: int, name: str = "test") -> Group:
+def make_group(
+    store: str, rank: int, size: int, name: str = "test", connect_s: float = 30.0
+) -> Group:
     """A gloo group that is not connected yet."""
     return Group(
         name=name,
@@ -91,4 +93,5 @@ def make_group(store: str, rank: int, size: int, name: str = "test") -> Group:
         address=ADDRESS,
         backend="gloo",
         timeout_s=200,
+        connect_s=connect_s,
     )

@@ -4,6 +4,7 @@ import threading
 import pytest
 import torch
 from tests.train.crew import ADDRESS, make_group
+from torch.distributed import PrefixStore, TCPStore
 
 from mainstay_train import heal
 from mainstay_train.groups import GroupEnded
@@ -213,3 +214,19 @@ def test_a_socket_that_got_the_number_of_a_closed_one_survives(crew):
     assert worker.hear() == victim.hear() == "connected"
     victim.kill()
     assert worker.hear() == [True] * 8
+
+
+def test_a_peer_that_was_there_and_never_calls_ends_the_connecting(crew):
+    """It may have been told to leave, or died, just before it connected."""
+
+    def run(pipe, rank):
+        host, _, port = crew.store.rpartition(":")
+        group = make_group(crew.store, rank, 2, connect_s=0.5)
+        peer = PrefixStore(group.name, TCPStore(host, int(port), is_master=False))
+        peer.set("ready/1", "1")
+        try:
+            group.connect()
+        except GroupEnded as end:
+            pipe.send(str(end))
+
+    assert crew.fork(run, 0).hear().startswith("test: ")
