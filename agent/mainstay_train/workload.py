@@ -99,11 +99,6 @@ class Workload:
         if self.dtype not in DTYPES.values():
             raise InvalidSpecError("workload", f"dtype must be one of {sorted(DTYPES)}")
 
-    @property
-    def num_blocks(self) -> int:
-        """Upper limit of the number of stages."""
-        return len(self.blocks)
-
     def layouts(self) -> tuple[layout.BlockLayout, ...]:
         """Every block's flat layout, of shapes alone: allocates nothing."""
         with torch.device("meta"):

@@ -280,12 +280,7 @@ def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> 
         void = replace(state, valid=False, held=(), mark=None)
         return _park(void, verdict.reason, (), *prefix, DropHeld(mark=True), Leave())
     again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
-    return replace_actions(again, prefix)
-
-
-def replace_actions(transition: Transition, prefix: tuple[Action, ...]) -> Transition:
-    """Return the transition with ``prefix`` before its actions."""
-    return replace(transition, actions=(*prefix, *transition.actions))
+    return replace(again, actions=(*prefix, *again.actions))
 
 
 def _on_applied(state: RankState, event: Applied) -> Transition:

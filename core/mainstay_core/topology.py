@@ -59,7 +59,3 @@ class JobShape:
     def lane_of(self, shard_type: int) -> int:
         """Home lane of a shard type."""
         return shard_type // self.shards_per_lane
-
-    def types_of(self, lane: int) -> range:
-        """Shard types of a lane, ascending."""
-        return range(lane * self.shards_per_lane, (lane + 1) * self.shards_per_lane)
