@@ -24,9 +24,10 @@ from mainstay_agent.injection import is_stopped
 from mainstay_agent.outbox import Backoff, until_answered
 from mainstay_core import codec
 from mainstay_core.errors import RemoteProtocolError
+from mainstay_core.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.ids import QuorumId
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import Heartbeat, Plan, PodRegistration, SlotStatus
+from mainstay_core.messages import Plan
 from mainstay_core.supervision_events import Ended, Event, PlanLearnt, SlotPhase, SlotState
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,10 @@ import httpx
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core import codec
 from mainstay_core.errors import MainstayError, RemoteProtocolError
+from mainstay_core.facts import Fact, Heartbeat, PodRegistration
 from mainstay_core.ids import QuorumId
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import Fact, Heartbeat, LedgerEntry, Plan, PodRegistration
+from mainstay_core.messages import LedgerEntry, Plan
 
 logger = logging.getLogger(__name__)
 

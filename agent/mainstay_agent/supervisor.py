@@ -30,17 +30,12 @@ from mainstay_agent.outbox import FactOutbox, LedgerOutbox
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core import codec
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.facts import Fact, Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.faults import FaultAction
 from mainstay_core.frames import Frame, pack
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import (
-    Fact,
-    Heartbeat,
-    LedgerEntry,
-    PodRegistration,
-    SlotStatus,
-)
+from mainstay_core.messages import LedgerEntry
 from mainstay_core.supervision import initial, next_due_s, step
 from mainstay_core.supervision_events import (
     Action,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from mainstay_core import rank, rank_events
-from mainstay_core.messages import Commit, Fact, FactKind, FinalDigests, LedgerEntry, PartialDigest
+from mainstay_core.facts import Fact, FactKind
+from mainstay_core.messages import Commit, FinalDigests, LedgerEntry, PartialDigest
 from mainstay_core.program import Action, Op
 from mainstay_train.uplink import Status, Uplink
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from mainstay_core import codec, rank, rank_events
 from mainstay_core.errors import IntegrityError
+from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation, PodUid, Slot
-from mainstay_core.messages import Commit, FactKind, Plan, SettleReport, Vote
+from mainstay_core.messages import Commit, Plan, SettleReport, Vote
 from mainstay_core.program import Action, Op
 from mainstay_core.settle import StateAction
 from mainstay_train.aborts import HealFailed, QuorumAborted

@@ -9,8 +9,8 @@ import sys
 import torch
 
 from mainstay_core.errors import InvalidSpecError
+from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import Incarnation, PodUid
-from mainstay_core.messages import Fact, FactKind
 from mainstay_train import digests, fingerprint, numerics, workload
 from mainstay_train.session import Session
 from mainstay_train.settings import TrainerSettings

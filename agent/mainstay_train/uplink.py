@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mainstay_core import codec
+from mainstay_core.facts import Fact
 from mainstay_core.frames import Frame, FrameParser, pack
 from mainstay_core.ids import QuorumId
-from mainstay_core.messages import Fact, LedgerEntry, Plan
+from mainstay_core.messages import LedgerEntry, Plan
 
 logger = logging.getLogger(__name__)
 

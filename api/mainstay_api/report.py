@@ -11,9 +11,10 @@ from typing import Any
 
 from mainstay_core import codec
 from mainstay_core.digest import Digest
+from mainstay_core.facts import Heartbeat, SlotStatus
 from mainstay_core.ids import PodUid
 from mainstay_core.jobstate import CoordinatorState, pod_name, slot_name
-from mainstay_core.messages import FinalDigests, Heartbeat, LedgerEntry, Recovery, SlotStatus
+from mainstay_core.messages import FinalDigests, LedgerEntry, Recovery
 
 REPORT_VERSION = 1
 

@@ -31,10 +31,11 @@ from mainstay_core.coordinator_events import (
     Transition,
 )
 from mainstay_core.errors import MainstayError, StoreConflictError
+from mainstay_core.facts import Heartbeat
 from mainstay_core.ids import JobUid, PodUid
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.jobstate import CoordinatorState, uid_of
-from mainstay_core.messages import Heartbeat, LedgerEntry
+from mainstay_core.messages import LedgerEntry
 
 logger = logging.getLogger(__name__)
 

@@ -32,9 +32,10 @@ from redis.exceptions import RedisError
 
 from mainstay_core import codec
 from mainstay_core.errors import MainstayError, StoreConflictError
+from mainstay_core.facts import Heartbeat
 from mainstay_core.ids import JobUid, PodUid
 from mainstay_core.jobstate import CoordinatorState
-from mainstay_core.messages import Heartbeat, LedgerEntry, Plan, Recovery
+from mainstay_core.messages import LedgerEntry, Plan, Recovery
 
 PREFIX = "mainstay"
 SOCKET_TIMEOUT_S = 30.0

@@ -12,7 +12,7 @@ import httpx
 from mainstay_cli import state_dir
 from mainstay_cli.exits import CliError, ExitCode
 from mainstay_core import codec
-from mainstay_core.messages import Fact
+from mainstay_core.facts import Fact
 
 TIMEOUT_S = 30.0
 """Of one request. Generous: a machine full of trainers is slow, not broken."""

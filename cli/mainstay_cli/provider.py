@@ -23,8 +23,8 @@ from mainstay_cli.family import Child, Family
 from mainstay_cli.forge import Forge
 from mainstay_cli.redis_server import last_line
 from mainstay_core.errors import RemoteProtocolError
+from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import PodUid
-from mainstay_core.messages import Fact, FactKind
 
 logger = logging.getLogger(__name__)
 

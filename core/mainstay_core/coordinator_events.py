@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from mainstay_core.facts import Fact, PodRegistration
 from mainstay_core.faults import FaultPoint
 from mainstay_core.ids import PodUid, QuorumId
 from mainstay_core.jobstate import CoordinatorState, JobPhase
-from mainstay_core.messages import Fact, Plan, PodRegistration, Recovery
+from mainstay_core.messages import Plan, Recovery
 
 # Events ---------------------------------------------------------------------
 

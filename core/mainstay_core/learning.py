@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mainstay_core.coordinator_events import Announce, RecordRecovery, Transition
 from mainstay_core.errors import RemoteProtocolError
+from mainstay_core.facts import Fact, FactKind, PodRegistration
 from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.jobstate import (
     MAX_ENDED,
@@ -27,7 +28,7 @@ from mainstay_core.jobstate import (
     with_pod,
     with_slot,
 )
-from mainstay_core.messages import Fact, FactKind, FinalDigests, Member, PodRegistration
+from mainstay_core.messages import FinalDigests, Member
 from mainstay_core.recovery_times import close_known, plan_settled
 
 

@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_core.errors import LocalProtocolError
-from mainstay_core.messages import FactKind, SettleReport
+from mainstay_core.facts import FactKind
+from mainstay_core.messages import SettleReport
 from mainstay_core.rank_events import (
     Action,
     Applied,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mainstay_core.facts import FactKind
 from mainstay_core.ids import Slot
-from mainstay_core.messages import Commit, FactKind, Partial, Plan, SettleReport, Vote
+from mainstay_core.messages import Commit, Partial, Plan, SettleReport, Vote
 from mainstay_core.settle import StateAction, Supply
 
 # Events ---------------------------------------------------------------------

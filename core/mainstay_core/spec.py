@@ -10,209 +10,40 @@ CamelCase, the conventions of Kubernetes.
 from __future__ import annotations
 
 import math
-import re
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
 import pydantic.alias_generators
-import pydantic_core
 
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.faults import FaultPoint
 from mainstay_core.ids import JobUid
 from mainstay_core.jobspec import JobConfig
+from mainstay_core.spec_fields import (
+    Checkpoint,
+    Detection,
+    IntOrAuto,
+    Metadata,
+    Parallelism,
+    Pipeline,
+    RecoveryPolicy,
+    Runtime,
+    Scheduling,
+    Section,
+    Spares,
+    Training,
+    Workload,
+)
 from mainstay_core.spec_messages import explain
 from mainstay_core.topology import JobShape
 
 API_VERSION = "mainstay.dev/v1alpha1"
 KIND = "TrainingJob"
-MAX_NAME_LENGTH = 40
-"""Leaves room for the suffixes of pod names within the 63 characters of a label."""
-MAX_AUTO_SHARDS_PER_LANE = 16
-"""With 16, a step after one loss among 64 lanes is 1.06x; more types cost more than they win."""
-MAX_SEED = 2**63 - 1
-
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_ENTRYPOINT = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")
 
 
-def _int_or_auto(value: object) -> object:
-    if value == "Auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    raise pydantic_core.PydanticCustomError(
-        "int_or_auto", "is {value}, must be a whole number from 1, or Auto", {"value": repr(value)}
-    )
-
-
-IntOrAuto = Annotated[
-    Annotated[int, pydantic.Field(ge=1)] | Literal["Auto"],
-    pydantic.BeforeValidator(_int_or_auto),
-]
-Positive = Annotated[int, pydantic.Field(ge=1)]
-NotNegative = Annotated[int, pydantic.Field(ge=0)]
-
-
-class _Model(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(
-        alias_generator=pydantic.alias_generators.to_camel,
-        populate_by_name=True,
-        extra="forbid",
-        frozen=True,
-        strict=True,
-    )
-
-
-class Metadata(_Model):
-    """Kubernetes owns this part: what it adds besides the name is accepted and left alone."""
-
-    model_config = pydantic.ConfigDict(extra="ignore")
-
-    name: str
-    """RFC 1035 label of at most 40 characters."""
-    namespace: str | None = None
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-
-    @pydantic.field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        if not _NAME.fullmatch(value) or len(value) > MAX_NAME_LENGTH:
-            raise ValueError(
-                f"is {value!r}, must be at most {MAX_NAME_LENGTH} lower-case letters, digits and "
-                "'-', starting with a letter and ending with a letter or digit"
-            )
-        return value
-
-
-class Training(_Model):
-    """What the job computes. Identifies it: changing any of it makes another job."""
-
-    steps: Positive
-    """Optimizer steps of the whole job."""
-    seed: Annotated[int, pydantic.Field(ge=0, le=MAX_SEED)] = 0
-    """Of the initial parameters, the data's order and every random draw."""
-    lanes: Positive
-    """Homes of shard types; the most replicas the job can ever have."""
-    shards_per_lane: IntOrAuto = "Auto"
-    """Shard types of a lane. Auto: the fewest that spread a lost lane evenly over the others,
-    lanes - 1, at most 16."""
-
-    @property
-    def resolved_shards_per_lane(self) -> int:
-        """Number of shard types per lane, Auto resolved from the lanes alone."""
-        if self.shards_per_lane == "Auto":
-            return max(1, min(MAX_AUTO_SHARDS_PER_LANE, self.lanes - 1))
-        return self.shards_per_lane
-
-
-class Parallelism(_Model):
-    """How many ranks serve the job, and in what arrangement."""
-
-    replicas: Positive | None = None
-    """Replicas wanted; as many as lanes when left out."""
-    min_replicas: Positive = 1
-    """Replicas with which the job may start when not all pods came in time."""
-    stages: Positive = 1
-    ranks_per_stage: Literal[1] = 1
-    ranks_per_pod: Positive = 1
-    """Slots of a pod; its loss is one fault."""
-
-
-class Pipeline(_Model):
-    """The order of work inside a replica. It never changes the bits."""
-
-    schedule: Literal["1F1B"] = "1F1B"
-    micro_batches: Positive = 1
-    """Micro-batches of one shard type."""
-    order: Literal["InOrder"] = "InOrder"
-
-
-class Workload(_Model):
-    """The user's code."""
-
-    entrypoint: str
-    """``module:function`` or ``path/to/file.py:function`` that returns the workload."""
-    args: Annotated[tuple[str, ...], pydantic.Field(strict=False)] = ()
-    config: dict[str, Any] = {}
-    """Given to the entrypoint as it is; its own fields are checked there."""
-
-    @pydantic.field_validator("entrypoint")
-    @classmethod
-    def _check_entrypoint(cls, value: str) -> str:
-        if not _ENTRYPOINT.fullmatch(value):
-            raise ValueError(
-                f"is {value!r}, must be module:function or path/to/file.py:function, "
-                "e.g. mainstay_train.models.llama:workload"
-            )
-        return value
-
-
-class Runtime(_Model):
-    """How the ranks compute and talk: settings independent of each other."""
-
-    device: Literal["Auto", "CPU", "CUDA"] = "Auto"
-    """Auto is CUDA where there is one."""
-    backend: Literal["Auto", "Gloo", "NCCL"] = "Auto"
-    """Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
-    recompute: bool = False
-    """Run each block's forward again in the backward instead of keeping what it saved."""
-
-
-class Spares(_Model):
-    """Standby pods, warm: registered, torch imported, without state."""
-
-    replicas: NotNegative = 0
-    """Number of standby pods."""
-
-
-class Detection(_Model):
-    """When silence counts as a fault. Failures that are noticed do not wait for any of these."""
-
-    hang_seconds: Positive = 300
-    """A rank that runs (does not wait for others) without any progress this long is killed."""
-    heartbeat_seconds: Positive = 1
-    """Interval of a pod's heartbeat."""
-    heartbeat_timeout_seconds: Positive = 15
-    """A pod this far behind the job's newest heartbeat counts as gone."""
-
-
-class Checkpoint(_Model):
-    """Durable copies of the state."""
-
-    storage: str | None = None
-    """A directory that all pods see; local mode chooses one in the job's state directory."""
-    every_steps: NotNegative = 0
-    """0 switches durable checkpoints off."""
-
-    @pydantic.field_validator("storage")
-    @classmethod
-    def _check_storage(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError(f"is {value!r}, must be the absolute path of a directory")
-        return value
-
-
-class RecoveryPolicy(_Model):
-    """What a recovery may do. Rows of the ladder that cannot be executed yet are not offered."""
-
-    allow_approximate: Literal[False] = False
-    on_hosts_lost: Literal["Rehost"] = "Rehost"
-    max_restarts: NotNegative = 10
-    """Restarts of one slot's trainer without a commit in between; then it stays down."""
-    restart_grace_seconds: NotNegative = 10
-    """How long a lost rank's place waits for its own pod's new trainer before a spare takes it."""
-
-
-class Scheduling(_Model):
-    """How the job gets its pods."""
-
-    startup_deadline_seconds: Positive = 120
-    """Then the job starts with what is there, if that is minReplicas, else it fails."""
-
-
-class TrainingJobSpec(_Model):
+class TrainingJobSpec(Section):
     """What a user asks for."""
 
     suspend: bool = False
@@ -223,7 +54,7 @@ class TrainingJobSpec(_Model):
     pipeline: Pipeline = Pipeline()
     workload: Workload
     runtime: Runtime = Runtime()
-    template: dict[str, Any] = {}
+    template: dict[str, Any] = pydantic.Field(default_factory=dict)
     """Pod template, kept as it is; local mode makes processes and does not read it."""
     spares: Spares = Spares()
     detection: Detection = Detection()
@@ -232,7 +63,7 @@ class TrainingJobSpec(_Model):
     scheduling: Scheduling = Scheduling()
 
 
-class TrainingJob(_Model):
+class TrainingJob(Section):
     """The custom resource. Build it with :func:`parse_training_job`, which explains mistakes."""
 
     api_version: Literal["mainstay.dev/v1alpha1"]
@@ -394,6 +225,6 @@ def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
             if part in (field.alias, name):
                 candidates = (field.annotation, *typing.get_args(field.annotation))
                 model = next(
-                    (c for c in candidates if isinstance(c, type) and issubclass(c, _Model)), model
+                    (c for c in candidates if isinstance(c, type) and issubclass(c, Section)), model
                 )
     return [field.alias or name for name, field in model.model_fields.items()]

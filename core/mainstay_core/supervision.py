@@ -23,8 +23,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import Incarnation, PodUid, Slot
-from mainstay_core.messages import Fact, FactKind, Plan
+from mainstay_core.messages import Plan
 from mainstay_core.supervision_events import (
     SIGKILL,
     Action,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from mainstay_core.facts import Fact, SlotStatus
 from mainstay_core.ids import Incarnation, PodUid
-from mainstay_core.messages import Fact, Plan, SlotStatus
+from mainstay_core.messages import Plan
 
 EXIT_FINISHED = 0
 EXIT_USER_ERROR = 10

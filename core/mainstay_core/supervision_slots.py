@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mainstay_core.errors import LocalProtocolError
+from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import Incarnation
-from mainstay_core.messages import Fact, FactKind, Plan
+from mainstay_core.messages import Plan
 from mainstay_core.supervision_events import (
     EXIT_FINISHED,
     EXIT_USER_ERROR,

@@ -22,10 +22,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from mainstay_core import codec
+from mainstay_core.facts import Fact
 from mainstay_core.frames import Frame, FrameParser, pack
 from mainstay_core.ids import JobUid
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import Fact
 from mainstay_core.topology import JobShape
 
 ADDRESS = "127.0.0.1"

@@ -9,18 +9,9 @@ from typing import Any
 import pytest
 
 from mainstay_core import codec
+from mainstay_core.facts import Fact, FactKind, PodRegistration
 from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.messages import (
-    Chain,
-    Fact,
-    FactKind,
-    LedgerEntry,
-    Member,
-    Method,
-    Plan,
-    PodRegistration,
-    Rendezvous,
-)
+from mainstay_core.messages import Chain, LedgerEntry, Member, Method, Plan, Rendezvous
 from mainstay_train.aborts import QuorumAborted
 from mainstay_train.gather_client import GatherClient
 from mainstay_train.settings import TrainerSettings

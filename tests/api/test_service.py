@@ -18,10 +18,10 @@ from mainstay_api.ticker import Silence, Ticker
 from mainstay_core import codec
 from mainstay_core.coordinator_events import FactsLearnt, PodRegistered, StepsCommitted
 from mainstay_core.errors import InvalidSpecError, StoreConflictError
+from mainstay_core.facts import Fact, FactKind, Heartbeat, PodRegistration
 from mainstay_core.ids import Incarnation, JobUid, PodUid
+from mainstay_core.job_invariants import check_invariants
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.jobstate import check_invariants
-from mainstay_core.messages import Fact, FactKind, Heartbeat, PodRegistration
 from mainstay_core.topology import JobShape
 
 SETTINGS = Settings(redis_url="unix://", admin_token="a", agent_token="b")

@@ -21,10 +21,12 @@ from mainstay_core.coordinator_events import (
     Tick,
     Transition,
 )
+from mainstay_core.facts import Fact, FactKind, PodRegistration
 from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, Slot
+from mainstay_core.job_invariants import check_invariants
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.jobstate import CoordinatorState, check_invariants, is_living
-from mainstay_core.messages import Fact, FactKind, FinalDigests, Member, Plan, PodRegistration
+from mainstay_core.jobstate import CoordinatorState, is_living
+from mainstay_core.messages import FinalDigests, Member, Plan
 from mainstay_core.topology import JobShape
 
 

@@ -21,17 +21,9 @@ from functools import lru_cache
 from tests.core.plans import make_plan, slot_of
 
 from mainstay_core import rank
+from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation, QuorumId
-from mainstay_core.messages import (
-    Commit,
-    FactKind,
-    Member,
-    Partial,
-    Plan,
-    SettleReport,
-    TypeStat,
-    Vote,
-)
+from mainstay_core.messages import Commit, Member, Partial, Plan, SettleReport, TypeStat, Vote
 from mainstay_core.partials import grow
 from mainstay_core.rank import Phase
 from mainstay_core.rank_events import (

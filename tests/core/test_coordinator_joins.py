@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mainstay_core.facts import FactKind
 from mainstay_core.jobstate import JobPhase
-from mainstay_core.messages import FactKind, Method
+from mainstay_core.messages import Method
 
 Start = Callable[..., Any]
 

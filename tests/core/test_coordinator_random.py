@@ -14,9 +14,10 @@ import pytest
 
 from mainstay_core.coordinator_events import StepsCommitted
 from mainstay_core.errors import RemoteProtocolError
+from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import QuorumId
 from mainstay_core.jobstate import JobPhase, is_living
-from mainstay_core.messages import Fact, FactKind, Plan
+from mainstay_core.messages import Plan
 
 
 class Chaos:

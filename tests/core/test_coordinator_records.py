@@ -17,11 +17,12 @@ from mainstay_core.coordinator_events import (
     Tick,
 )
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.facts import FactKind
 from mainstay_core.faults import FaultAction, FaultPoint
 from mainstay_core.ids import PodUid, QuorumId, Slot
 from mainstay_core.jobstate import JobPhase
 from mainstay_core.learning import UnregisteredPodError
-from mainstay_core.messages import FactKind, Method
+from mainstay_core.messages import Method
 
 Start = Callable[..., Any]
 

@@ -16,21 +16,17 @@ from tests.core.plans import make_plan
 
 from mainstay_core import messages
 from mainstay_core.codec import decode, dumps, encode, loads
+from mainstay_core.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.messages import (
     Commit,
-    Fact,
-    FactKind,
     FinalDigests,
-    Heartbeat,
     LedgerEntry,
     Method,
     Partial,
     PartialDigest,
-    PodRegistration,
     Recovery,
     SettleReport,
-    SlotStatus,
     StageTimes,
     TypeStat,
     Vote,

@@ -16,8 +16,9 @@ from tests.core.rank_world import Shape, World
 
 from mainstay_core import rank
 from mainstay_core.errors import LocalProtocolError
+from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation
-from mainstay_core.messages import Commit, FactKind, Partial, Plan, SettleReport, TypeStat, Vote
+from mainstay_core.messages import Commit, Partial, Plan, SettleReport, TypeStat, Vote
 from mainstay_core.rank import Phase, RankState, Transition
 from mainstay_core.rank_events import (
     Applied,

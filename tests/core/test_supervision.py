@@ -9,17 +9,9 @@ from typing import Any
 import pytest
 
 from mainstay_core.errors import LocalProtocolError
+from mainstay_core.facts import Fact, FactKind, SlotStatus
 from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.messages import (
-    Chain,
-    Fact,
-    FactKind,
-    Member,
-    Method,
-    Plan,
-    Rendezvous,
-    SlotStatus,
-)
+from mainstay_core.messages import Chain, Member, Method, Plan, Rendezvous
 from mainstay_core.supervision import initial, next_due_s, step
 from mainstay_core.supervision_events import (
     Committed,

@@ -19,14 +19,13 @@ from tests.train.crew import ADDRESS, Crew
 from mainstay_agent.gather import GatherServer
 from mainstay_core import codec
 from mainstay_core.digest import Digest
+from mainstay_core.facts import Fact, FactKind
 from mainstay_core.faults import FaultAction, FaultPoint
 from mainstay_core.frames import Frame, FrameParser, pack
 from mainstay_core.ids import QuorumId, RankId, Slot
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.messages import (
     Chain,
-    Fact,
-    FactKind,
     FinalDigests,
     LedgerEntry,
     Member,

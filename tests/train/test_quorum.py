@@ -3,7 +3,8 @@
 import pytest
 from tests.train.quorum import kill_at, make_config, run_job
 
-from mainstay_core.messages import FactKind, Method
+from mainstay_core.facts import FactKind
+from mainstay_core.messages import Method
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,10 @@ from mainstay_api.deps import ServiceDep, StreamsDep, UidDep, require_agent
 from mainstay_api.problems import stale_facts
 from mainstay_core import codec
 from mainstay_core.coordinator_events import FactsLearnt, FaultFired, PodRegistered
+from mainstay_core.facts import Fact, Heartbeat, PodRegistration
 from mainstay_core.ids import PodUid
 from mainstay_core.learning import UnregisteredPodError
-from mainstay_core.messages import Fact, Heartbeat, LedgerEntry, PodRegistration
+from mainstay_core.messages import LedgerEntry
 
 router = APIRouter(
     prefix="/v1/jobs/{job}/agent",

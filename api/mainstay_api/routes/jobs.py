@@ -18,10 +18,10 @@ from mainstay_api.service import JobService
 from mainstay_core import codec
 from mainstay_core.coordinator_events import FactsLearnt, StopRequested
 from mainstay_core.errors import InvalidSpecError, RemoteProtocolError
+from mainstay_core.facts import Fact, FactKind
 from mainstay_core.faults import FaultPoint
 from mainstay_core.ids import JobUid
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import Fact, FactKind
 from mainstay_core.spec import parse_training_job
 
 router = APIRouter(
