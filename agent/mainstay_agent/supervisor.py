@@ -24,15 +24,16 @@ from mainstay_agent import local_socket
 from mainstay_agent.api_line import ApiLine, slot_status
 from mainstay_agent.client import ApiClient, ApiRefused
 from mainstay_agent.gather import GatherServer
-from mainstay_agent.injection import Reached, inject, kill_group
+from mainstay_agent.injection import Reached, inject
 from mainstay_agent.local_socket import Peer
 from mainstay_agent.outbox import FactOutbox, LedgerOutbox
+from mainstay_agent.processes import Processes
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core import codec
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
 from mainstay_core.facts import Fact, Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.faults import FaultAction
-from mainstay_core.frames import Frame, pack
+from mainstay_core.frames import Frame
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.messages import LedgerEntry
@@ -72,11 +73,7 @@ LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class Supervisor:
-    """One pod's supervisor; ``run`` returns its exit code.
-
-    Invariant: ``_trainers`` holds at most one connection per slot, of the
-    incarnation that the state names.
-    """
+    """One pod's supervisor; ``run`` returns its exit code."""
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
@@ -89,10 +86,9 @@ class Supervisor:
             self._client, lambda plan: self._feed(PlanLearnt(plan)), self._register_again
         )
         self._ledger = LedgerOutbox(self._client)
-        self._launcher: Peer | None = None
+        self._processes = Processes(settings)
         self._store = ""
         self._launcher_known = asyncio.Event()
-        self._trainers: dict[int, Peer] = {}
         self._config: JobConfig | None = None
         self._line = ApiLine(self._client, self._feed)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,7 +110,7 @@ class Supervisor:
                 number, lambda: self._feed(Ended("told to end by a signal", EXIT_TERMINATED))
             )
         if self._settings.parent_fd is not None:
-            loop.add_reader(self._settings.parent_fd, self._read_parent)
+            loop.add_reader(self._settings.parent_fd, self._processes.watch_parent)
         self._gather_address = await self._gather.start(self._settings.address)
         server = await local_socket.listen(self._settings.socket, self)
         try:
@@ -159,8 +155,7 @@ class Supervisor:
                 if self._config is not None:
                     await self._facts.wait_empty()
                     await self._ledger.wait_empty()
-        if self._launcher is not None:
-            self._launcher.send({"kind": "stop"})
+        self._processes.send_launcher({"kind": "stop"})
 
     # The state machine.
 
@@ -191,39 +186,18 @@ class Supervisor:
         if isinstance(action, Tell):
             self._facts.put(action.fact)
         elif isinstance(action, Forward):
-            message = pack({"kind": "plan", "plan": codec.encode(action.plan)})
-            self._send_trainers(action.slots, message)
+            head = {"kind": "plan", "plan": codec.encode(action.plan)}
+            self._processes.send_trainers(action.slots, head)
         elif isinstance(action, StopTrainers):
-            self._send_trainers(action.slots, pack({"kind": "stop"}))
+            self._processes.send_trainers(action.slots, {"kind": "stop"})
         elif isinstance(action, Fork):
-            self._fork(action)
+            assert self._config is not None
+            self._processes.fork(action.slot, action.incarnation, self._config)
         elif isinstance(action, Signal):
-            self._send_launcher({"kind": "signal", "slot": action.slot, "signal": action.number})
+            head = {"kind": "signal", "slot": action.slot, "signal": action.number}
+            self._processes.send_launcher(head)
         elif not self._leaving.done():
             self._leaving.set_result(action.exit_code)
-
-    def _fork(self, action: Fork) -> None:
-        assert self._config is not None
-        settings = {
-            "config": codec.encode(self._config),
-            "pod": self._settings.pod,
-            "slot": action.slot,
-            "incarnation": action.incarnation,
-            "address": self._settings.address,
-            "socket": str(self._settings.socket),
-            "work_dir": str(self._settings.pod_dir),
-        }
-        head = {"kind": "fork", "slot": action.slot, "incarnation": action.incarnation}
-        self._send_launcher({**head, "settings": settings})
-
-    def _send_trainers(self, slots: tuple[int, ...], message: bytes) -> None:
-        for slot in slots:
-            if slot in self._trainers:
-                self._trainers[slot].send_packed(message)
-
-    def _send_launcher(self, head: dict[str, Any]) -> None:
-        if self._launcher is not None:
-            self._launcher.send(head)
 
     # Launcher and trainers (local_socket.Peers).
 
@@ -242,19 +216,18 @@ class Supervisor:
 
     def on_end(self, peer: Peer) -> None:
         """Turn the end of a connection into an event."""
-        if peer is self._launcher:
-            self._launcher = None
+        if peer is self._processes.launcher:
+            self._processes.launcher = None
             self._feed(LauncherLost())
         elif peer.incarnation is not None:
-            if self._trainers.get(peer.slot) is peer:
-                del self._trainers[peer.slot]
+            self._processes.forget_trainer(peer)
             self._feed(SocketEnded(peer.slot, peer.incarnation))
 
     def _on_launcher(self, peer: Peer, frame: Frame) -> None:
-        if self._launcher is not None:
+        if self._processes.launcher is not None:
             raise RemoteProtocolError("there is a launcher already")
         peer.is_launcher = True
-        self._launcher = peer
+        self._processes.launcher = peer
         self._store = str(frame.head["store"])
         self._launcher_known.set()
         if self._config is not None:
@@ -279,7 +252,7 @@ class Supervisor:
         if expected.incarnation != incarnation or expected.phase is not SlotPhase.FORKING:
             raise RemoteProtocolError(f"{incarnation} is not the trainer that slot {slot} awaits")
         peer.slot, peer.incarnation = slot, incarnation
-        self._trainers[slot] = peer
+        self._processes.trainers[slot] = peer
         pid = int(frame.head["pid"])
         fingerprint = {str(k): str(v) for k, v in frame.head.get("fingerprint", {}).items()}
         self._feed(Hello(slot, incarnation, pid, fingerprint))
@@ -344,7 +317,7 @@ class Supervisor:
             quorum=None if plan is None else plan.quorum,
         )
 
-    # Fault injection (injection.Victims).
+    # Fault injection.
 
     def _on_fault_point(self, peer: Peer, head: dict[str, Any]) -> None:
         reached = Reached(
@@ -354,7 +327,7 @@ class Supervisor:
             rank=head.get("rank"),
             delay_s=float(head.get("delay_ms", 0.0)) / 1000,
         )
-        self._spawn(inject(self._client, self._settings.pod, reached, self))
+        self._spawn(inject(self._client, self._settings.pod, reached, self._processes))
 
     def _on_inject(self, data: dict[str, Any]) -> None:
         if data.get("pod") != self._settings.pod:
@@ -362,29 +335,4 @@ class Supervisor:
         reached = Reached(
             fault=str(data["id"]), action=FaultAction(data["action"]), slot=int(data.get("slot", 0))
         )
-        self._spawn(inject(self._client, self._settings.pod, reached, self))
-
-    def signal_trainer(self, slot: int, number: int) -> None:
-        """Send a signal to the trainer of a slot, directly if its process is visible here."""
-        peer = self._trainers.get(slot)
-        if peer is not None and peer.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(peer.pid, number)
-        else:
-            self._send_launcher({"kind": "signal", "slot": slot, "signal": number})
-
-    def resume(self, slot: int, fault: str) -> None:
-        """Tell a halted trainer to go on."""
-        self._send_trainers((slot,), pack({"kind": "resume", "fault": fault}))
-
-    def kill_pod(self) -> None:
-        """Kill the launcher's process group, then our own: nothing of the pod is left."""
-        if self._launcher is not None and self._launcher.pid:
-            kill_group(self._launcher.pid)
-        kill_group(os.getpid())
-
-    def _read_parent(self) -> None:
-        assert self._settings.parent_fd is not None
-        if not os.read(self._settings.parent_fd, 1):
-            logger.error("the parent is gone; the pod ends")
-            self.kill_pod()
+        self._spawn(inject(self._client, self._settings.pod, reached, self._processes))

@@ -1,0 +1,88 @@
+"""Launcher and trainers as the supervisor reaches them: what is sent, signalled, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Any
+
+from mainstay_agent.injection import kill_group
+from mainstay_agent.local_socket import Peer
+from mainstay_agent.settings import SupervisorSettings
+from mainstay_core import codec
+from mainstay_core.frames import pack
+from mainstay_core.ids import Incarnation
+from mainstay_core.jobspec import JobConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Processes:
+    """The processes of one pod that have connected (:class:`injection.Victims`).
+
+    Invariant: ``trainers`` holds at most one connection per slot, of the
+    incarnation that the state machine names.
+    """
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self._settings = settings
+        self.launcher: Peer | None = None
+        self.trainers: dict[int, Peer] = {}
+
+    def forget_trainer(self, peer: Peer) -> None:
+        """A trainer's connection has ended."""
+        if self.trainers.get(peer.slot) is peer:
+            del self.trainers[peer.slot]
+
+    def send_trainers(self, slots: tuple[int, ...], head: dict[str, Any]) -> None:
+        """Send one frame to the trainers of ``slots`` that are connected."""
+        message = pack(head)
+        for slot in slots:
+            if slot in self.trainers:
+                self.trainers[slot].send_packed(message)
+
+    def send_launcher(self, head: dict[str, Any]) -> None:
+        """Send a frame to the launcher, if there is one."""
+        if self.launcher is not None:
+            self.launcher.send(head)
+
+    def fork(self, slot: int, incarnation: Incarnation, config: JobConfig) -> None:
+        """Have the launcher fork a trainer."""
+        settings = {
+            "config": codec.encode(config),
+            "pod": self._settings.pod,
+            "slot": slot,
+            "incarnation": incarnation,
+            "address": self._settings.address,
+            "socket": str(self._settings.socket),
+            "work_dir": str(self._settings.pod_dir),
+        }
+        head = {"kind": "fork", "slot": slot, "incarnation": incarnation}
+        self.send_launcher({**head, "settings": settings})
+
+    def signal_trainer(self, slot: int, number: int) -> None:
+        """Send a signal to the trainer of a slot, directly if its process is visible here."""
+        peer = self.trainers.get(slot)
+        if peer is not None and peer.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(peer.pid, number)
+        else:
+            self.send_launcher({"kind": "signal", "slot": slot, "signal": number})
+
+    def resume(self, slot: int, fault: str) -> None:
+        """Tell a halted trainer to go on."""
+        self.send_trainers((slot,), {"kind": "resume", "fault": fault})
+
+    def kill_pod(self) -> None:
+        """Kill the launcher's process group, then our own: nothing of the pod is left."""
+        if self.launcher is not None and self.launcher.pid:
+            kill_group(self.launcher.pid)
+        kill_group(os.getpid())
+
+    def watch_parent(self) -> None:
+        """The parent's pipe can be read: its end is the end of the pod."""
+        assert self._settings.parent_fd is not None
+        if not os.read(self._settings.parent_fd, 1):
+            logger.error("the parent is gone; the pod ends")
+            self.kill_pod()
