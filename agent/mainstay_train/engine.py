@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -22,6 +23,58 @@ from mainstay_train.reduction import PartialStore, Reducer
 from mainstay_train.workload import Workload, user_code
 
 
+class Training(Protocol):
+    """What a session drives, and what its commits need beside the votes."""
+
+    @property
+    def clip_norm(self) -> float | None:
+        """Bound on the global norm of the mean gradient per token; None does not clip."""
+        ...
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a step: a function of the step alone."""
+        ...
+
+    def build_engine(self, stage: int, num_stages: int, hook: Hook) -> Engine:
+        """Allocate what computes a stage; its state is void until restored.
+
+        Args:
+            stage: the stage to compute.
+            num_stages: stages of a chain.
+            hook: called before each action of the program.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTraining:
+    """Trains a workload's blocks by the interpreter: every protection."""
+
+    workload: Workload
+    config: JobConfig
+    device: str
+
+    @property
+    def clip_norm(self) -> float | None:
+        """As the workload says."""
+        return self.workload.clip_norm
+
+    def learning_rate(self, step: int) -> float:
+        """As the workload's schedule says."""
+        return self.workload.learning_rate(step)
+
+    def build_engine(self, stage: int, num_stages: int, hook: Hook) -> Engine:
+        """Build the blocks of one stage, and what computes them."""
+        return Engine.build(
+            self.workload,
+            self.config,
+            stage=stage,
+            num_stages=num_stages,
+            device=self.device,
+            hook=hook,
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class Engine:
     """Made when a plan first gives this trainer the stage; decides nothing.
@@ -35,7 +88,10 @@ class Engine:
     state: StageState
     store: PartialStore
     reducer: Reducer
-    interpreter: Interpreter
+    type_stats: dict[int, TypeStat] = field(default_factory=dict)
+    """Of every complete type of the step."""
+    interpreter: Interpreter | None = None
+    """None where the user's own loop computes (:mod:`mainstay_train.own_loop`)."""
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction."""
 
@@ -63,6 +119,7 @@ class Engine:
         with user_code("building the model"):
             state = workload.build_stage(num_stages, stage, device)
         store = PartialStore(state.layout, config.shape.shards_per_lane, device)
+        stats: dict[int, TypeStat] = {}
         interpreter = Interpreter(
             workload=workload,
             blocks=state.blocks,
@@ -71,6 +128,7 @@ class Engine:
             seed=config.shape.seed,
             micro_batches=config.shape.micro_batches,
             store=store,
+            stats=stats,
             recompute=config.recompute,
             hook=hook,
         )
@@ -81,6 +139,7 @@ class Engine:
             state=state,
             store=store,
             reducer=Reducer(state.layout, device),
+            type_stats=stats,
             interpreter=interpreter,
         )
 
@@ -95,6 +154,7 @@ class Engine:
             GroupEnded: the chain broke.
             WorkloadError: the user's blocks or data set failed.
         """
+        assert self.interpreter is not None
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
         with user_code(f"computing step {step}"):
             self.interpreter.run(program, step, pipeline)
@@ -126,7 +186,7 @@ class Engine:
     def stats(self, table: Sequence[Supply], index: int) -> tuple[TypeStat, ...]:
         """Of the types that the table credits to member ``index``."""
         return tuple(
-            self.interpreter.stats[shard_type]
+            self.type_stats[shard_type]
             for supply in table
             if supply.index == index
             for shard_type in range(supply.partial.first, supply.partial.last + 1)
@@ -148,7 +208,7 @@ class Engine:
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
         self.store.clear()
-        self.interpreter.forget()
+        self.type_stats.clear()
         self.sent = ()
 
     def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:

@@ -76,6 +76,7 @@ class Interpreter:
         seed: the job's seed.
         micro_batches: per type.
         store: where complete types go.
+        stats: what is learnt of complete types goes here.
         recompute: run forwards again in the backward instead of keeping tapes.
         hook: called before each action.
     """
@@ -90,21 +91,21 @@ class Interpreter:
         seed: int,
         micro_batches: int,
         store: PartialStore,
+        stats: dict[int, TypeStat],
         recompute: bool,
         hook: Hook,
     ) -> None:
         self._workload, self._blocks = workload, tuple(blocks)
         self._stage, self._num_stages = stage, num_stages
         self._seed, self._micro_batches = seed, micro_batches
-        self._store, self._recompute, self._hook = store, recompute, hook
+        self._store, self._stats = store, stats
+        self._recompute, self._hook = recompute, hook
         self._device = blocks[0].device
         self._step = 0
         self._flows: dict[tuple[int, int], _Flow] = {}
         self._sums: dict[int, _TypeSums] = {}
         self._sends: list[Any] = []
         self._pipeline: Group | None = None
-        self.stats: dict[int, TypeStat] = {}
-        """Of every complete type of the step."""
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -138,10 +139,6 @@ class Interpreter:
             self._flows.clear()
             self._sums.clear()
             self._sends.clear()
-
-    def forget(self) -> None:
-        """Drop what is known of the step's types: they are not held any more."""
-        self.stats.clear()
 
     def _flow(self, action: Action) -> _Flow:
         key = (action.type, action.micro_batch)
@@ -250,7 +247,7 @@ class Interpreter:
     def _complete(self, shard_type: int) -> None:
         sums = self._sums.pop(shard_type, _TypeSums())
         last = self._stage == self._num_stages - 1
-        self.stats[shard_type] = TypeStat(
+        self._stats[shard_type] = TypeStat(
             type=shard_type,
             loss_sum=sums.loss_sum if last else None,
             tokens=sums.tokens if last else None,

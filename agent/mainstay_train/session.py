@@ -3,6 +3,9 @@
 ``core.rank`` decides, this class carries out: each action is one method whose
 outcome is the next event. The main thread runs the loop; the uplink's thread and
 the gather's thread only end connections (:mod:`mainstay_train.connections`).
+
+Who computes is not its business: :meth:`Session.run` has the engine's interpreter
+compute, a user's own loop calls :meth:`Session.advance` and computes itself.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from mainstay_core.settle import StateAction
 from mainstay_train.aborts import HealFailed, QuorumAborted
 from mainstay_train.checkpoints import CheckpointDirectory
 from mainstay_train.connections import Connections
-from mainstay_train.engine import Engine
+from mainstay_train.engine import Engine, Training
 from mainstay_train.fault_points import FaultPoints
 from mainstay_train.groups import GroupEnded
 from mainstay_train.heal import HealServer, masters_digest
@@ -30,7 +33,7 @@ from mainstay_train.reporting import Reporter
 from mainstay_train.serving import ServedState
 from mainstay_train.settings import TrainerSettings
 from mainstay_train.uplink import Status, Uplink
-from mainstay_train.workload import Workload, user_code
+from mainstay_train.workload import user_code
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +43,12 @@ class Session:
 
     Args:
         settings: who this trainer is.
-        workload: what it trains.
-        device: where it computes.
+        training: what it trains.
         backend: of its process groups.
     """
 
-    def __init__(
-        self, settings: TrainerSettings, workload: Workload, device: str, backend: str
-    ) -> None:
-        self._settings, self._config, self._workload = settings, settings.config, workload
-        self._device = device
+    def __init__(self, settings: TrainerSettings, training: Training, backend: str) -> None:
+        self._settings, self._config, self._training = settings, settings.config, training
         self._slot = Slot(pod=PodUid(settings.pod), index=settings.slot)
         self._connections = Connections(settings, backend)
         status = Status()
@@ -75,29 +74,51 @@ class Session:
             incarnation=Incarnation(settings.incarnation),
             num_steps=self._config.shape.steps,
             shards_per_lane=self._config.shape.shards_per_lane,
-            clip_norm=workload.clip_norm,
+            clip_norm=training.clip_norm,
             heal_address=heal_server.address,
             checkpoint_every_steps=self._config.shape.checkpoint_every_steps if root else 0,
         )
 
     def run(self, hello: dict[str, object]) -> None:
         """Say hello and follow the plans until the job ends; does not return before."""
+        self.start(hello)
+        outcome = self.advance(None)
+        while True:
+            if isinstance(outcome, rank_events.Compute):
+                outcome = self._compute(outcome)
+            outcome = self.advance(outcome)
+
+    def start(self, hello: dict[str, object]) -> None:
+        """Say hello; what to do first is to wait for a plan."""
         if self._checkpoints is not None:
             durable = self._checkpoints.newest_complete()
             self._state = rank.saw_durable(self._state, durable)
         self._uplink.start(hello)
+
+    def advance(self, event: rank_events.Event | None) -> rank_events.Event | rank_events.Compute:
+        """Let the rank's state machine take an event, and carry out what it asks for.
+
+        Args:
+            event: the outcome of the action before; None at the start.
+
+        Returns:
+            The outcome of what was asked for; or Compute, which is the caller's to carry out.
+        """
         actions: tuple[rank_events.Action, ...] = (rank_events.WaitForPlan(),)
-        while True:
-            event = None
-            for action in actions:
-                event = self._perform(action)
-            assert event is not None, f"no event after {actions}"
+        if event is not None:
             if self._connections.newest is not None:
                 self._state = rank.saw_plan(self._state, self._connections.newest)
             before = self._state
             transition = rank.step(before, event)
             self._state, actions = transition.state, transition.actions
             self._note(before.phase, transition.reason)
+        outcome = None
+        for action in actions:
+            if isinstance(action, rank_events.Compute):
+                return action
+            outcome = self._perform(action)
+        assert outcome is not None, f"no event after {actions}"
+        return outcome
 
     def _note(self, before: rank.Phase, reason: str) -> None:
         self._reporter.phase(self._state)
@@ -124,8 +145,6 @@ class Session:
                 return self._settle(action)
             case rank_events.Restore():
                 return self._restore(action)
-            case rank_events.Compute():
-                return self._compute(action)
             case rank_events.Reduce():
                 return self._reduce(action)
             case rank_events.CastVote():
@@ -284,7 +303,7 @@ class Session:
         if not self._gradient:  # rolled forward: it was reduced in a quorum without our vote
             self._gradient = engine.gradient_digest()
         with user_code(f"the learning rate of step {commit.step}"):
-            learning_rate = self._workload.learning_rate(commit.step)
+            learning_rate = self._training.learning_rate(commit.step)
         masters = engine.apply(commit, learning_rate)
         self._reporter.record(
             self._state,
@@ -361,14 +380,7 @@ class Session:
     def _engine_for_plan(self) -> Engine:
         stage, num_stages = self._state.member_stage, self._plan.num_stages
         if self._engine is None or not self._engine.computes(stage, num_stages):
-            self._engine = Engine.build(
-                self._workload,
-                self._config,
-                stage=stage,
-                num_stages=num_stages,
-                device=self._device,
-                hook=self._hook,
-            )
+            self._engine = self._training.build_engine(stage, num_stages, self._hook)
         return self._engine
 
     def _posts_ledger(self) -> bool:

@@ -12,6 +12,7 @@ from mainstay_core.errors import InvalidSpecError
 from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_train import digests, fingerprint, numerics, workload
+from mainstay_train.engine import BlockTraining
 from mainstay_train.session import Session
 from mainstay_train.settings import TrainerSettings
 from mainstay_train.uplink import Status, Uplink
@@ -91,7 +92,8 @@ def run_trainer(settings: TrainerSettings) -> int:
             "pid": os.getpid(),
             "fingerprint": print_of,
         }
-        session = Session(settings, loaded, device, backend)
+        training = BlockTraining(workload=loaded, config=config, device=device)
+        session = Session(settings, training, backend)
         session.run(hello)
     except (InvalidSpecError, workload.WorkloadError) as error:
         logger.exception("the workload cannot run")

@@ -76,6 +76,7 @@ class Stage:
         self.state = model.build_stage(num_stages, stage)
         self.state.initialize(SEED)
         self.store = PartialStore(self.state.layout, SHARDS_PER_LANE)
+        self.stats = {}
         self.seen = []
         self.interpreter = Interpreter(
             workload=model,
@@ -85,6 +86,7 @@ class Stage:
             seed=SEED,
             micro_batches=MICRO_BATCHES,
             store=self.store,
+            stats=self.stats,
             recompute=recompute,
             hook=self.seen.append,
         )
@@ -117,7 +119,7 @@ def gradients(stages):
 
 def stats(stages):
     """(loss, tokens, data) of each type, from whichever stage knows."""
-    first, last = stages[0].interpreter.stats, stages[-1].interpreter.stats
+    first, last = stages[0].stats, stages[-1].stats
     return {t: (last[t].loss_sum, last[t].tokens, first[t].data) for t in TYPES}
 
 
@@ -144,7 +146,7 @@ def test_types_do_not_depend_on_each_other():
     alone.run(types=(3,))
     (partial,) = alone.store.held()
     assert torch.equal(alone.store.partials[partial], together.store.partials[partial])
-    assert alone.interpreter.stats[3] == together.interpreter.stats[3]
+    assert alone.stats[3] == together.stats[3]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +163,7 @@ def test_an_interrupted_chain_keeps_whole_types_and_goes_on(undisturbed, breaker
     in_threads(until_broken, zip(stages, ends, strict=True))
     for stage in stages:
         done = types_held(stage)
-        assert done == set(stage.interpreter.stats)
+        assert done == set(stage.stats)
         if stage.stage == breaker:
             assert len(done) == received // MICRO_BATCHES
         left = [t for t in TYPES if t not in done]
@@ -197,10 +199,8 @@ def test_the_hook_sees_every_action_before_it_runs():
 def test_statistics_are_told_by_the_stage_that_knows():
     first, middle, last = run_chain(3)
     for shard_type in TYPES:
-        assert first.interpreter.stats[shard_type].loss_sum is None
-        assert Digest.parse(first.interpreter.stats[shard_type].data) != Digest.zero()
-        stat = middle.interpreter.stats[shard_type]
+        assert first.stats[shard_type].loss_sum is None
+        assert Digest.parse(first.stats[shard_type].data) != Digest.zero()
+        stat = middle.stats[shard_type]
         assert (stat.loss_sum, stat.tokens, stat.data) == (None, None, None)
-        assert last.interpreter.stats[shard_type].tokens == MICRO_BATCHES * SMALL["sequence"]
-    last.interpreter.forget()
-    assert not last.interpreter.stats
+        assert last.stats[shard_type].tokens == MICRO_BATCHES * SMALL["sequence"]
