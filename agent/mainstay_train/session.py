@@ -13,22 +13,20 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from pathlib import Path
 
 from mainstay_core import codec, rank, rank_events
-from mainstay_core.errors import IntegrityError
 from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation, PodUid, Slot
 from mainstay_core.messages import Commit, Plan, SettleReport, Vote
 from mainstay_core.program import Action, Op
 from mainstay_core.settle import StateAction
 from mainstay_train.aborts import HealFailed, QuorumAborted
-from mainstay_train.checkpoints import CheckpointDirectory
+from mainstay_train.checkpointing import Checkpointing
 from mainstay_train.connections import Connections
 from mainstay_train.engine import Engine, Training
 from mainstay_train.fault_points import FaultPoints
 from mainstay_train.groups import GroupEnded
-from mainstay_train.heal import HealServer, masters_digest
+from mainstay_train.heal import HealServer
 from mainstay_train.reporting import Reporter
 from mainstay_train.serving import ServedState
 from mainstay_train.settings import TrainerSettings
@@ -63,9 +61,7 @@ class Session:
         self._reporter = Reporter(self._uplink, status)
         self._served = ServedState(self._connections)
         heal_server = HealServer(settings.address, self._served.state_at)
-        root = Path(self._config.checkpoint_dir) if self._config.checkpoint_dir else None
-        self._checkpoints = CheckpointDirectory(root) if root else None
-        self._checkpoint_safe: tuple[int, str] | None = None
+        self._checkpoints = Checkpointing(self._config.checkpoint_dir, self._config.shape.seed)
         self._engine: Engine | None = None
         self._reports: tuple[SettleReport, ...] = ()
         self._gradient = ""
@@ -76,7 +72,9 @@ class Session:
             shards_per_lane=self._config.shape.shards_per_lane,
             clip_norm=training.clip_norm,
             heal_address=heal_server.address,
-            checkpoint_every_steps=self._config.shape.checkpoint_every_steps if root else 0,
+            checkpoint_every_steps=self._config.shape.checkpoint_every_steps
+            if self._checkpoints.enabled
+            else 0,
         )
 
     def run(self, hello: dict[str, object]) -> None:
@@ -90,9 +88,7 @@ class Session:
 
     def start(self, hello: dict[str, object]) -> None:
         """Say hello; what to do first is to wait for a plan."""
-        if self._checkpoints is not None:
-            durable = self._checkpoints.newest_complete()
-            self._state = rank.saw_durable(self._state, durable)
+        self._state = rank.saw_durable(self._state, self._checkpoints.newest_complete())
         self._uplink.start(hello)
 
     def advance(self, event: rank_events.Event | None) -> rank_events.Event | rank_events.Compute:
@@ -166,7 +162,7 @@ class Session:
             case rank_events.WriteCheckpoint():
                 self._write_checkpoint(action)
             case rank_events.RenameCheckpoint():
-                self._rename_checkpoint(action.version)
+                self._checkpoints.complete(action.version, self._plan)
             case rank_events.Finish():
                 self._finish()
             case _:
@@ -186,14 +182,14 @@ class Session:
 
     def _settle(self, action: rank_events.Settle) -> rank_events.Event:
         self._served.close()
-        self._checkpoint_safe = None
+        self._checkpoints.settle()
         self._reporter.waits()
         try:
             gather = self._connections.adopt(action.plan, action.report.index)
             report = replace(
                 action.report,
                 pipeline=self._connections.pipeline_name,
-                durable=self._checkpoints.newest_complete() if self._checkpoints else 0,
+                durable=self._checkpoints.newest_complete(),
             )
             gather.post("settle", codec.dumps(report).encode())
             bodies = gather.wait("settle")
@@ -205,7 +201,7 @@ class Session:
     def _restore(self, action: rank_events.Restore) -> rank_events.Event:
         engine = self._engine_for_plan()
         if action.action is StateAction.LOAD:
-            return self._load(engine, action.version)
+            return self._checkpoints.load(engine, action.version)
         self._hook(Action(Op.HEAL, engine.stage))
         client = self._connections.healing()
         why = f"no member of stage {engine.stage} has version {action.version}"
@@ -226,18 +222,6 @@ class Session:
                 continue
             return rank_events.Restored(masters)
         return rank_events.RestoreFailed(why)
-
-    def _load(self, engine: Engine, version: int) -> rank_events.Event:
-        if version == 0:
-            engine.state.initialize(self._config.shape.seed)
-            return rank_events.Restored(masters_digest(engine.state), None, "")
-        assert self._checkpoints is not None
-        try:
-            loaded = self._checkpoints.load(version, engine.state)
-        except (IntegrityError, OSError) as error:
-            logger.warning("checkpoint %d is skipped: %s", version, error)
-            return rank_events.RestoreFailed(str(error))
-        return rank_events.Restored(loaded.masters, loaded.commit, loaded.chain)
 
     def _compute(self, action: rank_events.Compute) -> rank_events.Event:
         engine = self._engine_for_plan()
@@ -283,7 +267,6 @@ class Session:
         assert state.step_plan is not None
         newest = self._connections.newest or self._plan
         self._gradient = engine.gradient_digest()
-        safe = self._checkpoint_safe
         return Vote(
             step=action.step,
             attempt=action.attempt,
@@ -294,7 +277,7 @@ class Session:
             stats=engine.stats(state.step_plan.table[engine.stage], state.index),
             newest_plan=newest.quorum.id,
             newest_nonce=newest.quorum.nonce,
-            checkpoint_safe=safe[0] if safe and safe[1] == self._plan.quorum.nonce else None,
+            checkpoint_safe=self._checkpoints.safe_in(self._plan.quorum.nonce),
         )
 
     def _apply(self, commit: Commit) -> rank_events.Event:
@@ -332,25 +315,8 @@ class Session:
 
     def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> None:
         engine = self._engine_for_plan()
-        assert self._checkpoints is not None
         self._hook(Action(Op.CHECKPOINT, engine.stage))
-        nonce = self._plan.quorum.nonce
-        try:
-            self._checkpoints.write_part(
-                action.version, nonce, engine.stage, engine.state, action.commit, action.chain
-            )
-        except OSError as error:
-            logger.warning("checkpoint %d is not written: %s", action.version, error)
-            return
-        self._checkpoint_safe = (action.version, nonce)
-
-    def _rename_checkpoint(self, version: int) -> None:
-        assert self._checkpoints is not None
-        nonce, num_stages = self._plan.quorum.nonce, self._plan.num_stages
-        try:
-            self._checkpoints.complete(version, nonce, num_stages)
-        except OSError as error:
-            logger.warning("checkpoint %d is not completed: %s", version, error)
+        self._checkpoints.write(action, engine, self._plan.quorum.nonce)
 
     def _finish(self) -> None:
         state = self._state
