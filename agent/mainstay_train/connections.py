@@ -39,7 +39,7 @@ class Connections:
         self.adopted: Plan | None = None
         self.index = -1
         self._gather: GatherClient | None = None
-        self._stage_group: Group | None = None
+        self._reduce_group: Group | None = None
         self._pipeline: Group | None = None
         self._pipeline_key: tuple[QuorumId, int] | None = None
         self._heal: HealClient | None = None
@@ -78,12 +78,12 @@ class Connections:
             return self._gather
 
     def leave_quorum(self) -> None:
-        """Drop gather, stage group and a running heal; the pipeline stays."""
+        """Drop gather, reduction group and a running heal; the pipeline stays."""
         with self.changed:
             if self._gather is not None:
                 self._gather.leave()
-            self._end_stage("this trainer has moved on")
-            self._gather = self._stage_group = None
+            self._end_reduce("this trainer has moved on")
+            self._gather = self._reduce_group = None
 
     def leave(self) -> None:
         """Drop everything: this trainer is no member any more."""
@@ -96,8 +96,8 @@ class Connections:
         assert self._gather is not None
         return self._gather
 
-    def stage_group(self, stage: int) -> Group | None:
-        """The group of the stage's cells, connected; None when there is only this one.
+    def reduce_group(self, position: int) -> Group | None:
+        """The group of the position's members, connected; None when there is only this one.
 
         Raises:
             GroupEnded: a member is gone or the quorum ended.
@@ -105,15 +105,15 @@ class Connections:
         with self.changed:
             plan = self.adopted
             assert plan is not None
-            members = [m.index for m in plan.stage_members(stage)]
-            if self._stage_group is not None or len(members) == 1:
-                return self._stage_group
+            members = [m.index for m in plan.position_members(position)]
+            if self._reduce_group is not None or len(members) == 1:
+                return self._reduce_group
             ended = self.gather().ended
             if ended is not None:
                 raise GroupEnded(ended.why)
-            name = f"{plan.job}/{plan.quorum}/s{stage}"
+            name = f"{plan.job}/{plan.quorum}/p{position}"
             group = self._group(name, plan, members.index(self.index), len(members))
-            self._stage_group = group
+            self._reduce_group = group
         group.connect()
         return group
 
@@ -167,7 +167,7 @@ class Connections:
             gather = self.gather()
             if gather.ended is None:
                 gather.abort(why)
-            self._end_stage(why)
+            self._end_reduce(why)
             ended = gather.ended
         return (ended.why, ended.suspects) if ended is not None else (why, ())
 
@@ -199,12 +199,12 @@ class Connections:
         if ends.quorum:
             if self._gather is not None:
                 self._gather.leave()
-            self._end_stage(f"{self.newest.quorum} replaces the quorum")
+            self._end_reduce(f"{self.newest.quorum} replaces the quorum")
         return ends.quorum
 
-    def _end_stage(self, why: str) -> None:
-        if self._stage_group is not None:
-            self._stage_group.shutdown(why)
+    def _end_reduce(self, why: str) -> None:
+        if self._reduce_group is not None:
+            self._reduce_group.shutdown(why)
         if self._heal is not None:
             self._heal.shutdown(why)
             self._heal = None
@@ -215,10 +215,10 @@ class Connections:
         self._pipeline = self._pipeline_key = None
 
     def _on_abort(self, why: str, suspects: tuple[int, ...]) -> None:
-        """The gather ended by others' doing (its reader thread): wake the stage's collectives."""
+        """The gather ended by others' doing (its reader thread): wake the collectives."""
         del suspects
         with self.changed:
-            self._end_stage(why)
+            self._end_reduce(why)
 
 
 def _key(chain: Chain) -> tuple[QuorumId, int]:

@@ -98,6 +98,7 @@ class Reporter:
         entry = LedgerEntry(
             step=commit.step,
             stage=state.member_stage,
+            inner=state.member_inner,
             quorum=plan.quorum,
             gradient=gradient,
             masters=masters,

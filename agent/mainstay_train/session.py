@@ -242,9 +242,10 @@ class Session:
         engine = self._engine_for_plan()
         self._hook(Action(Op.REDUCE, engine.stage))
         self._gradient = ""
-        members = [m.index for m in self._plan.stage_members(engine.stage)]
+        position = self._state.member_position
+        members = [m.index for m in self._plan.position_members(position)]
         try:
-            group = self._connections.stage_group(engine.stage)
+            group = self._connections.reduce_group(position)
             engine.reduce(group, action.table, members, self._state.index, self._slot)
         except GroupEnded as end:
             return rank_events.QuorumLost(*self._connections.fail_quorum(str(end)))
@@ -274,7 +275,7 @@ class Session:
             norms_sq=engine.norms_sq(),
             gradient=self._gradient,
             state=state.digest,
-            stats=engine.stats(state.step_plan.table[engine.stage], state.index),
+            stats=engine.stats(state.step_plan.table[state.member_position], state.index),
             newest_plan=newest.quorum.id,
             newest_nonce=newest.quorum.nonce,
             checkpoint_safe=self._checkpoints.safe_in(self._plan.quorum.nonce),
@@ -351,5 +352,5 @@ class Session:
 
     def _posts_ledger(self) -> bool:
         """Whether this member mirrors its stage's entries to the api: the lowest one does."""
-        lowest = self._plan.stage_members(self._state.member_stage)[0]
+        lowest = self._plan.position_members(self._state.member_position)[0]
         return lowest.index == self._state.index

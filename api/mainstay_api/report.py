@@ -14,7 +14,7 @@ from mainstay_core.digest import Digest
 from mainstay_core.facts import Heartbeat, SlotStatus
 from mainstay_core.ids import PodUid
 from mainstay_core.jobstate import CoordinatorState, pod_name, slot_name
-from mainstay_core.messages import FinalDigests, LedgerEntry, Recovery
+from mainstay_core.messages import FinalDigests, LedgerEntry, LedgerKey, Recovery
 
 REPORT_VERSION = 1
 
@@ -35,6 +35,7 @@ def show_job(state: CoordinatorState) -> dict[str, Any]:
         "replicas": len(plan.chains) if plan else 0,
         "replicas_wanted": state.shape.replicas,
         "stages": state.shape.stages,
+        "ranks_per_stage": state.shape.ranks_per_stage,
         "followers": sum(m.rank.replica is None for m in members),
         "all_reduce_stack": plan.all_reduce_stack if plan else 0,
         "pods": sum(not p.gone for p in state.pods),
@@ -55,6 +56,7 @@ def show_members(
             "index": m.index,
             "replica": m.rank.replica,
             "stage": m.rank.stage,
+            "inner": m.rank.inner,
             "slot": slot_name(state, m.slot),
             "pod": m.slot.pod,
             "incarnation": m.incarnation,
@@ -73,6 +75,7 @@ def show_members(
             "index": None,
             "replica": None,
             "stage": None,
+            "inner": None,
             "slot": slot_name(state, s.slot),
             "pod": s.slot.pod,
             "incarnation": s.incarnation,
@@ -112,16 +115,16 @@ def show_recovery(recovery: Recovery) -> dict[str, Any]:
 
 def make_report(
     state: CoordinatorState,
-    ledger: Mapping[tuple[int, int], LedgerEntry],
+    ledger: Mapping[LedgerKey, LedgerEntry],
     recoveries: Sequence[Recovery],
     events: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the content of REPORT.json."""
-    stages = range(state.shape.stages)
+    positions = state.shape.positions
     steps = [
-        [ledger[step, stage] for stage in stages]
+        [ledger[step, *p] for p in positions]
         for step in range(state.step)
-        if all((step, stage) in ledger for stage in stages)
+        if all((step, *p) in ledger for p in positions)
     ]
     seconds = sorted(max(e.step_s for e in entries) for entries in steps)
     return {
@@ -148,9 +151,9 @@ def make_report(
 
 
 def _final(state: CoordinatorState) -> dict[str, str]:
-    """Sums over stages; the samples are those of the whole job, the same on every stage."""
+    """Sums over positions; the samples are those of the whole job, the same on each."""
     finals: tuple[FinalDigests, ...] = state.finals
-    if len(finals) < state.shape.stages:
+    if len(finals) < len(state.shape.positions):
         return {}
     return {
         "params": _sum(f.params for f in finals),

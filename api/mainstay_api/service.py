@@ -166,16 +166,16 @@ class JobService:
         return reply
 
     async def add_to_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None:
-        """Write entries; a step whose stages are all there is committed for the coordinator.
+        """Write entries; a step whose positions are all there is committed for the coordinator.
 
         A step that was committed before must come to the same bits: a difference
         is announced and the newer quorum's entry stands.
         """
-        keys = [(e.step, e.stage) for e in entries]
+        keys = [e.key for e in entries]
         known = await self.store.fetch_ledger(uid, keys)
         fresh = []
         for entry in entries:
-            old = known.get((entry.step, entry.stage))
+            old = known.get(entry.key)
             if old == entry or (old is not None and old.quorum.id > entry.quorum.id):
                 continue
             if old is not None and old.masters != entry.masters:
@@ -186,12 +186,12 @@ class JobService:
             await self._commit_steps(uid, fresh)
 
     async def _commit_steps(self, uid: JobUid, fresh: Sequence[LedgerEntry]) -> None:
-        stages = range((await self.load(uid)).shape.stages)
+        positions = (await self.load(uid)).shape.positions
         for step in sorted({e.step for e in fresh}):
-            entries = await self.store.fetch_ledger(uid, [(step, stage) for stage in stages])
-            if len(entries) < len(stages):
+            entries = await self.store.fetch_ledger(uid, [(step, *p) for p in positions])
+            if len(entries) < len(positions):
                 continue
-            newest = max(entries.values(), key=lambda e: (e.quorum.id, e.stage))
+            newest = max(entries.values(), key=lambda e: (e.quorum.id, e.stage, e.inner))
             outcome = await self.apply(
                 uid,
                 StepsCommitted(
@@ -205,12 +205,16 @@ class JobService:
 
     async def _announce_mismatch(self, uid: JobUid, old: LedgerEntry, new: LedgerEntry) -> None:
         message = (
-            f"step {new.step} of stage {new.stage} came out differently: {new.masters} in "
+            f"step {new.step} of {_place(new)} came out differently: {new.masters} in "
             f"{new.quorum}, {old.masters} in {old.quorum}"
         )
         logger.error("%s: %s", uid, message)
         announce = Announce(reason="LedgerMismatch", message=message, warning=True)
         await self.store.append(uid, "event", history_line(announce, self._clock()))
+
+
+def _place(entry: LedgerEntry) -> str:
+    return f"stage {entry.stage}" + (f", inner rank {entry.inner}" if entry.inner else "")
 
 
 def change_of(before: CoordinatorState, outcome: Transition, now_s: float) -> Change:

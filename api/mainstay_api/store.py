@@ -15,7 +15,7 @@ Keys, with ``{uid}`` also the hash tag of a Redis cluster:
     mainstay:{uid}:job         hash    version, state, phase, quorum, plan, manifest, name
     mainstay:{uid}:stream      stream  plan, inject, stop, event: pushed to supervisors; history
     mainstay:{uid}:recoveries  hash    quorum id -> Recovery
-    mainstay:{uid}:ledger      hash    step:stage -> LedgerEntry
+    mainstay:{uid}:ledger      hash    step:stage:inner -> LedgerEntry
     mainstay:{uid}:seen        hash    pod -> time of its last heartbeat by the store's clock, us
     mainstay:{uid}:beats       hash    pod -> its last Heartbeat
 """
@@ -35,7 +35,7 @@ from mainstay_core.errors import MainstayError, StoreConflictError
 from mainstay_core.facts import Heartbeat
 from mainstay_core.ids import JobUid, PodUid
 from mainstay_core.jobstate import CoordinatorState
-from mainstay_core.messages import LedgerEntry, Plan, Recovery
+from mainstay_core.messages import LedgerEntry, LedgerKey, Plan, Recovery
 
 PREFIX = "mainstay"
 SOCKET_TIMEOUT_S = 30.0
@@ -171,8 +171,8 @@ class Store(Protocol):
     async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]: ...
     async def fetch_recoveries(self, uid: JobUid) -> tuple[Recovery, ...]: ...
     async def fetch_ledger(
-        self, uid: JobUid, keys: Sequence[tuple[int, int]]
-    ) -> dict[tuple[int, int], LedgerEntry]: ...
+        self, uid: JobUid, keys: Sequence[LedgerKey]
+    ) -> dict[LedgerKey, LedgerEntry]: ...
     async def put_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None: ...
     async def read_stream(
         self, uid: JobUid, after: str, block_s: float | None
@@ -307,12 +307,12 @@ class RedisStore:
         return tuple(sorted(recoveries, key=lambda r: r.quorum.id))
 
     async def fetch_ledger(
-        self, uid: JobUid, keys: Sequence[tuple[int, int]]
-    ) -> dict[tuple[int, int], LedgerEntry]:
-        """Return the entries of those (step, stage) pairs that there are."""
+        self, uid: JobUid, keys: Sequence[LedgerKey]
+    ) -> dict[LedgerKey, LedgerEntry]:
+        """Return the entries that there are."""
         if not keys:
             return {}
-        fields = [f"{step}:{stage}" for step, stage in keys]
+        fields = [":".join(map(str, key)) for key in keys]
         texts = await _call(self._redis.hmget(_key(uid, "ledger"), fields))
         return {
             key: codec.loads(LedgerEntry, text)
@@ -322,7 +322,7 @@ class RedisStore:
 
     async def put_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None:
         """Write entries over what is there."""
-        mapping: Any = {f"{e.step}:{e.stage}": codec.dumps(e) for e in entries}
+        mapping: Any = {":".join(map(str, e.key)): codec.dumps(e) for e in entries}
         if mapping:
             await _call(self._redis.hset(_key(uid, "ledger"), mapping=mapping))
 

@@ -41,7 +41,7 @@ def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     """Publish the first plan once enough trainers are up, or give up at the deadline."""
     wanted, least = state.shape.replicas, state.shape.min_replicas
     overdue = now_s - state.created_at_s >= state.config.startup_deadline_s
-    if not overdue and len(usable_slots(state, now_s)) < state.shape.num_cells:
+    if not overdue and len(usable_slots(state, now_s)) < state.shape.num_ranks:
         return Transition(state=state)
     # Only now: before, the lowest slot could still be one that comes up later.
     state, refusals = _same_arithmetic(state, now_s)
@@ -82,10 +82,13 @@ def _fingerprint_of(state: CoordinatorState, plan: Plan) -> dict[str, str]:
 def _missing(state: CoordinatorState, now_s: float) -> str:
     """What kept the job from starting."""
     shape = state.shape
-    needed = shape.min_replicas * shape.stages
+    needed = shape.min_replicas * len(shape.positions)
+    cells = f"{shape.min_replicas} x {shape.stages} cells"
+    if shape.ranks_per_stage > 1:
+        cells += f" of {shape.ranks_per_stage} ranks"
     up = [slot_name(state, s.slot) for s in usable_slots(state, now_s)]
     counted = (
-        f"{len(up)} of the {needed} trainers needed for {shape.min_replicas} x {shape.stages} cells"
+        f"{len(up)} of the {needed} trainers needed for {cells}"
         f" were up after {state.config.startup_deadline_s:g} s ({', '.join(up) or 'none'})"
     )
     parts = [counted]
@@ -117,8 +120,8 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
 
 
 def _is_finishing(state: CoordinatorState) -> bool:
-    """Whether some cell of every stage has applied the last step."""
-    return len(state.finals) == state.shape.stages
+    """Whether some member of every position has applied the last step."""
+    return len(state.finals) == len(state.shape.positions)
 
 
 def _decide_finishing(state: CoordinatorState) -> Transition:
@@ -167,11 +170,12 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
     """Return what the ladder needs to know of the job."""
     assert state.plan is not None
     stages = []
-    for stage in range(state.shape.stages):
-        members = [m for m in state.plan.stage_members(stage) if is_living(state, m)]
+    for position in state.plan.positions:
+        members = [m for m in position if is_living(state, m)]
         stages.append(
             ladder.StageHolders(
-                stage=stage,
+                stage=position[0].rank.stage,
+                inner=position[0].rank.inner if state.shape.ranks_per_stage > 1 else None,
                 holders=sum(holds_state(state, m) for m in members),
                 living=len(members),
             )
@@ -261,15 +265,15 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
 
 
 def _repeat_suspects(state: CoordinatorState) -> tuple[Member, ...]:
-    """Members to leave out: named again, silent themselves, and every stage can do without them."""
+    """Members to leave out: named again, silent themselves, and no position needs them."""
     assert state.plan is not None
     assert state.suspicion is not None
     again = set(state.suspicion.suspects) & set(state.suspected_before)
     excluded = [
         m for m in state.plan.members if m.slot in again and m.slot not in state.suspicion.reporters
     ]
-    for stage in range(state.shape.stages):
-        holders = [m for m in state.plan.stage_members(stage) if holds_state(state, m)]
+    for position in state.plan.positions:
+        holders = [m for m in position if holds_state(state, m)]
         if all(m in excluded for m in holders):
             return ()
     return tuple(excluded)

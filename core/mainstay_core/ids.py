@@ -42,6 +42,11 @@ class RankId:
     stage: int
     inner: int = 0
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """(stage, inner): ranks of one position have interchangeable states."""
+        return self.stage, self.inner
+
     def __str__(self) -> str:
         replica = "f" if self.replica is None else f"r{self.replica}"
         return f"{replica}.s{self.stage}.i{self.inner}"

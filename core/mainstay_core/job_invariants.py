@@ -23,15 +23,16 @@ def check_invariants(state: CoordinatorState) -> None:
     assert [m.index for m in plan.members] == list(range(len(plan.members))), "indices"
     assert len({m.slot for m in plan.members}) == len(plan.members), "a slot twice"
     assert len({m.incarnation for m in plan.members}) == len(plan.members), "a trainer twice"
-    seats = [(m.rank.replica, m.rank.stage) for m in plan.members if m.rank.replica is not None]
-    assert len(set(seats)) == len(seats), "two cells in one place of a chain"
+    seats = [(m.rank.replica, m.rank.position) for m in plan.members if m.rank.replica is not None]
+    assert len(set(seats)) == len(seats), "two members in one place of a chain"
     assert plan.chains, "a plan without a whole replica"
     for chain in plan.chains:
         cells = [plan.members[i] for i in chain.cells]
-        assert [c.rank.stage for c in cells] == list(range(state.shape.stages)), "chain's stages"
+        assert tuple(c.rank.position for c in cells) == state.shape.positions, "chain's positions"
         assert all(c.rank.replica == chain.replica for c in cells), "chain's replica"
         assert 0 <= chain.replica < state.shape.lanes, "replica is no lane"
-    assert len(seats) == len(plan.chains) * state.shape.stages, "a cell of no whole chain"
+    whole = len(plan.chains) * len(state.shape.positions)
+    assert len(seats) == whole, "a member of no whole chain"
     replicas = {c.replica for c in plan.chains}
     assert len(plan.suppliers) == state.shape.num_types, "a type without a supplier"
     assert set(plan.suppliers) <= replicas, "a supplier is no whole chain"

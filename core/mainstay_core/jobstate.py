@@ -78,6 +78,8 @@ class SlotState:
     """Not used before: it was excluded on suspicion."""
     stage: int | None = None
     """Stage that it served last: it is the first choice for a place there."""
+    inner: int = 0
+    """Inner rank that it served last."""
     why: str = ""
     """Evidence of the last end."""
     refused: str = ""
@@ -140,7 +142,7 @@ class CoordinatorState:
     """Everything the coordinator's decisions depend on.
 
     Invariants (checked by :func:`check_invariants`): a slot is in the plan at
-    most once; each (replica, stage) has one cell; every shard type has one
+    most once; each place of a chain has one member; every shard type has one
     supplier, which is a whole chain; ``last_id`` is the largest quorum id used.
     """
 
@@ -178,7 +180,7 @@ class CoordinatorState:
     """Re-forms since the last commit."""
     recoveries: tuple[OpenRecovery, ...] = ()
     finals: tuple[FinalDigests, ...] = ()
-    """Per stage, of the first cell that finished."""
+    """Per position, of the first member that finished."""
     finished: tuple[Incarnation, ...] = ()
     fired: tuple[FiredFault, ...] = ()
     injected: tuple[str, ...] = ()

@@ -41,9 +41,11 @@ EXECUTABLE = frozenset({Row.MASK, Row.RESTART, Row.WAIT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageHolders:
-    """Exact copies of one stage's state."""
+    """Exact copies of the state of one stage, or of one inner rank of it."""
 
     stage: int
+    inner: int | None = None
+    """None where a stage has one rank."""
     holders: int
     """Living cells that hold it."""
     living: int
@@ -123,8 +125,8 @@ def _decision(row: Row, reason: str, passed: list[str], source: int | None) -> D
     )
 
 
-def _without_state(situation: Situation) -> list[int]:
-    return [s.stage for s in situation.stages if s.holders == 0]
+def _without_state(situation: Situation) -> list[StageHolders]:
+    return [s for s in situation.stages if s.holders == 0]
 
 
 def _places(situation: Situation) -> int:
@@ -164,12 +166,12 @@ def _replay(situation: Situation) -> tuple[bool, str]:
     without = [s for s in situation.stages if s.holders == 0]
     if not without:
         return False, "every stage has a living cell"
-    missing = [s.stage for s in without if not s.replayable]
+    missing = [s for s in without if not s.replayable]
     if missing:
         return False, f"{_stages(missing)} no complete snapshots and logs"
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
-    return True, f"{_stages([s.stage for s in without])} snapshots and logs that are complete"
+    return True, f"{_stages(without)} snapshots and logs that are complete"
 
 
 def _restart(situation: Situation) -> tuple[bool, str]:
@@ -207,7 +209,7 @@ def _approximate(situation: Situation) -> tuple[bool, str]:
 
 def _condition(situation: Situation) -> str:
     """What would have to change for the job to go on."""
-    empty = [s.stage for s in situation.stages if s.living == 0]
+    empty = [s for s in situation.stages if s.living == 0]
     if _places(situation) > situation.free_slots:
         have = _count(situation.free_slots, "free trainer") if situation.free_slots else "none"
         need = _count(_places(situation), "free trainer")
@@ -217,10 +219,12 @@ def _condition(situation: Situation) -> str:
     return "nothing is lost"
 
 
-def _stages(stages: list[int]) -> str:
+def _stages(stages: list[StageHolders]) -> str:
+    names = [str(s.stage) if s.inner is None else f"{s.stage}.{s.inner}" for s in stages]
+    what = "stage" if all(s.inner is None for s in stages) else "inner rank"
     if len(stages) == 1:
-        return f"stage {stages[0]} has"
-    return f"stages {', '.join(map(str, stages))} have"
+        return f"{what} {names[0]} has"
+    return f"{what}s {', '.join(names)} have"
 
 
 def _count(number: int, what: str) -> str:

@@ -347,9 +347,10 @@ def _finished(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
 
 
 def _final(state: CoordinatorState, final: FinalDigests, name: str) -> Transition:
-    known = next((f for f in state.finals if f.stage == final.stage), None)
+    where = (final.stage, final.inner)
+    known = next((f for f in state.finals if (f.stage, f.inner) == where), None)
     if known is None:
-        finals = sorted([*state.finals, final], key=lambda f: f.stage)
+        finals = sorted([*state.finals, final], key=lambda f: (f.stage, f.inner))
         return Transition(state=replace(state, finals=tuple(finals)))
     if known == final:
         return Transition(state=state)

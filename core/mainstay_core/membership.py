@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from mainstay_core.chaining import Cell, plan_chaining
 from mainstay_core.ids import Incarnation, PodUid, QuorumId, RankId, Slot
@@ -31,6 +32,7 @@ class Seat:
     """A trainer and its place in the next plan."""
 
     stage: int
+    inner: int = 0
     replica: int | None
     slot: Slot
     incarnation: Incarnation
@@ -41,8 +43,13 @@ class Seat:
     """Replica that it served last."""
 
     @property
+    def position(self) -> tuple[int, int]:
+        """(stage, inner): trainers of one position have interchangeable states."""
+        return self.stage, self.inner
+
+    @property
     def cell_id(self) -> str:
-        """Name of the cell for chaining: another life of the trainer is another cell."""
+        """Name of the trainer for chaining: another life of it is another one."""
         return f"{self.slot}@{self.incarnation}"
 
 
@@ -62,11 +69,12 @@ class Draft:
 def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: str) -> Plan | None:
     """Return the first plan with ``num_replicas`` chains, or None when too few trainers are up.
 
-    Chain first, (replica, stage), onto the first pods by name; never two cells
-    of one stage in a pod while these pods avoid it (design 13.7).
+    Chain first, (replica, stage, inner), onto the first pods by name; never two
+    cells of one stage in a pod while these pods avoid it, and a cell in one pod
+    where one has room for it (design 13.7).
     """
     shape = state.shape
-    needed = num_replicas * shape.stages
+    needed = num_replicas * len(shape.positions)
     free = list(usable_slots(state, now_s))[:needed]
     if len(free) < needed:
         return None
@@ -74,19 +82,47 @@ def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: 
     crowd: Counter[tuple[PodUid, int]] = Counter()
     seats = []
     for replica, stage in cells:
-        best = min(free, key=lambda s: crowd[s.slot.pod, stage])
-        free.remove(best)
-        crowd[best.slot.pod, stage] += 1
-        assert best.incarnation is not None
-        seats.append(
-            Seat(stage=stage, replica=replica, slot=best.slot, incarnation=best.incarnation)
-        )
+        for inner, slot in enumerate(_take_cell(free, stage, shape.ranks_per_stage, crowd)):
+            assert slot.incarnation is not None
+            seats.append(
+                Seat(
+                    stage=stage,
+                    inner=inner,
+                    replica=replica,
+                    slot=slot.slot,
+                    incarnation=slot.incarnation,
+                )
+            )
     reason = f"{num_replicas} of {shape.lanes} lanes get a replica of {shape.stages} stages"
+    if shape.ranks_per_stage > 1:
+        reason += f" of {shape.ranks_per_stage} ranks"
     return _compose(
         state,
         seats,
         Draft(method=Method.START, planned=False, reason=reason, now_s=now_s, nonce=nonce),
     )
+
+
+def _take_cell(
+    free: list[SlotState], stage: int, num_ranks: int, crowd: Counter[tuple[PodUid, int]]
+) -> list[SlotState]:
+    """Take a cell's slots out of ``free``: in a pod without its stage, all in one if possible."""
+    cell: list[SlotState] = []
+    for _ in range(num_ranks):
+        room = Counter(s.slot.pod for s in free)
+        own = {s.slot.pod for s in cell}
+
+        def preference(
+            slot: SlotState, own: set[PodUid] = own, room: Counter[PodUid] = room
+        ) -> Any:
+            pod = slot.slot.pod
+            return crowd[pod, stage], pod not in own, room[pod] < num_ranks - len(cell)
+
+        best = min(free, key=preference)
+        free.remove(best)
+        cell.append(best)
+    crowd.update((s.slot.pod, stage) for s in cell)
+    return cell
 
 
 def mask_plan(
@@ -99,17 +135,17 @@ def mask_plan(
     plan (protocol section 3).
 
     Raises:
-        InfeasiblePlanError: some stage has no living cell.
+        InfeasiblePlanError: some position has no living member.
     """
     seats = [s for s in _living_seats(state) if s.slot not in excluded]
-    seats = _keep_whole(seats, state.shape.stages)
+    seats = _keep_whole(seats, len(state.shape.positions))
     if not any(s.replica is not None for s in seats):
         seats = _mate(state, seats, most=state.shape.replicas)
     return _compose(state, seats, draft)
 
 
 def restart_plan(state: CoordinatorState, draft: Draft) -> Plan | None:
-    """Return a plan whose empty stages are filled from free trainers, or None if too few are up."""
+    """Return a plan with empty positions filled from free trainers, or None if too few are up."""
     grown = _grow(state, usable_slots(state, draft.now_s), least=1)
     return None if grown is None else _compose(state, grown, draft)
 
@@ -127,8 +163,8 @@ def join_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]
 
 def num_places(state: CoordinatorState) -> int:
     """Return how many trainers are missing for all wanted replicas."""
-    counts = Counter(s.stage for s in _living_seats(state))
-    return sum(max(0, state.shape.replicas - counts[s]) for s in range(state.shape.stages))
+    counts = Counter(s.position for s in _living_seats(state))
+    return sum(max(0, state.shape.replicas - counts[p]) for p in state.shape.positions)
 
 
 def _living_seats(state: CoordinatorState) -> list[Seat]:
@@ -136,6 +172,7 @@ def _living_seats(state: CoordinatorState) -> list[Seat]:
     return [
         Seat(
             stage=m.rank.stage,
+            inner=m.rank.inner,
             replica=m.rank.replica,
             slot=m.slot,
             incarnation=m.incarnation,
@@ -148,10 +185,12 @@ def _living_seats(state: CoordinatorState) -> list[Seat]:
     ]
 
 
-def _keep_whole(seats: Sequence[Seat], num_stages: int) -> list[Seat]:
-    cells = Counter(s.replica for s in seats if s.replica is not None)
+def _keep_whole(seats: Sequence[Seat], num_positions: int) -> list[Seat]:
+    ranks = Counter(s.replica for s in seats if s.replica is not None)
     return [
-        s if s.replica is not None and cells[s.replica] == num_stages else replace(s, replica=None)
+        s
+        if s.replica is not None and ranks[s.replica] == num_positions
+        else replace(s, replica=None)
         for s in seats
     ]
 
@@ -159,11 +198,11 @@ def _keep_whole(seats: Sequence[Seat], num_stages: int) -> list[Seat]:
 def _grow(state: CoordinatorState, takers: Sequence[SlotState], least: int) -> list[Seat] | None:
     """Seat ``takers`` so that as many replicas as possible are whole, at least ``least``."""
     shape = state.shape
-    seats = _keep_whole(_living_seats(state), shape.stages)
-    counts = Counter(s.stage for s in seats)
+    seats = _keep_whole(_living_seats(state), len(shape.positions))
+    counts = Counter(s.position for s in seats)
     free = list(takers)
     for target in range(shape.replicas, least - 1, -1):
-        wanted = [stage for stage in range(shape.stages) for _ in range(counts[stage], target)]
+        wanted = [p for p in shape.positions for _ in range(counts[p], target)]
         if len(wanted) <= len(free):
             seats += _seat_joiners(seats, wanted, free)
             return _mate(state, seats, most=target)
@@ -171,49 +210,61 @@ def _grow(state: CoordinatorState, takers: Sequence[SlotState], least: int) -> l
 
 
 def _seat_joiners(
-    seats: Sequence[Seat], wanted: Iterable[int], free: list[SlotState]
+    seats: Sequence[Seat], wanted: Iterable[tuple[int, int]], free: list[SlotState]
 ) -> list[Seat]:
-    """Give each wanted place (a stage) a free trainer.
+    """Give each wanted place (a position) a free trainer.
 
     Not beside another cell of the stage while avoidable, then the slot that
-    served the stage before, then any restarted trainer, then spares in pod
-    order.
+    served the position before, then beside ranks that it can form a cell with,
+    then any restarted trainer, then spares in pod order.
     """
-    crowd = Counter((s.slot.pod, s.stage) for s in seats)
+    here: dict[tuple[PodUid, int], list[Seat]] = {}
+    for seat in seats:
+        here.setdefault((seat.slot.pod, seat.stage), []).append(seat)
     joiners = []
-    for stage in wanted:
-        best = min(
-            free, key=lambda s: (crowd[s.slot.pod, stage], s.stage != stage, s.stage is None)
-        )
+    for position in wanted:
+        stage, inner = position
+
+        def preference(slot: SlotState, stage: int = stage, inner: int = inner) -> Any:
+            beside = here.get((slot.slot.pod, stage), [])
+            others = [s for s in beside if s.replica is not None or s.inner == inner]
+            served = (slot.stage, slot.inner) == (stage, inner)
+            return len(others), not served, len(others) - len(beside), slot.stage is None
+
+        best = min(free, key=preference)
         free.remove(best)
-        crowd[best.slot.pod, stage] += 1
         assert best.incarnation is not None
         joiners.append(
             Seat(
                 stage=stage,
+                inner=inner,
                 replica=None,
                 slot=best.slot,
                 incarnation=best.incarnation,
                 joining=True,
             )
         )
+        here.setdefault((best.slot.pod, stage), []).append(joiners[-1])
     return joiners
 
 
 def _mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Seat]:
-    """Chain cells into whole replicas, up to ``most`` of them; whole chains stay as they are.
+    """Chain trainers to whole replicas, up to ``most`` of them; whole chains stay as they are.
+
+    A chain goes through all positions, inner ranks of a stage one after the
+    other: chaining calls each position a stage.
 
     Raises:
-        InfeasiblePlanError: some stage has no cell.
+        InfeasiblePlanError: some position has no trainer.
     """
     domains = {p.registration.pod: p.registration.domain or p.registration.pod for p in state.pods}
     living = [
         [
             Cell(cell_id=s.cell_id, domain=domains[s.slot.pod], replica=s.served)
             for s in seats
-            if s.stage == stage
+            if s.position == position
         ]
-        for stage in range(state.shape.stages)
+        for position in state.shape.positions
     ]
     previous = (
         {
@@ -232,11 +283,11 @@ def _compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pl
     """Return the plan with these seats: order, chains, suppliers, meeting place."""
     quorum = QuorumId(id=state.last_id + 1, nonce=draft.nonce)
     addresses = {p.registration.pod: p.registration.address for p in state.pods}
-    ordered = sorted(seats, key=lambda s: (s.stage, s.replica is None, s.replica or 0, s.slot))
+    ordered = sorted(seats, key=lambda s: (*s.position, s.replica is None, s.replica or 0, s.slot))
     members = tuple(
         Member(
             index=index,
-            rank=RankId(replica=seat.replica, stage=seat.stage),
+            rank=RankId(replica=seat.replica, stage=seat.stage, inner=seat.inner),
             slot=seat.slot,
             incarnation=seat.incarnation,
             address=addresses[seat.slot.pod],
@@ -271,21 +322,15 @@ def _chains(
 ) -> tuple[Chain, ...]:
     """Chains of the seated cells; one whose cells are as before keeps the plan that formed it."""
     cells: dict[int, list[Member]] = {}
-    for member in members:
+    for member in sorted(members, key=lambda m: m.rank.position):
         if member.rank.replica is not None:
             cells.setdefault(member.rank.replica, []).append(member)
     formed = {previous.chain_identity(c): c.formed_in for c in previous.chains} if previous else {}
     return tuple(
         Chain(
             replica=replica,
-            cells=tuple(m.index for m in sorted(cells[replica], key=lambda m: m.rank.stage)),
-            formed_in=formed.get(
-                tuple(
-                    (m.slot, m.incarnation)
-                    for m in sorted(cells[replica], key=lambda m: m.rank.stage)
-                ),
-                quorum,
-            ),
+            cells=tuple(m.index for m in cells[replica]),
+            formed_in=formed.get(tuple((m.slot, m.incarnation) for m in cells[replica]), quorum),
         )
         for replica in sorted(cells)
     )

@@ -59,10 +59,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A replica: one member per stage, in stage order.
+    """A replica: one member per position, by stage and then by inner rank.
 
-    ``formed_in`` names the plan that formed it; its pipeline group lives as
-    long as its cells stay the same (protocol section 3).
+    ``formed_in`` names the plan that formed it; its pipeline group and inner
+    meshes live as long as its members stay the same (protocol section 3).
     """
 
     replica: int
@@ -115,9 +115,15 @@ class Plan:
                 return member
         return None
 
-    def stage_members(self, stage: int) -> tuple[Member, ...]:
-        """Return the members of a stage, in index order."""
-        return tuple(m for m in self.members if m.rank.stage == stage)
+    def position_members(self, position: int) -> tuple[Member, ...]:
+        """Return the members whose states are interchangeable, in index order."""
+        where = divmod(position, self.ranks_per_stage)
+        return tuple(m for m in self.members if m.rank.position == where)
+
+    def position_of(self, index: int) -> int:
+        """Return the number of a member's position: by stage, then by inner rank."""
+        rank = self.members[index].rank
+        return rank.stage * self.ranks_per_stage + rank.inner
 
     def chain_of(self, index: int) -> Chain | None:
         """Return the chain a member belongs to; None for a follower."""
@@ -127,13 +133,27 @@ class Plan:
         return None
 
     def chain_identity(self, chain: Chain) -> tuple[tuple[Slot, Incarnation], ...]:
-        """Return the (slot, incarnation) pairs of a chain, in stage order."""
+        """Return the (slot, incarnation) pairs of a chain, in order of positions."""
         return tuple((self.members[i].slot, self.members[i].incarnation) for i in chain.cells)
 
     @property
     def num_stages(self) -> int:
         """Number of pipeline stages."""
         return 1 + max(m.rank.stage for m in self.members)
+
+    @property
+    def ranks_per_stage(self) -> int:
+        """Size of the inner mesh."""
+        return 1 + max(m.rank.inner for m in self.members)
+
+    @property
+    def positions(self) -> tuple[tuple[Member, ...], ...]:
+        """Members per position, in index order: a replica has one in each."""
+        width = self.ranks_per_stage
+        found: list[list[Member]] = [[] for _ in range(self.num_stages * width)]
+        for member in self.members:
+            found[member.rank.stage * width + member.rank.inner].append(member)
+        return tuple(tuple(members) for members in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,17 +178,21 @@ class Vote:
     problem: str = ""
     """Why not ok, in one sentence."""
     norms_sq: tuple[float, ...]
-    """fp64 norm squared of the summed gradient, one per block of the stage, in model order."""
+    """fp64 norm squared of the summed gradient, one per block of the stage, in model order; of what
+    the inner ranks hold in copies, inner rank 0 alone counts."""
     gradient: str
-    """Digest of the stage's reduced gradient."""
+    """Digest of the position's reduced gradient."""
     state: str
-    """Digest of the stage's masters at version = step, before this step is applied."""
+    """Digest of the position's masters at version = step, before this step is applied."""
     stats: tuple[TypeStat, ...]
     newest_plan: int
     """Id of the newest plan seen: equal for all means a planned plan is adopted now."""
     newest_nonce: str
     checkpoint_safe: int | None = None
     """Newest version of which this rank's checkpoint part is safely written."""
+    copies: str = ""
+    """Digest of gradient and masters that the inner ranks of a stage hold in copies: equal on
+    all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,9 +251,17 @@ class PartialDigest:
     digest: str
 
 
+LedgerKey = tuple[int, int, int]
+"""(step, stage, inner): what there is one entry of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """One stage's entry of one committed step (design section 8)."""
+    """One position's entry of one committed step (design section 8).
+
+    Digests add up over positions: what the inner ranks hold in copies is in
+    that of inner rank 0 alone.
+    """
 
     step: int
     stage: int
@@ -247,11 +279,17 @@ class LedgerEntry:
     attempt: int = 0
     partials: tuple[PartialDigest, ...] = ()
     committed_at_s: float = 0.0
+    inner: int = 0
+
+    @property
+    def key(self) -> LedgerKey:
+        """What it is the entry of."""
+        return self.step, self.stage, self.inner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalDigests:
-    """Digests of one stage at the end of a job."""
+    """Digests of one position at the end of a job; they add up over positions."""
 
     stage: int
     version: int
@@ -260,6 +298,7 @@ class FinalDigests:
     optimizer: str
     data: str
     """Sum over all committed steps of the digests of the samples."""
+    inner: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,8 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
     for member in plan.members:
         slot = state.slot(member.slot)
         assert slot is not None
-        if slot.stage != member.rank.stage:
-            seated.append(replace(slot, stage=member.rank.stage))
+        if (slot.stage, slot.inner) != member.rank.position:
+            seated.append(replace(slot, stage=member.rank.stage, inner=member.rank.inner))
     state = with_slots(state, seated)
     state = replace(
         state,

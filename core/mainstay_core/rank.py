@@ -97,7 +97,8 @@ def _adopt(state: RankState, *prefix: Action) -> Transition:
             (*prefix, DropHeld(mark=True), Leave(), WaitForPlan()),
             f"{plan.quorum} has no place for this trainer",
         )
-    valid = state.valid and state.stage == member.rank.stage and state.lineage == plan.lineage
+    here = state.position == plan.position_of(member.index)
+    valid = state.valid and here and state.lineage == plan.lineage
     new = replace(
         state,
         phase=Phase.SETTLING,
@@ -173,7 +174,7 @@ def _knows(state: RankState, report: SettleReport, outcome: Settlement) -> bool:
     return (
         report.valid
         and report.version == outcome.version
-        and state.plan.members[report.index].rank.stage == state.member_stage
+        and state.plan.position_of(report.index) == state.member_position
         and outcome.actions[report.index] is StateAction.STAY
     )
 
@@ -185,7 +186,7 @@ def _on_restored(state: RankState, event: Restored) -> Transition:
     restored = replace(
         state,
         valid=True,
-        stage=state.member_stage,
+        position=state.member_position,
         lineage=state.plan.lineage,
         version=outcome.version,
         certified_in=outcome.certified_in,
@@ -238,7 +239,7 @@ def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
 
 def _reduce(state: RankState) -> Transition:
     assert state.step_plan is not None
-    table = state.step_plan.table[state.member_stage]
+    table = state.step_plan.table[state.member_position]
     new = replace(state, phase=Phase.REDUCING)
     return Transition(new, (Reduce(table, state.attempt),), f"reduces step {state.version}")
 
@@ -315,11 +316,11 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
 
 
 def _checkpoint(state: RankState) -> tuple[Action, ...]:
-    """Write a part when one is due and this rank is its stage's writer (the lowest member)."""
+    """Write a part when one is due and this rank is its position's writer (the lowest member)."""
     assert state.plan is not None
     assert state.commit is not None
     every = state.checkpoint_every_steps
-    writer = state.plan.stage_members(state.member_stage)[0].index
+    writer = state.plan.position_members(state.member_position)[0].index
     newest = max(state.durable, state.safe)
     if not every or state.index != writer or state.version - newest < every:
         return ()

@@ -55,8 +55,8 @@ class RankState:
     adopt_next: bool = False
     """The votes agreed to adopt the newest plan once the step is applied."""
     valid: bool = False
-    stage: int = -1
-    """Stage whose state this is, while ``valid``."""
+    position: int = -1
+    """Position whose state this is, while ``valid``."""
     lineage: int = 0
     version: int = 0
     certified_in: str | None = None
@@ -81,6 +81,18 @@ class RankState:
         """Stage in the adopted plan."""
         assert self.plan is not None
         return self.plan.members[self.index].rank.stage
+
+    @property
+    def member_inner(self) -> int:
+        """Inner rank in the adopted plan."""
+        assert self.plan is not None
+        return self.plan.members[self.index].rank.inner
+
+    @property
+    def member_position(self) -> int:
+        """Position in the adopted plan: by stage, then by inner rank."""
+        assert self.plan is not None
+        return self.plan.position_of(self.index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,14 @@ quorum computes it by itself and comes to the same answer, so that no
 coordinator takes part. The same code plans an ordinary step, which is a settle
 of ranks that hold nothing yet.
 
+A *position* is (stage, inner rank): a member's state is a function of it, never
+of the replica, so that members of a position stand in for each other. A chain
+has one member in each, and computes a type through all of them.
+
 Invariants:
-    - every shard type is supplied exactly once per stage (design rule 2);
-    - the version is the newest that every stage can reach from members that
-      stayed; only if these do not cover every stage do returning ranks count,
+    - every shard type is supplied exactly once per position (design rule 2);
+    - the version is the newest that every position can reach from members that
+      stayed; only if these do not cover every position do returning ranks count,
       and only then a durable version;
     - a mark is rolled forward only with a certificate of the same quorum.
 """
@@ -20,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mainstay_core.errors import LocalProtocolError
-from mainstay_core.messages import Chain, Commit, Partial, Plan, SettleReport
+from mainstay_core.messages import Chain, Commit, Member, Partial, Plan, SettleReport
 from mainstay_core.partials import covers, grow_all
 
 
@@ -35,7 +39,7 @@ class StateAction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """A partial and the member that sends it into the reduction of its stage."""
+    """A partial and the member that sends it into the reduction of its position."""
 
     partial: Partial
     index: int
@@ -48,7 +52,7 @@ class StepPlan:
     todo: Mapping[int, tuple[int, ...]]
     """Replica to the shard types its chain computes, in order."""
     table: tuple[tuple[Supply, ...], ...]
-    """Per stage: the supplies, by lane, in canonical order of summation."""
+    """Per position: the supplies, by lane, in canonical order of summation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,7 @@ class Settlement:
     """Replica to the pipeline group that its chain goes on with. Empty: they connect a new one,
     since some cell has lost it; its name must not have been used before."""
     patched: tuple[int, ...]
-    """Types that some stage had lost and that are computed again."""
+    """Types that some position had lost and that are computed again."""
     reason: str
 
 
@@ -82,7 +86,7 @@ def plan_step(
 ) -> StepPlan:
     """Return who computes what, given what members hold already.
 
-    A type that some stage lacks is computed through all stages of one chain:
+    A type that some position lacks is computed through all positions of one chain:
     its default supplier, or the least loaded chain (ties by replica) if that
     one is gone or healing. Chains with a healing cell compute nothing unless
     there is no other chain.
@@ -98,16 +102,13 @@ def plan_step(
     """
     held = held or {}
     chains = _eligible_chains(plan, frozenset(healing))
+    positions = plan.positions
     missing = [
         t
         for t in range(len(plan.suppliers))
         if not all(
-            any(
-                covers(partial, t)
-                for member in plan.stage_members(stage)
-                for partial in held.get(member.index, ())
-            )
-            for stage in range(plan.num_stages)
+            any(covers(partial, t) for member in members for partial in held.get(member.index, ()))
+            for members in positions
         )
     ]
     todo = _assign(missing, plan.suppliers, chains, shards_per_lane)
@@ -116,7 +117,7 @@ def plan_step(
         for index in chain.cells:
             holdings[index] = grow_all(holdings[index], todo[chain.replica], shards_per_lane)
     table = tuple(
-        _cover_stage(plan, stage, holdings, shards_per_lane) for stage in range(plan.num_stages)
+        _cover_position(plan, members, holdings, shards_per_lane) for members in positions
     )
     return StepPlan(todo=todo, table=table)
 
@@ -149,13 +150,16 @@ def _assign(
     }
 
 
-def _cover_stage(
-    plan: Plan, stage: int, holdings: Mapping[int, tuple[Partial, ...]], shards_per_lane: int
+def _cover_position(
+    plan: Plan,
+    members: Sequence[Member],
+    holdings: Mapping[int, tuple[Partial, ...]],
+    shards_per_lane: int,
 ) -> tuple[Supply, ...]:
     replica_of = {i: c.replica for c in plan.chains for i in c.cells}
     offers = [
         Supply(partial=partial, index=member.index)
-        for member in plan.stage_members(stage)
+        for member in members
         for partial in holdings[member.index]
     ]
     table: list[Supply] = []
@@ -174,7 +178,7 @@ def _cover_stage(
             upto = best.partial.last
         for shard_type in range(upto + 1, first + shards_per_lane):
             singles = [s for s in own if s.partial.first == s.partial.last == shard_type]
-            assert singles, f"type {shard_type} of stage {stage} has no supplier"
+            assert singles, f"type {shard_type} of {members[0].rank} has no supplier"
             table.append(min(singles, key=preference))
     return tuple(table)
 
@@ -198,14 +202,15 @@ def _reach(
 
 
 def _newest(plan: Plan, reports: Sequence[SettleReport]) -> int | None:
-    """Newest version that every stage can reach from ``reports``, if any."""
+    """Newest version that every position can reach from ``reports``, if any."""
     certificates = _certificates(reports, plan.lineage)
+    by_index = {r.index: r for r in reports}
     common: set[int] | None = None
-    for stage in range(plan.num_stages):
+    for members in plan.positions:
         reached: set[int] = set()
-        for report in reports:
-            if plan.members[report.index].rank.stage == stage:
-                reached |= _reach(report, plan.lineage, certificates)
+        for member in members:
+            if member.index in by_index:
+                reached |= _reach(by_index[member.index], plan.lineage, certificates)
         common = reached if common is None else common & reached
     return max(common) if common else None
 
@@ -289,11 +294,10 @@ def _action(
 
 
 def _sources(plan: Plan, actions: Sequence[StateAction], index: int) -> tuple[int, ...]:
-    """Members of the stage that will have the version: lowest first, joiners take turns."""
+    """Members of the position that will have the version: lowest first, joiners take turns."""
     if actions[index] is not StateAction.HEAL:
         return ()
-    stage = plan.members[index].rank.stage
-    peers = [m.index for m in plan.stage_members(stage)]
+    peers = [m.index for m in plan.position_members(plan.position_of(index))]
     have = [i for i in peers if actions[i] is StateAction.STAY]
     have += [i for i in peers if actions[i] in (StateAction.ROLL, StateAction.LOAD)]
     turn = [i for i in peers if actions[i] is StateAction.HEAL].index(index)

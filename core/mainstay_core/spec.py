@@ -102,7 +102,7 @@ class TrainingJob(Section):
     def num_worker_pods(self) -> int:
         """Pods that the wanted replicas need."""
         shape = self.shape
-        return math.ceil(shape.num_cells * shape.ranks_per_stage / shape.ranks_per_pod)
+        return math.ceil(shape.num_ranks / shape.ranks_per_pod)
 
     @property
     def num_pods(self) -> int:
@@ -198,8 +198,13 @@ def _check_topology(spec: TrainingJobSpec) -> None:
         raise InvalidSpecError(
             "spec.parallelism.ranksPerPod",
             f"is {parallelism.ranks_per_pod}, but the job has only {num_ranks} ranks "
-            f"({replicas} replicas x {parallelism.stages} stages); use at most {num_ranks}",
+            f"({replicas} replicas x {parallelism.stages} stages"
+            f"{_inner(parallelism.ranks_per_stage)}); use at most {num_ranks}",
         )
+
+
+def _inner(ranks_per_stage: int) -> str:
+    return f" x {ranks_per_stage} ranks" if ranks_per_stage > 1 else ""
 
 
 def _check_settings(spec: TrainingJobSpec) -> None:

@@ -27,6 +27,7 @@ class JobShape:
     min_replicas: int
     stages: int
     ranks_per_stage: int = 1
+    """Ranks of a cell: the size of the user's inner mesh."""
     ranks_per_pod: int = 1
     micro_batches: int = 1
     """Micro-batches of one shard type."""
@@ -36,7 +37,8 @@ class JobShape:
     """0 switches durable checkpoints off."""
 
     def __post_init__(self) -> None:
-        for name in ("lanes", "shards_per_lane", "replicas", "min_replicas", "stages"):
+        degrees = ("lanes", "shards_per_lane", "replicas", "min_replicas", "stages")
+        for name in (*degrees, "ranks_per_stage"):
             if getattr(self, name) < 1:
                 raise InvalidSpecError(name, f"is {getattr(self, name)}, must be at least 1")
         if not self.min_replicas <= self.replicas <= self.lanes:
@@ -55,6 +57,16 @@ class JobShape:
     def num_cells(self) -> int:
         """Cells that the wanted replicas need."""
         return self.replicas * self.stages
+
+    @property
+    def positions(self) -> tuple[tuple[int, int], ...]:
+        """All (stage, inner) pairs, in order: a replica has one rank in each."""
+        return tuple((s, i) for s in range(self.stages) for i in range(self.ranks_per_stage))
+
+    @property
+    def num_ranks(self) -> int:
+        """Trainers that the wanted replicas need."""
+        return self.num_cells * self.ranks_per_stage
 
     def lane_of(self, shard_type: int) -> int:
         """Home lane of a shard type."""

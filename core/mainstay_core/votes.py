@@ -26,13 +26,13 @@ class Verdict:
     commit: Commit | None
     """The certificate; None when the step is not applied."""
     state_bad: tuple[int, ...]
-    """Members whose state differs from the majority of their stage."""
+    """Members whose state differs from the majority of their position."""
     hopeless: bool
     """Trying again cannot help: the same inputs give the same answer."""
     adopt_planned: bool
     """All have seen the same newer planned plan: adopt it at this boundary."""
     checkpoint_safe: int | None
-    """Version of which every stage has a safely written part, if any."""
+    """Version of which every position has a safely written part, if any."""
     reason: str
 
 
@@ -82,8 +82,8 @@ def _hopeless(commit: Commit) -> str:
 
 def _state_bad(plan: Plan, votes: Sequence[Vote]) -> tuple[int, ...]:
     bad: list[int] = []
-    for stage in range(plan.num_stages):
-        indices = [m.index for m in plan.stage_members(stage)]
+    for members in plan.positions:
+        indices = [m.index for m in members]
         counts = Counter(votes[i].state for i in indices)
         if len(counts) == 1:
             continue
@@ -93,24 +93,38 @@ def _state_bad(plan: Plan, votes: Sequence[Vote]) -> tuple[int, ...]:
 
 
 def _undecided(plan: Plan, state_bad: Sequence[int]) -> bool:
-    """Whether some stage has no majority: nobody of it can be believed."""
-    return any(
-        all(m.index in state_bad for m in plan.stage_members(stage))
-        for stage in range(plan.num_stages)
-    )
+    """Whether some position has no majority: nobody of it can be believed."""
+    return any(all(m.index in state_bad for m in members) for members in plan.positions)
 
 
 def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:
     problems = []
-    for stage in range(plan.num_stages):
+    for members in plan.positions:
         # By text: a NaN that all cells share is no disagreement, yet it differs from itself.
-        seen = {
-            (votes[m.index].gradient, repr(votes[m.index].norms_sq))
-            for m in plan.stage_members(stage)
-        }
+        seen = {(votes[m.index].gradient, repr(votes[m.index].norms_sq)) for m in members}
         if len(seen) > 1:
+            stage = members[0].rank.stage
             problems.append(f"stage {stage}: its cells disagree on the reduced gradient")
-    return problems
+    if problems:
+        return problems
+    # What inner ranks hold in copies is computed by each, and must come to the same bits.
+    return [
+        f"stage {stage}: its inner ranks disagree on what they hold in copies"
+        for stage in range(plan.num_stages)
+        if len({votes[m.index].copies for m in plan.members if m.rank.stage == stage}) > 1
+    ]
+
+
+def _norms_sq(plan: Plan, votes: Sequence[Vote]) -> list[float]:
+    """One per block and inner rank: blocks in model order, the inner ranks of each in theirs."""
+    firsts = [votes[members[0].index] for members in plan.positions]
+    width = plan.ranks_per_stage
+    return [
+        norm_sq
+        for stage in range(0, len(firsts), width)
+        for block in zip(*(v.norms_sq for v in firsts[stage : stage + width]), strict=True)
+        for norm_sq in block
+    ]
 
 
 def clip(
@@ -149,9 +163,7 @@ def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_tot
             if stat.data is not None:
                 data += Digest.parse(stat.data)
     num_tokens = sum(tokens.values())
-    firsts = [votes[plan.stage_members(s)[0].index] for s in range(plan.num_stages)]
-    norms_sq = [norm_sq for vote in firsts for norm_sq in vote.norms_sq]
-    norm, scale = clip(norms_sq, num_tokens, clip_norm)
+    norm, scale = clip(_norms_sq(plan, votes), num_tokens, clip_norm)
     loss = 0.0
     for shard_type in sorted(losses):
         loss += losses[shard_type]
@@ -169,12 +181,8 @@ def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_tot
 
 def _checkpoint_safe(plan: Plan, votes: Sequence[Vote]) -> int | None:
     safe = []
-    for stage in range(plan.num_stages):
-        versions = [
-            v
-            for m in plan.stage_members(stage)
-            if (v := votes[m.index].checkpoint_safe) is not None
-        ]
+    for members in plan.positions:
+        versions = [v for m in members if (v := votes[m.index].checkpoint_safe) is not None]
         if not versions:
             return None
         safe.append(set(versions))

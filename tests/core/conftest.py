@@ -168,6 +168,7 @@ class World:
     def finish(self, member: Member, **fields: Any) -> Transition:
         final = FinalDigests(
             stage=member.rank.stage,
+            inner=member.rank.inner,
             version=self.state.shape.steps,
             params="p",
             masters="m",
@@ -182,10 +183,9 @@ class World:
 
     # What came of it ----------------------------------------------------------
 
-    def member(self, replica: int | None, stage: int) -> Member:
-        return next(
-            m for m in self.plan.members if (m.rank.replica, m.rank.stage) == (replica, stage)
-        )
+    def member(self, replica: int | None, stage: int, inner: int = 0) -> Member:
+        place = (replica, (stage, inner))
+        return next(m for m in self.plan.members if (m.rank.replica, m.rank.position) == place)
 
     def followers(self) -> list[Member]:
         return [m for m in self.plan.members if m.rank.replica is None]
@@ -248,7 +248,7 @@ def start() -> Callable[..., World]:
         world = World(make_config(**fields))
         shape = world.state.shape
         slots = shape.ranks_per_pod
-        for i in range(-(-shape.num_cells // slots)):
+        for i in range(-(-shape.num_ranks // slots)):
             world.register(f"pod-{i}", slots)
             for slot in range(slots):
                 world.up(f"pod-{i}", slot)

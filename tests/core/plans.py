@@ -24,6 +24,7 @@ def make_plan(
     chains: Mapping[int, Sequence[str]],
     *,
     followers: Sequence[tuple[str, int]] = (),
+    ranks_per_stage: int = 1,
     lanes: int | None = None,
     shards_per_lane: int = 1,
     quorum: int = 1,
@@ -34,30 +35,34 @@ def make_plan(
     joining: Sequence[str] = (),
     formed: Mapping[int, QuorumId] | None = None,
 ) -> Plan:
-    """A plan of ``chains`` (replica: lives in stage order) and ``followers`` (life, stage).
+    """A plan of ``chains`` (replica: lives by position) and ``followers`` (life, position).
 
-    Members are in the coordinator's order: by stage, then replica, then followers.
+    Members are in the coordinator's order: by position, then replica, then followers.
     A type whose own replica is gone is supplied by the others in turn.
     """
     lanes = max(chains, default=0) + 1 if lanes is None else lanes
     seats = [
-        (stage, False, replica, life)
+        (position, False, replica, life)
         for replica, lives in chains.items()
-        for stage, life in enumerate(lives)
+        for position, life in enumerate(lives)
     ]
-    seats += [(stage, True, 0, life) for life, stage in followers]
+    seats += [(position, True, 0, life) for life, position in followers]
     agreed = QuorumId(id=quorum, nonce=nonce)
     members = tuple(
         Member(
             index=index,
-            rank=RankId(replica=None if is_follower else replica, stage=stage),
+            rank=RankId(
+                replica=None if is_follower else replica,
+                stage=position // ranks_per_stage,
+                inner=position % ranks_per_stage,
+            ),
             slot=slot_of(life),
             incarnation=Incarnation(life),
             address=f"address-of-{life}",
             since=(since or {}).get(life, quorum),
             joining=life in joining,
         )
-        for index, (stage, is_follower, replica, life) in enumerate(sorted(seats))
+        for index, (position, is_follower, replica, life) in enumerate(sorted(seats))
     )
     index_of = {life_of(m): m.index for m in members}
     replicas = sorted(chains)

@@ -6,8 +6,9 @@ re-forms. Who moves next, who fails and what arrives late is drawn from one seed
 so that a failure is repeated by its number.
 
 The bits of a state are a text: the hash of everything applied to it. A gradient's
-bits depend on stage, step, types and the state it was computed from, so that a
-type counted twice, a mixed version or a wrong mark ends in another text.
+bits depend on position, step, types and the state it was computed from, so that a
+type counted twice, a mixed version or a wrong mark ends in another text. A position
+is a stage, or one of the inner ranks of a stage.
 """
 
 from __future__ import annotations
@@ -63,20 +64,20 @@ def bits(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def initial_bits(stage: int) -> str:
-    return bits("initial", stage)
+def initial_bits(position: int) -> str:
+    return bits("initial", position)
 
 
-def type_bits(stage: int, step: int, shard_type: int, params: str) -> str:
-    return bits("type", stage, step, shard_type, params)
+def type_bits(position: int, step: int, shard_type: int, params: str) -> str:
+    return bits("type", position, step, shard_type, params)
 
 
 @lru_cache(maxsize=10_000)
-def true_bits(stage: int, version: int, num_types: int) -> str:
-    """State of a stage in a run without failures."""
-    params = initial_bits(stage)
+def true_bits(position: int, version: int, num_types: int) -> str:
+    """State of a position in a run without failures."""
+    params = initial_bits(position)
     for step in range(version):
-        gradient = bits(*(type_bits(stage, step, t, params) for t in range(num_types)))
+        gradient = bits(*(type_bits(position, step, t, params) for t in range(num_types)))
         params = bits("applied", params, gradient)
     return params
 
@@ -99,11 +100,11 @@ class Pipe:
     attached: set[int] = field(default_factory=set)
     broken: bool = False
     done: dict[int, int] = field(default_factory=dict)
-    """By stage: types completed in the round it is in."""
+    """By position: types completed in the round it is in."""
     entered: dict[int, object] = field(default_factory=dict)
-    """By stage: the round it is in."""
+    """By position: the round it is in."""
     left: dict[int, object] = field(default_factory=dict)
-    """By stage: the last round that it completed."""
+    """By position: the last round that it completed."""
 
 
 @dataclass(slots=True)
@@ -139,6 +140,7 @@ class Shape:
     """Sizes of a run, and how many faults of each kind it gets."""
 
     stages: int = 2
+    inner: int = 1
     replicas: int = 2
     shards_per_lane: int = 1
     steps: int = 3
@@ -150,6 +152,10 @@ class Shape:
     exclusions: int = 0
     corruptions: int = 0
     checkpoint_every: int = 0
+
+    @property
+    def positions(self) -> int:
+        return self.stages * self.inner
 
     @property
     def num_types(self) -> int:
@@ -185,11 +191,14 @@ class World:
             "exclude": shape.exclusions,
             "corrupt": shape.corruptions,
         }
-        names = [f"{'abcd'[r]}{s}" for r in range(shape.replicas) for s in range(shape.stages)]
+        names = [f"{'abcd'[r]}{s}" for r in range(shape.replicas) for s in range(shape.positions)]
         for name in [*names, *(f"spare{i}" for i in range(shape.spares))]:
             self._bring_up(f"{name}.1")
         self._publish(
-            {r: [f"{'abcd'[r]}{s}.1" for s in range(shape.stages)] for r in range(shape.replicas)}
+            {
+                r: [f"{'abcd'[r]}{s}.1" for s in range(shape.positions)]
+                for r in range(shape.replicas)
+            }
         )
 
     # The run ----------------------------------------------------------------
@@ -221,16 +230,19 @@ class World:
         return "\n".join(lines)
 
     def _finished(self) -> bool:
-        """Every stage has the last version, and nobody is about to have it by himself."""
+        """Every position has the last version, and nobody is about to have it by himself."""
         assert self.plan is not None
-        done = [m.rank.stage for m in self.plan.members if self._has_finished(m)]
-        return set(done) == set(range(self.shape.stages)) and all(
+        done = {self._at(m) for m in self.plan.members if self._has_finished(m)}
+        return done == set(range(self.shape.positions)) and all(
             self._has_finished(m)
             or not (trainer := self.trainers[str(m.incarnation)]).alive
             or self._is_parked(trainer)
             or (m.joining and trainer.state.settled < self.plan.quorum.id)
             for m in self.plan.members
         )
+
+    def _at(self, member: Member) -> int:
+        return member.rank.stage * self.shape.inner + member.rank.inner
 
     def _has_finished(self, member: Member) -> bool:
         trainer = self.trainers[str(member.incarnation)]
@@ -242,13 +254,13 @@ class World:
         for member in filter(self._has_finished, self.plan.members):
             trainer = self.trainers[str(member.incarnation)]
             assert trainer.state.version == self.shape.steps
-            assert trainer.params == self._truth(member.rank.stage, self.shape.steps)
+            assert trainer.params == self._truth(self._at(member), self.shape.steps)
             ends.add((trainer.state.chain, trainer.state.commit))
         assert len(ends) == 1
         assert self.commits[self.shape.steps - 1] in {commit for _, commit in ends}
 
-    def _truth(self, stage: int, version: int) -> str:
-        return true_bits(stage, version, self.shape.num_types)
+    def _truth(self, position: int, version: int) -> str:
+        return true_bits(position, version, self.shape.num_types)
 
     def _bring_up(self, life: str) -> None:
         state = rank.RankState(
@@ -354,12 +366,12 @@ class World:
     def _replan(self, excluded: set[str]) -> bool:
         assert self.plan is not None
         living = {
-            str(m.incarnation): m.rank.stage
+            str(m.incarnation): self._at(m)
             for m in self.plan.members
             if self.trainers[str(m.incarnation)].alive and str(m.incarnation) not in excluded
         }
-        spares, stages = self._spares(), range(self.shape.stages)
-        empty = [s for s in stages if s not in living.values()]
+        spares, positions = self._spares(), range(self.shape.positions)
+        empty = [p for p in positions if p not in living.values()]
         if len(empty) > len(spares):
             return False
         joining = dict(zip(spares, empty, strict=False))
@@ -370,7 +382,7 @@ class World:
         }
         chains = {r: lives for r, lives in chains.items() if set(lives) <= set(living)}
         if not chains:
-            mates = [next(x for x, stage in seated.items() if stage == s) for s in stages]
+            mates = [next(x for x, at in seated.items() if at == p) for p in positions]
             chains = {self.rng.randrange(self.shape.replicas): mates}
         self._publish(chains, seated, joining=list(joining))
         return True
@@ -382,17 +394,17 @@ class World:
             return False
         chains = self._chains()
         chained = {life for lives in chains.values() for life in lives}
-        seated = {str(m.incarnation): m.rank.stage for m in self.plan.members}
+        seated = {str(m.incarnation): self._at(m) for m in self.plan.members}
         spares, joining, mates = self._spares(), [], []
-        for stage in range(self.shape.stages):
-            free = [x for x, s in seated.items() if s == stage and x not in chained]
+        for position in range(self.shape.positions):
+            free = [x for x, at in seated.items() if at == position and x not in chained]
             if not free and spares:
                 free = [spares.pop(0)]
                 joining.append(free[0])
             if not free:
                 return False
             mates.append(free[0])
-        seated |= {life: stage for stage, life in enumerate(mates)}
+        seated |= {life: position for position, life in enumerate(mates)}
         self._publish({**chains, missing[0]: mates}, seated, joining=joining, planned=True)
         return True
 
@@ -424,7 +436,8 @@ class World:
                     formed[chain.replica] = chain.formed_in
         self.plan = make_plan(
             chains,
-            followers=[(x, s) for x, s in (seated or {}).items() if x not in chained],
+            followers=[(x, at) for x, at in (seated or {}).items() if x not in chained],
+            ranks_per_stage=self.shape.inner,
             lanes=self.shape.replicas,
             shards_per_lane=self.shape.shards_per_lane,
             quorum=number,
@@ -513,7 +526,7 @@ class World:
                 assert trainer.adopted is not None
                 key = (action.version, trainer.adopted.quorum.nonce)
                 part = (trainer.params, action.commit, action.chain)
-                self.parts.setdefault(key, {})[trainer.state.member_stage] = part
+                self.parts.setdefault(key, {})[trainer.state.member_position] = part
                 trainer.safe = key
             case RenameCheckpoint():
                 self._rename(trainer, action.version)
@@ -527,9 +540,9 @@ class World:
     def _rename(self, trainer: Trainer, version: int) -> None:
         assert trainer.adopted is not None
         parts = self.parts[version, trainer.adopted.quorum.nonce]
-        assert set(parts) == set(range(self.shape.stages))
-        for stage, (params, _, _) in parts.items():
-            assert params == self._truth(stage, version)
+        assert set(parts) == set(range(self.shape.positions))
+        for position, (params, _, _) in parts.items():
+            assert params == self._truth(position, version)
         self.disk.setdefault(version, dict(parts))
         self.happened.add("checkpoint")
 
@@ -564,13 +577,13 @@ class World:
         return chain is not None and trainer.pipe.endswith(_identity(plan, trainer.index))
 
     def _check_settle(self, plan: Plan, reports: tuple[SettleReport, ...]) -> None:
-        """I3: where every stage keeps somebody who stayed, nobody of these goes back."""
+        """I3: where every position keeps somebody who stayed, nobody of these goes back."""
         stayed = [r for r in reports if r.settled >= plan.members[r.index].since]
-        valid = {plan.members[r.index].rank.stage for r in stayed if r.valid}
+        valid = {self._at(plan.members[r.index]) for r in stayed if r.valid}
         outcome = rank.settle(plan, self.shape.shards_per_lane, reports)
         if StateAction.LOAD in outcome.actions and outcome.version <= max(self.commits, default=-1):
             self.went_back = True
-        if len(valid) == self.shape.stages and not self.went_back:
+        if len(valid) == self.shape.positions and not self.went_back:
             assert outcome.version >= max(r.version for r in stayed), f"I3: {outcome.reason}"
             for report in stayed:
                 if report.valid:
@@ -604,9 +617,8 @@ class World:
         return QuorumLost("the room is dead")
 
     def _restore(self, trainer: Trainer, action: Restore) -> Event | None:
-        stage = trainer.state.member_stage
         if action.action is StateAction.LOAD:
-            return self._load(trainer, stage, action.version)
+            return self._load(trainer, trainer.state.member_position, action.version)
         if self.rooms[trainer.quorum].dead or not trainer.in_room:
             return RestoreFailed("the quorum has ended")
         for life in (self.trainers[self._life(trainer, i)] for i in action.sources):
@@ -625,52 +637,60 @@ class World:
         assert trainer.adopted is not None
         return str(trainer.adopted.members[index].incarnation)
 
-    def _load(self, trainer: Trainer, stage: int, version: int) -> Event:
+    def _load(self, trainer: Trainer, position: int, version: int) -> Event:
         if version == 0:
-            trainer.params = initial_bits(stage)
+            trainer.params = initial_bits(position)
             return Restored(trainer.params, None, "")
         if version not in self.disk:
             trainer.state = rank.saw_durable(trainer.state, max(self.disk, default=0))
             return RestoreFailed("there is no such checkpoint")
-        trainer.params, commit, chain = self.disk[version][stage]
+        trainer.params, commit, chain = self.disk[version][position]
         return Restored(trainer.params, commit, chain)
 
     def _compute(self, trainer: Trainer, action: Compute) -> Event | _Half | None:
         if not action.types:
             return TodoDone(tuple(sorted(trainer.partials)))
-        if self.shape.stages == 1:
+        if self.shape.positions == 1:
             return self._compute_alone(trainer, action)
         assert trainer.adopted is not None
-        stage, plan = trainer.state.member_stage, trainer.adopted
-        pipe = self._attach(trainer, stage)
+        position, plan = trainer.state.member_position, trainer.adopted
+        pipe = self._attach(trainer, position)
         this_round = (str(plan.quorum), trainer.state.version, action.types)
         if not trainer.posted:
             trainer.posted = True
-            pipe.entered[stage], pipe.done[stage] = this_round, 0
-            others = {s: r for s, r in pipe.entered.items() if r != this_round}
-            clean = all(pipe.left.get(s) == r for s, r in others.items())
+            pipe.entered[position], pipe.done[position] = this_round, 0
+            others = {p: r for p, r in pipe.entered.items() if r != this_round}
+            clean = all(pipe.left.get(p) == r for p, r in others.items())
             assert clean or pipe.broken, f"traffic of two rounds meets in {trainer.pipe}"
             return _HALF
-        done = pipe.done.get(stage, 0)
+        done = pipe.done.get(position, 0)
         if done == len(action.types):
-            pipe.left[stage] = this_round
+            pipe.left[position] = this_round
             return TodoDone(tuple(sorted(trainer.partials)))
-        last = self.shape.stages - 1
-        able = (
-            all(pipe.entered.get(s) == this_round for s in range(last))
-            if stage == last
-            else pipe.entered.get(stage + 1) == this_round and pipe.done[stage + 1] > done
-        )
+        able = self._is_able(pipe, position, this_round, done)
         if pipe.broken and not (able and self.rng.random() < 0.5):
             self._end_pipe(trainer)
             return ComputeBroken(tuple(sorted(trainer.partials)), "the chain broke")
         if not able:
             return None
-        self._complete(trainer, stage, action.types[done])
-        pipe.done[stage] += 1
+        self._complete(trainer, position, action.types[done])
+        pipe.done[position] += 1
         return _HALF
 
-    def _attach(self, trainer: Trainer, stage: int) -> Pipe:
+    def _is_able(self, pipe: Pipe, position: int, this_round: object, done: int) -> bool:
+        """Whether the next type is complete: the last stage needs what all before it sent, the
+        others the gradient from the next; inner ranks of a stage need each other's sums."""
+        stage, inner = divmod(position, self.shape.inner)
+        last = self.shape.stages - 1
+        mesh = [stage * self.shape.inner + i for i in range(self.shape.inner) if i != inner]
+        if any(pipe.entered.get(p) != this_round or pipe.done[p] < done for p in mesh):
+            return False
+        if stage == last:
+            return all(pipe.entered.get(p) == this_round for p in range(last * self.shape.inner))
+        after = position + self.shape.inner
+        return pipe.entered.get(after) == this_round and pipe.done[after] > done
+
+    def _attach(self, trainer: Trainer, position: int) -> Pipe:
         """The pipeline that the settle agreed on: a live one, or one named by the quorum."""
         if trainer.posted:
             return self.pipes[trainer.pipe] if trainer.pipe else Pipe(0, broken=True)
@@ -690,9 +710,9 @@ class World:
         if trainer.pipe != name:
             assert not agreed or trainer.pipe == agreed
             self._end_pipe(trainer)
-            pipe = self.pipes.setdefault(name, Pipe(self.shape.stages))
-            assert stage not in pipe.attached, f"{name} is formed twice: its keys are stale"
-            pipe.attached.add(stage)
+            pipe = self.pipes.setdefault(name, Pipe(self.shape.positions))
+            assert position not in pipe.attached, f"{name} is formed twice: its keys are stale"
+            pipe.attached.add(position)
             trainer.pipe = name
             self._interrupt(trainer)
         return self.pipes[name]
@@ -705,9 +725,9 @@ class World:
         self._complete(trainer, 0, todo[0])
         return _HALF
 
-    def _complete(self, trainer: Trainer, stage: int, shard_type: int) -> None:
+    def _complete(self, trainer: Trainer, position: int, shard_type: int) -> None:
         grown = grow(trainer.partials, shard_type, self.shape.shards_per_lane)
-        value = (type_bits(stage, trainer.state.version, shard_type, trainer.params),)
+        value = (type_bits(position, trainer.state.version, shard_type, trainer.params),)
         if grown.first < grown.last:
             run = Partial(lane=grown.lane, first=grown.first, last=shard_type - 1)
             value = trainer.partials.pop(run) + value
@@ -715,14 +735,14 @@ class World:
 
     def _reduce(self, trainer: Trainer, action: Reduce) -> Event | _Half | None:
         assert trainer.adopted is not None
-        stage = trainer.state.member_stage
-        key = f"reduce/{stage}/{trainer.state.version}/{action.attempt}"
+        position = trainer.state.member_position
+        key = f"reduce/{position}/{trainer.state.version}/{action.attempt}"
         if not trainer.posted:
             own = [s for s in action.table if s.index == trainer.index]
             return self._post(
                 trainer, key, (action.table, {s.partial: trainer.partials[s.partial] for s in own})
             )
-        members = [m.index for m in trainer.adopted.stage_members(stage)]
+        members = [m.index for m in trainer.adopted.position_members(position)]
         gathered = self._gathered(trainer, key, members)
         if isinstance(gathered, QuorumLost):
             self.rooms[trainer.quorum].dead = True
@@ -752,13 +772,13 @@ class World:
         return VotesGathered(tuple(v for v in votes if isinstance(v, Vote)))
 
     def _make_vote(self, trainer: Trainer, action: CastVote) -> Vote:
-        state, stage = trainer.state, trainer.state.member_stage
+        state, stage, inner = trainer.state, trainer.state.member_stage, trainer.state.member_inner
         assert state.step_plan is not None
         assert state.plan is not None
         newest = trainer.newest or state.plan
         own = [
             t
-            for s in state.step_plan.table[stage]
+            for s in state.step_plan.table[state.member_position]
             if s.index == trainer.index
             for t in range(s.partial.first, s.partial.last + 1)
         ]
@@ -769,32 +789,32 @@ class World:
             attempt=action.attempt,
             ok=trainer.checked,
             problem="" if trainer.checked else "its own check failed",
-            norms_sq=(2.0 + stage,),
+            norms_sq=(2.0 + stage, 1.0 + inner),
             gradient=bits("gradient", trainer.reduced) if trainer.checked else CORRUPT,
             state=state.digest,
             stats=tuple(
                 TypeStat(
                     type=t,
-                    loss_sum=t + 0.5 if stage == last else None,
-                    tokens=4 if stage == last else None,
-                    data=bits("data", action.step, t) if stage == 0 else None,
+                    loss_sum=t + 0.5 if (stage, inner) == (last, 0) else None,
+                    tokens=4 if (stage, inner) == (last, 0) else None,
+                    data=bits("data", action.step, t) if (stage, inner) == (0, 0) else None,
                 )
                 for t in own
             ),
             newest_plan=newest.quorum.id,
             newest_nonce=newest.quorum.nonce,
             checkpoint_safe=safe[0] if safe and safe[1] == state.plan.quorum.nonce else None,
+            copies=bits("copies", stage, action.step),
         )
 
     def _apply(self, trainer: Trainer, action: Apply) -> Event:
-        state, stage = trainer.state, trainer.state.member_stage
-        step = state.version
+        step, position = trainer.state.version, trainer.state.member_position
         assert action.commit.step == step
         known = self.commits.setdefault(step, action.commit)
         assert known == action.commit, f"I1: two outcomes of step {step}: {known} {action.commit}"
         assert trainer.reduced is not None, "the mark is gone"
         trainer.params = bits("applied", trainer.params, trainer.reduced)
-        assert trainer.params == self._truth(stage, step + 1), f"I6: step {step} of stage {stage}"
+        assert trainer.params == self._truth(position, step + 1), f"I6: step {step} of {position}"
         return Applied(trainer.params, action.commit)
 
 

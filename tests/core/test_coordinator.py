@@ -54,6 +54,86 @@ def test_no_pod_has_two_cells_of_a_stage_while_avoidable(
     assert len(set(cells)) == len(cells)
 
 
+@pytest.mark.parametrize(("stages", "slots"), [(1, 2), (2, 2), (2, 4), (3, 4)])
+def test_the_inner_ranks_of_a_cell_share_a_pod_that_has_room_for_them(
+    start: Start, stages: int, slots: int
+) -> None:
+    plan = start(replicas=2, stages=stages, ranks_per_stage=2, ranks_per_pod=slots).plan
+    pods: dict[tuple[int | None, int], set[str]] = {}
+    for member in plan.members:
+        pods.setdefault((member.rank.replica, member.rank.stage), set()).add(member.slot.pod)
+    assert all(len(names) == 1 for names in pods.values())
+    cells = [(next(iter(names)), stage) for (_, stage), names in pods.items()]
+    assert len(set(cells)) == len(cells), "two cells of a stage in a pod"
+    ranks = [str(m.rank) for m in plan.members]
+    assert ranks == sorted(ranks, key=lambda r: (r[3:], r)), "by stage, inner rank, replica"
+
+
+def test_a_cell_spreads_over_pods_of_one_slot(start: Start) -> None:
+    plan = start(replicas=2, stages=1, ranks_per_stage=2).plan
+    assert len({m.slot.pod for m in plan.members}) == 4
+    assert [[plan.members[i].rank.position for i in c.cells] for c in plan.chains] == [
+        [(0, 0), (0, 1)]
+    ] * 2
+
+
+def test_a_cell_fails_as_a_unit_and_its_other_ranks_follow(start: Start) -> None:
+    world = start(replicas=2, lanes=2, stages=1, ranks_per_stage=2)
+    lost = world.member(1, 0, 1)
+
+    world.down(lost, restarting=True)
+
+    assert [c.replica for c in world.plan.chains] == [0]
+    assert [f.rank.position for f in world.followers()] == [(0, 0)]
+    assert "1 cell lost" in world.plan.reason
+
+
+def test_a_restarted_inner_rank_comes_back_to_its_own_place(start: Start) -> None:
+    world = start(replicas=2, lanes=2, stages=1, ranks_per_stage=2, ranks_per_pod=2)
+    lost = world.member(1, 0, 1)
+    world.down(lost, restarting=True)
+    world.settle()
+    world.commit()
+
+    world.up(lost.slot.pod, lost.slot.index)
+    world.tick()
+
+    back = world.member(1, 0, 1)
+    assert (back.slot, back.joining) == (lost.slot, True)
+    assert world.followers() == []
+
+
+def test_remains_of_two_cells_are_mated_when_no_replica_is_whole(start: Start) -> None:
+    world = start(replicas=2, lanes=2, stages=1, ranks_per_stage=2)
+    lost = (world.member(0, 0, 0), world.member(1, 0, 1))
+
+    world.tell(*(world.down_fact(m) for m in lost))
+
+    (chain,) = world.plan.chains
+    assert [world.plan.members[i].rank.position for i in chain.cells] == [(0, 0), (0, 1)]
+    assert world.plan.method == "mask"
+
+
+def test_a_place_that_lost_all_its_ranks_is_named_with_its_inner_rank(start: Start) -> None:
+    world = start(replicas=2, lanes=2, stages=1, ranks_per_stage=2)
+    lost = (world.member(0, 0, 1), world.member(1, 0, 1))
+
+    world.tell(*(world.down_fact(m) for m in lost))
+
+    assert world.state.phase == "waiting"
+    assert "inner rank 0.1 has no living cell: needs 1 free trainer" in world.messages()
+
+
+def test_a_job_of_cells_completes_when_every_inner_rank_has_finished(start: Start) -> None:
+    world = start(replicas=1, lanes=1, stages=1, ranks_per_stage=2)
+    for inner in (0, 1):
+        assert world.state.phase == "running"
+        world.finish(world.member(0, 0, inner), version=60)
+    assert world.state.phase == "complete"
+    assert [(f.stage, f.inner) for f in world.state.finals] == [(0, 0), (0, 1)]
+    world.stored()
+
+
 def test_a_late_job_starts_with_fewer_replicas(new_world: Start) -> None:
     world = new_world(replicas=4, min_replicas=2, stages=2, startup_deadline_s=30.0)
     for i in range(5):

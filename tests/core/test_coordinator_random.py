@@ -64,7 +64,7 @@ class Chaos:
 
     def new_pod(self) -> None:
         living = [p for p in self.world.state.pods if not p.gone]
-        if len(living) < self.world.state.shape.num_cells + 2:
+        if len(living) < self.world.state.shape.num_ranks + 2:
             self.num_pods += 1
             self.world.register(f"pod-{self.num_pods}", self.rng.choice((1, 2)))
 
@@ -176,6 +176,7 @@ def test_invariants_hold_whatever_is_told(new_world: Callable[..., Any], seed: i
         replicas=replicas,
         min_replicas=rng.randint(1, replicas),
         stages=rng.randint(1, 3),
+        ranks_per_stage=rng.choice((1, 1, 2)),
         shards_per_lane=rng.choice((1, 2, 4)),
         startup_deadline_s=10_000.0,
     )
@@ -185,15 +186,25 @@ def test_invariants_hold_whatever_is_told(new_world: Callable[..., Any], seed: i
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_job_goes_on_once_faults_stop(new_world: Callable[..., Any], seed: int) -> None:
+@pytest.mark.parametrize("ranks_per_stage", [1, 2])
+def test_the_job_goes_on_once_faults_stop(
+    new_world: Callable[..., Any], seed: int, ranks_per_stage: int
+) -> None:
     """Protocol I5: with enough trainers up and everybody heard, all replicas are whole again."""
     rng = random.Random(1000 + seed)
-    world = new_world(replicas=2, lanes=2, stages=2, startup_deadline_s=1e6, max_restarts=1000)
+    world = new_world(
+        replicas=2,
+        lanes=2,
+        stages=2,
+        ranks_per_stage=ranks_per_stage,
+        startup_deadline_s=1e6,
+        max_restarts=1000,
+    )
     chaos = Chaos(world, rng)
     chaos.run(150)
     if world.state.terminal:
         return
-    for i in range(4):
+    for i in range(4 * ranks_per_stage):
         world.register(f"fresh-{i}")
         world.up(f"fresh-{i}")
     for _ in range(12):

@@ -259,4 +259,5 @@ def test_a_plan_knows_its_members_by_slot_and_life() -> None:
     follower = next(m for m in PLAN.members if m.rank.replica is None)
     assert PLAN.chain_of(follower.index) is None
     assert PLAN.num_stages == 2
-    assert [m.index for m in PLAN.stage_members(1)] == [2, 3, 4]
+    assert [m.index for m in PLAN.position_members(1)] == [2, 3, 4]
+    assert [[m.index for m in members] for members in PLAN.positions] == [[0, 1], [2, 3, 4]]

@@ -375,7 +375,7 @@ def test_after_the_last_step_a_rank_finishes_and_still_helps_others_to_settle() 
 
 def test_who_finishes_and_already_knows_a_newer_plan_adopts_it_nothing_else_would_wake_it() -> None:
     done = report(1, 3, settled=1, certified_in="q0-n", chain="c")
-    settling = replace(adopting(), settled=1, valid=True, stage=0, version=3)
+    settling = replace(adopting(), settled=1, valid=True, position=0, version=3)
     newer = make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2)
 
     outcome = rank.step(
@@ -485,6 +485,17 @@ SHAPES = {
     "one crash, two stages": Shape(shards_per_lane=2),
     "two crashes, three replicas of three stages": Shape(stages=3, replicas=3, kills=2, spares=1),
     "stops and false suspicion": Shape(kills=0, stops=2, exclusions=1, resets=2, corruptions=1),
+    "two crashes, two inner ranks": Shape(stages=1, inner=2, shards_per_lane=2, kills=2, spares=1),
+    "everything, two stages of two inner ranks": Shape(
+        inner=2,
+        spares=2,
+        kills=2,
+        stops=1,
+        resets=1,
+        exclusions=1,
+        corruptions=1,
+        checkpoint_every=1,
+    ),
     "everything": Shape(
         shards_per_lane=2,
         spares=1,

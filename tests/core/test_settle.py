@@ -35,16 +35,16 @@ def can_be_at(
 
 
 def newest_version(plan: Plan, trusted: Sequence[SettleReport]) -> int | None:
-    """Highest version, tried from above, that each stage has somebody for."""
-    stages = {m.rank.stage for m in plan.members}
+    """Highest version, tried from above, that each inner rank of a stage has somebody for."""
+    positions = {(m.rank.stage, m.rank.inner) for m in plan.members}
     for version in range(max((r.version for r in trusted), default=0) + 1, -1, -1):
         if all(
             any(
                 can_be_at(r, version, plan.lineage, trusted)
                 for r in trusted
-                if plan.members[r.index].rank.stage == stage
+                if (plan.members[r.index].rank.stage, plan.members[r.index].rank.inner) == position
             )
-            for stage in stages
+            for position in positions
         ):
             return version
     return None
@@ -91,17 +91,17 @@ def twin_step(
     held: dict[int, tuple[Partial, ...]],
     healing: set[int],
 ) -> tuple[dict[int, list[int]], list[list[tuple[int, list[int]]]]]:
-    """Lists by replica, and per stage (sender, types) in order of summation."""
+    """Lists by replica, and per position (sender, types) in order of summation."""
     num_types = len(plan.suppliers)
-    stages = range(plan.num_stages)
-    of_stage = [[m.index for m in plan.members if m.rank.stage == s] for s in stages]
+    where = sorted({(m.rank.stage, m.rank.inner) for m in plan.members})
+    positions = range(len(where))
+    at = [[m.index for m in plan.members if (m.rank.stage, m.rank.inner) == w] for w in where]
     fit = [c for c in plan.chains if not healing & set(c.cells)] or list(plan.chains)
     todo: dict[int, list[int]] = {c.replica: [] for c in fit}
     orphans = []
     for t in range(num_types):
         have = [
-            {i for i in of_stage[s] for p in held.get(i, ()) if p.first <= t <= p.last}
-            for s in stages
+            {i for i in at[w] for p in held.get(i, ()) if p.first <= t <= p.last} for w in positions
         ]
         if all(have):
             continue
@@ -119,18 +119,18 @@ def twin_step(
         i: c.replica for c in plan.chains for i in c.cells
     }
     tables = []
-    for s in stages:
+    for w in positions:
         holdings = {
             i: twin_partials(
                 held.get(i, ()),
                 todo.get(replica_of[i], []),
                 shards_per_lane,
             )
-            for i in of_stage[s]
+            for i in at[w]
         }
         table: list[tuple[int, list[int]]] = []
         for lane in range(num_types // shards_per_lane):
-            in_order = sorted(of_stage[s], key=lambda i: (replica_of[i] != lane, i))
+            in_order = sorted(at[w], key=lambda i: (replica_of[i] != lane, i))
             t, end = lane * shards_per_lane, (lane + 1) * shards_per_lane
             while t < end:
                 # The longest of those that begin here; among equals the first of the order.
@@ -165,15 +165,17 @@ def random_commit(step: int) -> Commit:
 
 
 def random_case(rng: random.Random) -> tuple[Plan, int, list[SettleReport]]:
-    num_stages, shards_per_lane = rng.randint(1, 3), rng.randint(1, 4)
+    num_stages, inner = rng.choice([(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (1, 3)])
+    positions, shards_per_lane = num_stages * inner, rng.randint(1, 4)
     lanes = rng.randint(1, 4)
     replicas = sorted(rng.sample(range(lanes), rng.randint(1, lanes)))
-    chains = {r: [f"{'abcd'[r]}{s}.1" for s in range(num_stages)] for r in replicas}
-    followers = [(f"f{i}.1", rng.randrange(num_stages)) for i in range(rng.choice([0, 0, 1, 2]))]
+    chains = {r: [f"{'abcd'[r]}{s}.1" for s in range(positions)] for r in replicas}
+    followers = [(f"f{i}.1", rng.randrange(positions)) for i in range(rng.choice([0, 0, 1, 2]))]
     lives = [life for cells in chains.values() for life in cells] + [f for f, _ in followers]
     plan = make_plan(
         chains,
         followers=followers,
+        ranks_per_stage=inner,
         lanes=lanes,
         shards_per_lane=shards_per_lane,
         quorum=9,
@@ -193,7 +195,7 @@ def random_case(rng: random.Random) -> tuple[Plan, int, list[SettleReport]]:
             certified_in=certified,
             commit=random_commit(version - 1) if certified else None,
             chain=f"chain of {version}",
-            state=f"state of {version} in stage {member.rank.stage}",
+            state=f"state of {version} in {member.rank.stage}.{member.rank.inner}",
             held=random_partials(rng, lanes, shards_per_lane),
             mark=rng.choice([None, None, *quorums]),
             settled=rng.choice([-1, 4, 8, 8, 8]),
@@ -204,12 +206,14 @@ def random_case(rng: random.Random) -> tuple[Plan, int, list[SettleReport]]:
 
 
 def check_step(plan: Plan, step: StepPlan, shards_per_lane: int) -> None:
-    """What every step must be like: each type once per stage, in canonical order."""
-    for stage, table in enumerate(step.table):
+    """What every step must be like: each type once per position, in canonical order."""
+    where = sorted({(m.rank.stage, m.rank.inner) for m in plan.members})
+    for position, table in zip(where, step.table, strict=True):
         counted = [t for s in table for t in range(s.partial.first, s.partial.last + 1)]
         assert counted == list(range(len(plan.suppliers)))
         for supply in table:
-            assert plan.members[supply.index].rank.stage == stage
+            sender = plan.members[supply.index].rank
+            assert (sender.stage, sender.inner) == position
             assert supply.partial.lane == supply.partial.first // shards_per_lane
             assert supply.partial.lane == supply.partial.last // shards_per_lane
     computed = [t for types in step.todo.values() for t in types]
@@ -254,8 +258,7 @@ def check_action(
         assert sources == ()
         return
     assert sources, "whoever heals has a source"
-    stage = plan.members[index].rank.stage
-    assert all(plan.members[i].rank.stage == stage for i in sources)
+    assert {plan.members[i].rank.position for i in sources} == {plan.members[index].rank.position}
     assert all(outcome.actions[i] in (STAY, ROLL) for i in sources)
     chain = plan.chain_of(index)
     if chain and any(not set(outcome_healing(outcome)) & set(c.cells) for c in plan.chains):
@@ -521,3 +524,33 @@ def test_a_boundary_where_nobody_held_anything_patches_nothing() -> None:
 
     assert outcome.patched == ()
     assert "computed again" not in outcome.reason
+
+
+# Two replicas of one stage of two inner ranks: members 0 (a) and 1 (c) are inner rank 0.
+
+
+def test_a_type_that_one_inner_rank_lost_is_computed_by_all_of_another_cell() -> None:
+    plan = grid(chains={0: GRID[0]}, followers=[("d.1", 1)], lanes=2, ranks_per_stage=2)
+    held = {0: all_held(0), 1: all_held(0), 2: all_held(1)}
+
+    step = plan_step(plan, 2, held)
+
+    assert step.todo == {0: (2, 3)}
+    assert [[s.index for s in table] for table in step.table] == [[0, 0], [1, 1]]
+
+
+def test_an_inner_rank_heals_from_its_like_in_another_cell_never_from_its_own() -> None:
+    reports = [member(i, 5) for i in (0, 1, 2)] + [SettleReport(index=3, valid=False)]
+
+    outcome = settle(grid(ranks_per_stage=2), 2, reports)
+
+    assert outcome.actions == (STAY, STAY, STAY, HEAL)
+    assert outcome.sources[3] == (2,)
+
+
+def test_the_version_is_the_newest_that_every_inner_rank_reaches() -> None:
+    reports = [member(0, 6), member(1, 6), member(2, 5), member(3, 5)]
+
+    outcome = settle(grid(ranks_per_stage=2), 2, reports)
+
+    assert outcome.version == 0, "no version has both inner ranks: the durable one is left"

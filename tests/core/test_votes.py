@@ -220,3 +220,50 @@ def test_clipping_scales_the_mean_gradient() -> None:
 @pytest.mark.parametrize(("norms_sq", "tokens"), [([1.0, math.nan], 10), ([1.0], 0)])
 def test_what_has_no_norm_has_no_scale(norms_sq: list[float], tokens: int) -> None:
     assert all(math.isnan(value) for value in clip(norms_sq, tokens, 1.0))
+
+
+# Inner ranks ----------------------------------------------------------------
+# The same four members as one stage of two inner ranks: 0 and 1 are inner rank 0.
+
+CELLS = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3, ranks_per_stage=2)
+
+
+def votes_of_cells() -> list[Vote]:
+    stat = TypeStat(type=0, loss_sum=6.0, tokens=10, data=digest(1))
+    votes = [
+        replace(v, gradient=f"gradient {i // 2}", state=f"state {i // 2}", stats=(), copies="same")
+        for i, v in enumerate(votes_of())
+    ]
+    votes = [replace(v, norms_sq=((1.0, 2.0), (4.0, 9.0))[i // 2]) for i, v in enumerate(votes)]
+    return [replace(votes[0], stats=(stat,)), *votes[1:]]
+
+
+def test_norms_add_up_by_block_and_then_by_inner_rank() -> None:
+    tiny, huge = 2.0**-53, 1.0
+    votes = votes_of_cells()
+    votes = [replace(v, norms_sq=((huge, tiny), (tiny, tiny))[i // 2]) for i, v in enumerate(votes)]
+
+    commit = judge(CELLS, votes, None, "").commit
+
+    in_order = math.sqrt(((huge + tiny) + tiny) + tiny) / 10
+    assert commit is not None
+    assert commit.norm == in_order
+    assert judge(CELLS, votes_of_cells(), None, "").commit is not None
+
+
+def test_inner_ranks_have_other_gradients_and_states_their_likes_have_not() -> None:
+    votes = votes_of_cells()
+    other = [replace(votes[0], gradient="other"), *votes[1:]]
+
+    assert judge(CELLS, votes, None, "").commit is not None
+    assert "disagree on the reduced gradient" in judge(CELLS, other, None, "").reason
+
+
+def test_what_inner_ranks_hold_in_copies_must_be_equal_on_all_of_them() -> None:
+    votes = votes_of_cells()
+    votes[2:] = [replace(v, copies="other") for v in votes[2:]]
+
+    verdict = judge(CELLS, votes, None, "")
+
+    assert (verdict.commit, verdict.hopeless, verdict.state_bad) == (None, False, ())
+    assert "inner ranks disagree on what they hold in copies" in verdict.reason

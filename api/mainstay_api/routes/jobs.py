@@ -126,10 +126,10 @@ async def show_recoveries(uid: UidDep, service: ServiceDep) -> JSONResponse:
 async def show_ledger(
     uid: UidDep, service: ServiceDep, since: Annotated[int, Query(ge=0)] = 0
 ) -> JSONResponse:
-    """Entries of committed steps from ``since`` on, by step and stage."""
+    """Entries of committed steps from ``since`` on, by step, stage and inner rank."""
     state = await service.load(uid)
     last = min(state.step, since + MAX_LEDGER_STEPS)
-    keys = [(step, stage) for step in range(since, last) for stage in range(state.shape.stages)]
+    keys = [(step, *p) for step in range(since, last) for p in state.shape.positions]
     entries = await service.store.fetch_ledger(uid, keys)
     return JSONResponse([codec.encode(entries[key]) for key in keys if key in entries])
 
@@ -144,7 +144,7 @@ async def show_events(uid: UidDep, service: ServiceDep) -> JSONResponse:
 async def show_report(uid: UidDep, service: ServiceDep) -> JSONResponse:
     """The content of REPORT.json so far; final once the job has ended."""
     state = await service.load(uid)
-    keys = [(step, stage) for step in range(state.step) for stage in range(state.shape.stages)]
+    keys = [(step, *p) for step in range(state.step) for p in state.shape.positions]
     ledger = await service.store.fetch_ledger(uid, keys)
     recoveries = await service.store.fetch_recoveries(uid)
     return JSONResponse(make_report(state, ledger, recoveries, await _events(service, uid)))
