@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 from mainstay_agent.client import (
     ApiClient,
@@ -20,7 +19,7 @@ from mainstay_agent.client import (
     HeartbeatReply,
     StreamEvent,
 )
-from mainstay_agent.injection import is_stopped
+from mainstay_agent.injection import FAULT_EVENTS, is_stopped
 from mainstay_agent.outbox import Backoff, until_answered
 from mainstay_core import codec
 from mainstay_core.errors import RemoteProtocolError
@@ -89,12 +88,11 @@ class ApiLine:
             if plan is not None:
                 self._feed(PlanLearnt(plan))
 
-    async def follow_stream(self, on_inject: Callable[[dict[str, Any]], None]) -> None:
+    async def follow_stream(self, on_fault: Callable[[str, str], None]) -> None:
         """Read the stream, for ever; it goes on where it broke off.
 
         Args:
-            on_inject: called with a fault to inject into a spare, which has no phase of
-                its own: the api says when.
+            on_fault: called with name and data of what concerns injected faults.
         """
         backoff = Backoff()
         while True:
@@ -102,19 +100,19 @@ class ApiLine:
                 async for event in self._client.stream(self._cursor):
                     backoff.reset()
                     self._cursor = event.id or self._cursor
-                    self._on_event(event, on_inject)
+                    self._on_event(event, on_fault)
             except (ApiUnavailable, ApiRefused) as error:
                 logger.info("%s; opening the stream again", error)
             await backoff.wait()
 
-    def _on_event(self, event: StreamEvent, on_inject: Callable[[dict[str, Any]], None]) -> None:
+    def _on_event(self, event: StreamEvent, on_fault: Callable[[str, str], None]) -> None:
         try:
             if event.name == "plan":
                 self._feed(PlanLearnt(codec.loads(Plan, event.data)))
             elif event.name == "stop":
                 self._feed(Ended(f"the job is over: {event.data}"))
-            elif event.name == "inject":
-                on_inject(codec.loads(dict[str, Any], event.data))
+            elif event.name in FAULT_EVENTS:
+                on_fault(event.name, event.data)
         except (RemoteProtocolError, KeyError, ValueError) as error:
             logger.error("an event of the stream cannot be used: %r", error)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core import codec
 from mainstay_core.errors import MainstayError, RemoteProtocolError
@@ -78,10 +79,16 @@ class StreamEvent:
 
 
 class ApiClient:
-    """Connection of one pod to its job's agent routes. Close it after use."""
+    """Connection of one pod to its job's agent routes. Close it after use.
 
-    def __init__(self, settings: SupervisorSettings) -> None:
+    Args:
+        settings: where the api is, and who asks.
+        network: of the pod; while it is cut the api is not reached.
+    """
+
+    def __init__(self, settings: SupervisorSettings, network: NetworkCut | None = None) -> None:
         self._settings = settings
+        self._network = network or NetworkCut()
         self._base = f"/v1/jobs/{settings.job}/agent"
         self._http = httpx.AsyncClient(
             base_url=settings.api_url,
@@ -150,6 +157,7 @@ class ApiClient:
         if cursor:
             headers["Last-Event-ID"] = cursor
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=STREAM_SILENCE_S)
+        self._require_network()
         try:
             async with self._http.stream(
                 "GET", f"{self._base}/stream", headers=headers, timeout=timeout
@@ -166,6 +174,7 @@ class ApiClient:
         return await self._request("POST", path, body)
 
     async def _request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        self._require_network()
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         try:
             response = await self._http.request(
@@ -178,6 +187,10 @@ class ApiClient:
             raise ApiUnavailable(f"{method} {path}: {error!r}") from error
         self._raise_for(response)
         return _object(response)
+
+    def _require_network(self) -> None:
+        if self._network.is_cut:
+            raise ApiUnavailable("the network is cut")
 
     def _raise_for(self, response: httpx.Response) -> None:
         status = response.status_code

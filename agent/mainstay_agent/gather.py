@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,9 +54,14 @@ class _Room:
 
 
 class GatherServer:
-    """Rooms of all quorums that meet at this pod. Runs in the supervisor's event loop."""
+    """Rooms of all quorums that meet at this pod. Runs in the supervisor's event loop.
 
-    def __init__(self) -> None:
+    Args:
+        is_cut: whether the pod's network is cut: then nobody gets in.
+    """
+
+    def __init__(self, is_cut: Callable[[], bool] = lambda: False) -> None:
+        self._is_cut = is_cut
         self._rooms: dict[str, _Room] = {}
         self._dead: OrderedDict[str, _Death] = OrderedDict()
         self._connections: set[_Connection] = set()
@@ -214,6 +219,8 @@ class _Connection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server._attach(self)
+        if self._server._is_cut():
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -12,15 +12,21 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mainstay_agent.client import ApiClient, ApiRefused
 from mainstay_agent.outbox import until_answered
-from mainstay_core.faults import FaultAction
+from mainstay_core import codec
+from mainstay_core.faults import FaultAction, FaultPoint
 
 logger = logging.getLogger(__name__)
+
+
+FAULT_EVENTS = ("inject", "faults")
+"""Events of the job's stream: a fault on a spare, due now; faults that a running job is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,8 @@ class Reached:
     rank: object = None
     """Whatever the trainer says of its rank; None on a spare."""
     delay_s: float = 0.0
+    for_s: float | None = None
+    """How long a stop or a cut of the network lasts; None is for ever."""
 
 
 class Victims(Protocol):
@@ -46,6 +54,73 @@ class Victims(Protocol):
 
     def resume(self, slot: int, fault: str) -> None:
         """Tell a halted trainer to go on."""
+
+    async def disconnect(self, for_s: float) -> None:
+        """Cut the pod's network; returns when it is back."""
+
+    def add_faults(self, faults: tuple[FaultPoint, ...]) -> None:
+        """Let the trainers know of faults, those of now and those to come."""
+
+
+class Injector:
+    """What a supervisor does about injected faults.
+
+    Args:
+        client: where they are recorded.
+        pod: whose supervisor this is.
+        victims: what can be hit.
+        spawn: runs a coroutine in the background.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        pod: str,
+        victims: Victims,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._client = client
+        self._pod = pod
+        self._victims = victims
+        self._spawn = spawn
+
+    def on_fault_point(self, slot: int, head: dict[str, Any]) -> None:
+        """A trainer has reached a fault, and unless it has a delay, waits there."""
+        self._inject(
+            Reached(
+                fault=str(head["fault"]),
+                action=FaultAction(head["action"]),
+                slot=slot,
+                rank=head.get("rank"),
+                delay_s=float(head.get("delay_ms", 0.0)) / 1000,
+                for_s=head.get("for_s"),
+            )
+        )
+
+    def on_event(self, name: str, data: str) -> None:
+        """Take an event of the job's stream.
+
+        Raises:
+            RemoteProtocolError: it cannot be read.
+        """
+        if name == "faults":
+            self._victims.add_faults(codec.loads(tuple[FaultPoint, ...], data))
+            return
+        told = codec.loads(dict[str, Any], data)
+        if told.get("pod") == self._pod:
+            # A spare has no phases of its own: the api says when.
+            self._inject(
+                Reached(
+                    fault=str(told["id"]),
+                    action=FaultAction(told["action"]),
+                    slot=int(told.get("slot", 0)),
+                    delay_s=float(told.get("delay_ms", 0.0)) / 1000,
+                    for_s=told.get("for_s"),
+                )
+            )
+
+    def _inject(self, reached: Reached) -> None:
+        self._spawn(inject(self._client, self._pod, reached, self._victims))
 
 
 async def inject(client: ApiClient, pod: str, reached: Reached, victims: Victims) -> None:
@@ -67,6 +142,10 @@ async def inject(client: ApiClient, pod: str, reached: Reached, victims: Victims
         victims.resume(reached.slot, reached.fault)
         return
     logger.warning("injecting %s: %s", reached.fault, reached.action)
+    await _carry_out(reached, victims)
+
+
+async def _carry_out(reached: Reached, victims: Victims) -> None:
     if reached.action is FaultAction.KILL_TRAINER:
         victims.signal_trainer(reached.slot, signal.SIGKILL)
     elif reached.action is FaultAction.KILL_POD:
@@ -75,6 +154,15 @@ async def inject(client: ApiClient, pod: str, reached: Reached, victims: Victims
         victims.signal_trainer(reached.slot, signal.SIGSTOP)
         # Read only if somebody continues it: then it goes on instead of halting for ever.
         victims.resume(reached.slot, reached.fault)
+        if reached.for_s is not None:
+            await asyncio.sleep(reached.for_s)
+            victims.signal_trainer(reached.slot, signal.SIGCONT)
+    elif reached.action is FaultAction.DISCONNECT:
+        cut = asyncio.ensure_future(victims.disconnect(reached.for_s or 0.0))
+        # One turn of the loop: the trainers are told of the cut before one is told to go on.
+        await asyncio.sleep(0)
+        victims.resume(reached.slot, reached.fault)
+        await cut
     else:
         victims.resume(reached.slot, reached.fault)
 

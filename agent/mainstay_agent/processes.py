@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from dataclasses import replace
 from typing import Any
 
 from mainstay_agent.injection import kill_group
 from mainstay_agent.local_socket import Peer
+from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core import codec
+from mainstay_core.faults import FaultPoint
 from mainstay_core.frames import pack
 from mainstay_core.ids import Incarnation
 from mainstay_core.jobspec import JobConfig
@@ -23,10 +26,17 @@ class Processes:
 
     Invariant: ``trainers`` holds at most one connection per slot, of the
     incarnation that the state machine names.
+
+    Args:
+        settings: who the pod is.
+        network: of this process; it is cut together with that of the others.
     """
 
-    def __init__(self, settings: SupervisorSettings) -> None:
+    def __init__(self, settings: SupervisorSettings, network: NetworkCut) -> None:
         self._settings = settings
+        self._network = network
+        self._faults: dict[str, FaultPoint] = {}
+        """Injected faults of the job, also those that it was given while it ran."""
         self.launcher: Peer | None = None
         self.trainers: dict[int, Peer] = {}
 
@@ -50,7 +60,7 @@ class Processes:
     def fork(self, slot: int, incarnation: Incarnation, config: JobConfig) -> None:
         """Have the launcher fork a trainer."""
         settings = {
-            "config": codec.encode(config),
+            "config": codec.encode(replace(config, faults=tuple(self._faults.values()))),
             "pod": self._settings.pod,
             "slot": slot,
             "incarnation": incarnation,
@@ -73,6 +83,25 @@ class Processes:
     def resume(self, slot: int, fault: str) -> None:
         """Tell a halted trainer to go on."""
         self.send_trainers((slot,), {"kind": "resume", "fault": fault})
+
+    def add_faults(self, faults: tuple[FaultPoint, ...]) -> None:
+        """Let the trainers know of faults, those of now and those to come."""
+        self._faults.update({fault.id: fault for fault in faults})
+        for slot in self.trainers:
+            self.tell_faults(slot)
+
+    def tell_faults(self, slot: int) -> None:
+        """Tell a trainer all faults: it may have been forked before the newest were known."""
+        if self._faults:
+            faults = codec.encode(tuple(self._faults.values()))
+            self.send_trainers((slot,), {"kind": "faults", "faults": faults})
+
+    async def disconnect(self, for_s: float) -> None:
+        """Cut the network of every process of the pod; returns when it is back."""
+        head = {"kind": "disconnect", "for_s": for_s}
+        self.send_trainers(tuple(self.trainers), head)
+        self.send_launcher(head)
+        await self._network.run(for_s)
 
     def kill_pod(self) -> None:
         """Kill the launcher's process group, then our own: nothing of the pod is left."""

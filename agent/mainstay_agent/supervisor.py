@@ -24,15 +24,15 @@ from mainstay_agent import local_socket
 from mainstay_agent.api_line import ApiLine, slot_status
 from mainstay_agent.client import ApiClient, ApiRefused
 from mainstay_agent.gather import GatherServer
-from mainstay_agent.injection import Reached, inject
+from mainstay_agent.injection import Injector
 from mainstay_agent.local_socket import Peer
+from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.outbox import FactOutbox, LedgerOutbox
 from mainstay_agent.processes import Processes
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core import codec
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
 from mainstay_core.facts import Fact, Heartbeat, PodRegistration, SlotStatus
-from mainstay_core.faults import FaultAction
 from mainstay_core.frames import Frame
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.jobspec import JobConfig
@@ -79,14 +79,16 @@ class Supervisor:
         self._settings = settings
         self._pod = PodUid(settings.pod)
         self._state = initial(self._pod, settings.num_slots)
-        self._client = ApiClient(settings)
-        self._gather = GatherServer()
+        self._network = NetworkCut()
+        self._client = ApiClient(settings, self._network)
+        self._gather = GatherServer(lambda: self._network.is_cut)
         self._gather_address = ""
         self._facts = FactOutbox(
             self._client, lambda plan: self._feed(PlanLearnt(plan)), self._register_again
         )
         self._ledger = LedgerOutbox(self._client)
-        self._processes = Processes(settings)
+        self._processes = Processes(settings, self._network)
+        self._injector = Injector(self._client, settings.pod, self._processes, self._spawn)
         self._store = ""
         self._launcher_known = asyncio.Event()
         self._config: JobConfig | None = None
@@ -132,7 +134,7 @@ class Supervisor:
             self._facts.run(),
             self._ledger.run(),
             self._line.beat(self._heartbeat, self._register_again, config.heartbeat_s),
-            self._line.follow_stream(self._on_inject),
+            self._line.follow_stream(self._injector.on_event),
         ):
             self._spawn(coroutine)
 
@@ -255,6 +257,7 @@ class Supervisor:
         self._processes.trainers[slot] = peer
         pid = int(frame.head["pid"])
         fingerprint = {str(k): str(v) for k, v in frame.head.get("fingerprint", {}).items()}
+        self._processes.tell_faults(slot)
         self._feed(Hello(slot, incarnation, pid, fingerprint))
 
     def _on_trainer_frame(self, peer: Peer, incarnation: Incarnation, frame: Frame) -> None:
@@ -271,7 +274,7 @@ class Supervisor:
             with contextlib.suppress(LocalProtocolError):
                 self._feed(Committed(peer.slot, incarnation))
         elif frame.kind == "fault-point":
-            self._on_fault_point(peer, head)
+            self._injector.on_fault_point(peer.slot, head)
         elif frame.kind == "log":
             level = LOG_LEVELS.get(str(head.get("level")), logging.INFO)
             logger.log(level, "slot %d: %s", peer.slot, head.get("text"))
@@ -285,6 +288,7 @@ class Supervisor:
             hang_s=config.hang_s,
             silence_s=config.heartbeat_timeout_s,
         )
+        self._processes.add_faults(config.faults)
         self._feed(Registered(settings))
         return config
 
@@ -316,23 +320,3 @@ class Supervisor:
             slots=tuple(slot_status(slot) for slot in self._state.slots),
             quorum=None if plan is None else plan.quorum,
         )
-
-    # Fault injection.
-
-    def _on_fault_point(self, peer: Peer, head: dict[str, Any]) -> None:
-        reached = Reached(
-            fault=str(head["fault"]),
-            action=FaultAction(head["action"]),
-            slot=peer.slot,
-            rank=head.get("rank"),
-            delay_s=float(head.get("delay_ms", 0.0)) / 1000,
-        )
-        self._spawn(inject(self._client, self._settings.pod, reached, self._processes))
-
-    def _on_inject(self, data: dict[str, Any]) -> None:
-        if data.get("pod") != self._settings.pod:
-            return
-        reached = Reached(
-            fault=str(data["id"]), action=FaultAction(data["action"]), slot=int(data.get("slot", 0))
-        )
-        self._spawn(inject(self._client, self._settings.pod, reached, self._processes))

@@ -1,16 +1,18 @@
 """Where injected faults fire: exactly at a named action of the program.
 
 The trainer halts there and tells its supervisor, which records the fault and
-then kills; so the place is exact, whatever the machine's load (design 13.8).
+then carries it out; so the place is exact, whatever the machine's load (design
+13.8). Only slowness is the trainer's own to carry out.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from mainstay_core.faults import FaultAction, FaultPoint
+from mainstay_core.faults import COMPUTE, FaultAction, FaultPoint, View
 from mainstay_core.messages import Plan
 from mainstay_core.program import Action
 from mainstay_train.uplink import Uplink
@@ -22,25 +24,53 @@ class FaultPoints:
     """The faults of a job, as one trainer meets them.
 
     Args:
-        faults: all faults of the job.
+        faults: all faults of the job that are known now; :meth:`add` takes later ones.
+        num_replicas: that the job wants: with so many chains it is whole.
         uplink: where reaching one is told.
     """
 
-    def __init__(self, faults: Sequence[FaultPoint], uplink: Uplink) -> None:
-        self._waiting = list(faults)
+    def __init__(self, faults: Iterable[FaultPoint], num_replicas: int, uplink: Uplink) -> None:
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+        self._waiting: list[FaultPoint] = []
+        self._num_replicas = num_replicas
         self._uplink = uplink
+        self._slow: list[tuple[FaultPoint, int]] = []
+        """What makes this rank slow, with the step in which that ends."""
+        self._computing_since_s: float | None = None
+        self.add(faults)
+
+    def add(self, faults: Iterable[FaultPoint]) -> None:
+        """Take note of faults (any thread); those that are known already change nothing."""
+        with self._lock:
+            new = [fault for fault in faults if fault.id not in self._known]
+            self._known.update(fault.id for fault in new)
+            self._waiting += new
 
     def reach(self, plan: Plan, index: int, step: int, action: Action) -> None:
-        """Fire the faults of this action; returns unless one kills this process."""
+        """Fire the faults of this action; returns unless one kills this process.
+
+        May be called by the thread that runs the program, and by those that serve others.
+        """
+        self._drag(step, action)
         if not self._waiting:
             return
         rank = plan.members[index].rank
-        for fault in tuple(self._waiting):
-            if fault.id in plan.faults_fired:
-                self._waiting.remove(fault)
-            elif fault.matches(step, rank, action.op.value):
-                self._waiting.remove(fault)
-                self._fire(fault, str(rank), step)
+        for fault in self._due(plan, index, step, action):
+            self._fire(fault, str(rank), step)
+
+    def _due(self, plan: Plan, index: int, step: int, action: Action) -> list[FaultPoint]:
+        view = View(
+            fired=plan.faults_fired,
+            planned=plan.planned,
+            whole=len(plan.chains) >= self._num_replicas,
+        )
+        rank, op = plan.members[index].rank, action.op.value
+        with self._lock:
+            waiting = [fault for fault in self._waiting if fault.id not in plan.faults_fired]
+            due = [fault for fault in waiting if fault.matches(step, rank, op, view)]
+            self._waiting = [fault for fault in waiting if fault not in due]
+        return due
 
     def _fire(self, fault: FaultPoint, rank: str, step: int) -> None:
         logger.warning("injected fault %s: %s of %s at step %d", fault.id, fault.action, rank, step)
@@ -49,9 +79,24 @@ class FaultPoints:
             "fault": fault.id,
             "action": fault.action.value,
             "delay_ms": fault.delay_ms,
+            "for_s": fault.for_s,
             "step": step,
             "rank": rank,
         }
-        self._uplink.reach_fault(head, halt=not slow and fault.delay_ms == 0)
         if slow:
-            time.sleep(fault.delay_ms / 1000)
+            self._slow.append((fault, step + fault.num_steps))
+        self._uplink.reach_fault(head, halt=not slow and fault.delay_ms == 0)
+
+    def _drag(self, step: int, action: Action) -> None:
+        """Make the action that has just ended take as long as on a slow rank."""
+        if not self._slow:
+            return
+        since_s, now_s = self._computing_since_s, time.monotonic()
+        self._slow = [(fault, end) for fault, end in self._slow if step < end]
+        if since_s is not None:
+            # Only computing counts: waiting for others is not what a slow rank is slow in.
+            took_s = now_s - since_s
+            for fault, _ in self._slow:
+                time.sleep(fault.slow_ms / 1000 + (fault.factor - 1) * took_s)
+        computes = action.op.value in COMPUTE
+        self._computing_since_s = time.monotonic() if computes else None

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from mainstay_core.errors import LocalProtocolError, MainstayError, RemoteProtocolError
 from mainstay_core.frames import PREFIX, Frame, pack, parse_head, parse_prefix
+from mainstay_train import network_cut
 from mainstay_train.aborts import QuorumAborted
 
 logger = logging.getLogger(__name__)
@@ -207,6 +208,7 @@ class GatherClient:
 
     def _connect(self) -> None:
         if self._ended is None:
+            network_cut.refuse()
             self._socket.connect(self._peer)
         if self._ended is not None:
             # A shutdown before the connection stood had nothing to shut.

@@ -12,27 +12,23 @@ prefix of its own: keys of an older quorum are never seen again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import re
 import socket
-import stat
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import distributed
 from torch.distributed import PrefixStore, TCPStore
 
+from mainstay_train import network_cut
 from mainstay_train.aborts import PipelineBroken
+from mainstay_train.sockets import OpenSocket, open_sockets, shut, socket_lock
 
 logger = logging.getLogger(__name__)
-
-socket_lock = threading.Lock()
-"""Held while a socket is opened and registered, and while sockets are listed."""
 
 foreign_sockets: set[int] = set()
 """File descriptors of sockets that other threads opened and that belong to no group."""
@@ -40,37 +36,6 @@ foreign_sockets: set[int] = set()
 
 class GroupEnded(PipelineBroken):
     """The group was shut, or an operation on it failed."""
-
-
-class _OpenSocket(NamedTuple):
-    """A socket of this process; the inode tells it from a later one with the same number."""
-
-    fd: int
-    inode: int
-
-
-def _open_sockets() -> frozenset[_OpenSocket]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found.add(_OpenSocket(int(name), status.st_ino))
-    return frozenset(found)
-
-
-def _shut(opened: _OpenSocket) -> None:
-    """Shut an established connection; leave listeners alone, gloo dies of that."""
-    try:
-        duplicate = socket.socket(fileno=os.dup(opened.fd))
-    except OSError:
-        return
-    with duplicate, contextlib.suppress(OSError):
-        # gloo closes a failed connection's socket, and its number is soon somebody else's.
-        same = os.fstat(duplicate.fileno()).st_ino == opened.inode
-        if same and duplicate.family in (socket.AF_INET, socket.AF_INET6):
-            duplicate.getpeername()
-            duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def _brief(error: RuntimeError) -> str:
@@ -111,8 +76,8 @@ class Group:
         self._store_address, self._address = store, address
         self._backend, self._timeout = backend, timedelta(seconds=timeout_s)
         self._connect_s = connect_s
-        self._before: frozenset[_OpenSocket] | None = None
-        self._own: frozenset[_OpenSocket] | None = None
+        self._before: frozenset[OpenSocket] | None = None
+        self._own: frozenset[OpenSocket] | None = None
         self._ended: str | None = None
         self._group: Any = None
         self._met = False
@@ -127,7 +92,7 @@ class Group:
         with self._lock:
             self._alive()
             with socket_lock:
-                self._before = _open_sockets()
+                self._before = open_sockets()
         try:
             store = self._reach_store()
             # Shut while the store's connection was not there yet: nothing would end what follows.
@@ -153,6 +118,7 @@ class Group:
         """
         host, _, port = self._store_address.rpartition(":")
         try:
+            network_cut.refuse()
             socket.create_connection((host, int(port)), self._connect_s).close()
         except OSError as error:
             raise GroupEnded(f"{self.name}: store {self._store_address}: {error}") from error
@@ -195,13 +161,13 @@ class Group:
             self._group.abort()
         with socket_lock:
             for opened in self._appeared() if self._own is None else self._own:
-                _shut(opened)
+                shut(opened)
 
-    def _appeared(self) -> frozenset[_OpenSocket]:
+    def _appeared(self) -> frozenset[OpenSocket]:
         """Sockets opened since connecting began; none before that."""
         if self._before is None:
             return frozenset()
-        new = _open_sockets() - self._before
+        new = open_sockets() - self._before
         return frozenset(opened for opened in new if opened.fd not in foreign_sockets)
 
     @property

@@ -20,10 +20,11 @@ import torch
 
 from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.frames import PREFIX, pack, pack_head, parse_head, parse_prefix
-from mainstay_train import digests
+from mainstay_train import digests, network_cut
 from mainstay_train.aborts import HealFailed
-from mainstay_train.groups import foreign_sockets, socket_lock
+from mainstay_train.groups import foreign_sockets
 from mainstay_train.optimizer import StageState
+from mainstay_train.sockets import socket_lock
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +54,12 @@ class HealServer:
     Args:
         address: local address to listen on.
         state_at: waits for the requested version of the requested quorum.
+        on_serve: called when a part of the state is on its way.
     """
 
-    def __init__(self, address: str, state_at: StateAt) -> None:
+    def __init__(
+        self, address: str, state_at: StateAt, on_serve: Callable[[], None] = lambda: None
+    ) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         self._listener.bind((address, 0))
@@ -63,6 +67,7 @@ class HealServer:
         host, port = self._listener.getsockname()[:2]
         self.address = f"{host}:{port}"
         self._state_at = state_at
+        self._on_serve = on_serve
         threading.Thread(target=self._accept, name="heal-server", daemon=True).start()
 
     def _accept(self) -> None:
@@ -86,7 +91,9 @@ class HealServer:
             listing = [[f.id, str(f.tensor.dtype), f.tensor.numel()] for f in flats]
             head = {"kind": "state", "tensors": listing, "digest": _state_digest(state)}
             connection.sendall(pack_head(head))
-            for flat in flats:
+            for number, flat in enumerate(flats):
+                if number == 1:
+                    self._on_serve()
                 connection.sendall(_bytes_of(flat.tensor))
         except (OSError, RemoteProtocolError, KeyError) as error:
             logger.warning("a heal request ended early: %s", error)
@@ -118,6 +125,7 @@ def open_registered(peer: str, local: str) -> socket.socket:
         connection = socket.socket(family, socket.SOCK_STREAM)
         foreign_sockets.add(connection.fileno())
     try:
+        network_cut.refuse()
         connection.bind((local, 0))
         connection.connect((host, int(port)))
     except OSError:

@@ -32,7 +32,7 @@ from typing import NoReturn
 from mainstay_core import codec
 from mainstay_core.errors import MainstayError
 from mainstay_core.frames import Frame, FrameParser, pack
-from mainstay_train import processes
+from mainstay_train import network_cut, processes
 from mainstay_train.settings import DEFAULT_TRAINER, LauncherSettings, TrainerSettings
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ class Launcher:
         self._listener = socket.create_server((settings.address, 0), backlog=4096)
         host, port = self._listener.getsockname()[:2]
         self._store = f"{host}:{port}"
+        self._store_line, self._store_end = socket.socketpair()
         self._supervisor: socket.socket | None = None
 
     def run(self) -> int:
@@ -125,6 +126,8 @@ class Launcher:
             self._fork(int(head["slot"]), codec.decode(TrainerSettings, head["settings"]))
         elif frame.kind == "signal":
             self._signal(int(head["slot"]), int(head["signal"]))
+        elif frame.kind == "disconnect":
+            self._store_line.sendall(f"{float(head['for_s'])}\n".encode())
         elif frame.kind == "stop":
             self._stopping = True
         else:
@@ -149,7 +152,7 @@ class Launcher:
         return int(self._run_trainer(settings))
 
     def _inherited(self) -> list[processes.Closable]:
-        own: list[processes.Closable] = [self._selector, *self._give_up]
+        own: list[processes.Closable] = [self._selector, self._store_line, *self._give_up]
         if self._supervisor is not None:
             own.append(self._supervisor)
         return own
@@ -184,9 +187,12 @@ class Launcher:
 
     def _start_store(self) -> int:
         log = Path(self._settings.pod_dir) / "store.log"
-        give_up: list[processes.Closable] = [self._selector, *self._give_up]
-        self._store_pid = processes.fork(lambda: _host_store(self._listener), log, give_up)
+        give_up: list[processes.Closable] = [self._selector, self._store_line, *self._give_up]
+        self._store_pid = processes.fork(
+            lambda: _host_store(self._listener, self._store_end), log, give_up
+        )
         self._listener.close()
+        self._store_end.close()
         return os.pidfd_open(self._store_pid)
 
     def _kill_all(self) -> None:
@@ -211,8 +217,13 @@ def run_launcher(settings: LauncherSettings, give_up: Iterable[processes.Closabl
     return Launcher(settings, give_up).run()
 
 
-def _host_store(listener: socket.socket) -> int:
-    """Serve rendezvous keys on an already bound listener, until killed with the launcher."""
+def _host_store(listener: socket.socket, line: socket.socket) -> int:
+    """Serve rendezvous keys on an already bound listener, until killed with the launcher.
+
+    Args:
+        listener: bound, on the pod's address.
+        line: the launcher says there for how many seconds the network is cut.
+    """
     from torch.distributed import TCPStore
 
     host, port = listener.getsockname()[:2]
@@ -221,7 +232,9 @@ def _host_store(listener: socket.socket) -> int:
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
     logger.info("rendezvous store on %s:%d", store.host, store.port)
-    signal.pause()
+    with line.makefile() as cuts:
+        for for_s in cuts:
+            network_cut.begin(float(for_s))
     return 0
 
 

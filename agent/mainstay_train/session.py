@@ -56,11 +56,13 @@ class Session:
             self._config.heartbeat_s,
             self._connections.see,
             self._stop,
+            lambda faults: self._faults.add(faults),
         )
-        self._faults = FaultPoints(self._config.faults, self._uplink)
+        shape = self._config.shape
+        self._faults = FaultPoints(self._config.faults, shape.replicas, self._uplink)
         self._reporter = Reporter(self._uplink, status)
         self._served = ServedState(self._connections)
-        heal_server = HealServer(settings.address, self._served.state_at)
+        heal_server = HealServer(settings.address, self._served.state_at, self._serves)
         self._checkpoints = Checkpointing(self._config.checkpoint_dir, self._config.shape.seed)
         self._engine: Engine | None = None
         self._reports: tuple[SettleReport, ...] = ()
@@ -186,6 +188,8 @@ class Session:
         self._reporter.waits()
         try:
             gather = self._connections.adopt(action.plan, action.report.index)
+            settling = Action(Op.SETTLE, action.plan.members[action.report.index].rank.stage)
+            self._faults.reach(action.plan, action.report.index, self._state.version, settling)
             report = replace(
                 action.report,
                 pipeline=self._connections.pipeline_name,
@@ -336,6 +340,13 @@ class Session:
         """Before every action of a program: progress, and injected faults."""
         self._reporter.progress(action)
         self._faults.reach(self._plan, self._state.index, self._current_step(), action)
+
+    def _serves(self) -> None:
+        """A part of this rank's state is on its way to a joiner (a thread of the heal server)."""
+        state = self._state
+        if state.plan is not None:
+            action = Action(Op.SERVE, state.member_stage)
+            self._faults.reach(state.plan, state.index, state.version, action)
 
     def _current_step(self) -> int:
         """Step at hand: while restoring it is the settled version's."""

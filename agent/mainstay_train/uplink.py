@@ -13,14 +13,16 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mainstay_core import codec
 from mainstay_core.facts import Fact
+from mainstay_core.faults import FaultPoint
 from mainstay_core.frames import Frame, FrameParser, pack
 from mainstay_core.ids import QuorumId
 from mainstay_core.messages import LedgerEntry, Plan
+from mainstay_train import network_cut
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Uplink:
         interval_s: seconds between two status frames.
         on_plan: called in the reader thread with every plan.
         on_stop: called in the reader thread when the job has ended.
+        on_faults: called in the reader thread with faults that a running job is given.
     """
 
     def __init__(
@@ -69,12 +72,13 @@ class Uplink:
         interval_s: float,
         on_plan: Callable[[Plan], None],
         on_stop: Callable[[], None],
+        on_faults: Callable[[Sequence[FaultPoint]], None] = lambda _: None,
     ) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._sending = threading.Lock()
         self._status, self._interval_s = status, interval_s
-        self._on_plan, self._on_stop = on_plan, on_stop
+        self._on_plan, self._on_stop, self._on_faults = on_plan, on_stop, on_faults
         self._resumed: set[str] = set()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="uplink", daemon=True)
@@ -142,6 +146,10 @@ class Uplink:
             with self._changed:
                 self._resumed.add(str(frame.head["fault"]))
                 self._changed.notify_all()
+        elif frame.kind == "faults":
+            self._on_faults(codec.decode(tuple[FaultPoint, ...], frame.head["faults"]))
+        elif frame.kind == "disconnect":
+            network_cut.begin(float(frame.head["for_s"]))
         else:
             logger.warning("the supervisor sent an unknown frame: %s", frame.kind)
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from mainstay_api import problems
 from mainstay_api.metrics import LatencyMiddleware, Metrics
-from mainstay_api.routes import agents, health, jobs
+from mainstay_api.routes import agents, faults, health, jobs
 from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
 from mainstay_api.store import Store
@@ -49,6 +49,6 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.metrics = metrics
     app.add_middleware(LatencyMiddleware, metrics=metrics)
     problems.install(app)
-    for router in (health.router, agents.router, jobs.router):
+    for router in (health.router, agents.router, jobs.router, faults.router):
         app.include_router(router)
     return app

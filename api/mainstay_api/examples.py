@@ -144,6 +144,21 @@ BEAT: Responses = {
     )
 }
 RECOVERIES: Responses = {200: _example("All recoveries, oldest first", [_RECOVERY])}
+_FAULT = {
+    "id": "fault-0",
+    "step": 20,
+    "action": "kill-pod",
+    "phase": "backward",
+    "replica": 1,
+    "stage": 0,
+    "inner": 0,
+    "state": "fired",
+    "fired": {"pod": "demo-3", "slot": 0, "rank": "r1.s0.i0", "at_s": 1767225699.98},
+}
+FAULTS: Responses = {
+    200: _example("All faults, with what became of each", [_FAULT]),
+    201: _example("The new faults", [_FAULT]),
+}
 STREAM: Responses = {
     200: {
         "description": "Server-sent events",

@@ -20,6 +20,7 @@ from mainstay_api.store import BeatReply, Change, Snapshot, Store, UnknownJobErr
 from mainstay_core import codec, coordinator
 from mainstay_core.coordinator_events import (
     Action,
+    AddFaults,
     Announce,
     EndJob,
     Event,
@@ -242,6 +243,8 @@ def _item(action: Action, now_s: float) -> tuple[tuple[str, str], ...]:
             return (("plan", codec.dumps(plan)),)
         case Inject(fault=fault, pod=pod):
             return (("inject", json.dumps({**codec.encode(fault), "pod": pod})),)
+        case AddFaults(faults=faults):
+            return (("faults", codec.dumps(faults)),)
         case EndJob(state=state, reason=reason):
             return (("stop", json.dumps({"state": state.value, "reason": reason})),)
         case Announce():

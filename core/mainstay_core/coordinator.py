@@ -18,10 +18,10 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_core.coordinator_events import (
-    Announce,
     Event,
     FactsLearnt,
     FaultFired,
+    FaultsAsked,
     PlanDurable,
     PodRegistered,
     RecordRecovery,
@@ -32,21 +32,20 @@ from mainstay_core.coordinator_events import (
 )
 from mainstay_core.deciding import decide_forming, decide_running, decide_waiting
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.faulting import ask_faults, inject_into_spares, record_fired
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.jobstate import (
     COMMITS_THAT_SETTLE,
     MAX_STEP_SECONDS,
     TERMINAL,
     CoordinatorState,
-    FiredFault,
     JobPhase,
     all_settled,
     is_living,
-    pod_name,
     with_slot,
 )
 from mainstay_core.learning import learn_facts, learn_pod, learn_silence, settle_all
-from mainstay_core.outcomes import end_job, inject_into_spares
+from mainstay_core.outcomes import end_job
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
 
 
@@ -145,30 +144,6 @@ def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
     return Transition(state=state)
 
 
-def _on_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Transition:
-    """Each fault fires once, whoever asks; the one that was allowed may ask again."""
-    del now_s
-    if all(f.id != event.fault for f in state.config.faults):
-        raise RemoteProtocolError(f"the job has no fault {event.fault}")
-    fired = FiredFault(
-        fault=event.fault, pod=event.pod, slot=event.slot, rank=event.rank, at_s=event.at_s
-    )
-    known = next((f for f in state.fired if f.fault == event.fault), None)
-    if known is not None:
-        if (known.pod, known.slot, known.rank) == (fired.pod, fired.slot, fired.rank):
-            return Transition(state=state, reason=f"fault {event.fault} was allowed before")
-        raise RemoteProtocolError(f"fault {event.fault} has already fired on {known.pod}")
-    where = pod_name(state, event.pod)
-    where = where if event.slot is None else f"{where}/{event.slot}"
-    who = f" ({event.rank})" if event.rank else ""
-    message = f"injected fault {event.fault} fires on {where}{who}"
-    return Transition(
-        state=replace(state, fired=(*state.fired, fired)),
-        actions=(Announce(reason="FaultInjected", message=message, warning=True),),
-        reason=message,
-    )
-
-
 def _on_durable(state: CoordinatorState, event: PlanDurable, now_s: float) -> Transition:
     del now_s
     state = plan_durable(state, event.quorum, event.at_s)
@@ -205,11 +180,12 @@ _ALWAYS: dict[type, _Handler] = {
     FactsLearnt: _on_facts,
     Tick: _on_tick,
     StopRequested: _on_stop,
+    FaultsAsked: ask_faults,
 }
 _WITH_PLAN: dict[type, _Handler] = {
     **_ALWAYS,
     StepsCommitted: _on_committed,
-    FaultFired: _on_fired,
+    FaultFired: record_fired,
     PlanDurable: _on_durable,
 }
 _ENDED: dict[type, _Handler] = {

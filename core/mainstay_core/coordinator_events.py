@@ -57,6 +57,13 @@ class FaultFired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultsAsked:
+    """Somebody wants faults injected into the running job; they are checked already."""
+
+    faults: tuple[FaultPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDurable:
     """The store has taken a plan; only for the record of the recovery's times."""
 
@@ -80,7 +87,14 @@ class StopRequested:
 
 
 Event = (
-    PodRegistered | FactsLearnt | StepsCommitted | FaultFired | PlanDurable | Tick | StopRequested
+    PodRegistered
+    | FactsLearnt
+    | StepsCommitted
+    | FaultFired
+    | FaultsAsked
+    | PlanDurable
+    | Tick
+    | StopRequested
 )
 
 
@@ -121,6 +135,13 @@ class Inject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AddFaults:
+    """Have every pod's trainers know of faults that the job is given while it runs."""
+
+    faults: tuple[FaultPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndJob:
     """The job is over: every pod is told to stop."""
 
@@ -128,7 +149,7 @@ class EndJob:
     reason: str
 
 
-Action = PublishPlan | RecordRecovery | Announce | Inject | EndJob
+Action = PublishPlan | RecordRecovery | Announce | Inject | AddFaults | EndJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How decisions become visible: a new plan, the end of the job, faults handed to spares."""
+"""How decisions become visible: a new plan, the end of the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from mainstay_core.coordinator_events import (
     Action,
     Announce,
     EndJob,
-    Inject,
     PublishPlan,
     RecordRecovery,
     Transition,
@@ -16,8 +15,6 @@ from mainstay_core.coordinator_events import (
 from mainstay_core.jobstate import (
     CoordinatorState,
     JobPhase,
-    spare_pods,
-    uid_of,
     with_slots,
 )
 from mainstay_core.messages import Plan
@@ -71,22 +68,3 @@ def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition
         EndJob(state=phase, reason=reason),
     )
     return Transition(state=state, actions=actions, reason=reason)
-
-
-def inject_into_spares(state: CoordinatorState) -> Transition:
-    """Hand the faults on spares to their pods when their step is under way."""
-    actions: list[Action] = []
-    injected = list(state.injected)
-    for fault in state.config.faults:
-        if fault.spare is None or fault.id in injected or fault.step > state.step:
-            continue
-        injected.append(fault.id)
-        spares = spare_pods(state)
-        if fault.spare < len(spares):
-            actions.append(Inject(fault=fault, pod=uid_of(spares[fault.spare])))
-        else:
-            message = f"fault {fault.id}: there is no spare {fault.spare}, only {len(spares)}"
-            actions.append(Announce(reason="FaultWithoutTarget", message=message, warning=True))
-    if not actions:
-        return Transition(state=state)
-    return Transition(state=replace(state, injected=tuple(injected)), actions=tuple(actions))

@@ -29,6 +29,10 @@ class Op(enum.StrEnum):
     APPLY = "APPLY"
     CHECKPOINT = "CHECKPOINT"
     HEAL = "HEAL"
+    SETTLE = "SETTLE"
+    """Telling the others of a new quorum what this rank holds."""
+    SERVE = "SERVE"
+    """Giving this rank's state to another cell of its stage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def _trainer(pipe, path, faults, reached):
     # In a process of its own: the end of the line is the end of the process.
     uplink = Uplink(path, Status(), 3600.0, lambda _: None, lambda: None)
     uplink.start({"slot": 0})
-    points = FaultPoints(faults, uplink)
+    points = FaultPoints(faults, 1, uplink)
     for number, where in enumerate(reached):
         points.reach(*where)
         pipe.send(f"past {number}")
@@ -119,7 +119,7 @@ def test_delayed_and_slowing_faults_do_not_halt(crew, tmp_path):
         id="f2", step=1, action=FaultAction.KILL_TRAINER, delay_ms=5, replica=0, stage=1
     )
     slow = FaultPoint(
-        id="f3", step=1, action=FaultAction.SLOW, phase="VOTE", delay_ms=1, replica=0, stage=1
+        id="f3", step=1, action=FaultAction.SLOW, phase="VOTE", slow_ms=1, replica=0, stage=1
     )
     reached = [
         (make_plan(), 1, 1, backward()),  # without a phase: the step's first action
@@ -127,5 +127,5 @@ def test_delayed_and_slowing_faults_do_not_halt(crew, tmp_path):
     ]
     supervisor = Supervisor(crew, tmp_path, [delayed, slow], reached)
     heard = [supervisor.hear(), supervisor.hear()]
-    assert [(h["fault"], h["delay_ms"]) for h in heard] == [("f2", 5), ("f3", 1)]
+    assert [(h["fault"], h["delay_ms"]) for h in heard] == [("f2", 5), ("f3", 0)]
     assert [supervisor.trainer.hear() for _ in range(2)] == ["past 0", "past 1"]

@@ -1,0 +1,99 @@
+"""For people and the process provider: faults to inject, and what became of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+
+from mainstay_api import examples
+from mainstay_api.deps import ServiceDep, UidDep, require_admin
+from mainstay_api.service import JobService
+from mainstay_core import codec, fault_files
+from mainstay_core.coordinator_events import FaultFired, FaultsAsked
+from mainstay_core.errors import InvalidSpecError
+from mainstay_core.faulting import FaultStatus, list_faults
+from mainstay_core.ids import JobUid, PodUid
+from mainstay_core.jobstate import CoordinatorState, pod_name, spare_pods
+from mainstay_core.spec import parse_training_job
+
+router = APIRouter(
+    prefix="/v1/jobs/{job}",
+    tags=["faults"],
+    dependencies=[Depends(require_admin)],
+    responses=examples.PROBLEMS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFaults:
+    """Faults for a running job, as in a faults file; without a step: the next one."""
+
+    faults: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFired:
+    """Whoever started a process of the control plane is about to break it."""
+
+    process: str
+    at_s: float
+
+
+@router.get("/faults", responses=examples.FAULTS)
+async def show_faults(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """All faults of the job, with what became of each."""
+    state = await service.load(uid)
+    return JSONResponse([show_fault(status, state) for status in list_faults(state)])
+
+
+@router.post("/faults", status_code=201, responses=examples.FAULTS)
+async def ask_faults(uid: UidDep, service: ServiceDep, body: NewFaults) -> JSONResponse:
+    """Inject faults into the running job; 422 for what can never fire."""
+    state = await service.load(uid)
+    job = fault_files.Job(
+        shape=state.shape,
+        num_spares=await _num_spares(uid, service, state),
+        known={fault.id: fault for fault in state.config.faults},
+        at_step=state.step,
+    )
+    faults = fault_files.parse_more(body.faults, job)
+    if not faults:
+        raise InvalidSpecError("faults", "is empty; give one fault or more")
+    state = (await service.apply(uid, FaultsAsked(faults=faults))).state
+    wanted = {fault.id for fault in faults}
+    shown = [show_fault(s, state) for s in list_faults(state) if s.fault.id in wanted]
+    return JSONResponse(shown, status_code=201)
+
+
+@router.post("/provider/faults/{fault}/fired")
+async def fire_process_fault(
+    uid: UidDep, service: ServiceDep, fault: str, body: ProcessFired
+) -> dict[str, str]:
+    """Ask whether a fault on a process may be carried out; 409 when it has been already."""
+    event = FaultFired(fault=fault, pod=PodUid(body.process), slot=None, rank=None, at_s=body.at_s)
+    await service.apply(uid, event)
+    return {"fault": fault, "answer": "carry it out"}
+
+
+def show_fault(status: FaultStatus, state: CoordinatorState) -> dict[str, Any]:
+    """Return a fault as people see it."""
+    fired = None
+    if status.fired is not None:
+        fired = {
+            "pod": pod_name(state, status.fired.pod),
+            "slot": status.fired.slot,
+            "rank": status.fired.rank,
+            "at_s": status.fired.at_s,
+        }
+    return {**codec.encode(status.fault), "state": status.state, "fired": fired}
+
+
+async def _num_spares(uid: JobUid, service: JobService, state: CoordinatorState) -> int:
+    living = len(spare_pods(state))
+    manifest = await service.store.fetch_manifest(uid)
+    if not manifest:
+        return living
+    return max(living, parse_training_job(manifest).spec.spares.replicas)

@@ -1,0 +1,206 @@
+"""The fault language beyond ranks and steps; tests/core/test_spec.py has its basics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mainstay_core import codec, fault_files
+from mainstay_core.errors import InvalidSpecError
+from mainstay_core.faults import During, FaultAction, FaultPoint, View
+from mainstay_core.ids import RankId
+from mainstay_core.topology import JobShape
+
+SHAPE = JobShape(lanes=3, shards_per_lane=1, replicas=3, min_replicas=1, stages=2, steps=30, seed=1)
+RANK = {"replica": 1, "stage": 0}
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    given = {"at": {"step": 4, "phase": "reduce"}, "target": RANK, "action": "kill-trainer"}
+    return {key: value for key, value in (given | changes).items() if value is not None}
+
+
+def parse(*entries: dict[str, Any]) -> tuple[FaultPoint, ...]:
+    return fault_files.parse_faults(list(entries), SHAPE, num_spares=1)
+
+
+def refusal(*entries: object, **job: Any) -> str:
+    with pytest.raises(InvalidSpecError) as caught:
+        fault_files.parse_more(list(entries), fault_files.Job(shape=SHAPE, num_spares=1, **job))
+    return str(caught.value)
+
+
+def test_a_process_of_the_control_plane_can_be_hit_at_a_step() -> None:
+    (fault,) = parse(
+        entry(at={"step": 4}, target={"process": "redis"}, action="stop", forSeconds=2)
+    )
+    assert (fault.process, fault.action, fault.for_s) == ("redis", FaultAction.STOP, 2.0)
+    assert not fault.is_due(3, View())
+    # Whoever watches the job from outside may miss a step.
+    assert fault.is_due(7, View())
+    assert not fault.matches(4, RankId(replica=1, stage=0), "REDUCE")
+
+
+def test_a_slow_rank_says_how_slow_and_for_how_long() -> None:
+    (fault,) = parse(entry(action="slow", factor=3, delayMs=5, steps=4))
+    assert (fault.factor, fault.slow_ms, fault.num_steps) == (3.0, 5.0, 4)
+
+
+def test_a_fault_during_a_recovery_waits_for_a_plan_that_knows_of_the_other() -> None:
+    _, fault = parse(
+        entry(id="a"),
+        entry(at={"during": "heal", "of": "a"}),
+    )
+    rank = RankId(replica=1, stage=0)
+    assert (fault.during, fault.of) == (During.HEAL, "a")
+    assert not fault.matches(9, rank, "HEAL", View())
+    assert fault.matches(9, rank, "HEAL", View(fired=("a",)))
+    assert not fault.matches(9, rank, "FORWARD", View(fired=("a",)))
+
+
+def test_during_mask_is_the_interrupted_step_in_a_quorum_that_nobody_planned() -> None:
+    _, fault = parse(entry(id="a"), entry(at={"during": "mask", "of": "a", "phase": "vote"}))
+    rank = RankId(replica=1, stage=0)
+    assert fault.matches(4, rank, "VOTE", View(fired=("a",), planned=False))
+    assert not fault.matches(4, rank, "VOTE", View(fired=("a",), planned=True))
+    assert not fault.matches(4, rank, "REDUCE", View(fired=("a",), planned=False))
+
+
+def test_after_a_fault_means_once_all_replicas_are_back() -> None:
+    _, fault = parse(entry(id="a"), entry(at={"after": "a", "step": 6, "phase": "reduce"}))
+    rank = RankId(replica=1, stage=0)
+    assert not fault.matches(7, rank, "REDUCE", View(fired=("a",), whole=False))
+    assert not fault.matches(5, rank, "REDUCE", View(fired=("a",)))
+    assert not fault.matches(7, rank, "REDUCE", View())
+    assert fault.matches(7, rank, "REDUCE", View(fired=("a",)))
+
+
+def test_with_a_fault_means_its_step_or_if_late_its_recovery() -> None:
+    _, fault = parse(entry(id="a"), entry(at={"with": "a", "phase": "vote"}))
+    rank = RankId(replica=1, stage=0)
+    assert fault.matches(4, rank, "VOTE", View())
+    assert not fault.matches(5, rank, "VOTE", View())
+    assert fault.matches(5, rank, "VOTE", View(fired=("a",), planned=False, whole=False))
+
+
+def test_with_a_fault_of_a_recovery_only_that_one_says_when() -> None:
+    *_, fault = parse(
+        entry(id="a"),
+        entry(id="b", at={"during": "settle", "of": "a"}),
+        entry(id="c", at={"with": "b"}, target={"replica": 2, "stage": 0}),
+    )
+    rank = RankId(replica=2, stage=0)
+    assert not any(fault.matches(step, rank, "FORWARD", View(fired=("a",))) for step in range(30))
+    assert fault.matches(4, rank, "FORWARD", View(fired=("a", "b")))
+
+
+def test_without_a_phase_neither_settling_nor_serving_is_meant() -> None:
+    (fault,) = parse(entry(at={"step": 4}))
+    assert not fault.matches(4, RankId(replica=1, stage=0), "SETTLE")
+    assert not fault.matches(4, RankId(replica=1, stage=0), "SERVE")
+
+
+def test_a_running_job_takes_faults_for_its_next_step_by_default() -> None:
+    job = fault_files.Job(shape=SHAPE, num_spares=0, at_step=12)
+    (fault,) = fault_files.parse_more([entry(at=None)], job)
+    assert (fault.id, fault.step, fault.soon) == ("injected-0", 12, True)
+    assert not fault.matches(11, RankId(replica=1, stage=0), "FORWARD")
+    assert fault.matches(15, RankId(replica=1, stage=0), "FORWARD")
+
+
+def test_faults_survive_the_wire() -> None:
+    faults = parse(
+        entry(id="a"),
+        entry(at={"during": "mask", "of": "a"}, action="slow", factor=2),
+        entry(at={"step": 3}, target={"process": "api"}, action="kill"),
+    )
+    assert codec.loads(tuple[FaultPoint, ...], codec.dumps(faults)) == faults
+
+
+A = entry(id="a")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (
+            [entry(at={"step": 1}, target={"process": "etcd"})],
+            "faults[0].target.process: is 'etcd', must be one of api, redis",
+        ),
+        (
+            [entry(at={"step": 1}, target={"process": "api"}, action="flush")],
+            "faults[0].action: is 'flush', must be one of kill, stop, for the process api",
+        ),
+        (
+            [entry(at={"step": 1}, target={"process": "api"}, action="stop")],
+            "faults[0].forSeconds: is missing: stop must end some time",
+        ),
+        (
+            [entry(target={"process": "api"}, action="kill")],
+            "faults[0].at.phase: the process api runs no program",
+        ),
+        (
+            [A, entry(target={"process": "api"}, action="kill", at={"during": "mask", "of": "a"})],
+            "faults[1].at.during: the process api takes no part in a recovery; say when by with",
+        ),
+        ([entry(target=RANK | {"process": "api"})], "names a process and replica and stage"),
+        ([entry(action="disconnect")], "faults[0].forSeconds: is missing: disconnect must end"),
+        (
+            [entry(action="disconnect", forSeconds=0)],
+            "faults[0].forSeconds: is 0, must be seconds, more than 0",
+        ),
+        ([entry(forSeconds=1)], "faults[0].forSeconds: means nothing to kill-trainer, only to"),
+        ([entry(action="slow")], "faults[0].delayMs: is missing: how slow is said by"),
+        ([entry(action="slow", factor=0.5)], "faults[0].factor: is 0.5, must be times as long, 1"),
+        ([entry(action="slow", delayMs=float("nan"))], "faults[0].delayMs: is nan"),
+        ([entry(action="slow", factor=2, steps=0)], "faults[0].steps: is 0, must be a whole"),
+        ([entry(factor=2)], "faults[0].factor: means nothing to kill-trainer, only to slow"),
+        (
+            [entry(action="slow", factor=2, at={"step": 1, "delayMs": 3})],
+            "faults[0].at.delayMs: a rank is slow from the action on",
+        ),
+        (
+            [entry(at={"step": 1}, target={"spare": 0}, action="slow", factor=2)],
+            "faults[0].action: is 'slow', must be one of kill-trainer, kill-pod, stop, disconnect, "
+            "for a spare",
+        ),
+        ([entry(at={"during": "heal"})], "faults[0].at.of: is missing"),
+        ([A, entry(at={"of": "a"})], "faults[1].at.during: is missing"),
+        ([entry(at={"during": "heal", "of": "a"})], "faults[0].at.of: is 'a', but there is no"),
+        ([A, entry(at={"during": "heal", "of": "b"})], "faults[1].at.of: is 'b', must be one of a"),
+        ([A, entry(at={"during": "sleep", "of": "a"})], "faults[1].at.during: is 'sleep', must be"),
+        (
+            [A, entry(at={"during": "heal", "of": "a", "step": 3})],
+            "faults[1].at.step: during says when; leave the step out",
+        ),
+        (
+            [A, entry(at={"during": "heal", "of": "a", "phase": "vote"})],
+            "faults[1].at.phase: during heal there is no other; leave it out",
+        ),
+        ([A, entry(at={"with": "a", "after": "a"})], "faults[1].at.after: and with say both when"),
+        (
+            [entry(at={"step": 2, "phase": "checkpoint"})],
+            "faults[0].at.phase: the job writes no checkpoints",
+        ),
+    ],
+)
+def test_what_can_never_be_is_refused_by_its_path(bad: list[object], message: str) -> None:
+    assert message in refusal(*bad)
+
+
+def test_a_running_job_refuses_a_step_that_is_over_and_an_id_that_is_taken() -> None:
+    assert "is 4, but the job has committed 9 steps already" in refusal(entry(), at_step=9)
+    known = {fault.id: fault for fault in parse(A)}
+    taken = refusal(entry(id="a", at=None), at_step=9, known=known)
+    assert "faults[0].id: is 'a', which the job has already" in taken
+
+
+def test_one_replica_alone_has_nobody_to_recover_with() -> None:
+    shape = JobShape(
+        lanes=1, shards_per_lane=1, replicas=1, min_replicas=1, stages=1, steps=9, seed=1
+    )
+    target = {"replica": 0, "stage": 0}
+    bad = [entry(id="a", target=target), entry(at={"during": "mask", "of": "a"}, target=target)]
+    with pytest.raises(InvalidSpecError, match="has nobody left"):
+        fault_files.parse_faults(bad, shape, num_spares=1)
