@@ -162,8 +162,7 @@ A = entry(id="a")
         ),
         (
             [entry(at={"step": 1}, target={"spare": 0}, action="slow", factor=2)],
-            "faults[0].action: is 'slow', must be one of kill-trainer, kill-pod, stop, disconnect, "
-            "for a spare",
+            "faults[0].action: is 'slow', must be one of kill-trainer, kill-pod",
         ),
         ([entry(at={"during": "heal"})], "faults[0].at.of: is missing"),
         ([A, entry(at={"of": "a"})], "faults[1].at.during: is missing"),
