@@ -68,6 +68,16 @@ class ApiClient:
         """Return the job, or a part: plan, members, recoveries, ledger, events, report."""
         return await self._request("GET", f"/v1/jobs/{job}" + (f"/{what}" if what else ""))
 
+    async def inject_faults(self, job: str, faults: Sequence[Any]) -> list[dict[str, Any]]:
+        """Give faults, as in a faults file, to the running job; return them as it lists them."""
+        body = {"faults": list(faults)}
+        return list(await self._request("POST", f"/v1/jobs/{job}/faults", body))
+
+    async def fire_process_fault(self, job: str, fault: str, process: str, at_s: float) -> None:
+        """Record that a fault on a process of the control plane is about to be carried out."""
+        body = {"process": process, "at_s": at_s}
+        await self._request("POST", f"/v1/jobs/{job}/provider/faults/{fault}/fired", body)
+
     async def stop_job(self, job: str) -> None:
         """Ask the job to stop after its current step."""
         await self._request("POST", f"/v1/jobs/{job}/stop")

@@ -28,6 +28,7 @@ from mainstay_cli.exits import CliError, ExitCode
 from mainstay_cli.family import Child, Family
 from mainstay_cli.forge import Forge, start_forge
 from mainstay_cli.monitor import Monitor
+from mainstay_cli.process_faults import ProcessFaults
 from mainstay_cli.progress import PlainProgress
 from mainstay_cli.provider import LocalProvider
 from mainstay_cli.services import Services, ServiceSettings
@@ -165,6 +166,7 @@ class _LocalRun:
                     services.keep(),
                     provider.run(self._file.job.num_pods),
                     _watch_forge(forge, self._state),
+                    ProcessFaults(client, uid, services).run(),
                 ) as background:
                     return await self._follow(client, uid, provider, interrupts, background)
 

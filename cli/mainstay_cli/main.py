@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mainstay_cli import local, report, status, timeline
+from mainstay_cli import faults, local, report, status, timeline
 from mainstay_cli.exits import CliError, ExitCode
 from mainstay_core.errors import MainstayError
 
@@ -39,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(local.app, name="local")
+app.add_typer(faults.app, name="faults")
 report_app = typer.Typer(help="Compare the reports of two runs.", no_args_is_help=True)
 app.add_typer(report_app, name="report")
 

@@ -40,6 +40,21 @@ async def start_redis(
     raise MachineError(f"redis-server ended at once: {last_line(log)} (see {log})")
 
 
+async def flush_redis(socket: Path) -> None:
+    """Empty the store, as somebody does who mistakes it for a cache.
+
+    Raises:
+        OSError: it is not reached.
+    """
+    reader, writer = await asyncio.open_unix_connection(str(socket))
+    try:
+        writer.write(b"FLUSHALL SYNC\r\n")
+        await writer.drain()
+        await reader.readline()
+    finally:
+        writer.close()
+
+
 def last_line(log: Path) -> str:
     """Return the last line of a log that says something."""
     with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from mainstay_cli.client import ApiClient
 from mainstay_cli.exits import CliError, ExitCode, MachineError
 from mainstay_cli.family import Child, Family
-from mainstay_cli.redis_server import last_line, start_redis
+from mainstay_cli.redis_server import flush_redis, last_line, start_redis
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,17 @@ class Services:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_redis())
             group.create_task(self._keep_api())
+
+    def signal(self, name: str, number: int) -> Child:
+        """Send a signal to ``redis`` or the ``api``, for an injected fault; return which it was."""
+        child = {"redis": self._redis, "api": self._api}[name]
+        assert child is not None
+        child.signal_group(number)
+        return child
+
+    async def flush(self) -> None:
+        """Make Redis forget everything, for an injected fault."""
+        await flush_redis(self._settings.redis_socket)
 
     async def _keep_redis(self) -> None:
         for _ in range(MAX_RESTARTS):
