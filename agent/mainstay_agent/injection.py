@@ -25,8 +25,9 @@ from mainstay_core.faults import FaultAction, FaultPoint
 logger = logging.getLogger(__name__)
 
 
-FAULT_EVENTS = ("inject", "faults")
-"""Events of the job's stream: a fault on a spare, due now; faults that a running job is given."""
+FAULT_EVENTS = ("inject", "faults", "fired")
+"""Events of the job's stream: a fault on a spare, due now; faults that a running job is given;
+that one fires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,9 @@ class Victims(Protocol):
 
     def add_faults(self, faults: tuple[FaultPoint, ...]) -> None:
         """Let the trainers know of faults, those of now and those to come."""
+
+    def add_fired(self, fault: str) -> None:
+        """Let the trainers know that a fault fires: others wait for it."""
 
 
 class Injector:
@@ -107,7 +111,9 @@ class Injector:
             self._victims.add_faults(codec.loads(tuple[FaultPoint, ...], data))
             return
         told = codec.loads(dict[str, Any], data)
-        if told.get("pod") == self._pod:
+        if name == "fired":
+            self._victims.add_fired(str(told["fault"]))
+        elif told.get("pod") == self._pod:
             # A spare has no phases of its own: the api says when.
             self._inject(
                 Reached(

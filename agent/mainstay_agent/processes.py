@@ -90,6 +90,10 @@ class Processes:
         for slot in self.trainers:
             self.tell_faults(slot)
 
+    def add_fired(self, fault: str) -> None:
+        """Let the trainers know that a fault fires; who comes later is told by its first plan."""
+        self.send_trainers(tuple(self.trainers), {"kind": "fault-fired", "fault": fault})
+
     def tell_faults(self, slot: int) -> None:
         """Tell a trainer all faults: it may have been forked before the newest were known."""
         if self._faults:

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Iterable
 
-from mainstay_core.faults import COMPUTE, FaultAction, FaultPoint, View
+from mainstay_core.faults import COMPUTE, STEPS_TO_BE_OVER, FaultAction, FaultPoint, View
 from mainstay_core.messages import Plan
-from mainstay_core.program import Action
+from mainstay_core.program import Action, Op
 from mainstay_train.uplink import Uplink
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ class FaultPoints:
         self._waiting: list[FaultPoint] = []
         self._num_replicas = num_replicas
         self._uplink = uplink
+        self._heard: dict[str, int | None] = {}
+        """Faults that fired since the plan, with the step in which that was first noticed."""
         self._slow: list[tuple[FaultPoint, int]] = []
         """What makes this rank slow, with the step in which that ends."""
         self._computing_since_s: float | None = None
@@ -47,12 +49,18 @@ class FaultPoints:
             self._known.update(fault.id for fault in new)
             self._waiting += new
 
+    def hear(self, fault: str) -> None:
+        """A fault fires, here or elsewhere (any thread)."""
+        with self._lock:
+            self._heard.setdefault(fault, None)
+
     def reach(self, plan: Plan, index: int, step: int, action: Action) -> None:
         """Fire the faults of this action; returns unless one kills this process.
 
         May be called by the thread that runs the program, and by those that serve others.
         """
-        self._drag(step, action)
+        if action.op is not Op.SERVE:
+            self._drag(step, action)
         if not self._waiting:
             return
         rank = plan.members[index].rank
@@ -60,17 +68,29 @@ class FaultPoints:
             self._fire(fault, str(rank), step)
 
     def _due(self, plan: Plan, index: int, step: int, action: Action) -> list[FaultPoint]:
-        view = View(
-            fired=plan.faults_fired,
-            planned=plan.planned,
-            whole=len(plan.chains) >= self._num_replicas,
-        )
         rank, op = plan.members[index].rank, action.op.value
         with self._lock:
+            view = View(
+                fired=plan.faults_fired,
+                over=self._over(step),
+                planned=plan.planned,
+                whole=len(plan.chains) >= self._num_replicas,
+            )
             waiting = [fault for fault in self._waiting if fault.id not in plan.faults_fired]
             due = [fault for fault in waiting if fault.matches(step, rank, op, view)]
             self._waiting = [fault for fault in waiting if fault not in due]
         return due
+
+    def _over(self, step: int) -> tuple[str, ...]:
+        """Return the faults that fired some steps ago; not all of them lead to a plan."""
+        for fault, since in self._heard.items():
+            # A rank that goes back to an earlier step counts anew.
+            self._heard[fault] = step if since is None else min(since, step)
+        return tuple(
+            fault
+            for fault, since in self._heard.items()
+            if since is not None and step >= since + STEPS_TO_BE_OVER
+        )
 
     def _fire(self, fault: FaultPoint, rank: str, step: int) -> None:
         logger.warning("injected fault %s: %s of %s at step %d", fault.id, fault.action, rank, step)

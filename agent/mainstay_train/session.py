@@ -57,6 +57,7 @@ class Session:
             self._connections.see,
             self._stop,
             lambda faults: self._faults.add(faults),
+            lambda fault: self._faults.hear(fault),
         )
         shape = self._config.shape
         self._faults = FaultPoints(self._config.faults, shape.replicas, self._uplink)

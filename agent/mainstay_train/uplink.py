@@ -63,6 +63,7 @@ class Uplink:
         on_plan: called in the reader thread with every plan.
         on_stop: called in the reader thread when the job has ended.
         on_faults: called in the reader thread with faults that a running job is given.
+        on_fired: called in the reader thread with the id of a fault that fires, anywhere.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class Uplink:
         on_plan: Callable[[Plan], None],
         on_stop: Callable[[], None],
         on_faults: Callable[[Sequence[FaultPoint]], None] = lambda _: None,
+        on_fired: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._sending = threading.Lock()
         self._status, self._interval_s = status, interval_s
-        self._on_plan, self._on_stop, self._on_faults = on_plan, on_stop, on_faults
+        self._on_plan, self._on_stop = on_plan, on_stop
+        self._on_faults, self._on_fired = on_faults, on_fired
         self._resumed: set[str] = set()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, name="uplink", daemon=True)
@@ -148,6 +151,8 @@ class Uplink:
                 self._changed.notify_all()
         elif frame.kind == "faults":
             self._on_faults(codec.decode(tuple[FaultPoint, ...], frame.head["faults"]))
+        elif frame.kind == "fault-fired":
+            self._on_fired(str(frame.head["fault"]))
         elif frame.kind == "disconnect":
             network_cut.begin(float(frame.head["for_s"]))
         else:

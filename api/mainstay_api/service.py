@@ -29,6 +29,7 @@ from mainstay_core.coordinator_events import (
     PublishPlan,
     RecordRecovery,
     StepsCommitted,
+    TellFired,
     Transition,
 )
 from mainstay_core.errors import MainstayError, StoreConflictError
@@ -245,6 +246,8 @@ def _item(action: Action, now_s: float) -> tuple[tuple[str, str], ...]:
             return (("inject", json.dumps({**codec.encode(fault), "pod": pod})),)
         case AddFaults(faults=faults):
             return (("faults", codec.dumps(faults)),)
+        case TellFired(fault=name):
+            return (("fired", json.dumps({"fault": name})),)
         case EndJob(state=state, reason=reason):
             return (("stop", json.dumps({"state": state.value, "reason": reason})),)
         case Announce():

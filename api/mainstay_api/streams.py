@@ -24,7 +24,7 @@ BLOCK_S = 5.0
 RETRY_S = 0.2
 """After the store was not reached."""
 MAX_QUEUED = 1000
-PUSHED = frozenset({"plan", "inject", "faults", "stop"})
+PUSHED = frozenset({"plan", "inject", "faults", "fired", "stop"})
 """Kinds of entries that supervisors get; the others are history."""
 
 

@@ -122,10 +122,10 @@ def render(listed: list[dict[str, Any]]) -> str:
     if not listed:
         return "the job has no faults"
     rows = [("fault", "action", "target", "at", "state")]
-    for fault in listed:
-        rows.append(
-            (fault["id"], fault["action"], target_text(fault), at_text(fault), _state_text(fault))
-        )
+    rows += [
+        (fault["id"], fault["action"], target_text(fault), at_text(fault), _state_text(fault))
+        for fault in listed
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])

@@ -142,6 +142,13 @@ class AddFaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TellFired:
+    """Have every pod's trainers know that a fault fires: others wait for it."""
+
+    fault: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndJob:
     """The job is over: every pod is told to stop."""
 
@@ -149,7 +156,7 @@ class EndJob:
     reason: str
 
 
-Action = PublishPlan | RecordRecovery | Announce | Inject | AddFaults | EndJob
+Action = PublishPlan | RecordRecovery | Announce | Inject | AddFaults | TellFired | EndJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

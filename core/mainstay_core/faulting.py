@@ -16,10 +16,11 @@ from mainstay_core.coordinator_events import (
     FaultFired,
     FaultsAsked,
     Inject,
+    TellFired,
     Transition,
 )
 from mainstay_core.errors import RemoteProtocolError
-from mainstay_core.faults import FaultPoint, View
+from mainstay_core.faults import STEPS_TO_BE_OVER, FaultPoint, View
 from mainstay_core.jobstate import (
     CoordinatorState,
     FiredFault,
@@ -90,7 +91,12 @@ def record_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Tr
     if all(f.id != event.fault for f in state.config.faults):
         raise RemoteProtocolError(f"the job has no fault {event.fault}")
     fired = FiredFault(
-        fault=event.fault, pod=event.pod, slot=event.slot, rank=event.rank, at_s=event.at_s
+        fault=event.fault,
+        pod=event.pod,
+        slot=event.slot,
+        rank=event.rank,
+        at_s=event.at_s,
+        step=state.step,
     )
     known = next((f for f in state.fired if f.fault == event.fault), None)
     if known is not None:
@@ -103,7 +109,10 @@ def record_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Tr
     message = f"injected fault {event.fault} fires on {where}{who}"
     return Transition(
         state=replace(state, fired=(*state.fired, fired)),
-        actions=(Announce(reason="FaultInjected", message=message, warning=True),),
+        actions=(
+            TellFired(fault=event.fault),
+            Announce(reason="FaultInjected", message=message, warning=True),
+        ),
         reason=message,
     )
 
@@ -139,8 +148,10 @@ def inject_into_spares(state: CoordinatorState) -> Transition:
 def view_of(state: CoordinatorState) -> View:
     """Return what a fault's time depends on, as far as the coordinator knows it."""
     plan = state.plan
+    over = (f.fault for f in state.fired if state.step >= f.step + STEPS_TO_BE_OVER)
     return View(
-        fired=tuple(f.fault for f in state.fired),
+        fired=plan.faults_fired if plan else (),
+        over=tuple(over),
         planned=plan is None or plan.planned,
         whole=plan is not None and len(plan.chains) >= state.shape.replicas and all_settled(state),
     )

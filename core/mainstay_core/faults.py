@@ -86,6 +86,8 @@ class View:
 
     fired: tuple[str, ...] = ()
     """Faults that had fired when the plan was made."""
+    over: tuple[str, ...] = ()
+    """Faults that fired and interrupt nobody any more: :data:`STEPS_TO_BE_OVER` have passed."""
     planned: bool = True
     """Whether nobody had failed when the plan was made."""
     whole: bool = True
@@ -93,6 +95,8 @@ class View:
 
 
 ORDINARY = View()
+STEPS_TO_BE_OVER = 2
+"""A step needs every member's vote: so many steps after a fault whoever was lost was noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +151,11 @@ class FaultPoint:
         if self.during is not None:
             interrupted = not view.planned or self.during is not During.MASK
             return self.of in view.fired and interrupted
-        if self.beside is not None and self.beside in view.fired:
+        if self.beside is not None and self.beside in (*view.fired, *view.over):
             return True
         if self.after is not None:
-            return self.after in view.fired and view.whole and step >= self.step
+            past = self.after in (*view.fired, *view.over)
+            return past and view.whole and step >= self.step
         # Whoever has no program is watched from outside, which may miss a step.
         later_will_do = self.soon or self.replica is None
         return step == self.step or (later_will_do and step > self.step)

@@ -117,6 +117,8 @@ class FiredFault:
     rank: str | None
     """Rank in the quorum in force, as text."""
     at_s: float
+    step: int = 0
+    """Number of committed steps then."""
     matched: bool = False
     """Whether a recovery has taken its death time from it."""
 

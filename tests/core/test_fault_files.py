@@ -74,6 +74,8 @@ def test_after_a_fault_means_once_all_replicas_are_back() -> None:
     assert not fault.matches(5, rank, "REDUCE", View(fired=("a",)))
     assert not fault.matches(7, rank, "REDUCE", View())
     assert fault.matches(7, rank, "REDUCE", View(fired=("a",)))
+    # Not every fault leads to a new plan: one that is over will do.
+    assert fault.matches(7, rank, "REDUCE", View(over=("a",)))
 
 
 def test_with_a_fault_means_its_step_or_if_late_its_recovery() -> None:
