@@ -12,6 +12,8 @@ lock, before it blocks, and a plan that ends it is checked under the same lock.
 from __future__ import annotations
 
 import threading
+from collections import deque
+from typing import NamedTuple
 
 from mainstay_core.ids import QuorumId
 from mainstay_core.messages import Chain, Plan
@@ -21,6 +23,17 @@ from mainstay_train.gather_client import GatherClient
 from mainstay_train.groups import Group, GroupEnded
 from mainstay_train.heal import HealClient
 from mainstay_train.settings import TrainerSettings
+
+MAX_FORMER = 64
+"""Groups whose keys are still to be deleted from their stores, most of which are not used again."""
+
+
+class _Former(NamedTuple):
+    """A group that this process has left."""
+
+    store: str
+    name: str
+    rank: int
 
 
 class Connections:
@@ -43,6 +56,7 @@ class Connections:
         self._pipeline: Group | None = None
         self._pipeline_key: tuple[QuorumId, int] | None = None
         self._heal: HealClient | None = None
+        self._former: deque[_Former] = deque(maxlen=MAX_FORMER)
 
     def see(self, plan: Plan) -> None:
         """Take note of a plan (any thread) and end what it makes useless."""
@@ -83,6 +97,7 @@ class Connections:
             if self._gather is not None:
                 self._gather.leave()
             self._end_reduce("this trainer has moved on")
+            self._forget(self._reduce_group)
             self._gather = self._reduce_group = None
 
     def leave(self) -> None:
@@ -177,15 +192,20 @@ class Connections:
             self._end_pipeline(why)
 
     def _group(self, name: str, plan: Plan, rank: int, size: int) -> Group:
+        store = plan.rendezvous.store
+        former = [f for f in self._former if f.store == store and f.name != name]
+        for done in former:
+            self._former.remove(done)
         return Group(
             name=name,
-            store=plan.rendezvous.store,
+            store=store,
             rank=rank,
             size=size,
             address=self._settings.address,
             backend=self._backend,
             timeout_s=self._settings.config.operation_timeout_s,
             connect_s=self._settings.config.connect_s,
+            former=[(f.name, f.rank) for f in former],
         )
 
     def _interrupt(self) -> bool:
@@ -212,7 +232,13 @@ class Connections:
     def _end_pipeline(self, why: str) -> None:
         if self._pipeline is not None:
             self._pipeline.shutdown(why)
+        self._forget(self._pipeline)
         self._pipeline = self._pipeline_key = None
+
+    def _forget(self, group: Group | None) -> None:
+        """What a group left in its store is deleted when that store is used next."""
+        if group is not None:
+            self._former.append(_Former(group.store, group.name, group.rank))
 
     def _on_abort(self, why: str, suspects: tuple[int, ...]) -> None:
         """The gather ended by others' doing (its reader thread): wake the collectives."""

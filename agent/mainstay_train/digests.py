@@ -7,7 +7,7 @@ widen to int64 as unsigned, multiply by the mixers' key tables and sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import torch
@@ -15,13 +15,18 @@ import torch
 from mainstay_core import digest
 from mainstay_core.digest import CHUNK, Digest
 
+Spans = list[tuple[int, int, int]]
+"""(chunk, first and one past the last position in it)."""
+
 _MASK = (1 << 64) - 1
 _NUM_MIXERS = len(digest.MIXER_SEEDS)
 _BATCH = 32
 """Chunks per kernel launch on CUDA; bounds the int64 copy to 16 MiB."""
 
 
-def tensor_digest(name: str, tensor: torch.Tensor, offset: int = 0) -> Digest:
+def tensor_digest(
+    name: str, tensor: torch.Tensor, offset: int = 0, *, once: bool = False
+) -> Digest:
     """The digest of ``tensor``, a slice of the tensor called ``name``.
 
     Args:
@@ -29,12 +34,14 @@ def tensor_digest(name: str, tensor: torch.Tensor, offset: int = 0) -> Digest:
         tensor: Any shape, elements of 1, 2, 4, 8 or 16 (complex) bytes; read in
             row-major order as bit patterns, so -0.0 and 0.0 differ and NaNs count.
         offset: Index of its first element in the whole tensor.
+        once: No other tensor will have this name: nothing is kept for the next one.
     """
     words, per_element = _words(tensor)
     if words.numel() == 0:
         return Digest.zero()
     start = offset * per_element
-    return (_digest_cuda if words.is_cuda else _digest_cpu)(name, words, start)
+    spans, sums = (_digest_cuda if words.is_cuda else _digest_cpu)(words, start)
+    return _combine(name, spans, sums, digest.chunk_key if once else _chunk_key)
 
 
 def warm_up(device: str | torch.device = "cpu") -> None:
@@ -61,7 +68,7 @@ def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return flat.view(torch.int32), size // 4
 
 
-def _digest_cpu(name: str, words: torch.Tensor, start: int) -> Digest:
+def _digest_cpu(words: torch.Tensor, start: int) -> tuple[Spans, list[list[int]]]:
     keys, key_sums = _tables(words.device)
     spans = _spans(words.numel(), start)
     wide = torch.empty(min(CHUNK, words.numel()), dtype=torch.int64)
@@ -76,10 +83,10 @@ def _digest_cpu(name: str, words: torch.Tensor, start: int) -> Digest:
         torch.mv(keys[:, low:high], piece, out=sums[row])
         # sum K (bits + 1) = sum K bits + sum K; the second comes from running sums.
         sums[row] += key_sums[:, high] - key_sums[:, low]
-    return _combine(name, spans, sums.tolist())
+    return spans, sums.tolist()
 
 
-def _digest_cuda(name: str, words: torch.Tensor, start: int) -> Digest:
+def _digest_cuda(words: torch.Tensor, start: int) -> tuple[Spans, list[list[int]]]:
     keys, key_sums = _tables(words.device)
     spans = _spans(words.numel(), start)
     sums = torch.empty(len(spans), _NUM_MIXERS, dtype=torch.int64, device=words.device)
@@ -101,11 +108,11 @@ def _digest_cuda(name: str, words: torch.Tensor, start: int) -> Digest:
             sums[row : row + count, mixer] = (piece * keys[mixer, low:high]).sum(1)
         sums[row : row + count] += key_sums[:, high] - key_sums[:, low]
         row += count
-    return _combine(name, spans, sums.tolist())
+    return spans, sums.tolist()
 
 
-def _spans(count: int, start: int) -> list[tuple[int, int, int]]:
-    """(chunk, first and one past the last position in it) that cover the words."""
+def _spans(count: int, start: int) -> Spans:
+    """What covers the words."""
     stop = start + count
     return [
         (chunk, max(start - chunk * CHUNK, 0), min(stop - chunk * CHUNK, CHUNK))
@@ -113,11 +120,13 @@ def _spans(count: int, start: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def _combine(name: str, spans: list[tuple[int, int, int]], sums: list[list[int]]) -> Digest:
+def _combine(
+    name: str, spans: Spans, sums: list[list[int]], chunk_key: Callable[[str, int, int], int]
+) -> Digest:
     totals = [0] * _NUM_MIXERS
     for (chunk, _, _), row in zip(spans, sums, strict=True):
         for mixer, value in enumerate(row):
-            totals[mixer] += _chunk_key(name, chunk, mixer) * value
+            totals[mixer] += chunk_key(name, chunk, mixer) * value
     return Digest(totals[0] & _MASK, totals[1] & _MASK)
 
 

@@ -34,6 +34,10 @@ foreign_sockets: set[int] = set()
 """File descriptors of sockets that other threads opened and that belong to no group."""
 
 
+GLOO_PREFIX = "0"
+"""Under it gloo's ranks leave their addresses in a group's store."""
+
+
 class GroupEnded(PipelineBroken):
     """The group was shut, or an operation on it failed."""
 
@@ -42,6 +46,10 @@ def _brief(error: RuntimeError) -> str:
     """The fact in a backend's message, without its source line and its advice: users read it."""
     first = str(error).strip().splitlines()[0]
     return re.sub(r"^(\[[^\]]*\]\s*)+", "", first).partition(". This is typically")[0]
+
+
+def _ready(rank: int) -> str:
+    return f"ready/{rank}"
 
 
 class Group:
@@ -58,6 +66,8 @@ class Group:
         backend: ``gloo`` or ``nccl``.
         timeout_s: back-stop of a single operation.
         connect_s: how long reaching the store, and then the ranks, may take; then it fails.
+        former: (name, rank) of groups that this process has left for good, at the same store:
+            what it wrote there for them is deleted.
     """
 
     def __init__(
@@ -71,9 +81,10 @@ class Group:
         backend: str,
         timeout_s: float,
         connect_s: float = 10.0,
+        former: Sequence[tuple[str, int]] = (),
     ) -> None:
-        self.name, self.rank, self.size = name, rank, size
-        self._store_address, self._address = store, address
+        self.name, self.rank, self.size, self.store = name, rank, size, store
+        self._former, self._address = tuple(former), address
         self._backend, self._timeout = backend, timedelta(seconds=timeout_s)
         self._connect_s = connect_s
         self._before: frozenset[OpenSocket] | None = None
@@ -98,6 +109,8 @@ class Group:
             # Shut while the store's connection was not there yet: nothing would end what follows.
             self._alive()
             scoped = PrefixStore(self.name, store)
+            scoped.set(_ready(self.rank), "1")
+            self._tidy(store)
             self._await_all(scoped)
             self._group = self._create(scoped)
         except RuntimeError as error:
@@ -116,12 +129,12 @@ class Group:
         The store's client keeps trying when it is refused, and nothing can end that
         from outside; so a store that died is found by a plain connection first.
         """
-        host, _, port = self._store_address.rpartition(":")
+        host, _, port = self.store.rpartition(":")
         try:
             network_cut.refuse()
             socket.create_connection((host, int(port)), self._connect_s).close()
         except OSError as error:
-            raise GroupEnded(f"{self.name}: store {self._store_address}: {error}") from error
+            raise GroupEnded(f"{self.name}: store {self.store}: {error}") from error
         patience = timedelta(seconds=self._connect_s)
         store = TCPStore(host, int(port), None, False, patience, wait_for_workers=False)
         store.set_timeout(self._timeout)
@@ -134,8 +147,13 @@ class Group:
         has no connection that could be shut. With all ranks there it takes
         milliseconds, so it gets a short timeout of its own.
         """
-        store.set(f"ready/{self.rank}", "1")
-        store.wait([f"ready/{rank}" for rank in range(self.size)], self._timeout)
+        store.wait([_ready(rank) for rank in range(self.size)], self._timeout)
+
+    def _tidy(self, store: TCPStore) -> None:
+        """Delete what is left of former groups, while the others of this one are awaited."""
+        for name, rank in self._former:
+            for key in (_ready(rank), f"{GLOO_PREFIX}/{rank}"):
+                store.delete_key(f"{name}/{key}")
 
     def _create(self, store: PrefixStore) -> Any:
         if self._backend == "nccl":

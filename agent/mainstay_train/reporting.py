@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from mainstay_core import rank, rank_events
 from mainstay_core.facts import Fact, FactKind
@@ -11,8 +12,9 @@ from mainstay_core.program import Action, Op
 from mainstay_train.uplink import Status, Uplink
 
 WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
-KEPT_ENTRIES = 3
-"""Ledger entries told again after a settle: who posted them may be gone."""
+KEPT_ENTRIES = 64
+"""Ledger entries told again by a rank that takes over telling them: who did so before may be gone,
+with what it had not told yet. Under load that is more than the last one."""
 
 
 class Reporter:
@@ -25,7 +27,8 @@ class Reporter:
 
     def __init__(self, uplink: Uplink, status: Status) -> None:
         self._uplink, self._status = uplink, status
-        self._entries: list[LedgerEntry] = []
+        self._entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
+        self._posts = False
         self._step_began_s = time.monotonic()
 
     def phase(self, state: rank.RankState) -> None:
@@ -113,10 +116,14 @@ class Reporter:
             committed_at_s=time.time(),
         )
         self._step_began_s = now
-        self._entries = [*self._entries[1 - KEPT_ENTRIES :], entry]
+        self._entries.append(entry)
+        self._posts = post
         self._uplink.record(entry, post=post)
 
     def repeat_entries(self) -> None:
-        """Post the last entries again: who posted them may have died before they arrived."""
+        """Post the last entries, unless this rank did: its supervisor has what is to be told."""
+        if self._posts:
+            return
         for entry in self._entries:
             self._uplink.record(entry, post=True)
+        self._posts = True

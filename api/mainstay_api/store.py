@@ -187,13 +187,17 @@ class RedisStore:
     Args:
         url: where the server is.
         max_events: length of a job's stream, about.
+        max_ledger_steps: newest steps whose entries are kept.
     """
 
-    def __init__(self, url: str, max_events: int = 100_000) -> None:
+    def __init__(
+        self, url: str, max_events: int = 100_000, max_ledger_steps: int = 100_000
+    ) -> None:
         self._redis = redis.Redis.from_url(
             url, decode_responses=True, socket_timeout=SOCKET_TIMEOUT_S
         )
         self._max_events = max_events
+        self._max_ledger_steps = max_ledger_steps
         self._cache: dict[JobUid, Snapshot] = {}
         self._commit = self._redis.register_script(_COMMIT)
         self._beat = self._redis.register_script(_BEAT)
@@ -321,10 +325,17 @@ class RedisStore:
         }
 
     async def put_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None:
-        """Write entries over what is there."""
+        """Write entries over what is there; those of steps that are too old are dropped."""
+        if not entries:
+            return
         mapping: Any = {":".join(map(str, e.key)): codec.dumps(e) for e in entries}
-        if mapping:
-            await _call(self._redis.hset(_key(uid, "ledger"), mapping=mapping))
+        old = [(e.step - self._max_ledger_steps, *e.key[1:]) for e in entries]
+        dropped = [":".join(map(str, key)) for key in old if key[0] >= 0]
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.hset(_key(uid, "ledger"), mapping=mapping)
+        if dropped:
+            pipe.hdel(_key(uid, "ledger"), *dropped)
+        await _call(pipe.execute())
 
     async def read_stream(
         self, uid: JobUid, after: str, block_s: float | None

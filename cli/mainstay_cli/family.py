@@ -58,6 +58,8 @@ class Child:
         if self.popen is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+            if self.popen.stdin is not None:
+                self.popen.stdin.close()
         self._finish()
 
     def _finish(self) -> None:
@@ -107,15 +109,25 @@ class Family:
                 start_new_session=True,
             )
         child = Child(name, popen.pid, popen)
-        self._children.append(child)
         self._known.add(popen.pid)
+        self._watch(child)
         return child
 
     def adopt(self, name: str, pid: int) -> Child:
         """Watch a process that a child of ours started in a group of its own."""
         child = Child(name, pid, None)
-        self._children.append(child)
+        self._watch(child)
         return child
+
+    def _watch(self, child: Child) -> None:
+        self._children.append(child)
+        child.ended.add_done_callback(lambda _: self._forget(child))
+
+    def _forget(self, child: Child) -> None:
+        """One that is reaped is nothing to kill, and its number may become somebody else's."""
+        self._children.remove(child)
+        if child.popen is not None:
+            self._known.discard(child.pid)
 
     def reap_orphans(self) -> None:
         """Collect descendants that ended after their own parent."""

@@ -33,6 +33,7 @@ from mainstay_core.coordinator_events import (
 from mainstay_core.deciding import decide_forming, decide_running, decide_waiting
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
 from mainstay_core.faulting import ask_faults, inject_into_spares, record_fired
+from mainstay_core.forgetting import forget_gone
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.jobstate import (
     COMMITS_THAT_SETTLE,
@@ -93,7 +94,7 @@ def is_pending(state: CoordinatorState) -> bool:
 
 
 def _on_registered(state: CoordinatorState, event: PodRegistered, now_s: float) -> Transition:
-    return learn_pod(state, event.registration, now_s)
+    return learn_pod(forget_gone(state), event.registration, now_s)
 
 
 def _on_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Transition:

@@ -19,9 +19,10 @@ from mainstay_core import codec
 from mainstay_core.coordinator_events import FactsLearnt, PodRegistered, StepsCommitted
 from mainstay_core.errors import InvalidSpecError, StoreConflictError
 from mainstay_core.facts import Fact, FactKind, Heartbeat, PodRegistration
-from mainstay_core.ids import Incarnation, JobUid, PodUid
+from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId
 from mainstay_core.job_invariants import check_invariants
 from mainstay_core.jobspec import JobConfig
+from mainstay_core.messages import LedgerEntry
 from mainstay_core.topology import JobShape
 
 SETTINGS = Settings(redis_url="unix://", admin_token="a", agent_token="b")
@@ -228,6 +229,36 @@ def test_a_store_that_is_away_is_one_kind_of_error(own_redis: Any) -> None:
         await store.aclose()
 
     asyncio.run(ask())
+
+
+def test_the_ledger_keeps_the_newest_steps(own_redis: Any) -> None:
+    uid = JobUid("long")
+
+    def entry(step: int) -> LedgerEntry:
+        return LedgerEntry(
+            step=step,
+            stage=1,
+            quorum=QuorumId(id=1, nonce="n"),
+            gradient="",
+            masters="",
+            data="",
+            loss=0.0,
+            norm=0.0,
+            tokens=1,
+            step_s=0.1,
+            replicas=2,
+        )
+
+    async def scenario() -> set[int]:
+        store = RedisStore(own_redis.url, max_ledger_steps=5)
+        for step in range(0, 20, 2):
+            await store.put_ledger(uid, [entry(step), entry(step + 1)])
+        keys = [entry(step).key for step in range(20)]
+        kept = await store.fetch_ledger(uid, keys)
+        await store.aclose()
+        return {e.step for e in kept.values()}
+
+    assert asyncio.run(scenario()) == set(range(15, 20))
 
 
 def test_the_lease_has_one_holder(own_redis: Any) -> None:

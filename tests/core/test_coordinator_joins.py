@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mainstay_core import codec
 from mainstay_core.facts import FactKind
+from mainstay_core.forgetting import MAX_GONE_PODS
 from mainstay_core.jobstate import JobPhase
 from mainstay_core.messages import Method
 
@@ -150,3 +152,25 @@ def test_commits_prove_that_all_have_settled_even_if_one_was_not_heard(start: St
         assert world.plan.quorum.id == 2
         world.commit()
     assert world.plan.method is Method.JOIN
+
+
+def test_of_pods_lost_long_ago_nothing_is_kept(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    size = 0
+    for number in range(3 * MAX_GONE_PODS):
+        world.settle()
+        world.pod_gone(world.plan.members[-1].slot.pod)
+        world.settle()
+        world.register(f"new-{number:03}")
+        world.up(f"new-{number:03}")
+        world.settle()
+        world.commit()
+        if number == 2 * MAX_GONE_PODS:
+            size = len(codec.dumps(world.state))
+    living = {p.registration.pod for p in world.state.pods if not p.gone}
+    assert len(living) == 2
+    assert len(world.state.pods) <= MAX_GONE_PODS + 3
+    assert {s.slot.pod for s in world.state.slots} == {p.registration.pod for p in world.state.pods}
+    assert len(world.state.fingerprints) <= 3
+    # Numbers may get digits, nothing else grows.
+    assert len(codec.dumps(world.state)) < size * 1.05

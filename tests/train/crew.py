@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -82,7 +82,12 @@ class Crew:
 
 
 def make_group(
-    store: str, rank: int, size: int, name: str = "test", connect_s: float = 30.0
+    store: str,
+    rank: int,
+    size: int,
+    name: str = "test",
+    connect_s: float = 30.0,
+    former: Sequence[tuple[str, int]] = (),
 ) -> Group:
     """A gloo group that is not connected yet."""
     return Group(
@@ -94,4 +99,5 @@ def make_group(
         backend="gloo",
         timeout_s=200,
         connect_s=connect_s,
+        former=former,
     )

@@ -230,3 +230,21 @@ def test_a_peer_that_was_there_and_never_calls_ends_the_connecting(crew):
             pipe.send(str(end))
 
     assert crew.fork(run, 0).hear().startswith("test: ")
+
+
+def test_what_a_former_group_left_in_the_store_is_deleted(crew):
+    def run(pipe, rank):
+        former: list[tuple[str, int]] = []
+        for number in range(3):
+            group = make_group(crew.store, rank, 2, f"group-{number}", former=former)
+            group.connect()
+            exchange(group)
+            group.shutdown("over")
+            former = [(group.name, rank)]
+        pipe.send(None)
+
+    workers = [crew.fork(run, rank) for rank in range(2)]
+    assert [w.hear() for w in workers] == [None, None]
+    host, _, port = crew.store.rpartition(":")
+    keys = TCPStore(host, int(port), None, False, wait_for_workers=False).list_keys()
+    assert sorted({key.partition("/")[0] for key in keys}) == ["group-2"]

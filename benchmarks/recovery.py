@@ -1,0 +1,188 @@
+"""From kill -9 to the survivors' next committed step, beside torchrun's elastic restart.
+
+    python benchmarks/recovery.py [--quick] [--kills 20] [--only ours|torchrun|rebuild]
+
+Processes of a local run are killed from outside, at a known time and anywhere in a step. Per kill:
+
+* ``beyond``: from the kill to the first commit without the dead, less a median step;
+* ``stall``: how much longer than a median interval the interval between two commits is in
+  which the kill lies: what the job itself waits;
+* the five times of design 13.9, detect from the real time of the kill;
+* ``join``: the same stall of the step in which the restarted or replaced rank is healed;
+* ``all``: what all steps from the kill to ten steps after the join took beyond a median step
+  each: a fork of the trainer on the same cores included.
+
+In the same run: torchrun with our model as a plain module in a DDP loop and a checkpoint per
+step (a killed worker; one agent for three workers, and an agent for each), and a bare rebuild of
+a gloo group, which is the floor. Medians, 90th percentiles in parentheses, in milliseconds.
+"""
+
+from __future__ import annotations
+
+from mainstay_train import environment
+
+environment.prepare()  # before torch is imported
+
+import argparse  # noqa: E402
+import os  # noqa: E402
+import random  # noqa: E402
+import statistics  # noqa: E402
+from collections.abc import Callable, Mapping  # noqa: E402
+from dataclasses import dataclass, field  # noqa: E402
+from typing import Any  # noqa: E402
+
+from support import rebuild, torchrun  # noqa: E402
+from support.local_run import (  # noqa: E402
+    TINY_LLAMA,
+    LocalRun,
+    kill_pod,
+    kill_trainer,
+    local_run,
+    make_job,
+    spread,
+)
+
+SEED = 1
+SETTLE_STEPS = 25
+"""Steps between a join and the next kill; their median is the normal step."""
+AFTER_JOIN = 10
+PARTS = ("detect", "decide", "fence", "load", "resume")
+REBUILD_ELEMENTS = 50_000
+"""About the model's parameters."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Times:
+    """Seconds, one entry per kill."""
+
+    step: list[float] = field(default_factory=list)
+    beyond: list[float] = field(default_factory=list)
+    stall: list[float] = field(default_factory=list)
+    join: list[float] = field(default_factory=list)
+    all: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in PARTS})
+    lost_steps: int = 0
+
+
+def measure(
+    name: str, lanes: int, stages: int, kill: Callable[[Mapping[str, Any]], float], kills: int
+) -> Times:
+    """Kill ``kills`` times, one after the other, each in a whole job.
+
+    Raises:
+        RuntimeError: the run failed or hangs.
+    """
+    job = make_job(
+        name,
+        training={"steps": 1_000_000, "seed": 7, "lanes": lanes, "shardsPerLane": 1},
+        parallelism={"stages": stages},
+    )
+    times, draw = Times(), random.Random(SEED)
+    with local_run(job) as run:
+        for _ in range(kills):
+            run.members(lanes * stages)
+            run.go_on(SETTLE_STEPS + draw.randrange(5))
+            victim = draw.choice(run.members(lanes * stages))
+            known = {r["quorum"]["id"] for r in run.recoveries()}
+            at_s = kill(victim)
+            run.until(lambda known=known: _rejoined(run, known), "the join after a kill")
+            run.members(lanes * stages)
+            run.go_on(AFTER_JOIN + 1)
+            _evaluate(run, at_s, known, times)
+    return times
+
+
+def _rejoined(run: LocalRun, known: set[int]) -> bool:
+    new = [r for r in run.recoveries() if r["quorum"]["id"] not in known]
+    return any(r["method"] == "join" for r in new) and all(r["done"] for r in new)
+
+
+def _evaluate(run: LocalRun, at_s: float, known: set[int], times: Times) -> None:
+    new = [r for r in run.recoveries() if r["quorum"]["id"] not in known]
+    loss, join = new[0], next(r for r in new if r["method"] == "join")
+    steps = run.steps
+    before = [s for s in steps.values() if s.committed_at_s < at_s]
+    last = max(s.step for s in before)
+    step_s = statistics.median(_interval(run, n) for n in range(last - SETTLE_STEPS + 5, last))
+    first = min(s.step for s in steps.values() if s.quorum >= loss["quorum"]["id"])
+    joined = min(s.step for s in steps.values() if s.quorum >= join["quorum"]["id"])
+    times.step.append(step_s)
+    times.beyond.append(steps[first].committed_at_s - at_s - step_s)
+    times.stall.append(_interval(run, first) - step_s)
+    times.join.append(_interval(run, joined) - step_s)
+    over = range(last + 1, joined + AFTER_JOIN + 1)
+    times.all.append(sum(_interval(run, n) - step_s for n in over))
+    times.lost_steps += loss["lost_steps"]
+    first_fact_s = loss["started_at_s"] + loss["detect_s"]
+    times.parts["detect"].append(first_fact_s - at_s)
+    for part in PARTS[1:]:
+        times.parts[part].append(loss[f"{part}_s"])
+
+
+def _interval(run: LocalRun, step: int) -> float:
+    return run.steps[step].committed_at_s - run.steps[step - 1].committed_at_s
+
+
+def show(label: str, times: Times) -> None:
+    """Print one line of the table."""
+    parts = " | ".join(spread(times.parts[part]) for part in PARTS)
+    print(
+        f"| {label} | {len(times.beyond)} | {spread(times.step)} | **{spread(times.beyond)}** "
+        f"| {spread(times.stall)} | {parts} | {spread(times.join)} | {spread(times.all)} "
+        f"| {times.lost_steps} |",
+        flush=True,
+    )
+
+
+def ours(kills: int, quick: bool) -> dict[str, list[float]]:
+    """Print our rows; return what the ratios need."""
+    print("| killed | kills | step | beyond | stall |", " | ".join(PARTS), "| join | all | lost |")
+    print("| --- |" + " --- |" * (6 + len(PARTS)), flush=True)
+    beyond = {}
+    rows: list[tuple[str, int, int, Callable[[Mapping[str, Any]], float]]] = [
+        ("trainer, 3 x 1", 3, 1, kill_trainer),
+        ("pod, 3 x 1", 3, 1, kill_pod),
+    ]
+    if not quick:
+        rows += [("trainer, 2 x 2", 2, 2, kill_trainer), ("pod, 2 x 2", 2, 2, kill_pod)]
+    for label, lanes, stages, kill in rows:
+        times = measure(label.partition(",")[0], lanes, stages, kill, kills)
+        show(label, times)
+        beyond[label] = times.beyond
+    return beyond
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few kills, two rows, one torchrun")
+    parser.add_argument("--kills", type=int, help="per row (20; quick: 4)")
+    parser.add_argument("--restarts", type=int, help="of torchrun, per row (4; quick: 1)")
+    parser.add_argument("--only", choices=("ours", "torchrun", "rebuild"))
+    args = parser.parse_args()
+    kills = args.kills or (4 if args.quick else 20)
+    restarts = args.restarts or (1 if args.quick else 4)
+    print(f"load average before: {os.getloadavg()[0]:.1f}")
+    compared: dict[str, list[float]] = {}
+    if args.only in (None, "rebuild"):
+        compared["bare rebuild of a gloo group"] = rebuild.measure(kills, REBUILD_ELEMENTS)
+    found = ours(kills, args.quick) if args.only in (None, "ours") else {}
+    compared |= {f"Mainstay, {label}": seconds for label, seconds in found.items()}
+    if args.only in (None, "torchrun"):
+        for agents in (1,) if args.quick else (1, 3):
+            results = torchrun.measure(restarts, agents, TINY_LLAMA)
+            label = f"torchrun, {agents} agent{'s' if agents > 1 else ''}"
+            compared[label] = [r.after_s - r.step_s for r in results]
+    print("\n| what | times | seconds beyond a step | of ours |\n| --- | --- | --- | --- |")
+    base = statistics.median(next(iter(found.values()))) if found else float("nan")
+    for label, seconds in compared.items():
+        middle = statistics.median(seconds)
+        print(
+            f"| {label} | {len(seconds)} | {middle:.3f} "
+            f"({min(seconds):.3f} to {max(seconds):.3f}) | {middle / base:.1f} |",
+            flush=True,
+        )
+    print(f"\nload average after: {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
