@@ -65,6 +65,8 @@ class GatherServer:
         self._rooms: dict[str, _Room] = {}
         self._dead: OrderedDict[str, _Death] = OrderedDict()
         self._connections: set[_Connection] = set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> str:
@@ -87,6 +89,10 @@ class GatherServer:
         for connection in tuple(self._connections):
             connection.end()
 
+    async def wait_quiet(self) -> None:
+        """Wait until nobody is connected: the quorums that met here have moved on."""
+        await self._quiet.wait()
+
     def abort(self, quorum: str, why: str, suspects: Iterable[int] = ()) -> None:
         """Kill a room from outside, e.g. because a newer plan excludes one of its members."""
         self._kill(quorum, _Death(why, tuple(suspects)), spare=None)
@@ -99,9 +105,12 @@ class GatherServer:
 
     def _attach(self, connection: _Connection) -> None:
         self._connections.add(connection)
+        self._quiet.clear()
 
     def _detach(self, connection: _Connection) -> None:
         self._connections.discard(connection)
+        if not self._connections:
+            self._quiet.set()
         room = connection.room
         if room is None or room.members.get(connection.index) is not connection:
             return

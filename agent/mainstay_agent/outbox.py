@@ -71,6 +71,7 @@ class FactOutbox:
         client: the api.
         on_plan: called with every plan that an answer carries.
         register: introduces the pod again to an api that has forgotten it.
+        on_heard: called with every fact that was acknowledged.
     """
 
     def __init__(
@@ -78,10 +79,12 @@ class FactOutbox:
         client: ApiClient,
         on_plan: Callable[[Plan], None],
         register: Callable[[], Awaitable[None]],
+        on_heard: Callable[[Fact], None],
     ) -> None:
         self._client = client
         self._on_plan = on_plan
         self._register = register
+        self._on_heard = on_heard
         self._backoff = Backoff()
         self._away = False
         self._pending: deque[Fact] = deque()
@@ -112,6 +115,7 @@ class FactOutbox:
     async def _post(self, facts: tuple[Fact, ...]) -> bool:
         """Post once; return whether it was heard. After a failure all that waits is posted."""
         plan: Plan | None
+        refused = False
         try:
             plan = await self._client.post_facts(facts)
         except ApiUnavailable as error:
@@ -133,12 +137,17 @@ class FactOutbox:
                 return True
             logger.info("%s refused: %s", facts[0].kind, refusal)
             plan = plan_of(refusal)
+            refused = True
         self._away = False
         self._backoff.reset()
         for fact in facts:
             self._pending.remove(fact)
         if plan is not None:
             self._on_plan(plan)
+        if not refused:
+            # After the plan: it says what the api had decided when it heard.
+            for fact in facts:
+                self._on_heard(fact)
         return True
 
 

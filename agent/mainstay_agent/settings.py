@@ -16,8 +16,11 @@ MAX_SOCKET_PATH_BYTES = 107
 
 _EPILOG = """\
 Every option may be given by the environment instead; an option wins.
-Exit codes: 0 the job is over; 1 the parent is gone or something unexpected
-happened; 2 bad settings; 143 told to end by SIGTERM.
+SIGTERM: the pod serves on until its work is handed over to others, for at most
+the job's recovery.handoverSeconds; SIGINT ends it at once.
+Exit codes: 0 the job is over, or the pod's work is handed over; 1 the parent is
+gone or something unexpected happened; 2 bad settings; 143 ended by a signal
+before its work was handed over.
 
 example:
   MAINSTAY_TOKEN_FILE=/run/token python -m mainstay_agent --api-url http://127.0.0.1:8000 \\

@@ -32,7 +32,7 @@ from mainstay_agent.processes import Processes
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core import codec
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
-from mainstay_core.facts import Fact, Heartbeat, PodRegistration, SlotStatus
+from mainstay_core.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.frames import Frame
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.jobspec import JobConfig
@@ -52,8 +52,11 @@ from mainstay_core.supervision_events import (
     Hello,
     LauncherLost,
     LauncherUp,
+    LeaveAsked,
+    LeaveHeard,
     PlanLearnt,
     Registered,
+    Release,
     Signal,
     SlotPhase,
     SocketEnded,
@@ -63,12 +66,12 @@ from mainstay_core.supervision_events import (
     Tell,
     Tick,
 )
+from mainstay_core.supervision_leaving import EXIT_TERMINATED
 
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
 """At the end, how long facts and ledger entries may take to be heard."""
-EXIT_TERMINATED = 128 + signal.SIGTERM
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
@@ -84,7 +87,10 @@ class Supervisor:
         self._gather = GatherServer(lambda: self._network.is_cut)
         self._gather_address = ""
         self._facts = FactOutbox(
-            self._client, lambda plan: self._feed(PlanLearnt(plan)), self._register_again
+            self._client,
+            lambda plan: self._feed(PlanLearnt(plan)),
+            self._register_again,
+            self._on_heard,
         )
         self._ledger = LedgerOutbox(self._client)
         self._processes = Processes(settings, self._network)
@@ -107,10 +113,12 @@ class Supervisor:
             ApiRefused: the api does not accept this pod.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(
-                number, lambda: self._feed(Ended("told to end by a signal", EXIT_TERMINATED))
-            )
+        loop.add_signal_handler(
+            signal.SIGTERM, lambda: self._feed(LeaveAsked("told to end by SIGTERM"))
+        )
+        loop.add_signal_handler(
+            signal.SIGINT, lambda: self._feed(Ended("told to end by a signal", EXIT_TERMINATED))
+        )
         if self._settings.parent_fd is not None:
             loop.add_reader(self._settings.parent_fd, self._processes.watch_parent)
         self._gather_address = await self._gather.start(self._settings.address)
@@ -150,6 +158,15 @@ class Supervisor:
         error = task.exception()
         assert error is not None
         self._leaving.set_exception(error)
+
+    def _on_heard(self, fact: Fact) -> None:
+        if fact.kind is FactKind.LEAVING:
+            self._feed(LeaveHeard())
+
+    async def _end_when_quiet(self) -> None:
+        """Whoever still meets here has not moved on to the plan without this pod."""
+        await self._gather.wait_quiet()
+        self._feed(Ended("its work is handed over"))
 
     async def _say_goodbye(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -198,6 +215,8 @@ class Supervisor:
         elif isinstance(action, Signal):
             head = {"kind": "signal", "slot": action.slot, "signal": action.number}
             self._processes.send_launcher(head)
+        elif isinstance(action, Release):
+            self._spawn(self._end_when_quiet())
         elif not self._leaving.done():
             self._leaving.set_result(action.exit_code)
 
@@ -287,6 +306,7 @@ class Supervisor:
             max_restarts=config.max_restarts,
             hang_s=config.hang_s,
             silence_s=config.heartbeat_timeout_s,
+            handover_s=config.handover_s,
         )
         self._processes.add_faults(config.faults)
         self._feed(Registered(settings))

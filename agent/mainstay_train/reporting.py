@@ -35,8 +35,12 @@ class Reporter:
         """A transition is done: ``state`` is what holds now."""
         status = self._status
         status.phase, status.step = state.phase.value, state.version
-        status.quorum = state.plan.quorum if state.plan and state.index >= 0 else None
+        # Of a trainer without a rank: the newest plan, in which it has no place.
+        status.quorum = state.plan.quorum if state.plan else None
         status.waiting = state.phase in (rank.Phase.IDLE, rank.Phase.PARKED)
+        if state.phase is rank.Phase.IDLE:
+            # A pod that leaves waits for just this, and nobody else is kept from anything.
+            self._uplink.send(status.head())
 
     def waits(self) -> None:
         """The trainer is about to block on others."""

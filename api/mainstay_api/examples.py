@@ -30,6 +30,16 @@ _JOB = {
     "followers": 1,
     "all_reduce_stack": 6,
     "pods": 8,
+    "leaving": [
+        {
+            "pod": "demo-3",
+            "uid": "demo-3-9c01aa",
+            "reason": "told to end by SIGTERM",
+            "left_s": 28.5,
+            "waits": "",
+        }
+    ],
+    "held_back": [],
     "recovering": [],
     "created_at_s": 1767225600.0,
 }

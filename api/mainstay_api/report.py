@@ -13,14 +13,15 @@ from mainstay_core import codec
 from mainstay_core.digest import Digest
 from mainstay_core.facts import Heartbeat, SlotStatus
 from mainstay_core.ids import PodUid
-from mainstay_core.jobstate import CoordinatorState, pod_name, slot_name
+from mainstay_core.jobstate import CoordinatorState, is_gone, pod_name, slot_name
+from mainstay_core.leaving import leaving_pods
 from mainstay_core.messages import FinalDigests, LedgerEntry, LedgerKey, Recovery
 
 REPORT_VERSION = 1
 
 
-def show_job(state: CoordinatorState) -> dict[str, Any]:
-    """Return a job in short."""
+def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
+    """Return a job in short; what is left of times, in seconds, at ``now_s``."""
     plan = state.plan
     reason = state.waiting.reason if state.waiting else state.outcome
     members = plan.members if plan else ()
@@ -33,15 +34,49 @@ def show_job(state: CoordinatorState) -> dict[str, Any]:
         "steps": state.shape.steps,
         "quorum": codec.encode(plan.quorum) if plan else None,
         "replicas": len(plan.chains) if plan else 0,
-        "replicas_wanted": state.shape.replicas,
+        "replicas_wanted": state.wanted,
         "stages": state.shape.stages,
         "ranks_per_stage": state.shape.ranks_per_stage,
         "followers": sum(m.rank.replica is None for m in members),
         "all_reduce_stack": plan.all_reduce_stack if plan else 0,
         "pods": sum(not p.gone for p in state.pods),
+        "leaving": _leaving(state, now_s),
+        "held_back": _held_back(state, now_s),
         "recovering": [codec.encode(o.recovery) for o in state.recoveries],
         "created_at_s": state.created_at_s,
     }
+
+
+def _leaving(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
+    """Pods that will end and still serve: why, how long they stay at most, what they wait for."""
+    return [
+        {
+            "pod": p.registration.name,
+            "uid": p.registration.pod,
+            "reason": p.leaving,
+            "left_s": max(0.0, p.leave_by_s - now_s) if p.leave_by_s else None,
+            "waits": p.leave_waits,
+        }
+        for p in leaving_pods(state)
+    ]
+
+
+def _held_back(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
+    """Slots and failure domains that get no place for a while, as trainers end there in a row."""
+    held = [
+        (slot_name(state, s.slot), s.failures, s.held_until_s, s.why)
+        for s in state.slots
+        if s.held_until_s > now_s and not is_gone(state, s.slot.pod)
+    ]
+    held += [
+        (f"domain {pod_name(state, PodUid(name))}", d.failures, d.held_until_s, d.why)
+        for name, d in state.domains.items()
+        if d.held_until_s > now_s and not is_gone(state, PodUid(name))
+    ]
+    return [
+        {"what": what, "failures": failures, "left_s": until_s - now_s, "reason": why}
+        for what, failures, until_s, why in held
+    ]
 
 
 def show_members(

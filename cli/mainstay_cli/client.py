@@ -82,6 +82,14 @@ class ApiClient:
         """Ask the job to stop after its current step."""
         await self._request("POST", f"/v1/jobs/{job}/stop")
 
+    async def scale_job(self, job: str, replicas: int) -> dict[str, Any]:
+        """Want another number of replicas; return the job as it is then shown."""
+        return dict(await self._request("POST", f"/v1/jobs/{job}/scale", {"replicas": replicas}))
+
+    async def drain_pod(self, job: str, pod: str) -> dict[str, Any]:
+        """Have a pod's work handed over; return the job as it is then shown."""
+        return dict(await self._request("POST", f"/v1/jobs/{job}/drain", {"pod": pod}))
+
     async def post_facts(self, job: str, facts: Sequence[Fact]) -> None:
         """Tell what the process provider knows for certain."""
         body = {"facts": [codec.encode(fact) for fact in facts]}

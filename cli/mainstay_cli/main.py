@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mainstay_cli import faults, local, report, status, timeline
+from mainstay_cli import changing, faults, local, report, status, timeline
 from mainstay_cli.exits import CliError, ExitCode
 from mainstay_core.errors import MainstayError
 
@@ -70,6 +70,34 @@ def show_timeline(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     timeline.show(job, as_json=as_json)
+
+
+@app.command(
+    "scale",
+    help="Change the number of replicas of a running job, within its minReplicas and lanes. The "
+    "bits stay the same. Down: whole replicas end between two steps; up: new pods are made and "
+    "join; spares stay as many as they are.\n\n"
+    "Example: mainstay scale demo --replicas 3",
+)
+def scale_job(
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    replicas: Annotated[int, typer.Option("--replicas", help="Replicas wanted.")],
+) -> None:
+    changing.scale(job, replicas)
+
+
+@app.command(
+    "drain",
+    help="Hand a pod's work over to others and end it: a spare takes its place first, or others "
+    "take its shard types. No step is lost or done again. A new pod is made for it. The same "
+    "happens when the pod itself is told to end (SIGTERM of its supervisor).\n\n"
+    "Example: mainstay drain demo demo-3",
+)
+def drain_pod(
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    pod: Annotated[str, typer.Argument(help="Name of the pod, as in mainstay status.")],
+) -> None:
+    changing.drain(job, pod)
 
 
 @report_app.command(

@@ -1,14 +1,16 @@
 """The local process provider: makes pods as processes and sees them end.
 
 It stands in for the operator: it makes no recovery decision. It tells the api
-what it knows for certain (a pod is gone) and refills the pool, as a Deployment
-would. A pod is two process groups, its supervisor's and its launcher's with the
+what it knows for certain (a pod is gone), and keeps as many pods as the api says
+are wanted: it makes missing ones and ends (SIGTERM) the free ones that the api
+names, surplus or drained. A pod is two process groups, its supervisor's and its launcher's with the
 trainers; when either ends the whole pod counts as gone and the rest is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import signal
@@ -21,6 +23,7 @@ from mainstay_cli.client import ApiClient, ApiError
 from mainstay_cli.exits import CliError, ExitCode
 from mainstay_cli.family import Child, Family
 from mainstay_cli.forge import Forge
+from mainstay_cli.monitor import ENDED_STATES
 from mainstay_cli.redis_server import last_line
 from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.facts import Fact, FactKind
@@ -33,6 +36,8 @@ QUICK_END_S = 5.0
 MAX_QUICK_ENDS = 5
 """So many in a row mean that pods cannot live here; the run ends with the reason."""
 TELL_AGAIN_S = 0.5
+LOOK_S = 0.5
+"""How often the api is asked how many pods are wanted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +51,9 @@ class Pod:
     """By a path that is short enough for Unix sockets in it."""
     supervisor: Child
     launcher: Child
+    let_go: bool = False
+    """It will end, or has: it does not count any more."""
+    told_to_end: bool = False
     started_s: float = field(default_factory=time.monotonic)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -59,7 +67,7 @@ StartSupervisor = Callable[[str, str, str], Child]
 
 
 class LocalProvider:
-    """Keeps ``num_pods`` pods alive until told to stop.
+    """Keeps as many pods alive as the api says until told to stop.
 
     Args:
         family: owns the processes.
@@ -95,20 +103,29 @@ class LocalProvider:
         self._make_pod_dir = make_pod_dir
         self._start_supervisor = start_supervisor
         self._replacements_left = max_replacements
+        self._num_wanted = 0
+        self._num_kept = 0
+        """Pods made or being made, without those that will end."""
+        self._num_given_up = 0
+        """Places that stay empty: the budget of replacements is used up."""
         self._num_made = 0
         self._num_quick_ends = 0
         self._stopping = asyncio.Event()
         self._pods: list[Pod] = []
 
     async def run(self, num_pods: int) -> None:
-        """Make the pods and keep their number until cancelled or told to stop.
+        """Keep as many pods as the job needs until cancelled or told to stop.
+
+        Args:
+            num_pods: pods to begin with; from then on the api says how many.
 
         Raises:
             CliError: pods end as soon as they are made.
         """
+        self._num_wanted = num_pods
         async with asyncio.TaskGroup() as group:
-            for _ in range(num_pods):
-                group.create_task(self._keep_one())
+            self._fill(group)
+            group.create_task(self._follow_wishes(group))
 
     def stop(self) -> None:
         """Make no more pods: whatever ends from now on was meant to."""
@@ -121,34 +138,93 @@ class LocalProvider:
             ends += [asyncio.shield(pod.supervisor.ended), asyncio.shield(pod.launcher.ended)]
         await asyncio.gather(*ends)
 
-    async def _keep_one(self) -> None:
-        """Keep one place of the pool filled."""
+    def _fill(self, group: asyncio.TaskGroup) -> None:
+        """Make the pods that are missing; those that will end are not counted."""
+        while not self._stopping.is_set() and self._num_kept < self._num_wanted:
+            self._num_kept += 1
+            group.create_task(self._keep_one(group))
+
+    async def _follow_wishes(self, group: asyncio.TaskGroup) -> None:
+        """Bring about what the api wants: more pods, or the end of some."""
         while not self._stopping.is_set():
-            pod = await self._make_pod()
-            self._pods.append(pod)
-            if self._stopping.is_set():
-                return
-            await asyncio.wait(
-                [pod.supervisor.ended, pod.launcher.ended], return_when=asyncio.FIRST_COMPLETED
-            )
-            if await self._ended_as_told(pod):
-                return
-            evidence = _evidence(pod)
-            pod.kill()
-            self._pods.remove(pod)
-            if self._stopping.is_set():
-                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), LOOK_S)
+            try:
+                wanted = await self._client.fetch(self._job, "pods")
+            except ApiError as error:
+                logger.debug("how many pods are wanted is not known: %s", error)
+                continue
+            if wanted["state"] in ENDED_STATES:
+                continue
+            self._num_wanted = int(wanted["num_pods"]) - self._num_given_up
+            for pod in self._pods:
+                if pod.uid in wanted["leaving"]:
+                    self._let_go(pod)
+                if pod.uid in wanted["ending"] and not pod.told_to_end:
+                    self._let_go(pod)
+                    pod.told_to_end = True
+                    pod.supervisor.signal_group(signal.SIGTERM)
+            self._fill(group)
+
+    def _let_go(self, pod: Pod) -> None:
+        """Do not count a pod any more: it will end, or has."""
+        if not pod.let_go:
+            pod.let_go = True
+            self._num_kept -= 1
+
+    async def _keep_one(self, group: asyncio.TaskGroup) -> None:
+        """Make a pod, see it end, and have another one made if it was still wanted."""
+        pod = await self._make_pod()
+        self._pods.append(pod)
+        if self._stopping.is_set():
+            return
+        await asyncio.wait(
+            [pod.supervisor.ended, pod.launcher.ended], return_when=asyncio.FIRST_COMPLETED
+        )
+        as_told = await self._ended_as_told(pod)
+        if as_told and await self._is_job_over():
+            return
+        evidence = "its work was handed over" if as_told else _evidence(pod)
+        pod.kill()
+        self._pods.remove(pod)
+        if self._stopping.is_set():
+            return
+        if as_told or pod.let_go:
+            logger.info("pod %s has left: %s", pod.name, evidence)
+        else:
             self._count_end(pod)
             logger.warning("pod %s is gone: %s", pod.name, evidence)
-            await self._tell_gone(pod, evidence)
-            self._family.reap_orphans()
-            if self._replacements_left == 0:
-                logger.warning("no more pods are made: the budget of replacements is used up")
-                return
+        await self._tell_gone(pod, evidence)
+        self._family.reap_orphans()
+        if not (as_told or pod.let_go):
+            self._take_replacement()
+        self._let_go(pod)
+        self._fill(group)
+
+    def _take_replacement(self) -> None:
+        """Take one replacement from the budget; without any left a place stays empty."""
+        if self._replacements_left == 0:
+            logger.warning("no more pods are made: the budget of replacements is used up")
+            self._num_given_up += 1
+            self._num_wanted -= 1
+        else:
             self._replacements_left -= 1
 
+    async def _is_job_over(self) -> bool:
+        """Whether a pod that left as it was told did so because the job has ended."""
+        while not self._stopping.is_set():
+            try:
+                wanted = await self._client.fetch(self._job, "pods")
+                return wanted["state"] in ENDED_STATES
+            except ApiError:
+                await asyncio.sleep(TELL_AGAIN_S)
+        return True
+
     async def _ended_as_told(self, pod: Pod) -> bool:
-        """Return whether the pod left because the job is over: both halves then exit with 0."""
+        """Return whether the pod left because the job is over or its work was handed over.
+
+        Both halves then exit with 0.
+        """
         if not pod.supervisor.ended.done() and await self._forge.exit_code(pod.uid) == 0:
             await asyncio.shield(pod.supervisor.ended)
         return pod.supervisor.ended.done() and pod.supervisor.ended.result() == 0

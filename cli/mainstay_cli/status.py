@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mainstay_cli import client, state_dir
-from mainstay_cli.progress import describe_recovery
+from mainstay_cli.changing import describe_leaving
+from mainstay_cli.progress import describe_recovery, one_line
 
 
 def show(job: str | None, *, as_json: bool) -> None:
@@ -33,6 +34,10 @@ def render(status: dict[str, Any]) -> str:
     ]
     if job.get("reason"):
         lines.append(f"  {job['reason']}")
+    if job.get("replicas_wanted") is not None:
+        lines.append(f"  {job['replicas']} of {job['replicas_wanted']} replicas whole")
+    lines += [f"  {describe_leaving(leaving)}" for leaving in job.get("leaving", [])]
+    lines += [f"  {describe_held_back(held)}" for held in job.get("held_back", [])]
     members = status.get("members") or []
     if members:
         lines.append(f"  {'rank':<10} {'slot':<28} {'pid':>8}  {'phase':<10} {'step':>6}")
@@ -43,6 +48,14 @@ def render(status: dict[str, Any]) -> str:
     ]
     lines += [f"  {describe_recovery(recovery)}" for recovery in status.get("recoveries", [])]
     return "\n".join(lines)
+
+
+def describe_held_back(held: dict[str, Any]) -> str:
+    """Return the line of a slot or domain that gets no place for a while."""
+    return (
+        f"{held['what']} is held back for {held['left_s']:.0f} s: it ended {held['failures']} "
+        f"times in a row without a commit, last: {one_line(held['reason'])}"
+    )
 
 
 async def _fetch(record: state_dir.RunRecord) -> dict[str, Any]:

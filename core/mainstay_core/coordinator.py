@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_core.coordinator_events import (
+    DrainRequested,
     Event,
     FactsLearnt,
     FaultFired,
@@ -25,6 +26,7 @@ from mainstay_core.coordinator_events import (
     PlanDurable,
     PodRegistered,
     RecordRecovery,
+    ScaleRequested,
     StepsCommitted,
     StopRequested,
     Tick,
@@ -34,6 +36,7 @@ from mainstay_core.deciding import decide_forming, decide_running, decide_waitin
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
 from mainstay_core.faulting import ask_faults, inject_into_spares, record_fired
 from mainstay_core.forgetting import forget_gone
+from mainstay_core.holdbacks import forgive_members
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.jobstate import (
     COMMITS_THAT_SETTLE,
@@ -42,12 +45,12 @@ from mainstay_core.jobstate import (
     CoordinatorState,
     JobPhase,
     all_settled,
-    is_living,
-    with_slot,
 )
 from mainstay_core.learning import learn_facts, learn_pod, learn_silence, settle_all
+from mainstay_core.leaving import learn_drain, leaving_members
 from mainstay_core.outcomes import end_job
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
+from mainstay_core.scaling import learn_scale
 
 
 def initial(config: JobConfig, now_s: float) -> CoordinatorState:
@@ -90,7 +93,9 @@ def is_pending(state: CoordinatorState) -> bool:
         return False
     if state.phase is not JobPhase.RUNNING or state.suspicion is not None:
         return True
-    return state.plan is not None and len(state.plan.chains) < state.shape.replicas
+    if leaving_members(state):
+        return True
+    return state.plan is not None and len(state.plan.chains) != state.wanted
 
 
 def _on_registered(state: CoordinatorState, event: PodRegistered, now_s: float) -> Transition:
@@ -135,10 +140,7 @@ def _on_committed(state: CoordinatorState, event: StepsCommitted, now_s: float) 
 def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
     """All members of the current quorum voted for a step: nobody is under suspicion any more."""
     assert state.plan is not None
-    for member in state.plan.members:
-        slot = state.slot(member.slot)
-        if slot is not None and slot.failures and is_living(state, member):
-            state = with_slot(state, replace(slot, failures=0))
+    state = forgive_members(state)
     state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
     if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
         return settle_all(state, at_s)
@@ -182,6 +184,8 @@ _ALWAYS: dict[type, _Handler] = {
     Tick: _on_tick,
     StopRequested: _on_stop,
     FaultsAsked: ask_faults,
+    ScaleRequested: learn_scale,
+    DrainRequested: learn_drain,
 }
 _WITH_PLAN: dict[type, _Handler] = {
     **_ALWAYS,

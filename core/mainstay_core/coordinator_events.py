@@ -86,6 +86,23 @@ class StopRequested:
     who: str = "a user"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRequested:
+    """Somebody wants another number of replicas."""
+
+    replicas: int
+    who: str = "a user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """Somebody wants a pod's work handed over, so that the pod can be ended."""
+
+    pod: str
+    """UID or name."""
+    who: str = "a user"
+
+
 Event = (
     PodRegistered
     | FactsLearnt
@@ -95,6 +112,8 @@ Event = (
     | PlanDurable
     | Tick
     | StopRequested
+    | ScaleRequested
+    | DrainRequested
 )
 
 

@@ -7,31 +7,32 @@ most one plan comes out of a transition, as a plan takes one nonce.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from mainstay_core import ladder, membership
+from mainstay_core.availability import usable_slots
 from mainstay_core.coordinator_events import Action, Announce, Transition
 from mainstay_core.ids import Slot
 from mainstay_core.jobstate import (
     CoordinatorState,
     JobPhase,
-    SlotState,
     Waiting,
     all_settled,
     holds_state,
     is_living,
     lost_members,
-    restarting_slots,
     slot_name,
     still_joining,
-    usable_slots,
     with_slot,
 )
 from mainstay_core.learning import fingerprint_difference, refusal
+from mainstay_core.leaving import outgoing_died
 from mainstay_core.membership import Draft
 from mainstay_core.messages import Member, Method, Plan
 from mainstay_core.outcomes import end_job, publish
-from mainstay_core.recovery_times import open_join, open_loss, open_suspicion
+from mainstay_core.recovery_times import open_loss, open_suspicion
+from mainstay_core.reshaping import decide_between_faults
 
 MAX_PROBE_DOUBLINGS = 5
 """A quorum that fails again and again is re-formed ever more slowly, up to 32 x probe_s."""
@@ -39,9 +40,9 @@ MAX_PROBE_DOUBLINGS = 5
 
 def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     """Publish the first plan once enough trainers are up, or give up at the deadline."""
-    wanted, least = state.shape.replicas, state.shape.min_replicas
+    wanted, least = state.wanted, state.shape.min_replicas
     overdue = now_s - state.created_at_s >= state.config.startup_deadline_s
-    if not overdue and len(usable_slots(state, now_s)) < state.shape.num_ranks:
+    if not overdue and len(usable_slots(state, now_s)) < wanted * len(state.shape.positions):
         return Transition(state=state)
     # Only now: before, the lowest slot could still be one that comes up later.
     state, refusals = _same_arithmetic(state, now_s)
@@ -115,7 +116,7 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     if state.suspicion is not None:
         return _reform(state, now_s, nonce)
     if state.phase is JobPhase.RUNNING and all_settled(state):
-        return _join(state, now_s, nonce)
+        return decide_between_faults(state, now_s, nonce)
     return Transition(state=state)
 
 
@@ -146,6 +147,11 @@ def _recover(
 ) -> Transition:
     """Enter the ladder with everything that is known to be lost."""
     answer = ladder.decide(situation(state, len(lost), now_s))
+    takers = usable_slots(state, now_s)
+    if answer.row is ladder.Row.WAIT:
+        # Whoever is held back disturbs nobody in a job that stands still.
+        answer = ladder.decide(situation(state, len(lost), math.inf))
+        takers = usable_slots(state, math.inf)
     if answer.row is ladder.Row.MASK:
         draft = Draft(
             method=Method.MASK, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
@@ -155,7 +161,7 @@ def _recover(
         draft = Draft(
             method=Method.RESTART, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
         )
-        plan = membership.restart_plan(state, draft)
+        plan = membership.restart_plan(state, draft, takers)
     else:
         plan = None
     if plan is None:
@@ -235,11 +241,15 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     assert state.suspicion is not None
     assert state.plan is not None
     doublings = min(state.reforms, MAX_PROBE_DOUBLINGS)
-    if now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
+    left = outgoing_died(state)
+    if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
         return Transition(state=state)
     excluded = _repeat_suspects(state)
-    method = Method.MASK if excluded else Method.REFORM
-    if excluded:
+    method = Method.MASK if excluded or left else Method.REFORM
+    if left:
+        names = ", ".join(slot_name(state, m.slot) for m in left)
+        reason = f"{names} ended before the plan that lets it go was adopted"
+    elif excluded:
         names = ", ".join(slot_name(state, m.slot) for m in excluded)
         reason = f"{names} suspected twice without a commit in between"
     else:
@@ -287,45 +297,3 @@ def _hold_back(state: CoordinatorState, slot: Slot, now_s: float) -> Coordinator
     return with_slot(
         state, replace(known, failures=known.failures + 1, held_until_s=now_s + pause_s)
     )
-
-
-def _join(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Between faults: make missing replicas whole again.
-
-    Followers take places at once. A place whose own trainer is being restarted
-    waits for it a little (``restart_grace_s``); then a spare takes it.
-    """
-    assert state.plan is not None
-    have = len(state.plan.chains)
-    if have >= state.shape.replicas or state.shape.steps - state.step <= 1:
-        return Transition(state=state)
-    draft = Draft(method=Method.JOIN, planned=True, reason="", now_s=now_s, nonce=nonce)
-    plan = membership.join_plan(state, draft, _takers(state, now_s))
-    if plan is None:
-        return Transition(state=state)
-    reason = _join_sentence(state, plan)
-    plan = replace(plan, reason=f"{reason}; {plan.reason}")
-    return publish(open_join(state, plan, reason), plan, JobPhase.RUNNING)
-
-
-def _takers(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
-    """Trainers that may take a place now: restarted ones; spares where nobody returns."""
-    usable = usable_slots(state, now_s)
-    restarted = [s for s in usable if s.stage is not None]
-    spares = [s for s in usable if s.stage is None]
-    returning = len(restarted) + len(restarting_slots(state, now_s))
-    return (*restarted, *spares[: max(0, membership.num_places(state) - returning)])
-
-
-def _join_sentence(state: CoordinatorState, plan: Plan) -> str:
-    assert state.plan is not None
-    before = {c.replica for c in state.plan.chains}
-    came = ", ".join(str(c.replica) for c in plan.chains if c.replica not in before)
-    joiners = []
-    for member in plan.members:
-        slot = state.slot(member.slot)
-        if member.joining and slot is not None:
-            kind = "spare" if slot.stage is None else "restarted"
-            joiners.append(f"{slot_name(state, member.slot)} ({kind}) as {member.rank}")
-    how = f"joined by {', '.join(joiners)}" if joiners else "by chaining followers, no transfer"
-    return f"replica {came} whole again {how}"

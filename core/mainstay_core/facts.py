@@ -40,6 +40,7 @@ class FactKind(enum.StrEnum):
     ADOPTED = "adopted"
     SETTLED = "settled"
     FINISHED = "finished"
+    LEAVING = "leaving"
     FAILED = "failed"
 
 
@@ -54,6 +55,7 @@ class Fact:
     ADOPTED       a member took up the plan; ``observed_at_s`` is when it held all settle reports
     SETTLED       a member goes on computing at ``step`` in the plan: state and table ready
     FINISHED      a member has applied the last step; ``final`` holds its digests
+    LEAVING       the pod will end (``evidence``: why) and works on meanwhile; repeated
     FAILED        the trainer cannot go on by itself and says why (a bug or a user error), job fails
     """
 
@@ -70,6 +72,8 @@ class Fact:
     final: FinalDigests | None = None
     observed_at_s: float = 0.0
     """Wall clock of the reporter, for the five times; never used to judge who lives."""
+    grace_s: float = 0.0
+    """Of LEAVING: how long the pod will stay at most; 0 when nobody has set a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mainstay_core.availability import spare_pods
 from mainstay_core.coordinator_events import (
     Action,
     AddFaults,
@@ -26,7 +27,6 @@ from mainstay_core.jobstate import (
     FiredFault,
     all_settled,
     pod_name,
-    spare_pods,
     uid_of,
 )
 

@@ -13,6 +13,8 @@ def check_invariants(state: CoordinatorState) -> None:
     """
     for slot in state.slots:
         assert slot.incarnation not in slot.ended, f"{slot.slot} lives and has ended"
+    shape = state.shape
+    assert shape.min_replicas <= state.wanted <= shape.lanes, "wanted replicas out of bounds"
     plan = state.plan
     if plan is None:
         assert state.phase in {JobPhase.FORMING, *TERMINAL}, f"{state.phase} without a plan"

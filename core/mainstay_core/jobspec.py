@@ -50,6 +50,14 @@ class JobConfig:
     longer fails, and the next plan meets elsewhere."""
     probe_s: float = 0.3
     """After a failed collective without sure evidence, wait this long, then re-form."""
+    handover_s: float = 30.0
+    """How long a pod that is told to end goes on serving until its work is handed over."""
+    hold_back_s: float = 1.0
+    """After a second end in a row without a commit, a trainer is not let in for so long; doubled
+    by each further one."""
+    hold_back_max_s: float = 300.0
+    spares: int = 0
+    """Standby pods beyond those that the wanted replicas need."""
     restart_grace_s: float = 10.0
     """How long a lost rank's place waits for the same pod's restarted trainer before a spare."""
     startup_deadline_s: float = 120.0

@@ -54,6 +54,14 @@ class PodState:
     why: str = ""
     gone_at_s: float = 0.0
     """Wall clock of whoever saw it go."""
+    leaving: str = ""
+    """Why it will end. A pod that leaves works on, gets no new place and never changes its mind."""
+    leaving_at_s: float = 0.0
+    """When that was learnt."""
+    leave_by_s: float = 0.0
+    """When it ends at the latest; 0: no limit."""
+    leave_waits: str = ""
+    """Why its work cannot be handed over yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +83,7 @@ class SlotState:
     failures: int = 0
     """Ends without a commit in between."""
     held_until_s: float = 0.0
-    """Not used before: it was excluded on suspicion."""
+    """Not used before: it was excluded on suspicion, or ended again and again."""
     stage: int | None = None
     """Stage that it served last: it is the first choice for a place there."""
     inner: int = 0
@@ -84,6 +92,17 @@ class SlotState:
     """Evidence of the last end."""
     refused: str = ""
     """Why it cannot be used at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainState:
+    """Ends in a row on one failure domain (a pod, where none is known), without a commit there."""
+
+    failures: int
+    last_s: float
+    """When the last end was learnt: what ends together counts once."""
+    held_until_s: float = 0.0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +174,16 @@ class CoordinatorState:
     restarted_id: int = 0
     """Quorum of the last restart: commits of older quorums don't count any more."""
     plan: Plan | None = None
+    scaled_to: int | None = None
+    """Replicas that somebody asked for in the running job."""
+    outgoing: tuple[Member, ...] = ()
+    """Members of the quorum before that the planned plan drops, until all others have settled."""
     pods: tuple[PodState, ...] = ()
     """In natural order of their names."""
     slots: tuple[SlotState, ...] = ()
     """In order of (pod, index)."""
+    domains: dict[str, DomainState] = field(default_factory=dict)
+    """By failure domain: where trainers end again and again."""
     fingerprint: dict[str, str] | None = None
     """Numerics fingerprint of the first plan's members; fixed from then on."""
     fingerprints: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -194,6 +219,11 @@ class CoordinatorState:
     def shape(self) -> JobShape:
         """Degrees of the job."""
         return self.config.shape
+
+    @property
+    def wanted(self) -> int:
+        """Replicas wanted now. Invariant: min_replicas <= wanted <= lanes."""
+        return self.shape.replicas if self.scaled_to is None else self.scaled_to
 
     @property
     def terminal(self) -> bool:
@@ -283,6 +313,28 @@ def is_living(state: CoordinatorState, member: Member) -> bool:
     )
 
 
+def is_gone(state: CoordinatorState, uid: PodUid) -> bool:
+    """Return whether a registered pod is surely gone."""
+    pod = state.pod(uid)
+    return pod is not None and pod.gone
+
+
+def is_leaving(state: CoordinatorState, uid: PodUid) -> bool:
+    """Return whether a pod will end and its work is to be handed over."""
+    pod = state.pod(uid)
+    return pod is not None and bool(pod.leaving)
+
+
+def has_members(state: CoordinatorState, uid: PodUid) -> bool:
+    """Return whether a pod serves in the newest plan."""
+    return state.plan is not None and any(m.slot.pod == uid for m in state.plan.members)
+
+
+def has_left(state: CoordinatorState, uid: PodUid) -> bool:
+    """Return whether a pod said that it leaves and its work is handed over: it may end."""
+    return is_leaving(state, uid) and not has_members(state, uid)
+
+
 def lost_members(state: CoordinatorState) -> tuple[Member, ...]:
     """Return the members of the plan that are surely gone, in index order."""
     if state.plan is None:
@@ -303,46 +355,6 @@ def still_joining(state: CoordinatorState, member: Member) -> bool:
 def all_settled(state: CoordinatorState) -> bool:
     """Return whether every member of the plan goes on in it."""
     return state.plan is not None and len(state.settled_at_s) == len(state.plan.members)
-
-
-def usable_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
-    """Return the slots whose trainer is up, may be used and is no member, in pod order."""
-    members = {m.slot for m in state.plan.members} if state.plan else set()
-    order = {uid_of(p): i for i, p in enumerate(state.pods) if not p.gone}
-    fit = [
-        s
-        for s in state.slots
-        if s.incarnation is not None
-        and s.slot.pod in order
-        and not s.refused
-        and s.failures <= state.config.max_restarts
-        and s.held_until_s <= now_s
-    ]
-    living = {m.slot for m in state.plan.members if is_living(state, m)} if state.plan else set()
-    free = [s for s in fit if s.slot not in members or s.slot not in living]
-    return tuple(sorted(free, key=lambda s: (order[s.slot.pod], s.slot.index)))
-
-
-def restarting_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
-    """Return the slots that served a stage and whose next trainer is worth waiting for."""
-    gone = {uid_of(p) for p in state.pods if p.gone}
-    return tuple(
-        s
-        for s in state.slots
-        if s.incarnation is None
-        and s.restarting
-        and s.stage is not None
-        and s.slot.pod not in gone
-        and not s.refused
-        and s.failures <= state.config.max_restarts
-        and now_s - s.learnt_down_s < state.config.restart_grace_s
-    )
-
-
-def spare_pods(state: CoordinatorState) -> tuple[PodState, ...]:
-    """Return the living pods without a member, in order: spare 0, 1, ..."""
-    used = {m.slot.pod for m in state.plan.members} if state.plan else set()
-    return tuple(p for p in state.pods if not p.gone and uid_of(p) not in used)
 
 
 def pod_name(state: CoordinatorState, uid: PodUid) -> str:

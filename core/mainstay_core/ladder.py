@@ -35,7 +35,7 @@ WHO_STOPS = {
     Row.WAIT: "all",
 }
 
-EXECUTABLE = frozenset({Row.MASK, Row.RESTART, Row.WAIT})
+EXECUTABLE = frozenset({Row.HAND_OVER, Row.MASK, Row.RESTART, Row.WAIT})
 """Rows that the runtime carries out; the others are decided and then waited for."""
 
 

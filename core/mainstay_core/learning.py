@@ -13,21 +13,22 @@ from dataclasses import replace
 from mainstay_core.coordinator_events import Announce, RecordRecovery, Transition
 from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.facts import Fact, FactKind, PodRegistration
-from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.ids import QuorumId, Slot
 from mainstay_core.jobstate import (
-    MAX_ENDED,
     CoordinatorState,
     JobPhase,
     PodState,
     SlotState,
     Suspicion,
     all_settled,
-    pod_name,
+    has_left,
     slot_name,
     uid_of,
     with_pod,
     with_slot,
 )
+from mainstay_core.leaving import learn_leaving
+from mainstay_core.losses import end_all, end_slot, lose_pod, note_end
 from mainstay_core.messages import FinalDigests, Member
 from mainstay_core.recovery_times import close_known, plan_settled
 
@@ -46,8 +47,11 @@ def learn_pod(state: CoordinatorState, registration: PodRegistration, now_s: flo
     if known is not None and not known.gone and known.registration == registration:
         return Transition(state=state, reason="already registered")
     if known is not None and (known.gone or known.registration.pid != registration.pid):
-        state = _end_all(state, registration.pod, "its supervisor was replaced", now_s, now_s)
-    state = with_pod(state, PodState(registration=registration))
+        state = end_all(state, registration.pod, "its supervisor was replaced", now_s, now_s)
+    # A pod that leaves never changes its mind, whatever becomes of its supervisor.
+    pod = known if known is not None else PodState(registration=registration)
+    pod = replace(pod, registration=registration, gone=False, why="", gone_at_s=0.0)
+    state = with_pod(state, pod)
     for index in range(registration.num_slots):
         slot = Slot(pod=registration.pod, index=index)
         if state.slot(slot) is None:
@@ -84,7 +88,7 @@ def learn_silence(
         behind = behind_s.get(uid_of(pod), 0.0)
         if not pod.gone and behind > state.config.heartbeat_timeout_s:
             why = f"silent for {behind:.1f} s while others were heard"
-            lost = _lose_pod(result.state, uid_of(pod), why, now_s, now_s, sure=False)
+            lost = lose_pod(result.state, uid_of(pod), why, now_s, now_s, sure=False)
             result = result.then(lost)
     return result
 
@@ -96,6 +100,8 @@ def _check_known(state: CoordinatorState, fact: Fact) -> None:
     if pod is None or pod.gone:
         why = "is unknown" if pod is None else f"counts as gone ({pod.why})"
         raise UnregisteredPodError(f"pod {fact.pod} {why}: register it, then tell its trainers")
+    if fact.kind is FactKind.LEAVING:
+        return
     if fact.slot is None or state.slot(Slot(pod=fact.pod, index=fact.slot)) is None:
         raise RemoteProtocolError(f"pod {fact.pod} has no slot {fact.slot}")
     if fact.incarnation is None:
@@ -113,56 +119,6 @@ def _when(fact: Fact, now_s: float) -> float:
     return fact.observed_at_s or now_s
 
 
-def _end(
-    slot: SlotState, incarnation: Incarnation | None, why: str, at_s: float, now_s: float
-) -> SlotState:
-    """The slot after ``incarnation`` (or the one that lives) ended."""
-    ended = incarnation or slot.incarnation
-    if ended is None or ended in slot.ended:
-        return slot
-    remembered = (*slot.ended, ended)[-MAX_ENDED:]
-    if slot.incarnation not in (None, ended):
-        return replace(slot, ended=remembered)
-    return replace(
-        slot,
-        incarnation=None,
-        ended=remembered,
-        down_at_s=at_s,
-        learnt_down_s=now_s,
-        failures=slot.failures + 1,
-        why=why,
-    )
-
-
-def _end_all(
-    state: CoordinatorState, pod: PodUid, why: str, at_s: float, now_s: float, *, sure: bool = True
-) -> CoordinatorState:
-    """End what lives on a pod. If that is not sure, the same trainers may be heard of again."""
-    for slot in state.slots:
-        if slot.slot.pod == pod and slot.incarnation is not None:
-            ended = _end(slot, slot.incarnation, why, at_s, now_s)
-            if not sure:
-                ended = replace(ended, ended=slot.ended, failures=slot.failures)
-            state = with_slot(state, replace(ended, restarting=False))
-    return state
-
-
-def _lose_pod(
-    state: CoordinatorState, uid: PodUid, why: str, at_s: float, now_s: float, *, sure: bool = True
-) -> Transition:
-    pod = state.pod(uid)
-    if pod is None or pod.gone:
-        return Transition(state=state, reason=f"pod {uid} is known to be gone")
-    message = f"pod {pod_name(state, uid)} is gone: {why or 'no detail'}"
-    state = _end_all(state, uid, why or "its pod is gone", at_s, now_s, sure=sure)
-    state = with_pod(state, replace(pod, gone=True, why=why, gone_at_s=at_s))
-    return Transition(
-        state=state,
-        actions=(Announce(reason="PodGone", message=message, warning=True),),
-        reason=message,
-    )
-
-
 def _trainer_up(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
     slot = _slot_of(state, fact)
     name = slot_name(state, slot.slot)
@@ -171,7 +127,9 @@ def _trainer_up(state: CoordinatorState, fact: Fact, now_s: float) -> Transition
     if fact.incarnation == slot.incarnation:
         return Transition(state=state, reason=f"{name} is known to be up")
     if slot.incarnation is not None:
-        slot = _end(slot, slot.incarnation, "replaced by a new trainer", _when(fact, now_s), now_s)
+        why = "replaced by a new trainer"
+        slot = end_slot(state, slot, slot.incarnation, why, _when(fact, now_s), now_s)
+        state = note_end(state, fact.pod, why, now_s)
     theirs = fact.fingerprint or {}
     refused = fingerprint_difference(state.fingerprint, theirs)
     slot = replace(slot, incarnation=fact.incarnation, restarting=False, refused=refused)
@@ -211,22 +169,29 @@ def _trainer_down(state: CoordinatorState, fact: Fact, now_s: float) -> Transiti
             state = with_slot(state, replace(slot, restarting=fact.restarting))
         return Transition(state=state, reason=f"{name}: that end is known")
     at_s = _when(fact, now_s)
-    ended = _end(slot, fact.incarnation, fact.evidence, at_s, now_s)
+    ended = end_slot(state, slot, fact.incarnation, fact.evidence, at_s, now_s)
     if ended.incarnation is None:
         ended = replace(ended, restarting=fact.restarting)
     if fact.incarnation in state.finished:
-        ended = replace(ended, failures=slot.failures)
+        ended = replace(ended, failures=slot.failures, held_until_s=slot.held_until_s)
         return Transition(state=with_slot(state, ended), reason=f"{name} ended after it finished")
+    if ended.incarnation is None and fact.incarnation in ended.ended:
+        state = note_end(state, fact.pod, fact.evidence, now_s)
     message = f"trainer {name} ended: {fact.evidence or 'no detail'}"
+    left = has_left(state, fact.pod)
     return Transition(
         state=with_slot(state, ended),
-        actions=(Announce(reason="TrainerDown", message=message, warning=True),),
+        actions=(
+            Announce(
+                reason="TrainerLeft" if left else "TrainerDown", message=message, warning=not left
+            ),
+        ),
         reason=message,
     )
 
 
 def _pod_gone(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
-    return _lose_pod(state, fact.pod, fact.evidence, _when(fact, now_s), now_s)
+    return lose_pod(state, fact.pod, fact.evidence, _when(fact, now_s), now_s)
 
 
 def _member(state: CoordinatorState, fact: Fact) -> Member | None:
@@ -375,6 +340,7 @@ _FACTS: dict[FactKind, Callable[[CoordinatorState, Fact, float], Transition]] = 
     FactKind.TRAINER_UP: _trainer_up,
     FactKind.TRAINER_DOWN: _trainer_down,
     FactKind.POD_GONE: _pod_gone,
+    FactKind.LEAVING: learn_leaving,
     FactKind.PARKED: _parked,
     FactKind.ADOPTED: _adopted,
     FactKind.SETTLED: _settled,

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from mainstay_core.availability import usable_slots
 from mainstay_core.chaining import Cell, plan_chaining
 from mainstay_core.ids import Incarnation, PodUid, QuorumId, RankId, Slot
 from mainstay_core.jobstate import (
     CoordinatorState,
     SlotState,
+    is_leaving,
     is_living,
     still_joining,
-    usable_slots,
 )
 from mainstay_core.messages import Chain, Member, Method, Plan, Rendezvous
 from mainstay_core.placement import plan_placement
@@ -96,7 +97,7 @@ def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: 
     reason = f"{num_replicas} of {shape.lanes} lanes get a replica of {shape.stages} stages"
     if shape.ranks_per_stage > 1:
         reason += f" of {shape.ranks_per_stage} ranks"
-    return _compose(
+    return compose(
         state,
         seats,
         Draft(method=Method.START, planned=False, reason=reason, now_s=now_s, nonce=nonce),
@@ -137,17 +138,17 @@ def mask_plan(
     Raises:
         InfeasiblePlanError: some position has no living member.
     """
-    seats = [s for s in _living_seats(state) if s.slot not in excluded]
-    seats = _keep_whole(seats, len(state.shape.positions))
+    seats = [s for s in living_seats(state) if s.slot not in excluded]
+    seats = keep_whole(seats, len(state.shape.positions))
     if not any(s.replica is not None for s in seats):
-        seats = _mate(state, seats, most=state.shape.replicas)
-    return _compose(state, seats, draft)
+        seats = mate(state, seats, most=state.wanted)
+    return compose(state, seats, draft)
 
 
-def restart_plan(state: CoordinatorState, draft: Draft) -> Plan | None:
+def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
     """Return a plan with empty positions filled from free trainers, or None if too few are up."""
-    grown = _grow(state, usable_slots(state, draft.now_s), least=1)
-    return None if grown is None else _compose(state, grown, draft)
+    grown = _grow(state, takers, least=1)
+    return None if grown is None else compose(state, grown, draft)
 
 
 def join_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
@@ -158,16 +159,16 @@ def join_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]
     """
     assert state.plan is not None
     grown = _grow(state, takers, least=len(state.plan.chains) + 1)
-    return None if grown is None else _compose(state, grown, draft)
+    return None if grown is None else compose(state, grown, draft)
 
 
 def num_places(state: CoordinatorState) -> int:
     """Return how many trainers are missing for all wanted replicas."""
-    counts = Counter(s.position for s in _living_seats(state))
-    return sum(max(0, state.shape.replicas - counts[p]) for p in state.shape.positions)
+    counts = Counter(s.position for s in living_seats(state))
+    return sum(max(0, state.wanted - counts[p]) for p in state.shape.positions)
 
 
-def _living_seats(state: CoordinatorState) -> list[Seat]:
+def living_seats(state: CoordinatorState) -> list[Seat]:
     assert state.plan is not None
     return [
         Seat(
@@ -185,7 +186,7 @@ def _living_seats(state: CoordinatorState) -> list[Seat]:
     ]
 
 
-def _keep_whole(seats: Sequence[Seat], num_positions: int) -> list[Seat]:
+def keep_whole(seats: Sequence[Seat], num_positions: int) -> list[Seat]:
     ranks = Counter(s.replica for s in seats if s.replica is not None)
     return [
         s
@@ -198,18 +199,18 @@ def _keep_whole(seats: Sequence[Seat], num_positions: int) -> list[Seat]:
 def _grow(state: CoordinatorState, takers: Sequence[SlotState], least: int) -> list[Seat] | None:
     """Seat ``takers`` so that as many replicas as possible are whole, at least ``least``."""
     shape = state.shape
-    seats = _keep_whole(_living_seats(state), len(shape.positions))
+    seats = keep_whole(living_seats(state), len(shape.positions))
     counts = Counter(s.position for s in seats)
     free = list(takers)
-    for target in range(shape.replicas, least - 1, -1):
+    for target in range(state.wanted, least - 1, -1):
         wanted = [p for p in shape.positions for _ in range(counts[p], target)]
         if len(wanted) <= len(free):
-            seats += _seat_joiners(seats, wanted, free)
-            return _mate(state, seats, most=target)
+            seats += seat_joiners(seats, wanted, free)
+            return mate(state, seats, most=target)
     return None
 
 
-def _seat_joiners(
+def seat_joiners(
     seats: Sequence[Seat], wanted: Iterable[tuple[int, int]], free: list[SlotState]
 ) -> list[Seat]:
     """Give each wanted place (a position) a free trainer.
@@ -248,7 +249,7 @@ def _seat_joiners(
     return joiners
 
 
-def _mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Seat]:
+def mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Seat]:
     """Chain trainers to whole replicas, up to ``most`` of them; whole chains stay as they are.
 
     A chain goes through all positions, inner ranks of a stage one after the
@@ -279,7 +280,7 @@ def _mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Sea
     return [replace(s, replica=replica_of.get(s.cell_id)) for s in seats]
 
 
-def _compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Plan:
+def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Plan:
     """Return the plan with these seats: order, chains, suppliers, meeting place."""
     quorum = QuorumId(id=state.last_id + 1, nonce=draft.nonce)
     addresses = {p.registration.pod: p.registration.address for p in state.pods}
@@ -370,7 +371,10 @@ def _rendezvous(
     state: CoordinatorState, members: Sequence[Member], avoid: PodUid | None
 ) -> Rendezvous:
     """The lowest member's pod, one that stayed and is not to be avoided if there is one."""
-    best = min(members, key=lambda m: (m.joining, m.slot.pod == avoid, m.index))
+    best = min(
+        members,
+        key=lambda m: (m.joining, is_leaving(state, m.slot.pod), m.slot.pod == avoid, m.index),
+    )
     pod = state.pod(best.slot.pod)
     assert pod is not None
     return Rendezvous(

@@ -26,6 +26,7 @@ class Method(enum.StrEnum):
     JOIN = "join"
     RESTART = "restart"
     WAIT = "wait"
+    HAND_OVER = "hand-over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

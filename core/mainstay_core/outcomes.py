@@ -17,7 +17,7 @@ from mainstay_core.jobstate import (
     JobPhase,
     with_slots,
 )
-from mainstay_core.messages import Plan
+from mainstay_core.messages import Member, Plan
 from mainstay_core.recovery_times import close_all
 
 
@@ -34,6 +34,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         state,
         phase=phase,
         plan=plan,
+        outgoing=_outgoing(state.plan, plan),
         last_id=plan.quorum.id,
         adopted_at_s={},
         settled_at_s={},
@@ -56,6 +57,13 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         ),
     )
     return Transition(state=state, actions=actions, reason=message)
+
+
+def _outgoing(before: Plan | None, plan: Plan) -> tuple[Member, ...]:
+    """Members that a planned plan drops: the others need their votes until they adopt it."""
+    if before is None or not plan.planned:
+        return ()
+    return tuple(m for m in before.members if plan.member_of(m.slot, m.incarnation) is None)
 
 
 def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition:

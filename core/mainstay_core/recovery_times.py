@@ -20,9 +20,11 @@ from mainstay_core.jobstate import (
     CoordinatorState,
     FiredFault,
     OpenRecovery,
+    PodState,
     median,
     pod_name,
     slot_name,
+    uid_of,
 )
 from mainstay_core.messages import Member, Method, Plan, Recovery, StageTimes
 
@@ -77,13 +79,31 @@ def open_suspicion(
 def open_join(state: CoordinatorState, plan: Plan, reason: str) -> CoordinatorState:
     """Return the state with the repair of missing replicas begun."""
     assert state.plan is not None
-    missing = state.shape.replicas - len(state.plan.chains)
+    missing = state.wanted - len(state.plan.chains)
     return _open(
         state,
         plan,
-        fault=f"{missing} of {state.shape.replicas} replicas missing",
+        fault=f"{missing} of {state.wanted} replicas missing",
         reason=reason,
         members=[m for m in plan.members if m.joining],
+        died_at_s=plan.created_at_s,
+        first_fact_s=plan.created_at_s,
+    )
+
+
+def open_hand_over(
+    state: CoordinatorState, pods: Sequence[PodState], plan: Plan, reason: str
+) -> CoordinatorState:
+    """Return the state with the swap of leaving pods' members begun: nobody has failed."""
+    assert state.plan is not None
+    uids = {uid_of(p) for p in pods}
+    said = "; ".join(f"pod {p.registration.name} will leave: {p.leaving}" for p in pods)
+    return _open(
+        state,
+        plan,
+        fault=said,
+        reason=reason,
+        members=[m for m in state.plan.members if m.slot.pod in uids],
         died_at_s=plan.created_at_s,
         first_fact_s=plan.created_at_s,
     )

@@ -144,6 +144,10 @@ class TrainingJob(Section):
             # A back-stop only: it must outlast a hang and the longest step (protocol section 5).
             operation_timeout_s=max(1800.0, 4.0 * spec.detection.hang_seconds),
             restart_grace_s=float(spec.recovery.restart_grace_seconds),
+            handover_s=float(spec.recovery.handover_seconds),
+            hold_back_s=float(spec.recovery.hold_back_seconds),
+            hold_back_max_s=float(spec.recovery.hold_back_max_seconds),
+            spares=spec.spares.replicas,
             startup_deadline_s=float(spec.scheduling.startup_deadline_seconds),
             max_restarts=spec.recovery.max_restarts,
             faults=faults,

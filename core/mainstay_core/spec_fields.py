@@ -189,6 +189,14 @@ class RecoveryPolicy(Section):
     """Restarts of one slot's trainer without a commit in between; then it stays down."""
     restart_grace_seconds: NotNegative = 10
     """How long a lost rank's place waits for its own pod's new trainer before a spare takes it."""
+    handover_seconds: NotNegative = 30
+    """How long a pod that is told to end (SIGTERM) serves on until its work is handed over. In a
+    cluster the pod's terminationGracePeriodSeconds must be larger. 0: it ends at once."""
+    hold_back_seconds: NotNegative = 1
+    """A trainer that ends twice in a row without a commit in between is not let in for so long;
+    twice as long after each further end. Counted per slot and per failure domain."""
+    hold_back_max_seconds: Positive = 300
+    """Bound of that."""
 
 
 class Scheduling(Section):

@@ -37,6 +37,8 @@ from mainstay_core.supervision_events import (
     LauncherLost,
     LauncherUp,
     Leave,
+    LeaveAsked,
+    LeaveHeard,
     PlanLearnt,
     Registered,
     Signal,
@@ -46,6 +48,14 @@ from mainstay_core.supervision_events import (
     SupervisionState,
     Tell,
     Tick,
+)
+from mainstay_core.supervision_leaving import (
+    EXIT_TERMINATED,
+    can_leave,
+    leave_asked,
+    leave_heard,
+    release,
+    repeated,
 )
 from mainstay_core.supervision_slots import (
     Transition,
@@ -135,7 +145,8 @@ def _heartbeat_due(state: SupervisionState, event: object, now_s: float) -> Tran
     """Repeat what the newest plan does not reflect yet."""
     del event, now_s
     facts = [fact for slot in state.slots for fact in (slot.down, slot.parked) if fact is not None]
-    return Transition(state, tuple(Tell(fact) for fact in facts if _unheard(state, fact)))
+    unheard = tuple(Tell(fact) for fact in facts if _unheard(state, fact))
+    return Transition(state, (*unheard, *repeated(state)))
 
 
 def _unheard(state: SupervisionState, fact: Fact) -> bool:
@@ -149,8 +160,18 @@ def _unheard(state: SupervisionState, fact: Fact) -> bool:
     return plan.member_of(Slot(pod=state.pod, index=index), incarnation) is not None
 
 
+def _leave_asked(state: SupervisionState, event: LeaveAsked, now_s: float) -> Transition:
+    if can_leave(state):
+        return leave_asked(state, event, now_s)
+    return _ended(state, Ended(event.why, EXIT_TERMINATED), now_s)
+
+
 def _tick(state: SupervisionState, event: object, now_s: float) -> Transition:
     del event
+    if state.leaving is not None and not state.ending and now_s >= state.leave_by_s:
+        code = 0 if state.released else EXIT_TERMINATED
+        why = f"{state.leaving.evidence}, and {state.settings.handover_s:g} s are over"
+        return _ended(state, Ended(why, code), now_s)
     actions: list[Action] = []
     reasons = []
     for slot in state.slots:
@@ -190,6 +211,8 @@ def _advance(state: SupervisionState, now_s: float, nonce: str) -> Transition:
         if alive or state.left:
             return Transition(state)
         return Transition(replace(state, left=True), (Leave(state.exit_code),), state.ending)
+    if state.leaving is not None:
+        return release(state)
     if not (state.launcher_up and state.registered):
         return Transition(state)
     actions: list[Action] = []
@@ -219,6 +242,8 @@ def _advance(state: SupervisionState, now_s: float, nonce: str) -> Transition:
 def next_due_s(state: SupervisionState) -> float | None:
     """Return when the next ``Tick`` has something to do at the latest, if it ever has."""
     times = [slot.restart_at_s for slot in state.slots if slot.phase is SlotPhase.BACKOFF]
+    if state.leaving is not None and not state.ending:
+        times.append(state.leave_by_s)
     if state.ending and not state.left:
         times.append(state.ending_at_s + state.settings.stop_grace_s)
     for index in with_phase(state, SlotPhase.UP):
@@ -237,6 +262,8 @@ _POD: dict[type, _PodHandler] = {
     Registered: _registered,
     PlanLearnt: _plan_learnt,
     Ended: _ended,
+    LeaveAsked: _leave_asked,
+    LeaveHeard: leave_heard,
     HeartbeatDue: _heartbeat_due,
     Tick: _tick,
 }

@@ -47,6 +47,8 @@ class SupervisionSettings:
     backoff_max_s: float = 10.0
     stop_grace_s: float = 3.0
     """How long trainers may take to end after they were told to; then they are killed."""
+    handover_s: float = 30.0
+    """How long a pod that is told to end serves on until its work is handed over; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,13 @@ class SupervisionState:
     registered: bool = False
     plan: Plan | None = None
     """Newest plan."""
+    leaving: Fact | None = None
+    """That the pod was told to end: it serves on until its work is handed over."""
+    leave_by_s: float = 0.0
+    leave_heard: bool = False
+    """The api knows: no plan made from then on gives this pod a new place."""
+    released: bool = False
+    """No rank of this pod is needed any more."""
     ending: str = ""
     """Why everything ends; empty while the job runs."""
     exit_code: int = 0
@@ -200,6 +209,18 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """This pod is told to end, and has time to hand its work over."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveHeard:
+    """The api has acknowledged that this pod leaves."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatDue:
     """Time to repeat what must not be lost."""
 
@@ -209,7 +230,17 @@ class Tick:
     """Time has passed."""
 
 
-PodEvent = LauncherUp | LauncherLost | Registered | PlanLearnt | Ended | HeartbeatDue | Tick
+PodEvent = (
+    LauncherUp
+    | LauncherLost
+    | Registered
+    | PlanLearnt
+    | Ended
+    | LeaveAsked
+    | LeaveHeard
+    | HeartbeatDue
+    | Tick
+)
 Event = SlotEvent | PodEvent
 
 # Actions.
@@ -255,10 +286,15 @@ class StopTrainers:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """End the pod (``Ended``) as soon as nobody meets at its gather server any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """All trainers have ended: dismiss the launcher and exit with this code."""
 
     exit_code: int
 
 
-Action = Fork | Signal | Tell | Forward | StopTrainers | Leave
+Action = Fork | Signal | Tell | Forward | StopTrainers | Release | Leave

@@ -196,7 +196,8 @@ def _ignored(state: SupervisionState, slot: SlotState, event: object, now_s: flo
 
 
 def _may_restart(state: SupervisionState, slot: SlotState) -> bool:
-    return not (slot.done or state.ending) and slot.restarts < state.settings.max_restarts
+    over = slot.done or state.ending or state.leaving is not None
+    return not over and slot.restarts < state.settings.max_restarts
 
 
 def _backoff_s(settings: SupervisionSettings, restarts: int) -> float:

@@ -264,7 +264,40 @@ def test_the_end_of_the_job_is_learnt_from_a_heartbeat_too(api: Any, make_pod: A
     trainer.expect("stop")
 
 
-def test_sigterm_stops_the_trainers_and_is_not_the_jobs_end(api: Any, make_pod: Any) -> None:
+def test_sigterm_hands_the_work_over_and_then_ends_the_pod(api: Any, make_pod: Any) -> None:
+    pod = make_pod()
+    launcher = pod.launcher()
+    trainer, life = pod.trainer(launcher)
+    api.next_fact("trainer-up")
+    (member,) = plan(1, life).members
+    serving = replace(member, slot=Slot(pod=PodUid(pod.uid), index=0))
+    api.push("plan", codec.encode(replace(plan(1), members=(serving,))))
+    trainer.expect("plan")
+    pod.process.terminate()
+    fact = api.next_fact("leaving")
+    assert (fact.pod, fact.slot, fact.grace_s) == (pod.uid, None, 30.0)
+    pod.process.terminate()
+    api.next_fact("leaving")
+    # The plan that drops it is adopted by all at the end of a step; until then it serves.
+    api.push("plan", codec.encode(plan(2)), "2-0")
+    trainer.expect("plan")
+    guest = GatherClient(api.next("pods")["gather"], "q1-a", 0, 2, "guest", "127.0.0.1")
+    guest.post("vote", b"")
+    quorum = {"id": 2, "nonce": plan(2).quorum.nonce}
+    trainer.send(kind="status", phase="idle", waiting=True, step=3, progress=9, quorum=quorum)
+    api.inbox("heartbeats").queue.clear()
+    api.next("heartbeats")
+    api.next("heartbeats")
+    assert pod.process.poll() is None, "others still meet here"
+    guest.leave()
+    trainer.expect("stop")
+    launcher.send(kind="exited", slot=0, pid=7, incarnation=life, code=0, signal=None)
+    assert launcher.expect("stop")
+    assert pod.process.wait() == 0
+
+
+def test_sigterm_with_no_time_for_a_hand_over_ends_the_pod(api: Any, make_pod: Any) -> None:
+    api.config = replace(api.config, handover_s=0.0)
     pod = make_pod()
     launcher = pod.launcher()
     trainer, life = pod.trainer(launcher)

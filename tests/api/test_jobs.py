@@ -137,7 +137,7 @@ def test_stopping_twice_is_harmless(job: Any) -> None:
 def test_a_provider_tells_of_pods_only(job: Any) -> None:
     fact = {"kind": "trainer-down", "pod": "pod-0", "slot": 0, "incarnation": "x"}
     reply = job.api.post(f"{job.path}/provider/facts", {"facts": [fact]}, status=422)
-    assert "pod-gone only" in reply["what_to_do"]
+    assert "pod-gone or leaving only" in reply["what_to_do"]
 
 
 def test_openapi_has_examples_and_the_error_form(api: Any) -> None:

@@ -25,7 +25,7 @@ from mainstay_core.facts import Fact, FactKind, PodRegistration
 from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, Slot
 from mainstay_core.job_invariants import check_invariants
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.jobstate import CoordinatorState, is_living
+from mainstay_core.jobstate import CoordinatorState, is_leaving, is_living
 from mainstay_core.messages import FinalDigests, Member, Plan
 from mainstay_core.topology import JobShape
 
@@ -65,8 +65,20 @@ class World:
         gone = {p.registration.pod for p in self.state.pods if p.gone}
         assert plan.rendezvous.pod not in gone
         assert all(is_living(self.state, m) for m in plan.members), "a dead member"
+        causes = {m.slot: m.incarnation for m in (old.members if old else ())}
+        for member in plan.members:
+            fresh = causes.get(member.slot) != member.incarnation
+            assert not (fresh and is_leaving(before, member.slot.pod)), "a leaving pod is seated"
         if old is None:
             return
+        if plan.planned:
+            kept = {m.incarnation for m in plan.members}
+            outgoing = [m for m in old.members if m.incarnation not in kept]
+            if len(plan.chains) < self.state.wanted:
+                assert all(is_leaving(self.state, m.slot.pod) for m in outgoing), (
+                    "a member is dropped that nobody wants to leave"
+                )
+            assert len(plan.chains) <= max(len(old.chains), self.state.wanted)
         known = {(m.slot, m.incarnation): m for m in old.members}
         for member in plan.members:
             stayed = known.get((member.slot, member.incarnation))

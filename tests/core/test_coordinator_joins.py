@@ -127,6 +127,7 @@ def test_a_slot_that_fails_again_and_again_stays_unused(start: Start) -> None:
         world.down(member, restarting=True)
         world.settle()
         world.up(pod)
+        world.tick(after_s=1000.0)
     assert pod not in {m.slot.pod for m in world.plan.members}
 
 

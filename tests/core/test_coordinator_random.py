@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.coordinator_events import StepsCommitted
-from mainstay_core.errors import RemoteProtocolError
+from mainstay_core.coordinator_events import DrainRequested, ScaleRequested, StepsCommitted
+from mainstay_core.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import QuorumId
 from mainstay_core.jobstate import JobPhase, is_living
+from mainstay_core.leaving import leaving_members
 from mainstay_core.messages import Plan
 
 
@@ -38,7 +39,7 @@ class Chaos:
             name = self.rng.choices(list(self.CHOICES), list(self.CHOICES.values()))[0]
             try:
                 getattr(self, name)()
-            except RemoteProtocolError:
+            except (RemoteProtocolError, InvalidSpecError):
                 self.refused += 1
             if self.world.state.plan and self.world.state.plan not in self.plans:
                 self.plans.append(self.world.state.plan)
@@ -56,6 +57,10 @@ class Chaos:
         "tick": 5,
         "silence": 1,
         "finish": 0.3,
+        "leave": 1.5,
+        "drain": 0.5,
+        "scale": 1,
+        "flap": 2,
     }
 
     def tell(self, *facts: Fact) -> None:
@@ -152,6 +157,35 @@ class Chaos:
         if self.told:
             self.world.tell(self.rng.choice(self.told))
 
+    def leave(self) -> None:
+        pods = [p.registration.pod for p in self.world.state.pods if not p.gone]
+        chosen = self.rng.sample(pods, min(len(pods), self.rng.choice((1, 1, 1, 2))))
+        facts = [self.world.fact(FactKind.LEAVING, p, None, grace_s=30.0) for p in chosen]
+        if facts:
+            self.tell(*facts)
+
+    def drain(self) -> None:
+        pods = [p.registration.pod for p in self.world.state.pods]
+        self.world.send(DrainRequested(pod=self.rng.choice([*pods, "nobody"])))
+
+    def scale(self) -> None:
+        shape = self.world.state.shape
+        self.world.send(ScaleRequested(replicas=self.rng.randint(0, shape.lanes + 1)))
+
+    def flap(self) -> None:
+        """A trainer that has just come up ends again."""
+        self.trainer_up()
+        slot = self.slot(up=True)
+        if slot is not None:
+            fact = self.world.fact(
+                FactKind.TRAINER_DOWN,
+                slot.slot.pod,
+                slot.slot.index,
+                incarnation=slot.incarnation,
+                restarting=True,
+            )
+            self.tell(fact)
+
     def tick(self) -> None:
         self.world.tick(after_s=self.rng.choice((0.1, 0.5, 5.0, 30.0)))
 
@@ -197,6 +231,7 @@ def test_the_job_goes_on_once_faults_stop(
         lanes=2,
         stages=2,
         ranks_per_stage=ranks_per_stage,
+        steps=10_000,
         startup_deadline_s=1e6,
         max_restarts=1000,
     )
@@ -213,8 +248,15 @@ def test_the_job_goes_on_once_faults_stop(
             world.settle()
             world.commit()
     assert world.state.phase is JobPhase.RUNNING
-    assert len(world.plan.chains) == 2
+    assert len(world.plan.chains) == world.state.wanted
     assert all(is_living(world.state, m) for m in world.plan.members)
+    assert leaving_members(world.state) == (), "whoever leaves is out in bounded steps"
+    plan = world.plan
+    for _ in range(3):
+        world.settle()
+        world.commit()
+        world.tick(after_s=60.0)
+    assert world.plan is plan, "a plan without a cause"
 
 
 def test_nonces_and_ids_are_never_used_twice(new_world: Callable[..., Any]) -> None:

@@ -118,7 +118,6 @@ def test_row(case: str, given: Situation, row: Row) -> None:
 @pytest.mark.parametrize(
     ("given", "row"),
     [
-        (situation(*WHOLE, leaving=1), Row.HAND_OVER),
         (situation(*WHOLE, disagreement="norms differ"), Row.RECHECK),
         (situation(*REPLAYABLE, lost=2, free_slots=1), Row.REPLAY),
         (

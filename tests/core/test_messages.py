@@ -143,6 +143,12 @@ EXAMPLES: dict[str, Any] = {
         suspects=(Slot(pod=PodUid("pod-b"), index=0),),
         evidence="a reset",
     ),
+    "fact-leaving": Fact(
+        kind=FactKind.LEAVING,
+        pod=POD,
+        evidence="told to end by SIGTERM",
+        grace_s=30.0,
+    ),
     "fact-finished": Fact(
         kind=FactKind.FINISHED,
         pod=POD,

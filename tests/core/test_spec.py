@@ -86,7 +86,13 @@ def test_every_setting_reaches_the_config() -> None:
             "heartbeatTimeoutSeconds": 20,
         },
         "checkpoint": {"storage": "/data", "everySteps": 5},
-        "recovery": {"maxRestarts": 3, "restartGraceSeconds": 0},
+        "recovery": {
+            "maxRestarts": 3,
+            "restartGraceSeconds": 0,
+            "handoverSeconds": 45,
+            "holdBackSeconds": 2,
+            "holdBackMaxSeconds": 60,
+        },
         "scheduling": {"startupDeadlineSeconds": 30},
     }
     job = spec.parse_training_job(data)
@@ -125,6 +131,10 @@ def test_every_setting_reaches_the_config() -> None:
         "restart_grace_s": 0.0,
         "startup_deadline_s": 30.0,
         "max_restarts": 3,
+        "handover_s": 45.0,
+        "hold_back_s": 2.0,
+        "hold_back_max_s": 60.0,
+        "spares": 1,
         "faults": [codec.encode(fault)],
     }
     assert codec.decode(JobConfig, codec.encode(config)) == config

@@ -27,8 +27,11 @@ from mainstay_core.supervision_events import (
     LauncherLost,
     LauncherUp,
     Leave,
+    LeaveAsked,
+    LeaveHeard,
     PlanLearnt,
     Registered,
+    Release,
     Signal,
     SlotPhase,
     SocketEnded,
@@ -365,6 +368,92 @@ def test_a_trainer_that_comes_up_after_the_end_is_stopped() -> None:
 
 def test_a_pod_without_trainers_leaves_at_once() -> None:
     assert Pod().feed(Ended("told to end", 143)) == [Leave(143)]
+
+
+def leaving_pod(number: int = 1) -> Pod:
+    """A pod whose trainer serves in a plan, told to end a moment ago."""
+    pod = Pod().bring_up()
+    pod.feed(PlanLearnt(plan(number, [(0, pod.life())])))
+    pod.feed(LeaveAsked("SIGTERM"))
+    return pod
+
+
+def idle(pod: Pod, number: int) -> list[Any]:
+    status = SlotStatus(index=0, phase="idle", quorum=QuorumId(id=number, nonce="x"))
+    return pod.feed(StatusSeen(0, pod.life(), status))
+
+
+def test_a_pod_that_leaves_serves_until_its_trainer_has_adopted_a_plan_without_it() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanLearnt(plan(1, [(0, pod.life())])))
+    (tell,) = pod.feed(LeaveAsked("SIGTERM"))
+    assert (tell.fact.kind, tell.fact.slot, tell.fact.grace_s) == (FactKind.LEAVING, None, 30.0)
+    assert pod.feed(PlanLearnt(plan(2, [(0, pod.life())]))) == [
+        Forward(plan(2, [(0, pod.life())]), (0,))
+    ]
+    assert pod.feed(LeaveHeard()) == []
+    assert pod.feed(PlanLearnt(plan(3))) == [Forward(plan(3), (0,))]
+    assert pod.status(progress=1) == [], "the others still need its vote"
+    assert idle(pod, 3) == [Release()]
+    assert idle(pod, 3) == []
+    assert pod.feed(Ended("handed over")) == [StopTrainers((0,))]
+    assert Leave(0) in pod.crash(0)
+
+
+def test_an_old_word_of_an_idle_trainer_does_not_release_its_pod() -> None:
+    pod = Pod().bring_up()
+    idle(pod, 1)
+    pod.feed(PlanLearnt(plan(2, [(0, pod.life())])))
+    pod.feed(LeaveAsked("SIGTERM"))
+    pod.feed(LeaveHeard())
+    assert pod.feed(PlanLearnt(plan(3))) == [Forward(plan(3), (0,))]
+    assert idle(pod, 3) == [Release()]
+
+
+def test_a_spare_leaves_once_the_api_has_heard() -> None:
+    pod = Pod().bring_up()
+    idle(pod, 1)
+    pod.feed(PlanLearnt(plan(1)))
+    assert told(pod.feed(LeaveAsked("SIGTERM"))) == [(FactKind.LEAVING, None, False)]
+    assert pod.feed(LeaveHeard()) == [Release()]
+
+
+def test_a_second_word_changes_nothing() -> None:
+    pod = leaving_pod()
+    before = pod.state
+    assert pod.feed(LeaveAsked("SIGTERM"), 3.0) == []
+    assert pod.state == before
+
+
+def test_that_it_leaves_is_repeated_with_every_heartbeat() -> None:
+    pod = leaving_pod()
+    assert told(pod.feed(HeartbeatDue())) == [(FactKind.LEAVING, None, False)]
+
+
+def test_a_trainer_that_ends_in_a_leaving_pod_is_not_restarted() -> None:
+    pod = leaving_pod()
+    actions = pod.crash(None, 9)
+    assert told(actions) == [(FactKind.TRAINER_DOWN, 0, False)]
+    assert of(actions, Fork) == []
+    pod.feed(LeaveHeard())
+    assert pod.feed(PlanLearnt(plan(2))) == [Release()]
+
+
+def test_after_the_deadline_the_pod_ends_as_it_is() -> None:
+    pod = leaving_pod()
+    assert next_due_s(pod.state) == pod.now_s + 30.0
+    assert pod.feed(Tick(), 29.0) == []
+    assert pod.feed(Tick(), 1.0) == [StopTrainers((0,))]
+    assert Leave(143) in pod.crash(0)
+
+
+def test_without_a_grace_or_before_it_is_registered_a_pod_ends_at_once() -> None:
+    pod = Pod()
+    pod.feed(LauncherUp())
+    assert pod.feed(LeaveAsked("SIGTERM")) == [Leave(143)]
+    pod = Pod().bring_up()
+    pod.feed(Registered(replace(SETTINGS, handover_s=0.0)))
+    assert pod.feed(LeaveAsked("SIGTERM")) == [StopTrainers((0,))]
 
 
 def test_an_event_that_the_phase_does_not_accept_is_refused() -> None:

@@ -142,6 +142,16 @@ class LocalJob:
 
         self.wait_until(ready)
 
+    def wait_until_all_up(self, num_trainers: int) -> None:
+        """Wait until so many trainers are up, spares included: their processes are known."""
+
+        def ready() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return sum(m["pid"] > 0 for m in self.fetch("members")) == num_trainers
+            return False
+
+        self.wait_until(ready)
+
     def kill_one(self, half: str) -> None:
         """Kill -9 the supervisor or the launcher of the pod of the first rank."""
         trainer = int(self.fetch("members")[0]["pid"])

@@ -12,11 +12,12 @@ from mainstay_api import examples
 from mainstay_api.deps import ServiceDep, UidDep, require_admin
 from mainstay_api.service import JobService
 from mainstay_core import codec, fault_files
+from mainstay_core.availability import spare_pods
 from mainstay_core.coordinator_events import FaultFired, FaultsAsked
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.faulting import FaultStatus, list_faults
 from mainstay_core.ids import JobUid, PodUid
-from mainstay_core.jobstate import CoordinatorState, pod_name, spare_pods
+from mainstay_core.jobstate import CoordinatorState, pod_name
 from mainstay_core.spec import parse_training_job
 
 router = APIRouter(

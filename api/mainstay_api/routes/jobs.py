@@ -16,12 +16,19 @@ from mainstay_api.problems import ProblemError
 from mainstay_api.report import make_report, show_job, show_members, show_recovery
 from mainstay_api.service import JobService
 from mainstay_core import codec
-from mainstay_core.coordinator_events import FactsLearnt, StopRequested
+from mainstay_core.coordinator_events import (
+    DrainRequested,
+    FactsLearnt,
+    ScaleRequested,
+    StopRequested,
+)
 from mainstay_core.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.facts import Fact, FactKind
 from mainstay_core.faults import FaultPoint
 from mainstay_core.ids import JobUid
 from mainstay_core.jobspec import JobConfig
+from mainstay_core.leaving import find_pod
+from mainstay_core.scaling import plan_pods
 from mainstay_core.spec import parse_training_job
 
 router = APIRouter(
@@ -58,6 +65,21 @@ class ProviderFacts:
     facts: tuple[Fact, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewScale:
+    """How many replicas are wanted."""
+
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewDrain:
+    """Which pod is to hand its work over."""
+
+    pod: str
+    """UID or name."""
+
+
 @router.post("", status_code=201, responses=examples.JOB)
 async def create_job(service: ServiceDep, body: NewJob) -> JSONResponse:
     """Create a job; pods may register from now on."""
@@ -69,7 +91,8 @@ async def create_job(service: ServiceDep, body: NewJob) -> JSONResponse:
             f"there is a job with uid {config.job} already",
             "leave the uid out, or GET /v1/jobs/{uid} to see that job",
         )
-    return JSONResponse(show_job(await service.load(config.job)), status_code=201)
+    state = await service.load(config.job)
+    return JSONResponse(show_job(state, service.now_s()), status_code=201)
 
 
 def _config_of(body: NewJob) -> JobConfig:
@@ -91,14 +114,15 @@ def _config_of(body: NewJob) -> JobConfig:
 async def list_jobs(service: ServiceDep) -> JSONResponse:
     """All jobs, in short."""
     uids = await service.store.list_uids()
-    return JSONResponse([show_job(await service.load(uid)) for uid in uids])
+    return JSONResponse([show_job(await service.load(uid), service.now_s()) for uid in uids])
 
 
 @router.get("/{job}", responses=examples.JOB)
 async def show_one(uid: UidDep, service: ServiceDep) -> JSONResponse:
     """One job, with its manifest."""
     manifest = await service.store.fetch_manifest(uid)
-    return JSONResponse({**show_job(await service.load(uid)), "manifest": manifest})
+    shown = show_job(await service.load(uid), service.now_s())
+    return JSONResponse({**shown, "manifest": manifest})
 
 
 @router.get("/{job}/plan", responses=examples.PLAN_REPLY)
@@ -154,24 +178,58 @@ async def show_report(uid: UidDep, service: ServiceDep) -> JSONResponse:
 async def stop_job(uid: UidDep, service: ServiceDep) -> JSONResponse:
     """End the job: all its trainers are told to stop. Repeating it is harmless."""
     outcome = await service.apply(uid, StopRequested())
-    return JSONResponse(show_job(outcome.state))
+    return JSONResponse(show_job(outcome.state, service.now_s()))
+
+
+@router.post("/{job}/scale", responses=examples.JOB)
+async def scale_job(uid: UidDep, service: ServiceDep, body: NewScale) -> JSONResponse:
+    """Want another number of replicas, within minReplicas..lanes. Repeating it is harmless.
+
+    Up: new pods join when they are there. Down: whole chains are dropped between steps.
+    """
+    outcome = await service.apply(uid, ScaleRequested(replicas=body.replicas))
+    return JSONResponse(show_job(outcome.state, service.now_s()))
+
+
+@router.post("/{job}/drain", responses=examples.JOB)
+async def drain_pod(uid: UidDep, service: ServiceDep, body: NewDrain) -> JSONResponse:
+    """Have a pod's work handed over, so that it can be ended. Repeating it is harmless."""
+    state = await service.load(uid)
+    pod = find_pod(state, body.pod)
+    if pod is None:
+        names = ", ".join(p.registration.name for p in state.pods if not p.gone)
+        raise ProblemError(
+            404,
+            "unknown-pod",
+            f"job {state.config.name} has no living pod {body.pod!r}",
+            f"name one of {names}" if names else "wait until pods have registered",
+        )
+    outcome = await service.apply(uid, DrainRequested(pod=pod.registration.pod))
+    return JSONResponse(show_job(outcome.state, service.now_s()))
+
+
+@router.get("/{job}/pods")
+async def show_wanted_pods(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """How many pods the job needs now, and which to end: for whoever makes them."""
+    state = await service.load(uid)
+    return JSONResponse({"state": state.phase.value, **codec.encode(plan_pods(state))})
 
 
 @router.post("/{job}/provider/facts")
 async def learn_from_provider(
     uid: UidDep, service: ServiceDep, body: ProviderFacts
 ) -> JSONResponse:
-    """Learn that pods are gone, from whoever made them."""
+    """Learn that pods are gone, or will be, from whoever made them."""
     for fact in body.facts:
-        if fact.kind is not FactKind.POD_GONE:
+        if fact.kind not in (FactKind.POD_GONE, FactKind.LEAVING):
             raise ProblemError(
                 422,
                 "malformed",
                 f"a provider cannot tell {fact.kind}",
-                "tell pod-gone only; everything else is a supervisor's to tell",
+                "tell pod-gone or leaving only; everything else is a supervisor's to tell",
             )
     outcome = await service.apply(uid, FactsLearnt(facts=body.facts))
-    return JSONResponse(show_job(outcome.state))
+    return JSONResponse(show_job(outcome.state, service.now_s()))
 
 
 async def _events(service: JobService, uid: JobUid) -> list[dict[str, Any]]:

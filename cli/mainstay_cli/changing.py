@@ -1,0 +1,61 @@
+"""``mainstay scale`` and ``mainstay drain``: planned changes of a running job's membership."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from mainstay_cli import client, state_dir
+from mainstay_cli.exits import UsageError
+
+
+def scale(job: str, replicas: int) -> None:
+    """Ask for another number of replicas.
+
+    Raises:
+        UsageError: there is no such running job.
+        CliError: the api refused, e.g. a number outside minReplicas..lanes.
+    """
+    shown = asyncio.run(_scale(_running(job), replicas))
+    now, wanted = shown["replicas"], shown["replicas_wanted"]
+    print(f"{shown['name']}: {wanted} replicas wanted, {now} now")
+
+
+def drain(job: str, pod: str) -> None:
+    """Ask that a pod's work is handed over.
+
+    Raises:
+        UsageError: there is no such running job.
+        CliError: the api refused, e.g. there is no such pod.
+    """
+    shown = asyncio.run(_drain(_running(job), pod))
+    for leaving in shown["leaving"]:
+        if pod in (leaving["pod"], leaving["uid"]):
+            print(f"{shown['name']}: {describe_leaving(leaving)}")
+            return
+    print(f"{shown['name']}: pod {pod} serves no rank and gets none any more")
+
+
+def describe_leaving(leaving: dict[str, Any]) -> str:
+    """Return one leaving pod's line."""
+    left_s = leaving["left_s"]
+    limit = f", {left_s:.0f} s left" if left_s is not None else ""
+    waits = f", waits: {leaving['waits']}" if leaving["waits"] else ""
+    return f"pod {leaving['pod']} hands its work over: {leaving['reason']}{limit}{waits}"
+
+
+def _running(job: str) -> state_dir.RunRecord:
+    record = state_dir.find_record(job)
+    if not state_dir.is_running(record):
+        raise UsageError(f"job {job} is not running")
+    return record
+
+
+async def _scale(record: state_dir.RunRecord, replicas: int) -> dict[str, Any]:
+    async with client.connect(record) as api:
+        return await api.scale_job(record.job, replicas)
+
+
+async def _drain(record: state_dir.RunRecord, pod: str) -> dict[str, Any]:
+    async with client.connect(record) as api:
+        return await api.drain_pod(record.job, pod)

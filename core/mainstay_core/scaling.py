@@ -1,0 +1,77 @@
+"""How many replicas are wanted, and so how many pods; which pods nobody needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from mainstay_core.availability import held_until_s
+from mainstay_core.coordinator_events import Announce, ScaleRequested, Transition
+from mainstay_core.errors import InvalidSpecError
+from mainstay_core.ids import PodUid
+from mainstay_core.jobstate import CoordinatorState, PodState, has_members, natural, uid_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsWanted:
+    """What whoever makes the pods should bring about."""
+
+    num_pods: int
+    """Pods that should live and not leave, spares included."""
+    leaving: tuple[PodUid, ...]
+    """Pods that will end by themselves or are drained: others are made in their place."""
+    ending: tuple[PodUid, ...]
+    """Pods to end, in this order: their work is handed over, or they never had any. Those that
+    leave and still serve are not among them: a plan drops them first."""
+
+
+def learn_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> Transition:
+    """Return the state with another number of replicas wanted.
+
+    Raises:
+        InvalidSpecError: the number is not within minReplicas..lanes.
+    """
+    del now_s
+    shape, wanted = state.shape, event.replicas
+    if not shape.min_replicas <= wanted <= shape.lanes:
+        raise InvalidSpecError(
+            "replicas",
+            f"is {wanted}, must be within minReplicas..lanes, {shape.min_replicas}..{shape.lanes}",
+        )
+    if wanted == state.wanted:
+        return Transition(state=state, reason=f"{wanted} replicas are wanted already")
+    message = f"{wanted} replicas are wanted instead of {state.wanted}: {event.who} asked for it"
+    return Transition(
+        state=replace(state, scaled_to=wanted),
+        actions=(Announce(reason="Scaled", message=message),),
+        reason=message,
+    )
+
+
+def plan_pods(state: CoordinatorState) -> PodsWanted:
+    """Return how many pods the job needs now, and which of the registered ones should end.
+
+    A pod that serves is never ended here: what leaves does so by a plan first.
+    Of the free ones go those that leave, then those that are held back, then
+    the newest by name.
+    """
+    num_ranks = state.wanted * len(state.shape.positions)
+    num_pods = math.ceil(num_ranks / state.shape.ranks_per_pod) + state.config.spares
+    living = [p for p in state.pods if not p.gone]
+    staying = [p for p in living if not p.leaving]
+    free = [p for p in living if not has_members(state, uid_of(p))]
+    leaving = [p for p in free if p.leaving]
+    rest = [p for p in reversed(free) if not p.leaving]
+    rest.sort(key=lambda p: -_held_until_s(state, p))
+    surplus = rest[: max(0, len(staying) - num_pods)]
+    ordered = [*sorted(leaving, key=lambda p: natural(p.registration.name)), *surplus]
+    return PodsWanted(
+        num_pods=num_pods,
+        leaving=tuple(uid_of(p) for p in living if p.leaving),
+        ending=tuple(uid_of(p) for p in ordered),
+    )
+
+
+def _held_until_s(state: CoordinatorState, pod: PodState) -> float:
+    slots = [s for s in state.slots if s.slot.pod == uid_of(pod)]
+    return max((held_until_s(state, s) for s in slots), default=0.0)
