@@ -12,6 +12,7 @@ from typing import Any
 from mainstay_core import codec
 from mainstay_core.digest import Digest
 from mainstay_core.facts import Heartbeat, SlotStatus
+from mainstay_core.faulting import FaultStatus, list_faults
 from mainstay_core.ids import PodUid
 from mainstay_core.jobstate import CoordinatorState, is_gone, pod_name, slot_name
 from mainstay_core.leaving import leaving_pods
@@ -141,6 +142,19 @@ def _beat_line(status: SlotStatus | None) -> dict[str, Any]:
     }
 
 
+def show_fault(status: FaultStatus, state: CoordinatorState) -> dict[str, Any]:
+    """Return a fault as people see it."""
+    fired = None
+    if status.fired is not None:
+        fired = {
+            "pod": pod_name(state, status.fired.pod),
+            "slot": status.fired.slot,
+            "rank": status.fired.rank,
+            "at_s": status.fired.at_s,
+        }
+    return {**codec.encode(status.fault), "state": status.state, "fired": fired}
+
+
 def show_recovery(recovery: Recovery) -> dict[str, Any]:
     """Return a recovery with its five times beside the rest."""
     shown: dict[str, Any] = codec.encode(recovery)
@@ -178,6 +192,7 @@ def make_report(
             "lost": sum(r.lost_steps for r in recoveries),
         },
         "recoveries": [show_recovery(r) for r in recoveries],
+        "faults": [show_fault(status, state) for status in list_faults(state)],
         "step_seconds": {"p50": _percentile(seconds, 0.5), "p99": _percentile(seconds, 0.99)},
         "losses": [entries[-1].loss for entries in steps],
         "pods": {p.registration.pod: pod_name(state, p.registration.pod) for p in state.pods},

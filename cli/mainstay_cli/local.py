@@ -22,6 +22,7 @@ class Ui(enum.StrEnum):
     """How much is printed while a job runs."""
 
     AUTO = "auto"
+    LIVE = "live"
     PLAIN = "plain"
     NONE = "none"
 
@@ -53,7 +54,9 @@ def run(
     ui: Annotated[
         Ui,
         typer.Option(
-            help="What to print: a live table in a terminal, lines, or only what goes wrong."
+            help="What to print: live is a table in place (pods, ranks, phases, recoveries, "
+            "events; lines where there is no terminal), plain is lines, none only what goes wrong, "
+            "auto is live in a terminal."
         ),
     ] = Ui.AUTO,
     api_port: Annotated[
@@ -89,7 +92,7 @@ def run_demo() -> None:
 
 
 def _progress(ui: Ui) -> PlainProgress:
-    if ui is Ui.AUTO and sys.stdout.isatty():
+    if ui in (Ui.AUTO, Ui.LIVE) and sys.stdout.isatty():
         return LiveProgress()
     return PlainProgress(quiet=ui is Ui.NONE)
 

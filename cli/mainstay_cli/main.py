@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mainstay_cli import changing, faults, local, report, status, timeline
+from mainstay_cli import changing, chaos_command, faults, local, report, status, timeline
 from mainstay_cli.exits import CliError, ExitCode
 from mainstay_core.errors import MainstayError
 
@@ -40,6 +40,7 @@ app = typer.Typer(
 )
 app.add_typer(local.app, name="local")
 app.add_typer(faults.app, name="faults")
+app.command("chaos", help=chaos_command.HELP)(chaos_command.run)
 report_app = typer.Typer(help="Compare the reports of two runs.", no_args_is_help=True)
 app.add_typer(report_app, name="report")
 

@@ -38,6 +38,7 @@ class Monitor:
         self._num_steps = num_steps
         self._progress = progress
         self._num_shown = 0
+        self._num_events = 0
         self._unreachable = False
 
     async def watch(self) -> JobState:
@@ -76,6 +77,11 @@ class Monitor:
             self._progress.members(list(await self._client.fetch(self._job, "members")))
         for recovery in await self.fetch_recoveries():
             self._progress.recovery(recovery)
+        if self._progress.shows_events:
+            events = list(await self._client.fetch(self._job, "events"))
+            for event in events[self._num_events :]:
+                self._progress.event(event)
+            self._num_events = len(events)
         return job
 
     def _show_step(self, entry: dict[str, Any]) -> None:

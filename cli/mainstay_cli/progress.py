@@ -38,6 +38,7 @@ class PlainProgress:
     """
 
     shows_members = False
+    shows_events = False
 
     def __init__(
         self, *, quiet: bool = False, every_steps: int = 1, stream: TextIO | None = None
@@ -74,6 +75,9 @@ class PlainProgress:
 
     def members(self, members: list[dict[str, Any]]) -> None:
         """Take note of the ranks of the newest quorum; lines do not show them."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Take note of an event of the job's history; lines tell what matters otherwise."""
 
     def recovery(self, recovery: dict[str, Any]) -> None:
         """Print a finished recovery once, with its reason."""

@@ -10,15 +10,13 @@ from fastapi.responses import JSONResponse
 
 from mainstay_api import examples
 from mainstay_api.deps import ServiceDep, UidDep, require_admin
-from mainstay_api.service import JobService
-from mainstay_core import codec, fault_files
+from mainstay_api.report import show_fault
+from mainstay_core import fault_files
 from mainstay_core.availability import spare_pods
 from mainstay_core.coordinator_events import FaultFired, FaultsAsked
 from mainstay_core.errors import InvalidSpecError
-from mainstay_core.faulting import FaultStatus, list_faults
-from mainstay_core.ids import JobUid, PodUid
-from mainstay_core.jobstate import CoordinatorState, pod_name
-from mainstay_core.spec import parse_training_job
+from mainstay_core.faulting import list_faults
+from mainstay_core.ids import PodUid
 
 router = APIRouter(
     prefix="/v1/jobs/{job}",
@@ -56,7 +54,7 @@ async def ask_faults(uid: UidDep, service: ServiceDep, body: NewFaults) -> JSONR
     state = await service.load(uid)
     job = fault_files.Job(
         shape=state.shape,
-        num_spares=await _num_spares(uid, service, state),
+        num_spares=max(state.config.spares, len(spare_pods(state))),
         known={fault.id: fault for fault in state.config.faults},
         at_step=state.step,
     )
@@ -77,24 +75,3 @@ async def fire_process_fault(
     event = FaultFired(fault=fault, pod=PodUid(body.process), slot=None, rank=None, at_s=body.at_s)
     await service.apply(uid, event)
     return {"fault": fault, "answer": "carry it out"}
-
-
-def show_fault(status: FaultStatus, state: CoordinatorState) -> dict[str, Any]:
-    """Return a fault as people see it."""
-    fired = None
-    if status.fired is not None:
-        fired = {
-            "pod": pod_name(state, status.fired.pod),
-            "slot": status.fired.slot,
-            "rank": status.fired.rank,
-            "at_s": status.fired.at_s,
-        }
-    return {**codec.encode(status.fault), "state": status.state, "fired": fired}
-
-
-async def _num_spares(uid: JobUid, service: JobService, state: CoordinatorState) -> int:
-    living = len(spare_pods(state))
-    manifest = await service.store.fetch_manifest(uid)
-    if not manifest:
-        return living
-    return max(living, parse_training_job(manifest).spec.spares.replicas)
