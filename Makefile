@@ -21,7 +21,7 @@ demo: setup ## Train, kill a pod and a trainer with -9, go on, compare the bits 
 test: setup ## All tests, a quick share of the fault matrix included
 	@$(BIN)/python -m pytest -ra $(ARGS)
 
-chaos: setup ## The whole fault matrix: every phase, layout and kind of kill
+chaos: setup ## The whole fault matrix, and 40 faults drawn from a seed (ARGS for pytest)
 	@$(BIN)/python -m pytest -ra -v -m chaos tests/chaos $(ARGS)
 
 bench: setup ## The benchmarks: ratios measured within one run

@@ -103,6 +103,8 @@ def _why_not(fault: Mapping[str, Any] | None, listed: Mapping[str, Any]) -> str:
         other = fault.get(relation)
         if other and not listed.get(other, {}).get("fired"):
             return f"it {words} {other}, which was not reached"
+    if fault.get("spare") is not None:
+        return f"there was no spare {fault['spare']} at that time"
     if fault.get("during"):
         return f"its rank had no part in a {fault['during']} after {fault['of']}"
     return "the job ended before its rank came to the action"
