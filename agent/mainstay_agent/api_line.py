@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from mainstay_agent.client import (
     ApiClient,
     ApiRefused,
     ApiUnavailable,
     HeartbeatReply,
+    Registration,
     StreamEvent,
 )
 from mainstay_agent.injection import FAULT_EVENTS, is_stopped
@@ -25,11 +29,30 @@ from mainstay_core import codec
 from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.ids import QuorumId
-from mainstay_core.jobspec import JobConfig
 from mainstay_core.messages import Plan
 from mainstay_core.supervision_events import Ended, Event, PlanLearnt, SlotPhase, SlotState
 
 logger = logging.getLogger(__name__)
+
+UNKNOWN_JOB_S = 60.0
+"""How long a pod that knows nothing of its job waits for a store that has lost it to be told."""
+
+
+class Patience:
+    """A backoff that ends some time."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._ends_s = time.monotonic() + limit_s
+        self._backoff = Backoff()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() >= self._ends_s
+
+    async def wait(self) -> None:
+        """Sleep for the next delay."""
+        await self._backoff.wait()
 
 
 class ApiLine:
@@ -44,26 +67,58 @@ class ApiLine:
         self._client = client
         self._feed = feed
         self._cursor = ""
+        self._restored_at_s = 0.0
+        self.stands = False
+        """Whether the stream is open."""
 
-    async def register(self, registration: PodRegistration) -> JobConfig:
-        """Introduce the pod, however long it takes; return the job's settings.
+    async def register(
+        self, registration: PodRegistration, hold: Callable[[], dict[str, Any] | None]
+    ) -> Registration:
+        """Introduce the pod, however long it takes; return the api's answer.
+
+        Args:
+            registration: the pod.
+            hold: returns what is held of the job, for an api that has lost it; None if nothing.
 
         Raises:
             ApiRefused: the api does not accept this pod.
         """
-        answer = await until_answered(lambda: self._client.register(registration), "registration")
+        patience = Patience(UNKNOWN_JOB_S)
+        while True:
+            try:
+                answer = await until_answered(
+                    lambda: self._client.register(registration), "registration"
+                )
+                break
+            except ApiRefused as refusal:
+                held = hold()
+                if not refusal.is_unknown or (held is None and patience.ended):
+                    raise
+                logger.warning("registration refused: %s", refusal)
+                if held is not None:
+                    await until_answered(partial(self._client.restore, held), "restoration")
+            await patience.wait()
         self._cursor = self._cursor or answer.cursor
+        self._restored_at_s = answer.restored_at_s
         if answer.plan is not None:
             self._feed(PlanLearnt(answer.plan))
-        return answer.config
+        return answer
 
     async def beat(
         self,
         heartbeat: Callable[[], Heartbeat],
         register_again: Callable[[], Awaitable[None]],
+        on_away: Callable[[], None],
         interval_s: float,
     ) -> None:
-        """Send heartbeats, for ever; they are dropped, not queued, while the api is away."""
+        """Send heartbeats, for ever; they are dropped, not queued, while the api is away.
+
+        Args:
+            heartbeat: returns what to say.
+            register_again: introduces the pod to an api that has forgotten it.
+            on_away: called when a heartbeat was not heard.
+            interval_s: seconds from one to the next.
+        """
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while True:
@@ -71,8 +126,11 @@ class ApiLine:
             try:
                 reply = await self._client.post_heartbeat(message)
                 await self._on_reply(message.quorum, reply)
+                if reply.restored_at_s != self._restored_at_s:
+                    await register_again()
             except ApiUnavailable as error:
                 logger.debug("heartbeat dropped: %s", error)
+                on_away()
             except ApiRefused as refusal:
                 logger.warning("heartbeat refused: %s", refusal)
                 if refusal.is_unknown:
@@ -98,11 +156,13 @@ class ApiLine:
         while True:
             try:
                 async for event in self._client.stream(self._cursor):
+                    self.stands = True
                     backoff.reset()
                     self._cursor = event.id or self._cursor
                     self._on_event(event, on_fault)
             except (ApiUnavailable, ApiRefused) as error:
                 logger.info("%s; opening the stream again", error)
+            self.stands = False
             await backoff.wait()
 
     def _on_event(self, event: StreamEvent, on_fault: Callable[[str, str], None]) -> None:

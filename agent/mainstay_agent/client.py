@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -47,8 +47,8 @@ class ApiRefused(MainstayError):  # noqa: N818 - an answer, not a mistake of our
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the api does not know the job or the pod: register again."""
-        return self.status == 404 or self.body.get("error") == "unregistered"
+        """Whether the api does not know the job, the pod or our plan: register again."""
+        return self.status == 404 or self.body.get("error") in ("unregistered", "store-behind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,10 @@ class Registration:
     plan: Plan | None = None
     cursor: str = ""
     """Where the stream goes on."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    """The job as its user wrote it: held for a store that loses it."""
+    restored_at_s: float = 0.0
+    """When the store was last told its state by a supervisor; 0: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,7 @@ class HeartbeatReply:
 
     quorum: QuorumId | None = None
     state: str = "running"
+    restored_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,9 @@ class StreamEvent:
 class ApiClient:
     """Connection of one pod to its job's agent routes. Close it after use.
 
+    With several urls (replicas of the api on one store) a request that one does
+    not answer goes to the next when it is repeated.
+
     Args:
         settings: where the api is, and who asks.
         network: of the pod; while it is cut the api is not reached.
@@ -91,12 +99,15 @@ class ApiClient:
         self._network = network or NetworkCut()
         self._base = f"/v1/jobs/{settings.job}/agent"
         self._http = httpx.AsyncClient(
-            base_url=settings.api_url,
             timeout=REQUEST_TIMEOUT_S,
             # The api is inside: a proxy for the outside world is never meant for it.
             trust_env=False,
             headers={"Authorization": f"Bearer {settings.read_token()}"},
         )
+        self._urls = settings.api_urls
+        self._turn = 0
+        self.held: QuorumId | None = None
+        """Quorum of the newest plan held here; every request names it (protocol section 9)."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -118,6 +129,10 @@ class ApiClient:
     async def post_ledger(self, entries: Iterable[LedgerEntry]) -> None:
         """Mirror ledger entries."""
         await self._post("ledger", {"entries": [codec.encode(entry) for entry in entries]})
+
+    async def restore(self, restoration: dict[str, Any]) -> None:
+        """Tell the api what it has lost (the body of its route ``restore``)."""
+        await self._post("restore", restoration)
 
     async def post_fired(
         self, fault: str, *, pod: str, slot: int, rank: object, at_s: float
@@ -160,7 +175,7 @@ class ApiClient:
         self._require_network()
         try:
             async with self._http.stream(
-                "GET", f"{self._base}/stream", headers=headers, timeout=timeout
+                "GET", f"{self._url}{self._base}/stream", headers=headers, timeout=timeout
             ) as response:
                 if response.status_code != 200:
                     await response.aread()
@@ -168,7 +183,12 @@ class ApiClient:
                 async for event in parse_events(response.aiter_lines()):
                     yield event
         except httpx.TransportError as error:
+            self._turn += 1
             raise ApiUnavailable(f"stream: {error!r}") from error
+
+    @property
+    def _url(self) -> str:
+        return self._urls[self._turn % len(self._urls)]
 
     async def _post(self, path: str, body: object) -> dict[str, Any]:
         return await self._request("POST", path, body)
@@ -176,14 +196,15 @@ class ApiClient:
     async def _request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         self._require_network()
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        headers = {"Content-Type": "application/json"} if content else {}
+        if self.held is not None:
+            headers["Mainstay-Quorum"] = str(self.held)
         try:
             response = await self._http.request(
-                method,
-                f"{self._base}/{path}",
-                content=content,
-                headers={"Content-Type": "application/json"} if content else None,
+                method, f"{self._url}{self._base}/{path}", content=content, headers=headers
             )
         except httpx.TransportError as error:
+            self._turn += 1
             raise ApiUnavailable(f"{method} {path}: {error!r}") from error
         self._raise_for(response)
         return _object(response)
@@ -199,6 +220,7 @@ class ApiClient:
             self._http.headers["Authorization"] = f"Bearer {self._settings.read_token()}"
             raise ApiUnavailable("401: the token was refused")
         if status >= 500 or status == 429:
+            self._turn += 1
             raise ApiUnavailable(f"{status}: {response.text[:200]}")
         if status >= 400:
             raise ApiRefused(status, _object(response))

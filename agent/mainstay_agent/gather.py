@@ -13,6 +13,9 @@ supervisor takes 0.15 ms where a gloo all_gather takes 12 ms (protocol section
   plan, the end of the job): nobody is interrupted, but nothing can complete any
   more, so a later post is answered by an abort without suspects.
 
+Supervisors speak here as well (:mod:`mainstay_agent.passing`), and a member that
+joins an older quorum than that of the plan held here is given that plan.
+
 There are no timeouts: late is not gone. Every room ends with its first member's
 connection, so nothing has to be expired; names of dead rooms are remembered.
 """
@@ -26,8 +29,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mainstay_core import codec
 from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.frames import Frame, FrameParser, pack, pack_head
+from mainstay_core.messages import Plan
 
 MAX_DEAD_ROOMS = 4096
 """How many dead rooms are remembered, so that a late member is told instead of left waiting."""
@@ -58,10 +63,17 @@ class GatherServer:
 
     Args:
         is_cut: whether the pod's network is cut: then nobody gets in.
+        answer: answers another supervisor's frame.
     """
 
-    def __init__(self, is_cut: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        is_cut: Callable[[], bool] = lambda: False,
+        answer: Callable[[Frame], dict[str, Any]] | None = None,
+    ) -> None:
         self._is_cut = is_cut
+        self._answer = answer
+        self._plan: Plan | None = None
         self._rooms: dict[str, _Room] = {}
         self._dead: OrderedDict[str, _Death] = OrderedDict()
         self._connections: set[_Connection] = set()
@@ -92,6 +104,10 @@ class GatherServer:
     async def wait_quiet(self) -> None:
         """Wait until nobody is connected: the quorums that met here have moved on."""
         await self._quiet.wait()
+
+    def hold(self, plan: Plan) -> None:
+        """Give this plan to whoever joins an older quorum from now on."""
+        self._plan = plan
 
     def abort(self, quorum: str, why: str, suspects: Iterable[int] = ()) -> None:
         """Kill a room from outside, e.g. because a newer plan excludes one of its members."""
@@ -139,7 +155,11 @@ class GatherServer:
     def _handle(self, connection: _Connection, frame: Frame) -> None:
         kind = frame.kind
         if kind == "join":
+            self._tell_newer(connection, str(frame.head["quorum"]))
             self._join(connection, frame.head)
+            return
+        if kind in ("holds", "plan") and self._answer is not None:
+            connection.send(pack(self._answer(frame)))
             return
         room = connection.room
         if room is None:
@@ -153,6 +173,12 @@ class GatherServer:
             self._leave(connection, room)
         else:
             raise RemoteProtocolError(f"unknown kind {kind!r}")
+
+    def _tell_newer(self, connection: _Connection, quorum: str) -> None:
+        """A member of an older quorum may have missed the plan: it decides what that means."""
+        number = quorum.removeprefix("q").partition("-")[0]
+        if self._plan is not None and number.isdigit() and int(number) < self._plan.quorum.id:
+            connection.send(pack({"kind": "plan", "plan": codec.encode(self._plan)}))
 
     def _join(self, connection: _Connection, head: dict[str, Any]) -> None:
         quorum, index = str(head["quorum"]), int(head["index"])

@@ -47,6 +47,9 @@ class Reached:
 class Victims(Protocol):
     """What can be killed: the supervisor's view of its pod."""
 
+    fired: set[str]
+    """Ids of the faults that were carried out here."""
+
     def signal_trainer(self, slot: int, number: int) -> None:
         """Send a signal to the trainer of a slot."""
 
@@ -148,6 +151,7 @@ async def inject(client: ApiClient, pod: str, reached: Reached, victims: Victims
         victims.resume(reached.slot, reached.fault)
         return
     logger.warning("injecting %s: %s", reached.fault, reached.action)
+    victims.fired.add(reached.fault)
     await _carry_out(reached, victims)
 
 

@@ -152,10 +152,16 @@ class FactOutbox:
 
 
 class LedgerOutbox:
-    """The newest ledger entries of this pod, and which of them the api has not mirrored yet."""
+    """The newest ledger entries of this pod, and which of them the api has not mirrored yet.
 
-    def __init__(self, client: ApiClient) -> None:
+    Args:
+        client: the api.
+        register: introduces the pod again to an api that has forgotten it.
+    """
+
+    def __init__(self, client: ApiClient, register: Callable[[], Awaitable[None]]) -> None:
         self._client = client
+        self._register = register
         self._held: deque[LedgerEntry] = deque(maxlen=MAX_LEDGER)
         self._pending: deque[LedgerEntry] = deque(maxlen=MAX_LEDGER)
         self._changed = asyncio.Event()
@@ -170,10 +176,12 @@ class LedgerOutbox:
             self._empty.clear()
             self._changed.set()
 
-    @property
-    def held(self) -> tuple[LedgerEntry, ...]:
-        """The newest entries, oldest first."""
-        return tuple(self._held)
+    def repeat(self) -> None:
+        """Mirror all that is held once more: the api has lost what it had."""
+        if self._held:
+            self._pending = deque(self._held, maxlen=MAX_LEDGER)
+            self._empty.clear()
+            self._changed.set()
 
     async def wait_empty(self) -> None:
         """Wait until everything was mirrored."""
@@ -190,7 +198,14 @@ class LedgerOutbox:
             self._empty.set()
 
     async def _post(self, batch: list[LedgerEntry]) -> None:
-        try:
-            await until_answered(lambda: self._client.post_ledger(batch), "ledger")
-        except ApiRefused as refusal:
-            logger.error("%d ledger entries refused: %s", len(batch), refusal)
+        backoff = Backoff()
+        while True:
+            try:
+                await until_answered(lambda: self._client.post_ledger(batch), "ledger")
+            except ApiRefused as refusal:
+                if refusal.is_unknown:
+                    await self._register()
+                    await backoff.wait()
+                    continue
+                logger.error("%d ledger entries refused: %s", len(batch), refusal)
+            return

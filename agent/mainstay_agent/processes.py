@@ -39,6 +39,12 @@ class Processes:
         """Injected faults of the job, also those that it was given while it ran."""
         self.launcher: Peer | None = None
         self.trainers: dict[int, Peer] = {}
+        self.fired: set[str] = set()
+
+    @property
+    def faults(self) -> tuple[FaultPoint, ...]:
+        """All injected faults of the job that are known here."""
+        return tuple(self._faults.values())
 
     def forget_trainer(self, peer: Peer) -> None:
         """A trainer's connection has ended."""
@@ -60,7 +66,7 @@ class Processes:
     def fork(self, slot: int, incarnation: Incarnation, config: JobConfig) -> None:
         """Have the launcher fork a trainer."""
         settings = {
-            "config": codec.encode(replace(config, faults=tuple(self._faults.values()))),
+            "config": codec.encode(replace(config, faults=self.faults)),
             "pod": self._settings.pod,
             "slot": slot,
             "incarnation": incarnation,

@@ -33,6 +33,7 @@ class SupervisorSettings:
     """One supervisor's place in the world."""
 
     api_url: str
+    """Base url of the api; of several replicas on one store, all of them, parted by commas."""
     job: str
     """UID of the job."""
     pod: str
@@ -50,6 +51,11 @@ class SupervisorSettings:
     """Read instead of ``token``, and again when the api refuses it: projected tokens rotate."""
     parent_fd: int | None = None
     """Read end of a pipe from the parent; its end is this pod's end."""
+
+    @property
+    def api_urls(self) -> tuple[str, ...]:
+        """Base urls of the api's replicas, at least one."""
+        return tuple(url.strip().rstrip("/") for url in self.api_url.split(",") if url.strip())
 
     @property
     def socket(self) -> Path:
@@ -94,6 +100,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SupervisorSet
         token_file=Path(args.token_file) if args.token_file else None,
         parent_fd=args.parent_fd if args.parent_fd is not None else _stdin_pipe(),
     )
+    if not settings.api_urls:
+        raise InvalidSpecError("--api-url", f"is {args.api_url!r}, which holds no url")
     _check(settings)
     return settings
 
@@ -140,7 +148,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
             help=f"{about} [{variable}]",
         )
 
-    add("api_url", "base url of the api, e.g. http://127.0.0.1:8000")
+    add("api_url", "base url of the api, e.g. http://127.0.0.1:8000; several parted by commas")
     add("job", "UID of the job")
     add("pod", "UID of the pod")
     add("pod_name", "name of the pod, for people (the UID)")

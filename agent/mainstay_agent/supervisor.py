@@ -22,13 +22,15 @@ from typing import Any
 
 from mainstay_agent import local_socket
 from mainstay_agent.api_line import ApiLine, slot_status
-from mainstay_agent.client import ApiClient, ApiRefused
+from mainstay_agent.client import ApiClient, ApiRefused, Registration
 from mainstay_agent.gather import GatherServer
 from mainstay_agent.injection import Injector
 from mainstay_agent.local_socket import Peer
 from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.outbox import FactOutbox, LedgerOutbox
+from mainstay_agent.passing import PlanPassing
 from mainstay_agent.processes import Processes
+from mainstay_agent.restoration import restoration_of
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core import codec
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
@@ -36,7 +38,7 @@ from mainstay_core.facts import Fact, FactKind, Heartbeat, PodRegistration, Slot
 from mainstay_core.frames import Frame
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import LedgerEntry
+from mainstay_core.messages import LedgerEntry, Plan
 from mainstay_core.supervision import initial, next_due_s, step
 from mainstay_core.supervision_events import (
     Action,
@@ -84,7 +86,11 @@ class Supervisor:
         self._state = initial(self._pod, settings.num_slots)
         self._network = NetworkCut()
         self._client = ApiClient(settings, self._network)
-        self._gather = GatherServer(lambda: self._network.is_cut)
+        self._line = ApiLine(self._client, self._feed)
+        self._passing = PlanPassing(
+            self._pod, self._network, self._on_passed_plan, self._spawn, lambda: self._line.stands
+        )
+        self._gather = GatherServer(lambda: self._network.is_cut, self._passing.answer)
         self._gather_address = ""
         self._facts = FactOutbox(
             self._client,
@@ -92,13 +98,13 @@ class Supervisor:
             self._register_again,
             self._on_heard,
         )
-        self._ledger = LedgerOutbox(self._client)
+        self._ledger = LedgerOutbox(self._client, self._register_again)
         self._processes = Processes(settings, self._network)
         self._injector = Injector(self._client, settings.pod, self._processes, self._spawn)
         self._store = ""
         self._launcher_known = asyncio.Event()
-        self._config: JobConfig | None = None
-        self._line = ApiLine(self._client, self._feed)
+        self._registered: Registration | None = None
+        self._registering = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -141,7 +147,9 @@ class Supervisor:
         for coroutine in (
             self._facts.run(),
             self._ledger.run(),
-            self._line.beat(self._heartbeat, self._register_again, config.heartbeat_s),
+            self._line.beat(
+                self._heartbeat, self._register_again, self._passing.offer, config.heartbeat_s
+            ),
             self._line.follow_stream(self._injector.on_event),
         ):
             self._spawn(coroutine)
@@ -171,7 +179,7 @@ class Supervisor:
     async def _say_goodbye(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                if self._config is not None:
+                if self._registered is not None:
                     await self._facts.wait_empty()
                     await self._ledger.wait_empty()
         self._processes.send_launcher({"kind": "stop"})
@@ -182,13 +190,28 @@ class Supervisor:
         return time.monotonic() + self._clock_offset_s
 
     def _feed(self, event: Event) -> None:
+        held = self._state.plan
         done = step(self._state, event, self._now_s(), secrets.token_hex(4))
         self._state = done.state
+        if done.state.plan is not None and done.state.plan is not held:
+            self._hold(done.state.plan)
         if done.reason:
             logger.info("%s", done.reason)
         for action in done.actions:
             self._act(action)
         self._set_timer()
+
+    def _hold(self, plan: Plan) -> None:
+        """A newer plan is held: the api, members that missed it and neighbours hear of it."""
+        self._client.held = plan.quorum
+        self._gather.hold(plan)
+        self._passing.hold(plan)
+
+    def _on_passed_plan(self, plan: Plan) -> None:
+        if plan.job == self._settings.job:
+            self._feed(PlanLearnt(plan))
+        else:
+            logger.warning("a plan of job %s was passed on to this one", plan.job)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -210,8 +233,8 @@ class Supervisor:
         elif isinstance(action, StopTrainers):
             self._processes.send_trainers(action.slots, {"kind": "stop"})
         elif isinstance(action, Fork):
-            assert self._config is not None
-            self._processes.fork(action.slot, action.incarnation, self._config)
+            assert self._registered is not None
+            self._processes.fork(action.slot, action.incarnation, self._registered.config)
         elif isinstance(action, Signal):
             head = {"kind": "signal", "slot": action.slot, "signal": action.number}
             self._processes.send_launcher(head)
@@ -251,7 +274,7 @@ class Supervisor:
         self._processes.launcher = peer
         self._store = str(frame.head["store"])
         self._launcher_known.set()
-        if self._config is not None:
+        if self._registered is not None:
             self._spawn(self._register_again())
         self._feed(LauncherUp())
 
@@ -292,6 +315,8 @@ class Supervisor:
             self._ledger.put(entry, post=bool(head.get("post")))
             with contextlib.suppress(LocalProtocolError):
                 self._feed(Committed(peer.slot, incarnation))
+        elif frame.kind == "plan":
+            self._on_passed_plan(codec.decode(Plan, head["plan"]))
         elif frame.kind == "fault-point":
             self._injector.on_fault_point(peer.slot, head)
         elif frame.kind == "log":
@@ -301,7 +326,12 @@ class Supervisor:
             raise RemoteProtocolError(f"unknown kind {frame.kind!r}")
 
     async def _register(self) -> JobConfig:
-        config = self._config = await self._line.register(self._registration())
+        before = self._registered
+        async with self._registering:
+            answer = await self._line.register(self._registration(), self._restoration)
+        self._registered, config = answer, answer.config
+        if before is not None and before.restored_at_s != answer.restored_at_s:
+            self._ledger.repeat()
         settings = SupervisionSettings(
             max_restarts=config.max_restarts,
             hang_s=config.hang_s,
@@ -319,6 +349,14 @@ class Supervisor:
         except ApiRefused as refusal:
             # Training does not end because the api has lost the job.
             logger.error("registration refused: %s", refusal)
+
+    def _restoration(self) -> dict[str, Any] | None:
+        """What is held of the job; nothing once it has ended: that must not be undone."""
+        if self._registered is None or self._state.ending:
+            return None
+        return restoration_of(
+            self._state, self._registered, self._processes.faults, self._processes.fired
+        )
 
     def _registration(self) -> PodRegistration:
         return PodRegistration(

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from mainstay_core.ids import QuorumId
 from mainstay_core.messages import Chain, Plan
@@ -46,6 +47,8 @@ class Connections:
 
     def __init__(self, settings: TrainerSettings, backend: str) -> None:
         self._settings, self._backend = settings, backend
+        self.on_plan: Callable[[dict[str, Any]], None] | None = None
+        """Called (any thread) with a plan, as JSON, that came another way than by the uplink."""
         self.changed = threading.Condition(threading.RLock())
         """Guards everything here; notified when a plan arrives or the version grows."""
         self.newest: Plan | None = None
@@ -88,6 +91,7 @@ class Connections:
                 self._settings.incarnation,
                 self._settings.address,
                 self._on_abort,
+                self.on_plan,
             )
             return self._gather
 

@@ -14,7 +14,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from mainstay_core.errors import LocalProtocolError, MainstayError, RemoteProtocolError
 from mainstay_core.frames import PREFIX, Frame, pack, parse_head, parse_prefix
@@ -29,6 +29,7 @@ class _Readable(Protocol):
 
 
 OnAbort = Callable[[str, tuple[int, ...]], None]
+OnPlan = Callable[[dict[str, Any]], None]
 
 
 class GatherClient:
@@ -46,6 +47,8 @@ class GatherClient:
         on_abort: called once, in the reader thread, with the reason and the
             suspects when the quorum ends by others' doing; never after
             ``shutdown``, ``abort`` or ``leave`` of this side.
+        on_plan: called in the reader thread with a newer plan that the server's
+            supervisor holds, as JSON.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class GatherClient:
         incarnation: str,
         bind_address: str,
         on_abort: OnAbort | None = None,
+        on_plan: OnPlan | None = None,
     ) -> None:
         host, _, port = address.rpartition(":")
         self._peer = (host, int(port))
@@ -69,7 +73,7 @@ class GatherClient:
                 "incarnation": incarnation,
             }
         )
-        self._on_abort = on_abort
+        self._on_abort, self._on_plan = on_abort, on_plan
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._joined = False
@@ -190,6 +194,10 @@ class GatherClient:
                         suspects = tuple(int(s) for s in frame.head.get("suspects", ()))
                         end = QuorumAborted(str(frame.head["why"]), suspects)
                         break
+                    if frame.kind == "plan":
+                        if self._on_plan is not None:
+                            self._on_plan(frame.head["plan"])
+                        continue
                     if frame.kind != "gathered":
                         raise RemoteProtocolError(f"unknown kind {frame.kind!r}")
                     self._store(frame)

@@ -59,6 +59,7 @@ class Session:
             lambda faults: self._faults.add(faults),
             lambda fault: self._faults.hear(fault),
         )
+        self._connections.on_plan = self._uplink.pass_plan
         shape = self._config.shape
         self._faults = FaultPoints(self._config.faults, shape.replicas, self._uplink)
         self._reporter = Reporter(self._uplink, status)

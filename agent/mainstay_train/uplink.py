@@ -103,6 +103,10 @@ class Uplink:
         """Send a fact."""
         self.send({"kind": "fact", "fact": codec.encode(fact)})
 
+    def pass_plan(self, plan: dict[str, Any]) -> None:
+        """Give a plan that another supervisor holds to ours, which passes it back if it is new."""
+        self.send({"kind": "plan", "plan": plan})
+
     def record(self, entry: LedgerEntry, *, post: bool) -> None:
         """Give a ledger entry to the supervisor; with ``post`` it mirrors it to the api."""
         self.send({"kind": "ledger", "entry": codec.encode(entry), "post": post})

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mainstay_api",
         description="Serve the api. Settings come from MAINSTAY_* variables: REDIS_URL, TOKEN (or "
-        "ADMIN_TOKEN and AGENT_TOKEN), API_HOST, API_PORT, LOG_LEVEL.",
+        "ADMIN_TOKEN and AGENT_TOKEN), API_HOST, API_PORT, REDIS_TIMEOUT_S, LOG_LEVEL.",
     )
     parser.add_argument("--port-file", type=Path, help="write the port there once it is bound")
     options = parser.parse_args(arguments)
@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.port_file is not None:
         _write_whole(options.port_file, f"{port}\n")
     logging.getLogger(__name__).info("serving on http://%s:%d", settings.host, port)
-    app = create_app(settings, RedisStore(settings.redis_url, settings.max_events))
+    store = RedisStore(settings.redis_url, settings.max_events, timeout_s=settings.redis_timeout_s)
+    app = create_app(settings, store)
     config = uvicorn.Config(
         app,
         log_config=None,

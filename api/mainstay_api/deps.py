@@ -9,14 +9,14 @@ from __future__ import annotations
 import hmac
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 
 from mainstay_api.metrics import Metrics
 from mainstay_api.problems import ProblemError, unknown_job
 from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
 from mainstay_api.streams import Streams
-from mainstay_core.ids import JobUid
+from mainstay_core.ids import JobUid, QuorumId
 
 
 async def get_service(request: Request) -> JobService:
@@ -72,6 +72,24 @@ async def get_uid(job: str, service: Annotated[JobService, Depends(get_service)]
     return uid
 
 
+async def get_held(
+    mainstay_quorum: Annotated[str | None, Header()] = None,
+) -> QuorumId | None:
+    """Return the quorum of the newest plan that the asking supervisor holds, as ``q7-3f9a``."""
+    if not mainstay_quorum:
+        return None
+    number, dash, nonce = mainstay_quorum.removeprefix("q").partition("-")
+    if not (number.isdigit() and dash and nonce):
+        raise ProblemError(
+            422,
+            "malformed",
+            f"{mainstay_quorum!r} names no quorum",
+            "send Mainstay-Quorum: q7-3f9a, with the id and the nonce of the plan that you hold",
+        )
+    return QuorumId(id=int(number), nonce=nonce)
+
+
+HeldDep = Annotated[QuorumId | None, Depends(get_held)]
 ServiceDep = Annotated[JobService, Depends(get_service)]
 StreamsDep = Annotated[Streams, Depends(get_streams)]
 MetricsDep = Annotated[Metrics, Depends(get_metrics)]

@@ -145,13 +145,28 @@ PLAN_REPLY: Responses = {200: _example("The current plan, or null", {"plan": _PL
 REGISTERED: Responses = {
     200: _example(
         "The job as its processes see it, the current plan, and where the stream stands",
-        {"config": {"job": "9f86d081884c7d65", "name": "demo"}, "plan": _PLAN, "cursor": "1-0"},
+        {
+            "config": {"job": "9f86d081884c7d65", "name": "demo"},
+            "manifest": {"kind": "TrainingJob", "metadata": {"name": "demo"}},
+            "restored_at_s": 0.0,
+            "plan": _PLAN,
+            "cursor": "1-0",
+        },
     )
 }
 BEAT: Responses = {
     200: _example(
-        "The newest quorum", {"quorum": _QUORUM, "state": "running", "now_s": 1767225700.0}
+        "The newest quorum",
+        {
+            "quorum": _QUORUM,
+            "state": "running",
+            "restored_at_s": 0.0,
+            "now_s": 1767225700.0,
+        },
     )
+}
+RESTORED: Responses = {
+    200: _example("The plan that is in force now; null if the job has none yet", {"plan": _PLAN})
 }
 RECOVERIES: Responses = {200: _example("All recoveries, oldest first", [_RECOVERY])}
 _FAULT = {

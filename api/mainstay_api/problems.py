@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from mainstay_api.store import StoreUnavailableError, UnknownJobError
 from mainstay_core.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
 from mainstay_core.learning import UnregisteredPodError
+from mainstay_core.restoring import StoreBehindError
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, _problem)
     app.add_exception_handler(InvalidSpecError, _invalid)
     app.add_exception_handler(UnregisteredPodError, _unregistered)
+    app.add_exception_handler(StoreBehindError, _behind)
     app.add_exception_handler(RemoteProtocolError, _conflict)
     app.add_exception_handler(StoreConflictError, _busy)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
@@ -107,6 +109,12 @@ async def _unregistered(request: Request, error: Exception) -> JSONResponse:
     job = request.path_params.get("job", "{job}")
     todo = f"POST /v1/jobs/{job}/agent/pods, then tell all its trainers again"
     return _answer(409, "unregistered", str(error), todo)
+
+
+async def _behind(request: Request, error: Exception) -> JSONResponse:
+    job = request.path_params.get("job", "{job}")
+    todo = f"POST /v1/jobs/{job}/agent/restore with the plan that you hold, then register"
+    return _answer(409, "store-behind", str(error), todo)
 
 
 async def _conflict(request: Request, error: Exception) -> JSONResponse:

@@ -16,7 +16,14 @@ from typing import Any
 
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
-from mainstay_api.store import BeatReply, Change, Snapshot, Store, UnknownJobError
+from mainstay_api.store import (
+    BeatReply,
+    Change,
+    Snapshot,
+    Store,
+    StoreUnavailableError,
+    UnknownJobError,
+)
 from mainstay_core import codec, coordinator
 from mainstay_core.coordinator_events import (
     Action,
@@ -26,18 +33,21 @@ from mainstay_core.coordinator_events import (
     Event,
     Inject,
     PlanDurable,
+    PlanReported,
     PublishPlan,
     RecordRecovery,
     StepsCommitted,
+    StoreReopened,
     TellFired,
     Transition,
 )
 from mainstay_core.errors import MainstayError, StoreConflictError
 from mainstay_core.facts import Heartbeat
-from mainstay_core.ids import JobUid, PodUid
+from mainstay_core.ids import JobUid, PodUid, QuorumId
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.jobstate import CoordinatorState, uid_of
 from mainstay_core.messages import LedgerEntry
+from mainstay_core.restoring import StoreBehindError, is_behind
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +87,18 @@ class JobService:
             self._known.pop(config.name, None)
         return created
 
+    async def restore(
+        self, config: JobConfig, manifest: dict[str, Any], report: PlanReported | None
+    ) -> Transition | None:
+        """Make a lost job again, or learn a plan that a supervisor holds and the store does not.
+
+        Returns:
+            What became of the plan; None without one (the job is to form anew).
+        """
+        if await self.create(config, manifest):
+            logger.warning("job %s was not in the store: made again", config.job)
+        return None if report is None else await self.apply(config.job, report)
+
     async def resolve(self, job: str) -> JobUid | None:
         """Return the uid that ``job`` is, or names."""
         uid = self._known.get(job)
@@ -95,16 +117,29 @@ class JobService:
         """Return the job's state."""
         return (await self._load(uid)).state
 
-    async def apply(self, uid: JobUid, event: Event) -> Transition:
+    async def apply(self, uid: JobUid, event: Event, held: QuorumId | None = None) -> Transition:
         """Decide on an event, make the outcome durable and visible, and return it.
+
+        Args:
+            uid: the job.
+            event: what was learnt.
+            held: the quorum of the newest plan that the teller holds.
 
         Raises:
             ProtocolError: the job does not accept the event; nothing changed.
+            StoreBehindError: the teller's plan is not known here; nothing changed.
             StoreConflictError: others decided first, too often in a row.
             StoreUnavailableError: nothing is known to have changed; repeat.
         """
-        async with self._locks.setdefault(uid, asyncio.Lock()):
-            transition = await self._decide(uid, event)
+        try:
+            # A store that hangs must not keep an ever longer queue waiting behind one request.
+            async with (
+                asyncio.timeout(2 * self._settings.redis_timeout_s),
+                self._locks.setdefault(uid, asyncio.Lock()),
+            ):
+                transition = await self._decide(uid, event, held)
+        except TimeoutError as error:
+            raise StoreUnavailableError("no decision in time; the store hangs") from error
         plan = transition.plan
         if plan is not None:
             durable = PlanDurable(quorum=plan.quorum, at_s=self._clock())
@@ -113,33 +148,40 @@ class JobService:
             task.add_done_callback(self._background.discard)
         return transition
 
-    async def _decide(self, uid: JobUid, event: Event) -> Transition:
+    async def _decide(self, uid: JobUid, event: Event, held: QuorumId | None) -> Transition:
         conflict: StoreConflictError | None = None
         for _ in range(self._settings.max_conflicts):
-            before = await self._load(uid)
-            outcome = coordinator.step(before.state, event, self._clock(), self._draw_nonce())
-            if not outcome.actions and outcome.state == before.state:
-                return outcome
             try:
-                await self.store.commit(
-                    uid, before.version, change_of(before.state, outcome, self._clock())
-                )
+                before = await self._load(uid)
+                if before.state.server != before.server:
+                    await self._step(uid, before, StoreReopened(server=before.server))
+                    before = await self._load(uid)
+                refuse_behind(before.state, held)
+                return await self._step(uid, before, event)
             except StoreConflictError as error:
                 self._metrics.conflicts.inc()
                 conflict = error
-                continue
-            self._tell(uid, outcome)
-            return outcome
         raise StoreConflictError(
             f"{self._settings.max_conflicts} races lost in a row"
         ) from conflict
 
+    async def _step(self, uid: JobUid, before: Snapshot, event: Event) -> Transition:
+        outcome = coordinator.step(before.state, event, self._clock(), self._draw_nonce())
+        if outcome.actions or outcome.state != before.state:
+            change = change_of(before.state, outcome, self._clock())
+            await self.store.commit(uid, before.version, change)
+            self._tell(uid, outcome)
+        return outcome
+
     async def _load(self, uid: JobUid) -> Snapshot:
         snapshot = await self.store.load(uid)
         if snapshot is None:
-            self._known.clear()
-            raise UnknownJobError(f"job {uid} has vanished from the store")
+            raise self._vanished(uid)
         return snapshot
+
+    def _vanished(self, uid: JobUid) -> UnknownJobError:
+        self._known.clear()
+        return UnknownJobError(f"job {uid} has vanished from the store")
 
     async def _note_durable(self, uid: JobUid, event: PlanDurable) -> None:
         """Record when the plan was durable: after it is out, so nobody waits for that."""
@@ -161,24 +203,40 @@ class JobService:
                 logger.log(level, "%s: %s: %s", uid, action.reason, action.message)
 
     async def beat(self, uid: JobUid, heartbeat: Heartbeat) -> BeatReply:
-        """Note that a pod is alive."""
+        """Note that a pod is alive.
+
+        Raises:
+            StoreBehindError: it holds a plan that is not known here.
+            UnknownJobError: the store has lost the job.
+        """
         reply = await self.store.beat(uid, heartbeat)
+        if reply.phase is None:
+            raise self._vanished(uid)
+        held = heartbeat.quorum
+        if held is not None and (reply.quorum is None or held != _quorum_in(reply.quorum)):
+            refuse_behind((await self._load(uid)).state, held)
         if reply.known:
             self._metrics.heartbeats.labels(uid).inc()
         return reply
 
-    async def add_to_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None:
+    async def add_to_ledger(
+        self, uid: JobUid, entries: Sequence[LedgerEntry], held: QuorumId | None = None
+    ) -> None:
         """Write entries; a step whose positions are all there is committed for the coordinator.
 
         A step that was committed before must come to the same bits: a difference
         is announced and the newer quorum's entry stands.
+
+        Raises:
+            StoreBehindError: the teller's plan is not known here; nothing was written.
         """
+        refuse_behind((await self._load(uid)).state, held)
         keys = [e.key for e in entries]
         known = await self.store.fetch_ledger(uid, keys)
         fresh = []
         for entry in entries:
             old = known.get(entry.key)
-            if old == entry or (old is not None and old.quorum.id > entry.quorum.id):
+            if old is not None and (_same(old, entry) or old.quorum.id > entry.quorum.id):
                 continue
             if old is not None and old.masters != entry.masters:
                 await self._announce_mismatch(uid, old, entry)
@@ -217,6 +275,26 @@ class JobService:
 
 def _place(entry: LedgerEntry) -> str:
     return f"stage {entry.stage}" + (f", inner rank {entry.inner}" if entry.inner else "")
+
+
+def refuse_behind(state: CoordinatorState, held: QuorumId | None) -> None:
+    """Let nobody tell anything to a store that does not know the plan he holds.
+
+    Raises:
+        StoreBehindError: it does not.
+    """
+    if is_behind(state, held):
+        ours = state.plan.quorum if state.plan is not None else "no plan"
+        raise StoreBehindError(f"you hold {held}, the store has {ours}")
+
+
+def _quorum_in(text: str) -> QuorumId:
+    return codec.loads(QuorumId, text)
+
+
+def _same(old: LedgerEntry, new: LedgerEntry) -> bool:
+    """Whether two cells of a stage tell of the same commit: each knows what it has sent itself."""
+    return (old.quorum, old.masters) == (new.quorum, new.masters)
 
 
 def change_of(before: CoordinatorState, outcome: Transition, now_s: float) -> Change:

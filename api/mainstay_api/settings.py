@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,11 @@ class Settings:
     """Between looks at any other job: silence is measured in tens of seconds."""
     lease_s: float = 3.0
     """After so long without renewal another replica turns silence into faults."""
+    redis_timeout_s: float = 3.0
+    """``MAINSTAY_REDIS_TIMEOUT_S``: of one call of Redis, and of the wait for requests before it
+    about the same job; then the request is answered with 503. Agents wait 10 s for an answer, and
+    a write that is on disk before it is confirmed takes milliseconds: more than this is a Redis
+    that is stopped or cut off."""
     max_conflicts: int = 64
     """Lost races of one event before the request fails; each means that another one won."""
     keep_alive_s: float = 10.0
@@ -63,8 +69,21 @@ class Settings:
             agent_token=agent,
             host=environment.get("MAINSTAY_API_HOST", "127.0.0.1"),
             port=_port(environment.get("MAINSTAY_API_PORT", "0")),
+            redis_timeout_s=_seconds(
+                "MAINSTAY_REDIS_TIMEOUT_S", environment.get("MAINSTAY_REDIS_TIMEOUT_S", "3")
+            ),
             log_level=environment.get("MAINSTAY_LOG_LEVEL", "info").lower(),
         )
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < math.inf:
+        raise InvalidSpecError(name, f"is {text!r}, must be a number of seconds above 0")
+    return value
 
 
 def _port(text: str) -> int:

@@ -12,7 +12,7 @@ Keys, with ``{uid}`` also the hash tag of a Redis cluster:
     mainstay:uids              set     uids of all jobs
     mainstay:names             hash    name -> uid of the newest job of that name
     mainstay:lease             string  the replica that watches for silence
-    mainstay:{uid}:job         hash    version, state, phase, quorum, plan, manifest, name
+    mainstay:{uid}:job         hash    version, state, phase, quorum, plan, restored, manifest, name
     mainstay:{uid}:stream      stream  plan, inject, stop, event: pushed to supervisors; history
     mainstay:{uid}:recoveries  hash    quorum id -> Recovery
     mainstay:{uid}:ledger      hash    step:stage:inner -> LedgerEntry
@@ -28,8 +28,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import redis.asyncio as redis
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from mainstay_api import scripts
 from mainstay_core import codec
 from mainstay_core.errors import MainstayError, StoreConflictError
 from mainstay_core.facts import Heartbeat
@@ -38,65 +43,8 @@ from mainstay_core.jobstate import CoordinatorState
 from mainstay_core.messages import LedgerEntry, LedgerKey, Plan, Recovery
 
 PREFIX = "mainstay"
-SOCKET_TIMEOUT_S = 30.0
-"""Of one call, a blocking read included; a server that is silent longer is down."""
-
-_COMMIT = """
-if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return false end
-local version = redis.call('HINCRBY', KEYS[1], 'version', 1)
-redis.call('HSET', KEYS[1], 'state', ARGV[2], 'phase', ARGV[3])
-if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'plan', ARGV[4], 'quorum', ARGV[5]) end
-local at = 7
-local function take() at = at + 1; return ARGV[at - 1] end
-local last = ''
-for i = 1, tonumber(take()) do
-  local kind = take()
-  last = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[6], '*', 'kind', kind, 'data', take())
-end
-for i = 1, tonumber(take()) do
-  local key = take()
-  redis.call('HSET', KEYS[3], key, take())
-end
-local time = redis.call('TIME')
-local now = string.format('%d%06d', time[1], time[2])
-for i = 1, tonumber(take()) do redis.call('HSET', KEYS[4], take(), now) end
-for i = 1, tonumber(take()) do
-  local pod = take()
-  redis.call('HDEL', KEYS[4], pod)
-  redis.call('HDEL', KEYS[5], pod)
-end
-return {version, last}
-"""
-
-_BEAT = """
-if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then
-  return {0, redis.call('HMGET', KEYS[1], 'quorum', 'phase')}
-end
-local time = redis.call('TIME')
-redis.call('HSET', KEYS[2], ARGV[1], string.format('%d%06d', time[1], time[2]))
-redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
-return {1, redis.call('HMGET', KEYS[1], 'quorum', 'phase')}
-"""
-
-_CREATE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'version', '1', 'state', ARGV[2], 'phase', ARGV[3],
-           'manifest', ARGV[4], 'name', ARGV[5])
-redis.call('SADD', KEYS[2], ARGV[1])
-redis.call('HSET', KEYS[3], ARGV[5], ARGV[1])
-return 1
-"""
-
-_LEASE = """
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-"""
-
-_RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-"""
+TIMEOUT_S = 3.0
+"""Of one call, a blocking read included; a server that is silent longer counts as down."""
 
 
 class UnknownJobError(MainstayError):
@@ -113,6 +61,8 @@ class Snapshot:
 
     version: int
     state: CoordinatorState
+    server: str
+    """Name of the Redis process that it was read from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +101,8 @@ class BeatReply:
     """JSON of the newest quorum's id."""
     phase: str | None
     """None: there is no such job."""
+    restored_at_s: float = 0.0
+    """When the job was last restored from a supervisor's plan; 0: never."""
 
 
 class Store(Protocol):
@@ -188,22 +140,46 @@ class RedisStore:
         url: where the server is.
         max_events: length of a job's stream, about.
         max_ledger_steps: newest steps whose entries are kept.
+        timeout_s: of one call.
     """
 
     def __init__(
-        self, url: str, max_events: int = 100_000, max_ledger_steps: int = 100_000
+        self,
+        url: str,
+        max_events: int = 100_000,
+        max_ledger_steps: int = 100_000,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._redis = redis.Redis.from_url(
-            url, decode_responses=True, socket_timeout=SOCKET_TIMEOUT_S
+            url,
+            decode_responses=True,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            # A pooled connection may be one to a process that is gone: worth another one. A server
+            # that is silent is not: whoever waits for us would wait several times as long.
+            retry=Retry(NoBackoff(), 1, (RedisConnectionError,)),
+            redis_connect_func=self._on_connect,
         )
         self._max_events = max_events
         self._max_ledger_steps = max_ledger_steps
+        self._max_block_s = timeout_s / 2
+        self._server = ""
         self._cache: dict[JobUid, Snapshot] = {}
-        self._commit = self._redis.register_script(_COMMIT)
-        self._beat = self._redis.register_script(_BEAT)
-        self._create = self._redis.register_script(_CREATE)
-        self._lease = self._redis.register_script(_LEASE)
-        self._release = self._redis.register_script(_RELEASE)
+        self._commit = self._redis.register_script(scripts.COMMIT)
+        self._beat = self._redis.register_script(scripts.BEAT)
+        self._create = self._redis.register_script(scripts.CREATE)
+        self._lease = self._redis.register_script(scripts.LEASE)
+        self._release = self._redis.register_script(scripts.RELEASE)
+
+    async def _on_connect(self, connection: AbstractConnection) -> None:
+        await connection.on_connect()
+        self._server = ""
+
+    async def _identify(self) -> str:
+        """Return the name that the Redis process drew when it started."""
+        if not self._server:
+            self._server = str((await _call(self._redis.info("server")))["run_id"])
+        return self._server
 
     async def ping(self) -> None:
         await _call(self._redis.ping())
@@ -237,11 +213,16 @@ class RedisStore:
         version = await _call(self._redis.hget(key, "version"))
         if version is None:
             return None
+        # After the first read: a connection that was made for it may be one to another process.
+        server = await self._identify()
         cached = self._cache.get(uid)
-        if cached is not None and cached.version == int(version):
+        if cached is not None and (cached.version, cached.server) == (int(version), server):
             return cached
         version, text = await _call(self._redis.hmget(key, ["version", "state"]))
-        snapshot = Snapshot(version=int(version), state=codec.loads(CoordinatorState, text))
+        if version is None:
+            return None
+        state = codec.loads(CoordinatorState, text)
+        snapshot = Snapshot(version=int(version), state=state, server=server)
         self._cache[uid] = snapshot
         return snapshot
 
@@ -269,7 +250,7 @@ class RedisStore:
             args += ["", ""]
         else:
             args += [codec.dumps(change.plan), codec.dumps(change.plan.quorum)]
-        args += [self._max_events, len(change.items)]
+        args += [self._max_events, change.state.restored_at_s, len(change.items)]
         args += [text for item in change.items for text in item]
         args.append(len(change.recoveries))
         for recovery in change.recoveries:
@@ -280,7 +261,9 @@ class RedisStore:
         if not reply:
             self._cache.pop(uid, None)
             raise StoreConflictError(f"job {uid} is not at version {version} any more")
-        self._cache[uid] = Snapshot(version=int(reply[0]), state=change.state)
+        self._cache[uid] = Snapshot(
+            version=int(reply[0]), state=change.state, server=change.state.server
+        )
 
     async def append(self, uid: JobUid, kind: str, data: str) -> None:
         """Add an entry to the job's stream that no decision made."""
@@ -291,8 +274,10 @@ class RedisStore:
         """Note that a pod is alive: one write, never a compare-and-set."""
         keys = [_key(uid, part) for part in ("job", "seen", "beats")]
         args = [heartbeat.pod, codec.dumps(heartbeat)]
-        known, (quorum, phase) = await _call(self._beat(keys=keys, args=args))
-        return BeatReply(known=bool(known), quorum=quorum, phase=phase)
+        known, (quorum, phase, restored) = await _call(self._beat(keys=keys, args=args))
+        return BeatReply(
+            known=bool(known), quorum=quorum, phase=phase, restored_at_s=float(restored or 0.0)
+        )
 
     async def fetch_seen(self, uid: JobUid) -> dict[PodUid, int]:
         """Return when each pod was last heard, in microseconds of the store's clock."""
@@ -340,8 +325,12 @@ class RedisStore:
     async def read_stream(
         self, uid: JobUid, after: str, block_s: float | None
     ) -> tuple[StreamItem, ...]:
-        """Return the entries after ``after``, waiting up to ``block_s`` for the first."""
-        block = None if block_s is None else max(1, int(block_s * 1000))
+        """Return the entries after ``after``, waiting up to ``block_s`` for the first.
+
+        It waits for less if the timeout of a call does not allow so much.
+        """
+        wait_s = None if block_s is None else min(block_s, self._max_block_s)
+        block = None if wait_s is None else max(1, int(wait_s * 1000))
         streams: Any = {_key(uid, "stream"): after}
         reply = await _call(self._redis.xread(streams, count=1000, block=block))
         entries = reply[0][1] if reply else []

@@ -18,6 +18,8 @@ from mainstay_core import coordinator
 from mainstay_core.coordinator_events import Tick
 from mainstay_core.errors import MainstayError
 from mainstay_core.ids import JobUid, PodUid
+from mainstay_core.jobstate import CoordinatorState
+from mainstay_core.restoring import is_behind
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ class Silence:
         self._seen: dict[PodUid, int] = {}
         self._behind_s: dict[str, float] = {}
         self._newest = 0
+        self.heard: set[PodUid] = set()
+        """Pods that were heard since the look before."""
 
     def update(self, seen_us: dict[PodUid, int], heartbeat_s: float) -> dict[str, float]:
         """Return the silence of each pod in seconds, after another look.
@@ -40,6 +44,8 @@ class Silence:
             seen_us: when each pod was last heard, in microseconds of one clock.
             heartbeat_s: the interval of heartbeats.
         """
+        # Only forward: a store that fell back shows older times.
+        self.heard = {pod for pod, at in seen_us.items() if at > self._seen.get(pod, at)}
         newest = max(seen_us.values(), default=0)
         passed_s = (newest - self._newest) / 1e6 if self._newest else 0.0
         passed_s = min(max(passed_s, 0.0), MAX_GAP_BEATS * heartbeat_s)
@@ -105,6 +111,19 @@ class Ticker:
         seen = await self._service.store.fetch_seen(uid)
         silence = self._silences.setdefault(uid, Silence())
         behind = silence.update(seen, state.config.heartbeat_s)
-        outcome = await self._service.apply(uid, Tick(behind_s=behind))
+        heard = await self._heard(uid, state, silence.heard)
+        outcome = await self._service.apply(uid, Tick(behind_s=behind, heard=heard))
         pending = coordinator.is_pending(outcome.state)
         self._next_look[uid] = now + (0.0 if pending else self._settings.tick_idle_s)
+
+    async def _heard(
+        self, uid: JobUid, state: CoordinatorState, pods: set[PodUid]
+    ) -> tuple[PodUid, ...]:
+        """Return those of the pods waited for that spoke and hold nothing unknown to the store."""
+        wanted = pods.intersection(state.unheard)
+        if not wanted:
+            return ()
+        beats = await self._service.store.fetch_beats(uid)
+        return tuple(
+            sorted(p for p in wanted if p in beats and not is_behind(state, beats[p].quorum))
+        )

@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
 from mainstay_cli.client import ApiClient, ApiError
@@ -267,7 +268,8 @@ class LocalProvider:
             try:
                 await self._client.post_facts(self._job, [fact])
             except ApiError as error:
-                if 400 <= error.status < 500:
+                # A job that is unknown was lost with the store: its supervisors restore it.
+                if 400 <= error.status < 500 and error.status != HTTPStatus.NOT_FOUND:
                     logger.debug("the api needs no fact of %s: %s", pod.name, error)
                     return
                 await asyncio.sleep(TELL_AGAIN_S)

@@ -24,11 +24,13 @@ from mainstay_core.coordinator_events import (
     FaultFired,
     FaultsAsked,
     PlanDurable,
+    PlanReported,
     PodRegistered,
     RecordRecovery,
     ScaleRequested,
     StepsCommitted,
     StopRequested,
+    StoreReopened,
     Tick,
     Transition,
 )
@@ -50,6 +52,7 @@ from mainstay_core.learning import learn_facts, learn_pod, learn_silence, settle
 from mainstay_core.leaving import learn_drain, leaving_members
 from mainstay_core.outcomes import end_job
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
+from mainstay_core.restoring import hear, hear_silence, learn_plan, reopen
 from mainstay_core.scaling import learn_scale
 
 
@@ -81,6 +84,8 @@ def step(state: CoordinatorState, event: Event, now_s: float, nonce: str) -> Tra
         return learnt
     if learnt.state.outcome:
         return learnt.then(end_job(learnt.state, JobPhase.FAILED, learnt.state.outcome))
+    if learnt.state.unheard:
+        return learnt
     decided = learnt.then(_DECIDE[learnt.state.phase](learnt.state, now_s, nonce))
     if decided.state.terminal or decided.state.plan is None:
         return decided
@@ -91,7 +96,7 @@ def is_pending(state: CoordinatorState) -> bool:
     """Return whether something waits for time to pass, so that ticks should be frequent."""
     if state.terminal:
         return False
-    if state.phase is not JobPhase.RUNNING or state.suspicion is not None:
+    if state.phase is not JobPhase.RUNNING or state.suspicion is not None or state.unheard:
         return True
     if leaving_members(state):
         return True
@@ -99,15 +104,19 @@ def is_pending(state: CoordinatorState) -> bool:
 
 
 def _on_registered(state: CoordinatorState, event: PodRegistered, now_s: float) -> Transition:
-    return learn_pod(forget_gone(state), event.registration, now_s)
+    known = learn_pod(forget_gone(state), event.registration, now_s)
+    return replace(known, state=hear(known.state, (event.registration.pod,)))
 
 
 def _on_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Transition:
-    return learn_facts(state, event.facts, now_s)
+    known = learn_facts(state, event.facts, now_s)
+    return replace(known, state=hear(known.state, {fact.pod for fact in event.facts}))
 
 
 def _on_tick(state: CoordinatorState, event: Tick, now_s: float) -> Transition:
-    return learn_silence(state, event.behind_s, now_s)
+    known = learn_silence(state, event.behind_s, now_s)
+    heard = hear(hear_silence(known.state, event.behind_s), event.heard)
+    return replace(known, state=heard)
 
 
 def _on_stop(state: CoordinatorState, event: StopRequested, now_s: float) -> Transition:
@@ -186,6 +195,8 @@ _ALWAYS: dict[type, _Handler] = {
     FaultsAsked: ask_faults,
     ScaleRequested: learn_scale,
     DrainRequested: learn_drain,
+    PlanReported: learn_plan,
+    StoreReopened: reopen,
 }
 _WITH_PLAN: dict[type, _Handler] = {
     **_ALWAYS,
@@ -195,7 +206,8 @@ _WITH_PLAN: dict[type, _Handler] = {
 }
 _ENDED: dict[type, _Handler] = {
     PodRegistered: _on_registered,
-    **dict.fromkeys((FactsLearnt, Tick, StopRequested, PlanDurable), _ignore),
+    **dict.fromkeys((FactsLearnt, Tick, StopRequested, PlanDurable, PlanReported), _ignore),
+    StoreReopened: reopen,
     StepsCommitted: _on_late_commit,
 }
 

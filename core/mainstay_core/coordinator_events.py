@@ -72,11 +72,35 @@ class PlanDurable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReported:
+    """A supervisor holds a plan that the store did not know (protocol section 9)."""
+
+    pod: PodUid
+    plan: Plan
+    step: int = 0
+    """Number of steps that its trainers have committed."""
+    fingerprint: dict[str, str] | None = None
+    """Numerics fingerprint of a member that lives there."""
+    fired: tuple[str, ...] = ()
+    """Injected faults that it has carried out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReopened:
+    """The store is another process than the one that took the last decision."""
+
+    server: str
+    """Random name of the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed."""
 
     behind_s: dict[str, float] = field(default_factory=dict)
     """By pod: how far its last heartbeat lies behind the job's newest one."""
+    heard: tuple[PodUid, ...] = ()
+    """Pods heard since the last tick, none of which holds a plan that the store does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +134,8 @@ Event = (
     | FaultFired
     | FaultsAsked
     | PlanDurable
+    | PlanReported
+    | StoreReopened
     | Tick
     | StopRequested
     | ScaleRequested

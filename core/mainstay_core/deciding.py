@@ -13,6 +13,7 @@ from dataclasses import replace
 from mainstay_core import ladder, membership
 from mainstay_core.availability import usable_slots
 from mainstay_core.coordinator_events import Action, Announce, Transition
+from mainstay_core.fingerprints import fingerprint_difference
 from mainstay_core.ids import Slot
 from mainstay_core.jobstate import (
     CoordinatorState,
@@ -26,7 +27,7 @@ from mainstay_core.jobstate import (
     still_joining,
     with_slot,
 )
-from mainstay_core.learning import fingerprint_difference, refusal
+from mainstay_core.learning import refusal
 from mainstay_core.leaving import outgoing_died
 from mainstay_core.membership import Draft
 from mainstay_core.messages import Member, Method, Plan
@@ -113,6 +114,8 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     lost = lost_members(state)
     if lost:
         return _recover(state, lost, now_s, nonce)
+    if state.rivals:
+        return _meet_again(state, "supervisors hold another plan of the same id", now_s, nonce)
     if state.suspicion is not None:
         return _reform(state, now_s, nonce)
     if state.phase is JobPhase.RUNNING and all_settled(state):
@@ -216,7 +219,8 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
         return _decide_finishing(state)
     lost = lost_members(state)
     if not lost:
-        return _meet_again(state, now_s, nonce)
+        reason = "the members that were silent are heard again"
+        return _meet_again(state, reason, now_s, nonce)
     result = _recover(state, lost, now_s, nonce)
     if result.state.phase is JobPhase.WAITING and now_s >= state.waiting.deadline_s:
         reason = f"waited {now_s - state.waiting.since_s:.0f} s: {state.waiting.reason}"
@@ -224,9 +228,8 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     return result
 
 
-def _meet_again(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Whoever was thought to be gone is heard again, with the state that was missing."""
-    reason = "the members that were silent are heard again"
+def _meet_again(state: CoordinatorState, reason: str, now_s: float, nonce: str) -> Transition:
+    """The members are all there, but not in one quorum: a newer plan brings them together."""
     draft = Draft(method=Method.REFORM, planned=False, reason=reason, now_s=now_s, nonce=nonce)
     plan = membership.mask_plan(state, draft)
     return publish(open_loss(state, (), plan, reason), plan, JobPhase.RECOVERING)

@@ -62,6 +62,8 @@ class PodState:
     """When it ends at the latest; 0: no limit."""
     leave_waits: str = ""
     """Why its work cannot be handed over yet."""
+    placeholder: bool = False
+    """Known from a restored plan; its supervisor has not registered since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +216,16 @@ class CoordinatorState:
     """Faults on spares that were handed to their pod."""
     outcome: str = ""
     """Why the job ended, or has to end now."""
+    server: str = ""
+    """Name of the store's process that took the last decision."""
+    restored: str = ""
+    """The last quorum that was restored from a supervisor's plan, as text."""
+    restored_at_s: float = 0.0
+    """When; supervisors that registered before do so again."""
+    rivals: tuple[str, ...] = ()
+    """Nonces of quorums with the plan's id that supervisors hold as well."""
+    unheard: tuple[PodUid, ...] = ()
+    """Pods that may hold a newer plan: no plan is made before they are heard or clearly silent."""
 
     @property
     def shape(self) -> JobShape:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from mainstay_core.coordinator_events import Announce, RecordRecovery, Transition
 from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.facts import Fact, FactKind, PodRegistration
+from mainstay_core.fingerprints import fingerprint_difference
 from mainstay_core.ids import QuorumId, Slot
 from mainstay_core.jobstate import (
     CoordinatorState,
@@ -44,13 +45,19 @@ def learn_pod(state: CoordinatorState, registration: PodRegistration, now_s: flo
     with the old one.
     """
     known = state.pod(registration.pod)
-    if known is not None and not known.gone and known.registration == registration:
+    placeholder = known is not None and known.placeholder
+    here = known is not None and not (known.gone or placeholder)
+    if known is not None and here and known.registration == registration:
         return Transition(state=state, reason="already registered")
-    if known is not None and (known.gone or known.registration.pid != registration.pid):
+    # What a restored plan says of a pod has no process: whoever registers has always been there.
+    replaced = known is not None and (known.gone or known.registration.pid != registration.pid)
+    if replaced and not placeholder:
         state = end_all(state, registration.pod, "its supervisor was replaced", now_s, now_s)
     # A pod that leaves never changes its mind, whatever becomes of its supervisor.
     pod = known if known is not None else PodState(registration=registration)
-    pod = replace(pod, registration=registration, gone=False, why="", gone_at_s=0.0)
+    pod = replace(
+        pod, registration=registration, gone=False, why="", gone_at_s=0.0, placeholder=False
+    )
     state = with_pod(state, pod)
     for index in range(registration.num_slots):
         slot = Slot(pod=registration.pod, index=index)
@@ -125,7 +132,7 @@ def _trainer_up(state: CoordinatorState, fact: Fact, now_s: float) -> Transition
     if fact.incarnation in slot.ended:
         return Transition(state=state, reason=f"{name}: that trainer has ended")
     if fact.incarnation == slot.incarnation:
-        return Transition(state=state, reason=f"{name} is known to be up")
+        return Transition(state=_know_again(state, fact), reason=f"{name} is known to be up")
     if slot.incarnation is not None:
         why = "replaced by a new trainer"
         slot = end_slot(state, slot, slot.incarnation, why, _when(fact, now_s), now_s)
@@ -144,15 +151,16 @@ def _trainer_up(state: CoordinatorState, fact: Fact, now_s: float) -> Transition
     )
 
 
-def fingerprint_difference(ours: dict[str, str] | None, theirs: Mapping[str, str]) -> str:
-    """Return what differs in a numerics fingerprint, in words; empty if nothing does."""
-    if ours is None:
-        return ""
-    return ", ".join(
-        f"{key} is {theirs.get(key, 'missing')}, the job has {ours.get(key, 'none')}"
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key)
-    )
+def _know_again(state: CoordinatorState, fact: Fact) -> CoordinatorState:
+    """What a trainer's supervisor repeats of it: after a restore nothing else says it."""
+    assert fact.slot is not None
+    key = str(Slot(pod=fact.pod, index=fact.slot))
+    if not fact.fingerprint or key in state.fingerprints:
+        return state
+    state = replace(state, fingerprints={**state.fingerprints, key: fact.fingerprint})
+    if state.fingerprint is None and _member(state, fact) is not None:
+        state = replace(state, fingerprint=fact.fingerprint)
+    return state
 
 
 def refusal(name: str, difference: str) -> Announce:

@@ -315,6 +315,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         reason="; ".join(r for r in (draft.reason, why) if r),
         faults_fired=tuple(f.fault for f in state.fired),
         created_at_s=draft.now_s,
+        hosts=_hosts_of(state, members),
     )
 
 
@@ -371,12 +372,29 @@ def _rendezvous(
     state: CoordinatorState, members: Sequence[Member], avoid: PodUid | None
 ) -> Rendezvous:
     """The lowest member's pod, one that stayed and is not to be avoided if there is one."""
+    known = {p.registration.pod for p in state.pods if p.registration.gather}
     best = min(
         members,
-        key=lambda m: (m.joining, is_leaving(state, m.slot.pod), m.slot.pod == avoid, m.index),
+        key=lambda m: (
+            m.slot.pod not in known,
+            m.joining,
+            is_leaving(state, m.slot.pod),
+            m.slot.pod == avoid,
+            m.index,
+        ),
     )
     pod = state.pod(best.slot.pod)
     assert pod is not None
     return Rendezvous(
         pod=best.slot.pod, gather=pod.registration.gather, store=pod.registration.store
+    )
+
+
+def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rendezvous, ...]:
+    """Where each pod with a member can be met, in pod order."""
+    used = {m.slot.pod for m in members}
+    return tuple(
+        Rendezvous(pod=p.registration.pod, gather=p.registration.gather, store=p.registration.store)
+        for p in state.pods
+        if p.registration.pod in used
     )

@@ -103,6 +103,9 @@ class Plan:
     faults_fired: tuple[str, ...] = ()
     """Injected faults that already fired: they do not fire twice."""
     created_at_s: float = 0.0
+    hosts: tuple[Rendezvous, ...] = ()
+    """Of every pod with a member, where its gather server and store are: supervisors pass the plan
+    on to each other, and a store that lost the job knows where the next quorum may meet."""
     version: int = VERSION
 
     def digest(self) -> str:

@@ -42,6 +42,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         commits=0,
         suspicion=None,
         waiting=None,
+        rivals=(),
     )
     recorded = tuple(
         RecordRecovery(recovery=o.recovery)

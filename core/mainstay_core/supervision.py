@@ -98,9 +98,13 @@ def _launcher_up(state: SupervisionState, event: object, now_s: float) -> Transi
 def _registered(state: SupervisionState, event: Registered, now_s: float) -> Transition:
     """An api that had forgotten the pod learns of its trainers anew."""
     del now_s
-    up = [slot.up for slot in state.slots if slot.phase is SlotPhase.UP and slot.up is not None]
+    facts = []
+    for slot in state.slots:
+        up = slot.up if slot.phase is SlotPhase.UP else None
+        down = slot.down if slot.phase is not SlotPhase.UP else None
+        facts += [fact for fact in (up, slot.final, down) if fact is not None]
     state = replace(state, registered=True, settings=event.settings)
-    return Transition(state, tuple(Tell(fact) for fact in up))
+    return Transition(state, tuple(Tell(fact) for fact in facts))
 
 
 def _launcher_lost(state: SupervisionState, event: object, now_s: float) -> Transition:
@@ -234,6 +238,7 @@ def _advance(state: SupervisionState, now_s: float, nonce: str) -> Transition:
                 status=None,
                 killed_for="",
                 parked=None,
+                final=None,
             ),
         )
     return Transition(state, tuple(actions))

@@ -132,7 +132,7 @@ def _fact(state: SupervisionState, slot: SlotState, event: FactSeen, now_s: floa
     if fact.kind is FactKind.PARKED:
         slot = replace(slot, parked=fact)
     elif fact.kind in LAST_WORDS:
-        slot = replace(slot, done=True)
+        slot = replace(slot, done=True, final=fact)
     slot = replace(slot, alive_at_s=now_s)
     return Transition(put(state, slot), (Tell(fact),), f"slot {slot.index}: {fact.kind}")
 

@@ -5,12 +5,13 @@ import contextlib
 import itertools
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,31 @@ class Redis:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def back_up(self, name: str = "backup") -> Path:
+        """Copy the data as it is on the disk now."""
+        copy = self.directory / name
+        copy.mkdir()
+        for path in self.directory.glob("*.aof"):
+            shutil.copy(path, copy)
+        return copy
+
+    def lose(self, backup: Path | None = None) -> None:
+        """End it, and start it with an older copy of its data, or with none."""
+        self.stop()
+        for path in self.directory.glob("*.aof"):
+            path.unlink()
+        for path in backup.glob("*.aof") if backup else ():
+            shutil.copy(path, self.directory)
+        self.start()
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -149,6 +175,8 @@ class Job:
         self.api = api
         body = {"manifest": manifest or MANIFEST, **fields}
         self.uid = api.post("/v1/jobs", body, status=201)["uid"]
+        self.config: dict[str, Any] = {}
+        """As the last registration answered."""
         self.path = f"/v1/jobs/{self.uid}"
         self._lives = itertools.count()
 
@@ -166,7 +194,9 @@ class Job:
             "pid": 1,
             **fields,
         }
-        return self.agent("pods", body)
+        answer = self.agent("pods", body)
+        self.config = answer["config"]
+        return answer
 
     def up(self, pod: str) -> str:
         life = f"life{next(self._lives)}"
@@ -250,9 +280,40 @@ class Job:
             }
             self.fact("finished", m["slot"]["pod"], m["incarnation"], final=final)
 
-    def beat(self, pod: str, *, status: int = 200) -> Any:
+    def beat(self, pod: str, *, status: int = 200, quorum: Any = None) -> Any:
         line = {"index": 0, "pid": 42, "phase": "computing", "step": 7}
-        return self.agent("heartbeats", {"pod": pod, "slots": [line]}, status=status)
+        body = {"pod": pod, "slots": [line], "quorum": quorum}
+        return self.agent("heartbeats", body, status=status)
+
+    @contextlib.contextmanager
+    def beating(self, pods: Iterable[int]) -> Iterator[None]:
+        """Let supervisors send heartbeats meanwhile, which hold the plan that the api has."""
+        ended = threading.Event()
+        names = [f"pod-{i}" for i in pods]
+
+        def beat() -> None:
+            with self.api.new_client(AGENT_TOKEN) as client:
+                while not ended.wait(0.05):
+                    for pod in names:
+                        body = {"pod": pod, "slots": [], "quorum": None}
+                        client.post(f"{self.path}/agent/heartbeats", json=body)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def restore(self, pod: str, plan: Any, *, status: int = 200, **fields: Any) -> Any:
+        body = {"pod": pod, "config": self.config, "manifest": MANIFEST, "plan": plan, **fields}
+        return self.agent("restore", body, status=status)
+
+    def wait_for_plan(self, quorum_id: int) -> dict[str, Any]:
+        while (plan := self.plan())["quorum"]["id"] < quorum_id:
+            time.sleep(0.02)
+        return plan
 
 
 class Listener:

@@ -14,6 +14,7 @@ from mainstay_core.coordinator_events import (
     EndJob,
     Event,
     FactsLearnt,
+    PlanReported,
     PodRegistered,
     PublishPlan,
     RecordRecovery,
@@ -54,7 +55,7 @@ class World:
         self.state = self.last.state
         check_invariants(self.state)
         assert len([a for a in self.last.actions if isinstance(a, PublishPlan)]) <= 1
-        if self.last.plan:
+        if self.last.plan and not isinstance(event, PlanReported):
             self._check_plan(before, self.last.plan)
         self.actions += self.last.actions
         return self.last

@@ -66,7 +66,9 @@ FINAL = FinalDigests(
 )
 
 EXAMPLES: dict[str, Any] = {
-    "plan": dataclasses.replace(PLAN, faults_fired=("f1",), created_at_s=1700000000.5),
+    "plan": dataclasses.replace(
+        PLAN, faults_fired=("f1",), created_at_s=1700000000.5, hosts=(PLAN.rendezvous,)
+    ),
     "partial": RUN,
     "vote": Vote(
         step=4,

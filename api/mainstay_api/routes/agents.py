@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from mainstay_api import examples
-from mainstay_api.deps import ServiceDep, StreamsDep, UidDep, require_agent
-from mainstay_api.problems import stale_facts
+from mainstay_api.deps import HeldDep, ServiceDep, StreamsDep, UidDep, require_agent
+from mainstay_api.problems import ProblemError, stale_facts
 from mainstay_core import codec
-from mainstay_core.coordinator_events import FactsLearnt, FaultFired, PodRegistered
+from mainstay_core.coordinator_events import FactsLearnt, FaultFired, PlanReported, PodRegistered
 from mainstay_core.facts import Fact, Heartbeat, PodRegistration
 from mainstay_core.ids import PodUid
+from mainstay_core.jobspec import JobConfig
 from mainstay_core.learning import UnregisteredPodError
-from mainstay_core.messages import LedgerEntry
+from mainstay_core.messages import LedgerEntry, Plan
 
 router = APIRouter(
     prefix="/v1/jobs/{job}/agent",
@@ -55,17 +56,36 @@ class Fired:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restoration:
+    """What a supervisor holds of its job."""
+
+    pod: PodUid
+    config: JobConfig
+    manifest: dict[str, Any] = field(default_factory=dict)
+    plan: Plan | None = None
+    """None: the job had none yet."""
+    step: int = 0
+    """Number of steps that the pod's trainers have committed in that plan's quorum or before."""
+    fingerprint: dict[str, str] | None = None
+    """Numerics fingerprint of a member on this pod."""
+    fired: tuple[str, ...] = ()
+    """Injected faults that this supervisor has carried out."""
+
+
 @router.post("/pods", responses=examples.REGISTERED)
 async def register_pod(
-    uid: UidDep, service: ServiceDep, registration: PodRegistration
+    uid: UidDep, service: ServiceDep, held: HeldDep, registration: PodRegistration
 ) -> JSONResponse:
     """Introduce a pod. Repeating it is harmless; a pod that counted as gone is back."""
-    await service.apply(uid, PodRegistered(registration=registration))
+    await service.apply(uid, PodRegistered(registration=registration), held)
     plan, cursor, _ = await service.store.fetch_plan(uid)
-    config = (await service.load(uid)).config
+    state = await service.load(uid)
     return JSONResponse(
         {
-            "config": codec.encode(config),
+            "config": codec.encode(state.config),
+            "manifest": await service.store.fetch_manifest(uid),
+            "restored_at_s": state.restored_at_s,
             "plan": json.loads(plan) if plan else None,
             "cursor": cursor,
         }
@@ -82,15 +102,16 @@ async def take_heartbeat(uid: UidDep, service: ServiceDep, heartbeat: Heartbeat)
         {
             "quorum": json.loads(reply.quorum) if reply.quorum else None,
             "state": reply.phase if reply.phase in _ENDED else "running",
+            "restored_at_s": reply.restored_at_s,
             "now_s": service.now_s(),
         }
     )
 
 
 @router.post("/facts", responses=examples.PLAN_REPLY)
-async def learn_facts(uid: UidDep, service: ServiceDep, body: Facts) -> JSONResponse:
+async def learn_facts(uid: UidDep, service: ServiceDep, held: HeldDep, body: Facts) -> JSONResponse:
     """Learn facts and answer with the current plan; 409 with it when all facts are stale."""
-    outcome = await service.apply(uid, FactsLearnt(facts=body.facts))
+    outcome = await service.apply(uid, FactsLearnt(facts=body.facts), held)
     plan = codec.encode(outcome.state.plan) if outcome.state.plan else None
     if outcome.stale:
         raise stale_facts(outcome.reason, json.dumps(plan) if plan else None)
@@ -98,20 +119,53 @@ async def learn_facts(uid: UidDep, service: ServiceDep, body: Facts) -> JSONResp
 
 
 @router.post("/ledger")
-async def add_to_ledger(uid: UidDep, service: ServiceDep, body: Entries) -> dict[str, int]:
+async def add_to_ledger(
+    uid: UidDep, service: ServiceDep, held: HeldDep, body: Entries
+) -> dict[str, int]:
     """Mirror entries of the ledger. Telling one twice changes nothing."""
-    await service.add_to_ledger(uid, body.entries)
+    await service.add_to_ledger(uid, body.entries, held)
     return {"entries": len(body.entries)}
 
 
 @router.post("/faults/{fault}/fired")
-async def fire_fault(uid: UidDep, service: ServiceDep, fault: str, body: Fired) -> dict[str, str]:
+async def fire_fault(
+    uid: UidDep, service: ServiceDep, held: HeldDep, fault: str, body: Fired
+) -> dict[str, str]:
     """Ask whether an injected fault may be carried out; 409 when it has been already."""
     await service.apply(
         uid,
         FaultFired(fault=fault, pod=body.pod, slot=body.slot, rank=body.rank, at_s=body.at_s),
+        held,
     )
     return {"fault": fault, "answer": "carry it out"}
+
+
+@router.post("/restore", responses=examples.RESTORED)
+async def restore(job: str, service: ServiceDep, body: Restoration) -> JSONResponse:
+    """Tell a store that lost the job, or fell back to an older state, what it does not know.
+
+    The newest plan that was told stands; no plan is derived from an older one. Repeating it is
+    harmless.
+    """
+    if body.config.job != job:
+        raise ProblemError(
+            422,
+            "malformed",
+            f"this is a restoration of {body.config.job}, not of {job}",
+            "post it under the job's uid",
+        )
+    report = None
+    if body.plan is not None:
+        report = PlanReported(
+            pod=body.pod,
+            plan=body.plan,
+            step=body.step,
+            fingerprint=body.fingerprint,
+            fired=body.fired,
+        )
+    outcome = await service.restore(body.config, body.manifest, report)
+    plan = outcome.state.plan if outcome is not None else None
+    return JSONResponse({"plan": codec.encode(plan) if plan is not None else None})
 
 
 @router.get("/plan", responses=examples.PLAN_REPLY)
