@@ -40,7 +40,9 @@ def check_invariants(state: CoordinatorState) -> None:
     assert set(plan.suppliers) <= replicas, "a supplier is no whole chain"
     assert plan.rendezvous.pod in {m.slot.pod for m in plan.members}, "rendezvous elsewhere"
     assert all(m.since <= plan.quorum.id for m in plan.members), "since is in the future"
-    if state.phase in {JobPhase.RUNNING, JobPhase.RECOVERING} and not state.unheard:
+    finishing = len(state.finals) == len(state.shape.positions)
+    excused = bool(state.unheard) or finishing
+    if state.phase in {JobPhase.RUNNING, JobPhase.RECOVERING} and not excused:
         alive = [m for m in plan.members if m.incarnation not in state.finished]
         assert all(is_living(state, m) for m in alive), "a lost member without a plan"
     assert (state.phase is JobPhase.WAITING) == (state.waiting is not None), "waiting"

@@ -11,6 +11,7 @@ The state itself, and what plans that arrive meanwhile mean for it, are in
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -159,10 +160,9 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
         return Transition(rolling, (tell, Apply(outcome.commit)), outcome.reason)
-    expected = next(
-        (r.state for r in event.reports if _knows(state, r, outcome)),
-        "",
-    )
+    known = Counter(r.state for r in event.reports if _knows(state, r, outcome))
+    # One cell's state may be bad without a vote having found it yet: the majority counts.
+    expected = known.most_common(1)[0][0] if known else ""
     restoring = replace(settled, phase=Phase.HEALING, valid=False, held=(), mark=None)
     restore = Restore(mine, outcome.version, outcome.sources[state.index], expected)
     return Transition(restoring, (tell, DropHeld(mark=True), restore), outcome.reason)
@@ -273,13 +273,16 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
 
 
 def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
-    """The step is not applied: reduce again, park with a void state, or give up."""
+    """The step is not applied: reduce again, compute it again, or give up."""
     if verdict.hopeless or state.attempt + 1 >= state.max_attempts:
         failed = replace(state, phase=Phase.FAILED)
         tell = Tell(FactKind.FAILED, state.version, verdict.reason)
         return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
-    if state.index in verdict.state_bad:
-        void = replace(state, valid=False, held=(), mark=None)
+    if verdict.state_bad:
+        # What the chain of a bad state computed is bad in all its stages: nothing held is kept.
+        void = replace(state, held=(), mark=None)
+        if state.index in verdict.state_bad:
+            void = replace(void, valid=False)
         return _park(void, verdict.reason, (), *prefix, DropHeld(mark=True), Leave())
     again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
     return replace(again, actions=(*prefix, *again.actions))

@@ -138,8 +138,11 @@ def _fact(state: SupervisionState, slot: SlotState, event: FactSeen, now_s: floa
 
 
 def outdates(plan: Plan | None, fact: Fact) -> bool:
-    """Return whether a fact about a quorum is settled by a newer plan."""
-    return plan is not None and fact.quorum is not None and plan.quorum.id > fact.quorum.id
+    """Return whether whoever gave up a fact's quorum is helped by a newer plan.
+
+    A planned plan helps nobody: a parked rank only adopts an unplanned one.
+    """
+    return plan is not None and fact.quorum is not None and plan.unplanned_id > fact.quorum.id
 
 
 def _last_words(

@@ -1,0 +1,219 @@
+"""What must hold after every event: protocol section 11, and the coordinator's own invariants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from mainstay_core.coordinator_events import Announce, PublishPlan, Transition
+from mainstay_core.job_invariants import check_invariants
+from mainstay_core.jobstate import CoordinatorState
+from mainstay_core.messages import Commit, LedgerEntry, Plan, SettleReport
+from mainstay_core.rank_events import Event, ReportsGathered
+from mainstay_core.rank_state import RankState
+from mainstay_core.settle import Settlement, StateAction
+from mainstay_core.sim import terms
+from mainstay_core.sim.engine import Violation
+from mainstay_core.topology import JobShape
+
+if TYPE_CHECKING:
+    from mainstay_core.sim.trainer import Trainer
+
+MISMATCHES = ("LedgerMismatch", "DigestMismatch")
+
+
+class Checks:
+    """Watches a run; raises Violation.
+
+    Args:
+        shape: of the job.
+        max_plans: more than so many plans are a storm.
+    """
+
+    def __init__(self, shape: JobShape, max_plans: int) -> None:
+        self._shape, self._max_plans = shape, max_plans
+        self.plans: list[Plan] = []
+        """Every plan that became durable, in order."""
+        self._by_name: dict[str, Plan] = {}
+        self._reports: dict[str, tuple[SettleReport, ...]] = {}
+        self._commits: dict[int, Commit] = {}
+        self._lives: dict[str, Trainer] = {}
+        self._adopted: dict[str, int] = {}
+        self.seen: Counter[str] = Counter()
+        """What happened how often: transitions of ranks, methods of plans, actions of settles."""
+        self.num_checks = 0
+
+    # Plans ------------------------------------------------------------------
+
+    def decided(self, before: CoordinatorState, outcome: Transition) -> None:
+        """The coordinator took a step."""
+        self.num_checks += 1
+        check_invariants(outcome.state)
+        plans = [a.plan for a in outcome.actions if isinstance(a, PublishPlan)]
+        _hold(len(plans) <= 1, "two plans for one event")
+        _hold(outcome.state.last_id >= before.last_id, "quorum ids went back")
+        for action in outcome.actions:
+            mismatch = isinstance(action, Announce) and action.reason in MISMATCHES
+            if mismatch and not any(life.was_tampered for life in self._lives.values()):
+                raise Violation(f"I6: {action.message}")
+
+    def published(self, plan: Plan) -> None:
+        """A plan is durable."""
+        name = str(plan.quorum)
+        _hold(name not in self._by_name, f"I4: {name} is published twice")
+        if self.plans:
+            last = self.plans[-1]
+            _hold(
+                plan.quorum.id == last.quorum.id + 1, f"I4: {plan.quorum} follows {last.quorum}"
+            )
+            self._check_since(last, plan)
+        self.plans.append(plan)
+        self._by_name[name] = plan
+        self.seen[f"plan {plan.method}"] += 1
+        _hold(
+            len(self.plans) <= self._max_plans,
+            f"I5: a storm of {len(self.plans)} plans, the last one: {plan.reason}",
+        )
+
+    @staticmethod
+    def _check_since(last: Plan, plan: Plan) -> None:
+        for member in plan.members:
+            before = last.member_of(member.slot, member.incarnation)
+            since = plan.quorum.id if before is None else before.since
+            _hold(
+                member.since == since,
+                f"I3: {member.rank} of {plan.quorum} is a member since {since}, not {member.since}",
+            )
+
+    # Ranks ------------------------------------------------------------------
+
+    def adopts(self, trainer: Trainer, plan: Plan) -> None:
+        """A trainer enters a quorum."""
+        self.num_checks += 1
+        life = str(trainer.incarnation)
+        self._lives[life] = trainer
+        _hold(str(plan.quorum) in self._by_name, f"{plan.quorum} was never durable")
+        newest = self._adopted.get(life, -1)
+        _hold(newest < plan.quorum.id, f"I4: {life} goes back from {newest} to {plan.quorum}")
+        self._adopted[life] = plan.quorum.id
+
+    def joined(self, quorum: str, index: int, incarnation: str) -> None:
+        """A gather server lets somebody into a room."""
+        self.num_checks += 1
+        plan = self._by_name[quorum]
+        member = plan.members[index]
+        _hold(
+            member.incarnation == incarnation,
+            f"I4: {incarnation} enters {quorum} as {member.rank}, which is {member.incarnation}",
+        )
+
+    def moved(self, trainer: Trainer, before: RankState, event: Event) -> None:
+        """A rank's state machine took a step."""
+        self.num_checks += 1
+        self.seen[f"{before.phase} {type(event).__name__}"] += 1
+        if isinstance(event, ReportsGathered):
+            plan, outcome = trainer.state.plan, trainer.state.settlement
+            assert plan is not None
+            assert outcome is not None
+            self._settled(plan, event.reports, outcome)
+
+    def _settled(
+        self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement
+    ) -> None:
+        name = str(plan.quorum)
+        if name in self._reports:
+            _hold(self._reports[name] == reports, f"I2: two sets of reports in {name}")
+            return
+        self._reports[name] = reports
+        for action in outcome.actions:
+            self.seen[f"settle {action}"] += 1
+        self._check_not_lost(plan, reports, outcome)
+
+    def _check_not_lost(
+        self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement
+    ) -> None:
+        """I3, as the model checker has it: from membership alone, not from ``since``."""
+        position = self.plans.index(plan)
+        history = self.plans[: position + 1]
+        for report in reports:
+            life = self._lives[str(plan.members[report.index].incarnation)]
+            if not report.valid or life.state.settled < plan.members[report.index].since:
+                continue
+            first = max(report.settled, _number(report.certified_in))
+            kept = [
+                r
+                for r in reports
+                if self._continuous(plan, r.index, first, history)
+                and self._lives[str(plan.members[r.index].incarnation)].state.settled
+                >= plan.members[r.index].since
+            ]
+            stages = {plan.members[r.index].rank.stage for r in kept}
+            if report not in kept or len(stages) < self._shape.stages:
+                continue
+            lost = StateAction.LOAD in outcome.actions or outcome.version < report.version
+            _hold(
+                not lost,
+                f"I3: {plan.quorum} goes to step {outcome.version} ({outcome.reason}), though "
+                f"{plan.members[report.index].rank} has {report.version} and every stage kept "
+                f"a member since q{first}",
+            )
+
+    def _continuous(self, plan: Plan, index: int, first: int, history: list[Plan]) -> bool:
+        member = plan.members[index]
+        return all(
+            p.member_of(member.slot, member.incarnation) is not None
+            for p in history
+            if p.quorum.id >= first
+        )
+
+    def applied(self, trainer: Trainer, commit: Commit, params: str) -> None:
+        """A rank has applied a step."""
+        self.num_checks += 1
+        step, stage = trainer.state.version, trainer.state.member_stage
+        known = self._commits.setdefault(step, commit)
+        _hold(
+            commit.step == step and known == commit,
+            f"I1: {trainer.name} applies step {step} by another certificate than others",
+        )
+        _hold(
+            params == self.truth(step + 1)[stage] or trainer.tampered,
+            f"I6: {trainer.name} applied another gradient than the failure-free run, step {step} "
+            f"of stage {stage}",
+        )
+
+    def same_entry(self, old: LedgerEntry, new: LedgerEntry) -> None:
+        """A step is told again."""
+        tampered = any(life.was_tampered for life in self._lives.values())
+        _hold(
+            old.masters == new.masters or tampered,
+            f"I6: step {new.step} of stage {new.stage} came out differently in {new.quorum}",
+        )
+
+    def durable(self, version: int) -> None:
+        """A checkpoint is complete."""
+        del version
+        self.seen["checkpoint"] += 1
+
+    def finished(self, state: CoordinatorState) -> None:
+        """The job is complete."""
+        for final in state.finals:
+            _hold(
+                final.params == self.truth(self._shape.steps)[final.stage]
+                and final.version == self._shape.steps,
+                f"I6: the final state of stage {final.stage} is another",
+            )
+        _hold(len(state.finals) == self._shape.stages, "a stage without final digests")
+
+    def truth(self, version: int) -> tuple[str, ...]:
+        """States of all stages in a run without failures."""
+        shape = self._shape
+        return terms.true_states(shape.num_types, shape.micro_batches, shape.stages, version)
+
+
+def _number(quorum: str | None) -> int:
+    return -1 if quorum is None else int(quorum.removeprefix("q").partition("-")[0])
+
+
+def _hold(condition: bool, what: str) -> None:
+    if not condition:
+        raise Violation(what)

@@ -1,0 +1,81 @@
+"""The directory of durable checkpoints that all ranks share.
+
+As ``mainstay_train.checkpoints``: parts beside the final name, a rename once all
+are safe, damaged versions put aside by whoever finds them, old ones removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mainstay_core.messages import Commit
+from mainstay_core.sim.engine import Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stage's part of a version."""
+
+    params: str
+    commit: Commit
+    chain: str
+
+
+class DamagedError(Exception):
+    """A version cannot be read."""
+
+
+@dataclass(slots=True)
+class Disk:
+    """All versions, complete and unfinished."""
+
+    stages: int
+    keep: int = 2
+    complete: dict[int, dict[int, Part]] = field(default_factory=dict)
+    unfinished: dict[tuple[int, str], dict[int, Part]] = field(default_factory=dict)
+    torn: set[int] = field(default_factory=set)
+    """A look at the sizes tells."""
+    flipped: set[int] = field(default_factory=set)
+    """Only reading tells."""
+
+    def newest_complete(self) -> int:
+        """Newest version that looks complete; 0 when there is none."""
+        return max((v for v in self.complete if v not in self.torn), default=0)
+
+    def write_part(self, version: int, nonce: str, stage: int, part: Part) -> None:
+        """Write a part; it replaces an abandoned one."""
+        self.unfinished.setdefault((version, nonce), {})[stage] = part
+
+    def finish(self, version: int, nonce: str) -> bool:
+        """Rename the version; False if there was nothing to do.
+
+        Raises:
+            Violation: a part is missing, though the votes said that all are safe.
+        """
+        if version in self.complete or (version, nonce) not in self.unfinished:
+            return False
+        parts = self.unfinished.pop((version, nonce))
+        if set(parts) != set(range(self.stages)):
+            raise Violation(f"checkpoint {version} is renamed with parts {sorted(parts)} only")
+        self.complete[version] = parts
+        self._retain(version)
+        return True
+
+    def load(self, version: int) -> dict[int, Part]:
+        """Return all parts.
+
+        Raises:
+            DamagedError: it is gone or does not have its digest; then it is put aside.
+        """
+        if version not in self.complete:
+            raise DamagedError(f"checkpoint {version} is not there")
+        if version in self.flipped or version in self.torn:
+            del self.complete[version]
+            raise DamagedError(f"checkpoint {version} does not have its digest")
+        return self.complete[version]
+
+    def _retain(self, newest: int) -> None:
+        for version in sorted(self.complete, reverse=True)[self.keep :]:
+            del self.complete[version]
+        for key in [key for key in self.unfinished if key[0] <= newest]:
+            del self.unfinished[key]

@@ -1,0 +1,359 @@
+"""Faults: they strike at a moment or at a place in the code, and some end again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from mainstay_core.coordinator_events import Transition
+from mainstay_core.rank import Phase
+from mainstay_core.sim import terms
+from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.engine import Process, ProcessKilled
+from mainstay_core.sim.scenario import Fault
+from mainstay_core.sim.store import NODE as STORE
+
+if TYPE_CHECKING:
+    from mainstay_core.sim.api import Api
+    from mainstay_core.sim.trainer import Trainer
+    from mainstay_core.sim.world import World
+
+PATIENCE_S = 25.0
+"""A point that is not passed within so long is not waited for."""
+NEEDS_THREE = 3
+"""Cells of a stage that it takes to find out which one's state is bad."""
+
+
+class Faults:
+    """The faults of one run, armed one after the other."""
+
+    def __init__(self, world: World, faults: Iterable[Fault]) -> None:
+        self._world, self._waiting = world, list(faults)
+        self._rng = world.engine.rng
+        self._armed: Fault | None = None
+        self._point = ""
+        self._passes = 0
+        self._unfinished = 0
+        self._gradient_due = self._state_due = False
+        self.struck: list[str] = []
+        self.calm_since_s: float | None = None
+        """When the last one was over; None before."""
+        self._arm()
+
+    # When -------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        self._armed, self._point, self._passes = None, "", 0
+        if not self._waiting:
+            if self._unfinished == 0 and self.calm_since_s is None:
+                self.calm_since_s = self._world.engine.now_s
+            return
+        fault = self._armed = self._waiting.pop(0)
+        delay_s = PATIENCE_S if fault.at_s is None else fault.at_s
+        self._point = fault.point
+        self._world.engine.schedule(delay_s, None, self._due, (fault,))
+
+    def _due(self, fault: Fault) -> None:
+        if self._armed is not fault:
+            return
+        if fault.point:
+            self._arm()
+        else:
+            self._strike(fault, None)
+
+    def reach(self, trainer: Trainer, point: str) -> None:
+        """A trainer is at a point; raises ProcessKilled if that was its end."""
+        if point != self._point:
+            return
+        self._passes += 1
+        fault = self._armed
+        assert fault is not None
+        if self._passes < fault.times:
+            return
+        self._strike(fault, trainer)
+        if not trainer.alive:
+            raise ProcessKilled
+
+    def reach_api(self, api: Api, outcome: Transition, point: str) -> None:
+        """An api replica is about to commit a plan, or has just done it."""
+        if point != self._point or outcome.plan is None:
+            return
+        self._passes += 1
+        fault = self._armed
+        assert fault is not None
+        if self._passes < fault.times:
+            return
+        self._strike(fault, api)
+        if not api.alive:
+            raise ProcessKilled
+
+    def _strike(self, fault: Fault, at: Process | None) -> None:
+        self._point, self._armed = "", None
+        where = f" at {fault.point} of {at.name}" if at is not None else ""
+        self._world.engine.say("FAULT", f"{fault.kind}{where}")
+        self.struck.append(fault.kind)
+        _KINDS[fault.kind](self, fault, at)
+        self._arm()
+
+    def _until(self, lasts_s: float, end: Callable[[], None]) -> None:
+        """Have something end, and the run not be calm before that."""
+        self._unfinished += 1
+
+        def over() -> None:
+            self._unfinished -= 1
+            end()
+            if self._unfinished == 0 and self._armed is None and not self._waiting:
+                self.calm_since_s = self._world.engine.now_s
+
+        self._world.engine.schedule(lasts_s, None, over)
+
+    # Whom -------------------------------------------------------------------
+
+    def _members(self) -> list[Trainer]:
+        plan = self._world.store.data.plan
+        members = plan.members if plan is not None else ()
+        lives = (self._world.trainers.get(str(m.incarnation)) for m in members)
+        return [t for t in lives if t is not None and t.alive]
+
+    def _victim(self, at: Process | None) -> Trainer | None:
+        """Whoever is at the point, mostly; else any member, now and then a spare."""
+        world = self._world
+        if at is not None and str(at.name) in world.trainers and self._rng.random() < 0.6:
+            return world.trainers[at.name]
+        some = self._members()
+        if not some or self._rng.random() < 0.15:
+            some = [t for t in world.trainers.values() if t.alive]
+        return self._rng.choice(some) if some else None
+
+    def _node(self, at: Process | None) -> str:
+        victim = self._victim(at)
+        return victim.node if victim is not None else self._rng.choice(sorted(self._world.pods))
+
+    # What -------------------------------------------------------------------
+
+    def _kill_trainer(self, fault: Fault, at: Process | None) -> None:
+        victim = self._victim(at)
+        if victim is not None:
+            victim.kill()
+
+    def _kill_pod(self, fault: Fault, at: Process | None) -> None:
+        self._world.pods[self._node(at)].kill()
+
+    def _kill_supervisor(self, fault: Fault, at: Process | None) -> None:
+        self._world.pods[self._node(at)].supervisor.kill()
+
+    def _kill_launcher(self, fault: Fault, at: Process | None) -> None:
+        self._world.pods[self._node(at)].launcher.kill()
+
+    def _node_loss(self, fault: Fault, at: Process | None) -> None:
+        self._world.pods[self._node(at)].kill(silent=True)
+
+    def _kill_some(self, some: Iterable[Trainer]) -> None:
+        pods = self._rng.random() < 0.4
+        for victim in list(some):
+            if pods:
+                self._world.pods[victim.node].kill()
+            else:
+                victim.kill()
+
+    def _kill_replica(self, fault: Fault, at: Process | None) -> None:
+        plan = self._world.store.data.plan
+        if plan is not None:
+            chain = self._rng.choice(plan.chains)
+            lives = {str(plan.members[i].incarnation) for i in chain.cells}
+            self._kill_some(t for t in self._members() if t.incarnation in lives)
+
+    def _kill_all_but_one(self, fault: Fault, at: Process | None) -> None:
+        plan = self._world.store.data.plan
+        if plan is not None:
+            chain = self._rng.choice(plan.chains)
+            lives = {str(plan.members[i].incarnation) for i in chain.cells}
+            self._kill_some(t for t in self._members() if t.incarnation not in lives)
+
+    def _kill_stage(self, fault: Fault, at: Process | None) -> None:
+        plan = self._world.store.data.plan
+        if plan is not None:
+            stage = self._rng.randrange(plan.num_stages)
+            lives = {str(m.incarnation) for m in plan.stage_members(stage)}
+            self._kill_some(t for t in self._members() if t.incarnation in lives)
+
+    def _kill_two(self, fault: Fault, at: Process | None) -> None:
+        some = self._members()
+        self._kill_some(self._rng.sample(some, min(2, len(some))))
+
+    def _kill_all(self, fault: Fault, at: Process | None) -> None:
+        self._kill_some(self._members())
+
+    def _stop(self, fault: Fault, at: Process | None) -> None:
+        victim = self._victim(at)
+        if victim is not None:
+            victim.stop()
+            self._until(fault.lasts_s, victim.resume)
+
+    def _stop_pod(self, fault: Fault, at: Process | None) -> None:
+        """A frozen virtual machine: everything on it, supervisor included."""
+        pod = self._world.pods[self._node(at)]
+        stopped: list[Process] = [pod.supervisor, pod.launcher, *pod.launcher.children.values()]
+        if self._rng.random() < 0.3:
+            stopped = [pod.supervisor]
+        for process in stopped:
+            process.stop()
+
+        def resume() -> None:
+            for process in stopped:
+                process.resume()
+
+        self._until(fault.lasts_s, resume)
+
+    def _cut(self, pairs: list[tuple[str, str]], lasts_s: float) -> None:
+        network = self._world.network
+        network.cut(pairs, reset=self._rng.random() < 0.4)
+        self._world.engine.say("FAULT", f"cut {sorted({p[0] for p in pairs})}")
+        self._until(lasts_s, lambda: network.mend(pairs))
+
+    def _cut_pod(self, fault: Fault, at: Process | None) -> None:
+        """A pod from its peers, from everybody, or from some."""
+        node = self._node(at)
+        others = [n for n in sorted(self._world.pods) if n != node]
+        draw = self._rng.random()
+        if draw < 0.4:
+            others += self._world.api_nodes
+        elif draw < 0.7 and others:
+            others = self._rng.sample(others, self._rng.randint(1, len(others)))
+        both = [(node, n) for n in others] + [(n, node) for n in others]
+        self._cut(both, fault.lasts_s)
+
+    def _cut_api(self, fault: Fault, at: Process | None) -> None:
+        """Supervisors from the api, not from their peers."""
+        nodes = sorted(self._world.pods)
+        some = self._rng.sample(nodes, self._rng.randint(1, len(nodes)))
+        apis = self._world.api_nodes
+        both = [(n, a) for n in some for a in apis] + [(a, n) for n in some for a in apis]
+        self._cut(both, fault.lasts_s)
+
+    def _cut_one_way(self, fault: Fault, at: Process | None) -> None:
+        node = self._node(at)
+        others = [*(n for n in sorted(self._world.pods) if n != node), *self._world.api_nodes]
+        some = self._rng.sample(others, self._rng.randint(1, len(others)))
+        away = self._rng.random() < 0.5
+        self._cut([(node, n) if away else (n, node) for n in some], fault.lasts_s)
+
+    def _reset(self, fault: Fault, at: Process | None) -> None:
+        """A socket breaks and everybody lives."""
+        ends = [e for e in self._world.network.ends if e.open and e.process.node != e.peer.process.node]
+        if ends:
+            self._rng.choice(ends).reset("connection reset")
+
+    def _slow(self, fault: Fault, at: Process | None) -> None:
+        victim = self._victim(at)
+        if victim is not None:
+            victim.slow = 20.0
+
+            def fast(victim: Trainer = victim) -> None:
+                victim.slow = 1.0
+
+            self._until(fault.lasts_s, fast)
+
+    def _corrupt_gradient(self, fault: Fault, at: Process | None) -> None:
+        self._gradient_due = True
+
+    def _corrupt_state(self, fault: Fault, at: Process | None) -> None:
+        self._state_due = True
+
+    def corrupt_gradient(self, trainer: Trainer, compute: Compute) -> None:
+        """Spoil a reduced gradient, where others of the stage have the right one."""
+        if self._gradient_due and self._stage_size(trainer) > 1:
+            self._gradient_due = False
+            self._world.engine.say(trainer.name, "has a corrupt gradient")
+            compute.reduced = terms.term("corrupt", compute.reduced)
+
+    def corrupt_state(self, trainer: Trainer, compute: Compute) -> None:
+        """Spoil a state, where a majority of the stage has the right one."""
+        last = trainer.state.version + 1 >= trainer.state.num_steps
+        alone = not any(t.tampered for t in self._members())
+        able = alone and not last and self._stage_size(trainer) >= NEEDS_THREE
+        if self._state_due and able:
+            self._state_due = False
+            self._world.engine.say(trainer.name, "has a corrupt state")
+            trainer.tampered = trainer.was_tampered = True
+            compute.params = terms.term("corrupt", compute.params)
+
+    @staticmethod
+    def _stage_size(trainer: Trainer) -> int:
+        plan = trainer.state.plan
+        assert plan is not None
+        return len(plan.stage_members(trainer.state.member_stage))
+
+    def _kill_api(self, fault: Fault, at: Process | None) -> None:
+        world = self._world
+        living = [a for a in world.apis.values() if a.alive]
+        victims = living if self._rng.random() < 0.4 else living[:1]
+        if at is not None and at.name in [a.name for a in living]:
+            victims = [a for a in living if a.name == at.name]
+        for victim in victims:
+            victim.kill()
+            self._until(fault.lasts_s, lambda node=victim.node: world.start_api(node))  # type: ignore[misc]
+
+    def _store_outage(self, fault: Fault, at: Process | None) -> None:
+        world = self._world
+        if self._rng.random() < 0.3:
+            node = self._rng.choice(world.api_nodes)
+            self._cut([(node, STORE), (STORE, node)], fault.lasts_s)
+            return
+        world.store.up = False
+
+        def up() -> None:
+            world.store.up = True
+
+        self._until(fault.lasts_s, up)
+
+    def _flap(self, fault: Fault, at: Process | None) -> None:
+        """A trainer that dies again soon after each restart, a few times."""
+        victim = self._victim(at)
+        if victim is None:
+            return
+        node, index = victim.node, victim.slot.index
+        victim.kill()
+        for again in range(1, self._rng.randint(2, 4)):
+            delay_s = again * (0.3 + 1.5 * self._rng.random())
+
+            def strike() -> None:
+                for trainer in list(self._world.trainers.values()):
+                    if trainer.node == node and trainer.slot.index == index:
+                        trainer.kill()
+
+            self._until(delay_s, strike)
+
+    def _damage_checkpoint(self, fault: Fault, at: Process | None) -> None:
+        disk = self._world.disk
+        if disk.complete:
+            version = self._rng.choice(sorted(disk.complete))
+            (disk.torn if self._rng.random() < 0.5 else disk.flipped).add(version)
+
+
+_KINDS: dict[str, Callable[[Faults, Fault, Process | None], None]] = {
+    "kill-trainer": Faults._kill_trainer,
+    "kill-pod": Faults._kill_pod,
+    "kill-supervisor": Faults._kill_supervisor,
+    "kill-launcher": Faults._kill_launcher,
+    "kill-replica": Faults._kill_replica,
+    "kill-all-but-one": Faults._kill_all_but_one,
+    "kill-stage": Faults._kill_stage,
+    "kill-two": Faults._kill_two,
+    "kill-all": Faults._kill_all,
+    "node-loss": Faults._node_loss,
+    "stop": Faults._stop,
+    "stop-pod": Faults._stop_pod,
+    "cut-pod": Faults._cut_pod,
+    "cut-api": Faults._cut_api,
+    "cut-one-way": Faults._cut_one_way,
+    "reset": Faults._reset,
+    "slow": Faults._slow,
+    "corrupt-gradient": Faults._corrupt_gradient,
+    "corrupt-state": Faults._corrupt_state,
+    "kill-api": Faults._kill_api,
+    "store-outage": Faults._store_outage,
+    "flap": Faults._flap,
+    "damage-checkpoint": Faults._damage_checkpoint,
+}
+assert Phase  # the words of phases are the points' words

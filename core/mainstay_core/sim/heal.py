@@ -1,0 +1,129 @@
+"""Healing: a living cell's state, copied while the others compute.
+
+As ``mainstay_train.heal`` and ``mainstay_train.serving``: a source answers once its
+state is complete at the quorum's version, and refuses once it has moved past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mainstay_core.sim.engine import Process, Signal, Steps
+from mainstay_core.sim.network import End, Listener, Network
+
+
+class HealFailed(Exception):  # noqa: N818 - as in the trainer
+    """A source is gone, refuses, or sent other bits than announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A joiner's request."""
+
+    quorum: str
+    number: int
+    stage: int
+    version: int
+
+
+class HealServer:
+    """Serves a trainer's state to joiners of its quorum.
+
+    Args:
+        process: the trainer.
+        network: of the job.
+        address: where joiners ask.
+        changed: fired when what is served, or what is adopted, changes.
+        adopted_id: id of the quorum that the trainer has adopted.
+        state: the state as it is now.
+        copy_s: draws how long a copy takes.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        network: Network,
+        address: str,
+        changed: Signal,
+        adopted_id: Callable[[], int],
+        state: Callable[[], str],
+        copy_s: Callable[[], float],
+    ) -> None:
+        self._process, self._changed = process, changed
+        self._adopted_id, self._state, self._copy_s = adopted_id, state, copy_s
+        self.serves: Wanted | None = None
+        network.listen(address, Listener(process, accept=self._accept))
+
+    def _accept(self, end: End) -> None:
+        end.on_message = lambda wanted: (self._process.spawn(self._serve(end, wanted)), None)[1]
+
+    def _serve(self, end: End, wanted: Wanted) -> Steps[None]:
+        while self.serves != wanted:
+            if self._adopted_id() > wanted.number:
+                end.send(("refused", f"{wanted.quorum} is over here", ""))
+                end.close()
+                return
+            yield self._changed
+        announced = self._state()
+        yield self._copy_s()
+        # What changed meanwhile is in the copy, but not in the digest that was announced.
+        end.send(("state", announced, self._state()))
+        end.close()
+
+
+class HealClient:
+    """Copies a source's state; :meth:`shutdown` ends it from outside."""
+
+    def __init__(self, process: Process, network: Network, changed: Signal) -> None:
+        self._process, self._network, self._changed = process, network, changed
+        self._end: End | None = None
+        self._answer: tuple[str, str, str] | None = None
+        self._error = ""
+        self.ended = ""
+
+    def shutdown(self, why: str) -> None:
+        """End a running copy."""
+        self.ended = why
+        if self._end is not None:
+            self._end.close()
+        self._changed.fire()
+
+    def copy(self, address: str, wanted: Wanted, expected: str) -> Steps[str]:
+        """Copy and verify; returns the state.
+
+        Raises:
+            HealFailed: the source is gone, refuses, or sent other bits.
+        """
+        self._end, self._answer, self._error = None, None, ""
+        self._network.connect(self._process, address, self._opened, self._failed)
+        while self._end is None and not self._error:
+            yield self._changed  # a plain connect(): nothing ends it from outside
+        if self.ended and self._end is not None:
+            self._end.close()
+        if self._end is not None and not self.ended:
+            self._end.send(wanted)
+        while self._answer is None and not self._error and not self.ended:
+            yield self._changed
+        if self._answer is None:
+            raise HealFailed(self.ended or f"copy from {address}: {self._error}")
+        kind, announced, found = self._answer
+        if kind != "state":
+            raise HealFailed(announced)
+        if found != announced or (expected and found != expected):
+            raise HealFailed(f"the copy from {address} has digest {found}, not {expected}")
+        return found
+
+    def _opened(self, end: End) -> None:
+        end.on_message, end.on_end = self._on_message, self._failed
+        self._end = end
+        self._changed.fire()
+
+    def _on_message(self, message: Any) -> None:
+        self._answer = message
+        self._changed.fire()
+
+    def _failed(self, why: str) -> None:
+        self._error = why
+        self._changed.fire()

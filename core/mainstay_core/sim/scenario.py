@@ -1,0 +1,247 @@
+"""What a seed means: the job's shape, its surroundings, and the faults it meets."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from mainstay_core.ids import JobUid
+from mainstay_core.jobspec import JobConfig
+from mainstay_core.sim.network import Latency
+from mainstay_core.topology import JobShape
+
+KINDS = (
+    "kill-trainer",
+    "kill-pod",
+    "kill-supervisor",
+    "kill-launcher",
+    "kill-replica",
+    "kill-all-but-one",
+    "kill-stage",
+    "kill-two",
+    "kill-all",
+    "node-loss",
+    "stop",
+    "stop-pod",
+    "cut-pod",
+    "cut-api",
+    "cut-one-way",
+    "reset",
+    "slow",
+    "corrupt-gradient",
+    "corrupt-state",
+    "kill-api",
+    "store-outage",
+    "flap",
+    "damage-checkpoint",
+)
+"""Every kind of fault; :mod:`mainstay_core.sim.faults` says what each does."""
+
+HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
+"""Nobody dies of these, nor is left out for long."""
+
+POINTS = (
+    "Settle",
+    "settle-posted",
+    "settle-gathered",
+    "Restore",
+    "HEAL",
+    "healed",
+    "Tell",
+    "Compute",
+    "FORWARD",
+    "BACKWARD_INPUT",
+    "SEND_F",
+    "RECV_F",
+    "SEND_B",
+    "RECV_B",
+    "REDUCE",
+    "reduce-half",
+    "reduced",
+    "VOTE",
+    "vote-posted",
+    "votes-gathered",
+    "APPLY",
+    "applied",
+    "DropHeld",
+    "Leave",
+    "CHECKPOINT",
+    "RenameCheckpoint",
+    "WaitForPlan",
+    "Finish",
+)
+"""Places in a trainer's code at which a fault may strike: between any two actions."""
+API_POINTS = ("api-decided", "api-committed")
+"""Before and after the compare-and-set of a plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault: what, and when.
+
+    It is armed once the one before it has struck, so that several meet in one recovery.
+    """
+
+    kind: str
+    at_s: float | None = None
+    """Seconds after it was armed; or at a point:"""
+    point: str = ""
+    times: int = 1
+    """The how-manieth pass of the point."""
+    lasts_s: float = 0.0
+    """Of what ends: a stop, a cut, an outage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long things take, in s: (least, most) each."""
+
+    rng: random.Random
+    block: tuple[float, float] = (0.005, 0.03)
+    copy: tuple[float, float] = (0.05, 0.6)
+    startup: tuple[float, float] = (0.2, 0.8)
+
+    def block_s(self) -> float:
+        """A forward or backward of one micro-batch."""
+        return self.rng.uniform(*self.block)
+
+    def copy_s(self) -> float:
+        """A heal, a load, a checkpoint's part."""
+        return self.rng.uniform(*self.copy)
+
+    def startup_s(self) -> float:
+        """From fork to hello."""
+        return self.rng.uniform(*self.startup)
+
+    def apply_s(self) -> float:
+        """An optimizer step."""
+        return self.rng.uniform(0.002, 0.02)
+
+    def fork_s(self) -> float:
+        """A fork."""
+        return self.rng.uniform(0.001, 0.01)
+
+    def reap_s(self) -> float:
+        """From a process's end to its parent knowing."""
+        return self.rng.uniform(1e-4, 0.005)
+
+    def hiccup_s(self) -> float:
+        """A pause between two actions."""
+        return self.rng.uniform(1e-5, 0.003)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything about a run but the dice thrown in it."""
+
+    seed: int
+    config: JobConfig
+    spares: int = 0
+    slots_per_pod: int = 1
+    apis: int = 1
+    latency: Latency = Latency()
+    skew_s: float = 0.0
+    """Clocks of pods differ by up to so much; those of the api by a hundredth."""
+    restarts_in_place: bool = False
+    """A pod whose supervisor ended gets another one, as in Kubernetes; else it is replaced."""
+    faults: tuple[Fault, ...] = ()
+    mutants: frozenset[str] = field(default_factory=frozenset)
+    """Rules that the simulated shells break on purpose: the checks must find it."""
+
+    def describe(self) -> str:
+        """Return the scenario in a few lines."""
+        shape = self.config.shape
+        lines = [
+            f"seed {self.seed}: {shape.lanes} lanes x {shape.shards_per_lane} types, "
+            f"{shape.stages} stages, {shape.micro_batches} micro-batches, {shape.steps} steps, "
+            f"checkpoints every {shape.checkpoint_every_steps}; {self.slots_per_pod} slots per "
+            f"pod, {self.spares} spare pods, {self.apis} api, redundancy {self.config.redundancy}"
+        ]
+        for fault in self.faults:
+            when = f"after {fault.at_s:.2f} s" if fault.at_s is not None else ""
+            when = when or f"at {fault.point}, pass {fault.times}"
+            lasts = f", for {fault.lasts_s:.2f} s" if fault.lasts_s else ""
+            lines.append(f"  {fault.kind} {when}{lasts}")
+        return "\n".join(lines)
+
+
+def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
+    """Return the scenario of a seed.
+
+    Args:
+        seed: any number.
+        kinds: the kinds of faults to draw from; none for an undisturbed run.
+    """
+    rng = random.Random(f"scenario {seed}")
+    shape = _draw_shape(rng)
+    config = JobConfig(
+        job=JobUid("job"),
+        name="job",
+        shape=shape,
+        entrypoint="",
+        workload={},
+        redundancy=rng.choice((None, 1, min(2, shape.lanes))),
+        heartbeat_s=1.0,
+        heartbeat_timeout_s=rng.choice((3.0, 5.0)),
+        hang_s=20.0,
+        connect_s=rng.choice((1.0, 4.0)),
+        probe_s=0.3,
+        restart_grace_s=rng.choice((0.5, 3.0)),
+        startup_deadline_s=240.0,
+    )
+    latency = rng.choice(
+        (
+            Latency(),
+            Latency(base_s=2e-3, tail_s=0.05, tail_probability=0.05),
+            Latency(base_s=1e-3, tail_s=1.5, tail_probability=0.01),
+        )
+    )
+    return Scenario(
+        seed=seed,
+        config=config,
+        spares=rng.choice((0, 0, 1, 2)),
+        slots_per_pod=shape.ranks_per_pod,
+        apis=rng.choice((1, 1, 2)),
+        latency=latency,
+        skew_s=rng.choice((0.0, 100.0)),
+        restarts_in_place=rng.random() < 0.3,
+        faults=_draw_faults(rng, kinds),
+    )
+
+
+def _draw_shape(rng: random.Random) -> JobShape:
+    lanes, stages = rng.choice((1, 2, 2, 2, 3, 3, 4)), rng.choice((1, 1, 2, 2, 3))
+    return JobShape(
+        lanes=lanes,
+        shards_per_lane=rng.choice((1, 2) if lanes > 1 else (1, 2, 3)),
+        replicas=lanes,
+        min_replicas=1,
+        stages=stages,
+        ranks_per_pod=rng.choice((1, 1, 2)),
+        micro_batches=rng.choice((1, 1, 2)),
+        steps=rng.randint(3, 8),
+        seed=0,
+        checkpoint_every_steps=rng.choice((0, 1, 2)),
+    )
+
+
+def _draw_faults(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
+    if not kinds:
+        return ()
+    some = rng.sample(kinds, min(len(kinds), rng.randint(1, 4)))
+    if "corrupt-state" in some:
+        # Whoever dies with a bad state before its vote has poisoned its chain's gradients, and
+        # nobody can know: that takes the checks of single operations.
+        some = ["corrupt-state", *(k for k in some if k in HARMLESS)]
+    return tuple(_draw_fault(rng, rng.choice(some)) for _ in range(rng.randint(1, 6)))
+
+
+def _draw_fault(rng: random.Random, kind: str) -> Fault:
+    lasts_s = rng.choice((0.05, 0.5, 2.0, 6.0, 12.0)) * (0.5 + rng.random())
+    if kind == "kill-api" and rng.random() < 0.6:
+        point, times = rng.choice(API_POINTS), rng.randint(1, 3)
+        return Fault(kind=kind, point=point, times=times, lasts_s=lasts_s)
+    if rng.random() < 0.25:
+        return Fault(kind=kind, at_s=rng.random() * rng.choice((0.1, 2.0, 5.0)), lasts_s=lasts_s)
+    times = rng.choice((1, 1, 1, 2, 3, rng.randint(1, 12)))
+    return Fault(kind=kind, point=rng.choice(POINTS), times=times, lasts_s=lasts_s)

@@ -1,0 +1,426 @@
+"""A simulated trainer: the shell of ``mainstay_train.session`` around the rank's state machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mainstay_core import rank, rank_events
+from mainstay_core.facts import Fact, FactKind, SlotStatus
+from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.messages import (
+    Commit,
+    FinalDigests,
+    LedgerEntry,
+    Plan,
+    SettleReport,
+    Vote,
+)
+from mainstay_core.program import Action, Op
+from mainstay_core.settle import StateAction
+from mainstay_core.sim import terms
+from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.connections import Connections
+from mainstay_core.sim.disk import DamagedError, Part
+from mainstay_core.sim.engine import Process, Steps
+from mainstay_core.sim.groups import GroupEnded
+from mainstay_core.sim.heal import HealFailed, HealServer, Wanted
+from mainstay_core.sim.network import End
+from mainstay_core.sim.rooms import QuorumAborted
+
+if TYPE_CHECKING:
+    from mainstay_core.sim.world import World
+
+WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
+KEPT_ENTRIES = 3
+
+
+class Trainer(Process):
+    """One life of a trainer.
+
+    Args:
+        world: everything around it.
+        pod: where it runs.
+        slot: which of the pod's.
+        incarnation: its name.
+    """
+
+    def __init__(self, world: World, pod: PodUid, slot: int, incarnation: Incarnation) -> None:
+        super().__init__(world.engine, f"{incarnation}", pod)
+        self.world, self.slot, self.incarnation = world, Slot(pod=pod, index=slot), incarnation
+        self.exit_code: int | None = None
+        self._uplink: End | None = None
+        config = world.config
+        self.connections = Connections(
+            self, world.network, incarnation, config.connect_s
+        )
+        heal_address = f"heal@{incarnation}"
+        self.heal_server = HealServer(
+            self,
+            world.network,
+            heal_address,
+            self.connections.changed,
+            lambda: self.connections.adopted.quorum.id if self.connections.adopted else -1,
+            lambda: self.compute.params if self.compute else "",
+            world.pace.copy_s,
+        )
+        self.compute: Compute | None = None
+        self.slow = 1.0
+        self.tampered = False
+        """Whether its state was corrupted on purpose: a vote must find it."""
+        self.was_tampered = False
+        self.state = rank.RankState(
+            slot=self.slot,
+            incarnation=incarnation,
+            num_steps=config.shape.steps,
+            shards_per_lane=config.shape.shards_per_lane,
+            clip_norm=1.0,
+            heal_address=heal_address,
+            checkpoint_every_steps=config.shape.checkpoint_every_steps,
+        )
+        self.waits_in = "starting"
+        self._status = SlotStatus(index=slot, phase="idle", waiting=True)
+        self._reports: tuple[SettleReport, ...] = ()
+        self._safe: tuple[int, str] | None = None
+        self._entries: list[LedgerEntry] = []
+        self._gradient = ""
+
+    # The supervisor's line --------------------------------------------------
+
+    def connected(self, end: End) -> None:
+        """The socket stands: say hello once everything is loaded."""
+        self._uplink = end
+        end.on_message, end.on_end = self._on_frame, lambda _: self.kill()
+        self.spawn(self._run())
+
+    def _on_frame(self, frame: tuple[str, Any]) -> None:
+        if frame[0] == "plan":
+            self.connections.see(frame[1])
+        else:
+            self.exit_code = 0
+            self.kill()
+
+    def _send(self, frame: tuple[Any, ...]) -> None:
+        assert self._uplink is not None
+        self._uplink.send(frame)
+
+    def _send_status(self) -> None:
+        self._send(("status", self._status))
+        self.after(self.world.config.heartbeat_s, self._send_status)
+
+    def _say(self, **changes: Any) -> None:
+        self._status = replace(self._status, **changes)
+
+    # The loop ---------------------------------------------------------------
+
+    def _run(self) -> Steps[None]:
+        yield self.world.pace.startup_s()
+        self.state = rank.saw_durable(self.state, self.world.disk.newest_complete())
+        self._send(("hello", None))
+        self._send_status()
+        actions: tuple[rank_events.Action, ...] = (rank_events.WaitForPlan(),)
+        while True:
+            event = None
+            for action in actions:
+                event = yield from self._perform(action)
+            if self.connections.newest is not None:
+                self.state = rank.saw_plan(self.state, self.connections.newest)
+            before = self.state
+            assert event is not None
+            transition = rank.step(before, event)
+            self.state, actions = transition.state, transition.actions
+            if self.engine.tracing:
+                self.engine.say(self.name, f"{self.state.phase}: {transition.reason}")
+            self._note()
+            self.world.checks.moved(self, before, event)
+
+    def _note(self) -> None:
+        state = self.state
+        quorum = state.plan.quorum if state.plan and state.index >= 0 else None
+        waiting = state.phase in (rank.Phase.IDLE, rank.Phase.PARKED)
+        self._say(phase=state.phase.value, step=state.version, quorum=quorum, waiting=waiting)
+
+    def _perform(self, action: rank_events.Action) -> Steps[rank_events.Event | None]:
+        name = type(action).__name__
+        self.waits_in = name
+        yield from self.point(name)
+        match action:
+            case rank_events.WaitForPlan():
+                return (yield from self._wait_for_plan())
+            case rank_events.Settle():
+                return (yield from self._settle(action))
+            case rank_events.Restore():
+                return (yield from self._restore(action))
+            case rank_events.Compute():
+                return (yield from self._compute(action))
+            case rank_events.Reduce():
+                return (yield from self._reduce(action))
+            case rank_events.CastVote():
+                return (yield from self._vote(action))
+            case rank_events.Apply():
+                return (yield from self._apply(action.commit))
+            case rank_events.WriteCheckpoint():
+                yield from self._write_checkpoint(action)
+            case rank_events.Tell():
+                self._tell(action)
+            case rank_events.DropHeld():
+                if self.compute is not None:
+                    self.compute.drop_held()
+                self._gradient = ""
+            case rank_events.Leave():
+                self.connections.leave()
+            case rank_events.RenameCheckpoint():
+                self._rename_checkpoint(action.version)
+            case rank_events.Finish():
+                self._finish()
+        return None
+
+    def point(self, name: str) -> Steps[None]:
+        """A place in the code where a fault may strike; now and then others come first."""
+        self.world.faults.reach(self, name)
+        if self.engine.rng.random() < 0.2:
+            yield self.world.pace.hiccup_s()
+
+    def _hook(self, action: Action) -> Steps[None]:
+        self._say(progress=self._status.progress + 1, waiting=action.op in WAITING_OPS)
+        self.waits_in = str(action)
+        self.world.faults.reach(self, action.op.value)
+        if action.op in (Op.FORWARD, Op.BACKWARD_INPUT):
+            yield self.world.pace.block_s() * self.slow
+
+    # Blocking actions -------------------------------------------------------
+
+    def _wait_for_plan(self) -> Steps[rank_events.Event]:
+        known = self.state.newest.quorum.id if self.state.newest else -1
+        self._say(waiting=True)
+        connections = self.connections
+        while connections.newest is None or connections.newest.quorum.id <= known:
+            yield connections.changed
+        return rank_events.PlanSeen()
+
+    def _settle(self, action: rank_events.Settle) -> Steps[rank_events.Event]:
+        self.heal_server.serves = None
+        self._safe = None
+        self._say(waiting=True)
+        try:
+            self.world.checks.adopts(self, action.plan)
+            gather = self.connections.adopt(action.plan, action.report.index)
+            self.connections.changed.fire()
+            report = replace(
+                action.report,
+                pipeline=self.connections.pipeline_name,
+                durable=self.world.disk.newest_complete(),
+            )
+            yield from gather.post("settle", report)
+            yield from self.point("settle-posted")
+            reports = yield from gather.wait("settle")
+        except QuorumAborted as end:
+            return rank_events.QuorumLost(end.why, end.suspects)
+        yield from self.point("settle-gathered")
+        self._reports = reports
+        return rank_events.ReportsGathered(reports)
+
+    def _engine(self) -> Compute:
+        stage = self.state.member_stage
+        if self.compute is None or self.compute.stage != stage:
+            shape = self.world.config.shape
+            self.compute = Compute(
+                stage, shape.stages, shape.shards_per_lane, shape.micro_batches, self._hook
+            )
+        return self.compute
+
+    def _restore(self, action: rank_events.Restore) -> Steps[rank_events.Event]:
+        compute = self._engine()
+        compute.params, self.tampered = "", False
+        if action.action is StateAction.LOAD:
+            return (yield from self._load(compute, action.version))
+        yield from self._hook(Action(Op.HEAL, compute.stage))
+        client = self.connections.healing()
+        why = f"no member of stage {compute.stage} has version {action.version}"
+        quorum = self._plan.quorum
+        wanted = Wanted(str(quorum), quorum.id, compute.stage, action.version)
+        for source in action.sources:
+            try:
+                params = yield from client.copy(
+                    self._reports[source].heal_address, wanted, action.expected
+                )
+            except HealFailed as failure:
+                why = str(failure)
+                continue
+            compute.params = params
+            yield from self.point("healed")
+            return rank_events.Restored(params)
+        return rank_events.RestoreFailed(why)
+
+    def _load(self, compute: Compute, version: int) -> Steps[rank_events.Event]:
+        yield self.world.pace.copy_s()
+        if version == 0:
+            compute.params = terms.initial_state(compute.stage)
+            return rank_events.Restored(compute.params, None, "")
+        try:
+            part = self.world.disk.load(version)[compute.stage]
+        except DamagedError as error:
+            return rank_events.RestoreFailed(str(error))
+        compute.params = part.params
+        return rank_events.Restored(part.params, part.commit, part.chain)
+
+    def _compute(self, action: rank_events.Compute) -> Steps[rank_events.Event]:
+        compute = self._engine()
+        settlement, chain = self.state.settlement, self._plan.chain_of(self.state.index)
+        agreed = settlement.pipelines[chain.replica] if settlement and chain else ""
+        try:
+            group = (yield from self.connections.pipeline(agreed)) if action.types else None
+            yield from compute.run(action.types, self.state.version, group)
+        except GroupEnded as end:
+            self.connections.fail_pipeline(str(end))
+            return rank_events.ComputeBroken(compute.held(), f"the chain broke: {end}")
+        return rank_events.TodoDone(compute.held())
+
+    def _reduce(self, action: rank_events.Reduce) -> Steps[rank_events.Event]:
+        compute = self._engine()
+        yield from self._hook(Action(Op.REDUCE, compute.stage))
+        self._gradient = ""
+        members = [m.index for m in self._plan.stage_members(compute.stage)]
+        try:
+            group = yield from self.connections.stage_group(compute.stage)
+            yield from compute.reduce(
+                group, action.table, members, self.state.index, lambda: self.point("reduce-half")
+            )
+        except GroupEnded as end:
+            return rank_events.QuorumLost(*self.connections.fail_quorum(str(end)))
+        self.world.faults.corrupt_gradient(self, compute)
+        yield from self.point("reduced")
+        return rank_events.Reduced()
+
+    def _vote(self, action: rank_events.CastVote) -> Steps[rank_events.Event]:
+        compute = self._engine()
+        yield from self._hook(Action(Op.VOTE, compute.stage))
+        vote = self._make_vote(compute, action)
+        gather, key = self.connections.gather(), f"vote/{action.step}/{action.attempt}"
+        try:
+            yield from gather.post(key, vote)
+            yield from self.point("vote-posted")
+            votes = yield from gather.wait(key)
+        except QuorumAborted as end:
+            return rank_events.QuorumLost(end.why, end.suspects)
+        yield from self.point("votes-gathered")
+        return rank_events.VotesGathered(votes)
+
+    def _make_vote(self, compute: Compute, action: rank_events.CastVote) -> Vote:
+        state = self.state
+        assert state.step_plan is not None
+        newest = self.connections.newest or self._plan
+        self._gradient = terms.term("gradient", compute.reduced)
+        safe = self._safe
+        return Vote(
+            step=action.step,
+            attempt=action.attempt,
+            ok=True,
+            norms_sq=(2.0 + compute.stage,),
+            gradient=self._gradient,
+            state=state.digest,
+            stats=compute.stats(state.step_plan.table[compute.stage], state.index, action.step),
+            newest_plan=newest.quorum.id,
+            newest_nonce=newest.quorum.nonce,
+            checkpoint_safe=safe[0] if safe and safe[1] == self._plan.quorum.nonce else None,
+        )
+
+    def _apply(self, commit: Commit) -> Steps[rank_events.Event]:
+        compute = self._engine()
+        yield from self._hook(Action(Op.APPLY, compute.stage))
+        self._gradient = self._gradient or terms.term("gradient", compute.reduced)
+        yield self.world.pace.apply_s() * self.slow
+        assert compute.reduced is not None
+        compute.params = terms.applied(compute.params, compute.reduced)
+        self.world.faults.corrupt_state(self, compute)
+        self.world.checks.applied(self, commit, compute.params)
+        self._record(commit, compute.params)
+        yield from self.point("applied")
+        return rank_events.Applied(compute.params, commit)
+
+    # Actions at once --------------------------------------------------------
+
+    def _tell(self, action: rank_events.Tell) -> None:
+        self._fact(
+            action.kind, step=action.step, evidence=action.evidence, suspects=action.suspects
+        )
+        if action.kind is FactKind.SETTLED:
+            quorum, stage = self._plan.quorum, self._engine().stage
+            self.heal_server.serves = Wanted(str(quorum), quorum.id, stage, action.step)
+            self.connections.changed.fire()
+            if self._posts_ledger():
+                for entry in self._entries:
+                    self._send(("ledger", entry, True))
+
+    def _fact(self, kind: FactKind, **rest: Any) -> None:
+        plan = self.state.plan
+        fact = Fact(
+            kind=kind,
+            pod=self.slot.pod,
+            slot=self.slot.index,
+            incarnation=self.incarnation,
+            quorum=plan.quorum if plan else None,
+            observed_at_s=self.world.clock(self.slot.pod),
+            **rest,
+        )
+        self._send(("fact", fact))
+
+    def _record(self, commit: Commit, masters: str) -> None:
+        entry = LedgerEntry(
+            step=commit.step,
+            stage=self.state.member_stage,
+            quorum=self._plan.quorum,
+            gradient=self._gradient,
+            masters=masters,
+            data=commit.data,
+            loss=commit.loss,
+            norm=commit.norm,
+            tokens=commit.tokens,
+            step_s=0.5,
+            replicas=len(self._plan.chains),
+            attempt=self.state.attempt,
+            committed_at_s=self.world.clock(self.slot.pod),
+        )
+        self._entries = [*self._entries[1 - KEPT_ENTRIES :], entry]
+        self._send(("ledger", entry, self._posts_ledger()))
+
+    def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> Steps[None]:
+        compute = self._engine()
+        yield from self._hook(Action(Op.CHECKPOINT, compute.stage))
+        nonce = self._plan.quorum.nonce
+        part = Part(compute.params, action.commit, action.chain)
+        yield self.world.pace.copy_s()
+        self.world.disk.write_part(action.version, nonce, compute.stage, part)
+        self._safe = (action.version, nonce)
+
+    def _rename_checkpoint(self, version: int) -> None:
+        nonce = self._plan.quorum.nonce
+        if self.world.disk.finish(version, nonce):
+            self.world.checks.durable(version)
+
+    def _finish(self) -> None:
+        state = self.state
+        compute = self._engine()
+        final = FinalDigests(
+            stage=compute.stage,
+            version=state.version,
+            params=compute.params,
+            masters=state.digest,
+            optimizer=compute.params,
+            data=state.commit.data_total if state.commit else "",
+        )
+        self._fact(FactKind.FINISHED, step=state.version, final=final)
+
+    @property
+    def _plan(self) -> Plan:
+        assert self.state.plan is not None
+        return self.state.plan
+
+    @property
+    def quorum(self) -> QuorumId | None:
+        """Adopted quorum."""
+        return self.state.plan.quorum if self.state.plan else None
+
+    def _posts_ledger(self) -> bool:
+        lowest = self._plan.stage_members(self.state.member_stage)[0]
+        return lowest.index == self.state.index
