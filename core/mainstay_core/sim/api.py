@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mainstay_core import coordinator
@@ -138,7 +140,7 @@ class Api(Process):
     def _register(self, registration: PodRegistration) -> Steps[Reply]:
         yield from self.apply(PodRegistered(registration=registration))
         plan, cursor = yield from self._call(lambda data: (data.plan, len(data.stream)))
-        yield from self._call(lambda data: None)
+        yield from self._call(lambda data: data.version)
         return Reply(200, plan=plan, body=cursor)
 
     def _learn(self, facts: tuple[Fact, ...]) -> Steps[Reply]:
@@ -146,28 +148,26 @@ class Api(Process):
         return Reply(409 if outcome.stale else 200, plan=outcome.state.plan)
 
     def _add_to_ledger(self, entries: tuple[LedgerEntry, ...]) -> Steps[None]:
-        keys = [(e.step, e.stage) for e in entries]
+        keys = [e.key for e in entries]
         known = yield from self._call(lambda data: {k: data.ledger.get(k) for k in keys})
         fresh = []
         for entry in entries:
-            old = known[entry.step, entry.stage]
+            old = known[entry.key]
             if old == entry or (old is not None and old.quorum.id > entry.quorum.id):
                 continue
             if old is not None:
                 self.world.checks.same_entry(old, entry)
             fresh.append(entry)
-        yield from self._call(
-            lambda data: data.ledger.update({(e.step, e.stage): e for e in fresh})
-        )
+        yield from self._call(lambda data: data.ledger.update({e.key: e for e in fresh}))
         for step in sorted({e.step for e in fresh}):
             yield from self._commit_step(step)
 
     def _commit_step(self, step: int) -> Steps[None]:
-        stages = range(self.world.config.shape.stages)
-        found = yield from self._call(lambda data: [data.ledger.get((step, s)) for s in stages])
+        keys = [(step, *position) for position in self.world.config.shape.positions]
+        found = yield from self._call(lambda data: [data.ledger.get(key) for key in keys])
         if any(entry is None for entry in found):
             return
-        newest = max(found, key=lambda e: (e.quorum.id, e.stage))
+        newest = max(found, key=lambda e: (e.quorum.id, e.stage, e.inner))
         at_s = max(e.committed_at_s for e in found)
         yield from self.apply(
             StepsCommitted(
@@ -223,10 +223,8 @@ class Api(Process):
         return outcome
 
     def _note_durable(self, plan: Plan) -> Steps[None]:
-        try:
+        with suppress(RemoteProtocolError, StoreConflictError, StoreUnavailableError):
             yield from self.apply(PlanDurable(quorum=plan.quorum, at_s=self.now_s()))
-        except (RemoteProtocolError, StoreConflictError, StoreUnavailableError):
-            pass
 
     # Silence ----------------------------------------------------------------
 
@@ -257,8 +255,14 @@ class Api(Process):
     # Streams ----------------------------------------------------------------
 
     def _accept(self, end: End) -> None:
-        end.on_message = lambda cursor: (self.spawn(self._follow(end, cursor)), None)[1]
-        end.on_end = lambda _: (self._streams.pop(end, None), None)[1]
+        def opened(cursor: int) -> None:
+            self.spawn(self._follow(end, cursor))
+
+        def ended(why: str) -> None:
+            del why
+            self._streams.pop(end, None)
+
+        end.on_message, end.on_end = opened, ended
 
     def _follow(self, end: End, cursor: int) -> Steps[None]:
         """Send the current plan, what was missed, and then what comes."""
@@ -285,7 +289,7 @@ class Api(Process):
     def _read(self, cursor: int) -> Steps[None]:
         while True:
             try:
-                items = yield from self._call(lambda data, at=cursor: data.stream[at:])
+                items = yield from self._call(partial(_after, cursor))
             except StoreUnavailableError:
                 yield RETRY_S
                 continue
@@ -296,6 +300,10 @@ class Api(Process):
                         end.send(item)
             if not items:
                 yield self.store.changed
+
+
+def _after(cursor: int, data: Data) -> list[Item]:
+    return data.stream[cursor:]
 
 
 def change_of(before: CoordinatorState, outcome: Transition) -> Change:

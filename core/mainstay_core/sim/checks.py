@@ -53,8 +53,9 @@ class Checks:
         _hold(len(plans) <= 1, "two plans for one event")
         _hold(outcome.state.last_id >= before.last_id, "quorum ids went back")
         for action in outcome.actions:
-            mismatch = isinstance(action, Announce) and action.reason in MISMATCHES
-            if mismatch and not any(life.was_tampered for life in self._lives.values()):
+            if not isinstance(action, Announce) or action.reason not in MISMATCHES:
+                continue
+            if not any(life.was_tampered for life in self._lives.values()):
                 raise Violation(f"I6: {action.message}")
 
     def published(self, plan: Plan) -> None:
@@ -63,9 +64,7 @@ class Checks:
         _hold(name not in self._by_name, f"I4: {name} is published twice")
         if self.plans:
             last = self.plans[-1]
-            _hold(
-                plan.quorum.id == last.quorum.id + 1, f"I4: {plan.quorum} follows {last.quorum}"
-            )
+            _hold(plan.quorum.id == last.quorum.id + 1, f"I4: {plan.quorum} follows {last.quorum}")
             self._check_since(last, plan)
         self.plans.append(plan)
         self._by_name[name] = plan
@@ -117,9 +116,7 @@ class Checks:
             assert outcome is not None
             self._settled(plan, event.reports, outcome)
 
-    def _settled(
-        self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement
-    ) -> None:
+    def _settled(self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement) -> None:
         name = str(plan.quorum)
         if name in self._reports:
             _hold(self._reports[name] == reports, f"I2: two sets of reports in {name}")
@@ -137,9 +134,10 @@ class Checks:
         history = self.plans[: position + 1]
         for report in reports:
             life = self._lives[str(plan.members[report.index].incarnation)]
-            if not report.valid or life.state.settled < plan.members[report.index].since:
+            stayed = life.state.settled >= plan.members[report.index].since
+            if not report.valid or not stayed or report.certified_in is None:
                 continue
-            first = max(report.settled, _number(report.certified_in))
+            first = _number(report.certified_in)
             kept = [
                 r
                 for r in reports
@@ -147,14 +145,14 @@ class Checks:
                 and self._lives[str(plan.members[r.index].incarnation)].state.settled
                 >= plan.members[r.index].since
             ]
-            stages = {plan.members[r.index].rank.stage for r in kept}
-            if report not in kept or len(stages) < self._shape.stages:
+            covered = {plan.members[r.index].rank.position for r in kept}
+            if report not in kept or len(covered) < len(self._shape.positions):
                 continue
             lost = StateAction.LOAD in outcome.actions or outcome.version < report.version
             _hold(
                 not lost,
                 f"I3: {plan.quorum} goes to step {outcome.version} ({outcome.reason}), though "
-                f"{plan.members[report.index].rank} has {report.version} and every stage kept "
+                f"{plan.members[report.index].rank} has {report.version} and every position kept "
                 f"a member since q{first}",
             )
 
@@ -169,16 +167,16 @@ class Checks:
     def applied(self, trainer: Trainer, commit: Commit, params: str) -> None:
         """A rank has applied a step."""
         self.num_checks += 1
-        step, stage = trainer.state.version, trainer.state.member_stage
+        step, position = trainer.state.version, trainer.state.member_position
         known = self._commits.setdefault(step, commit)
         _hold(
             commit.step == step and known == commit,
             f"I1: {trainer.name} applies step {step} by another certificate than others",
         )
         _hold(
-            params == self.truth(step + 1)[stage] or trainer.tampered,
+            params == self.truth(step + 1)[position] or trainer.tampered,
             f"I6: {trainer.name} applied another gradient than the failure-free run, step {step} "
-            f"of stage {stage}",
+            f"of position {position}",
         )
 
     def same_entry(self, old: LedgerEntry, new: LedgerEntry) -> None:
@@ -198,20 +196,25 @@ class Checks:
         """The job is complete."""
         for final in state.finals:
             _hold(
-                final.params == self.truth(self._shape.steps)[final.stage]
+                final.params
+                == self.truth(self._shape.steps)[
+                    final.stage * self._shape.ranks_per_stage + final.inner
+                ]
                 and final.version == self._shape.steps,
                 f"I6: the final state of stage {final.stage} is another",
             )
-        _hold(len(state.finals) == self._shape.stages, "a stage without final digests")
+        _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
 
     def truth(self, version: int) -> tuple[str, ...]:
-        """States of all stages in a run without failures."""
+        """States of all positions in a run without failures."""
         shape = self._shape
-        return terms.true_states(shape.num_types, shape.micro_batches, shape.stages, version)
+        return terms.true_states(
+            shape.num_types, shape.micro_batches, shape.stages, shape.ranks_per_stage, version
+        )
 
 
-def _number(quorum: str | None) -> int:
-    return -1 if quorum is None else int(quorum.removeprefix("q").partition("-")[0])
+def _number(quorum: str) -> int:
+    return int(quorum.removeprefix("q").partition("-")[0])
 
 
 def _hold(condition: bool, what: str) -> None:

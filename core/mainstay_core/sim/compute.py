@@ -1,4 +1,4 @@
-"""A stage's arithmetic on terms: the program of a step, partials, the reduction.
+"""A position's arithmetic on terms: the program of a step, partials, the reduction.
 
 Runs the actions of :func:`mainstay_core.program.compile_compute` as
 ``mainstay_train.interpreter`` does, and the two exchanges of
@@ -8,7 +8,6 @@ Runs the actions of :func:`mainstay_core.program.compile_compute` as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from mainstay_core.messages import Partial, TypeStat
 from mainstay_core.partials import grow
@@ -24,20 +23,28 @@ FORWARD, BACKWARD = 0, 1
 
 
 class Compute:
-    """What computes one stage: state, partials, interpreter and reducer of one cell.
+    """What computes one position: state, partials, interpreter and reducer of one cell.
 
     Args:
-        stage: which.
+        position: which: by stage, then by inner rank.
         stages: of a chain.
+        width: inner ranks of a stage.
         shards_per_lane: types of a lane.
         micro_batches: per type.
         hook: called before each action.
     """
 
     def __init__(
-        self, stage: int, stages: int, shards_per_lane: int, micro_batches: int, hook: Hook
+        self,
+        position: int,
+        stages: int,
+        width: int,
+        shards_per_lane: int,
+        micro_batches: int,
+        hook: Hook,
     ) -> None:
-        self.stage, self._stages = stage, stages
+        self.position, self._stages, self._width = position, stages, width
+        self.stage, self.inner = divmod(position, width)
         self._shards_per_lane, self._micro_batches = shards_per_lane, micro_batches
         self._hook = hook
         self.params = ""
@@ -56,7 +63,7 @@ class Compute:
         self.complete.clear()
 
     def run(self, types: Sequence[int], step: int, group: Group | None) -> Steps[None]:
-        """Run the types through the stage; complete ones are held, whatever happens.
+        """Run the types through the position; complete ones are held, whatever happens.
 
         Raises:
             GroupEnded: the chain broke.
@@ -64,42 +71,78 @@ class Compute:
         flows: dict[tuple[int, int], list[str]] = {}
         done: dict[int, list[tuple[str, str, str]]] = {}
         sends: list[tuple[int, int]] = []
-        stage = self.stage
-        for action in compile_compute(types, self._micro_batches, stage, self._stages):
+        for action in compile_compute(types, self._micro_batches, self.stage, self._stages):
             yield from self._hook(action)
             key = (action.type, action.micro_batch)
-            tag = 2 * (action.type * self._micro_batches + action.micro_batch)
-            op = action.op
-            if op is Op.FORWARD:
-                if stage == 0:
-                    flows[key] = [terms.sample(step, *key)]
-                flow = flows[key]
-                flow.append(terms.forward(stage, flow[0], self.params))
-            elif op is Op.BACKWARD_INPUT:
-                flow = flows[key]
-                gradient = flow[2] if stage < self._stages - 1 else ""
-                of_type = done.setdefault(action.type, [])
-                of_type.append((flow[0], gradient, self.params))
-                flow[1:] = [terms.backward(stage, flow[0], gradient, self.params)]
-            elif op is Op.BACKWARD_WEIGHT:
+            if action.op in (Op.FORWARD, Op.BACKWARD_INPUT):
+                yield from self._compute(action, flows, done, step, group)
+            elif action.op is Op.BACKWARD_WEIGHT:
                 del flows[key]
                 if action.micro_batch == self._micro_batches - 1:
                     self._complete(action.type, terms.weight_gradient(tuple(done[action.type])))
             else:
                 assert group is not None
-                if op is Op.RECV_F:
-                    flows[key] = [(yield from group.receive(stage - 1, tag + FORWARD))]
-                elif op is Op.RECV_B:
-                    flows[key].append((yield from group.receive(stage + 1, tag + BACKWARD)))
-                elif op is Op.SEND_F:
-                    yield from group.send(flows[key][1], stage + 1, tag + FORWARD)
-                    sends.append((stage + 1, tag + FORWARD))
-                elif op is Op.SEND_B:
-                    yield from group.send(flows[key][1], stage - 1, tag + BACKWARD)
-                    sends.append((stage - 1, tag + BACKWARD))
+                yield from self._transfer(action, flows, sends, group)
         for peer, tag in sends:
             assert group is not None
             yield from group.finish(peer, tag)
+
+    def _transfer(
+        self,
+        action: Action,
+        flows: dict[tuple[int, int], list[str]],
+        sends: list[tuple[int, int]],
+        group: Group,
+    ) -> Steps[None]:
+        key = (action.type, action.micro_batch)
+        tag = 2 * (action.type * self._micro_batches + action.micro_batch)
+        after, before = self.position + self._width, self.position - self._width
+        if action.op is Op.RECV_F:
+            flows[key] = [(yield from group.receive(before, tag + FORWARD))]
+        elif action.op is Op.RECV_B:
+            flows[key].append((yield from group.receive(after, tag + BACKWARD)))
+        else:
+            forward = action.op is Op.SEND_F
+            peer, tag = (after, tag + FORWARD) if forward else (before, tag + BACKWARD)
+            group.send(flows[key][1], peer, tag)
+            sends.append((peer, tag))
+
+    def _compute(
+        self,
+        action: Action,
+        flows: dict[tuple[int, int], list[str]],
+        done: dict[int, list[tuple[str, str, str]]],
+        step: int,
+        group: Group | None,
+    ) -> Steps[None]:
+        key = (action.type, action.micro_batch)
+        if action.op is Op.FORWARD:
+            if self.stage == 0:
+                flows[key] = [terms.sample(step, *key)]
+            flow = flows[key]
+            part = terms.forward(self.position, flow[0], self.params)
+            flow.append((yield from self._mix(part, (*key, "f"), group)))
+            return
+        flow = flows[key]
+        gradient = flow[2] if self.stage < self._stages - 1 else ""
+        done.setdefault(action.type, []).append((flow[0], gradient, self.params))
+        part = terms.backward(self.position, flow[0], gradient, self.params)
+        flow[1:] = [(yield from self._mix(part, (*key, "b"), group))]
+
+    def _mix(self, part: str, tag: tuple[object, ...], group: Group | None) -> Steps[str]:
+        """All inner ranks of the stage see the sum of their parts."""
+        if self._width == 1:
+            return part
+        assert group is not None
+        cell = range(self.stage * self._width, (self.stage + 1) * self._width)
+        for peer in cell:
+            if peer != self.position:
+                group.send(part, peer, tag)
+        parts = []
+        for peer in cell:
+            own = peer == self.position
+            parts.append(part if own else (yield from group.receive(peer, tag)))
+        return terms.mixed(tuple(parts))
 
     def _complete(self, shard_type: int, gradient: str) -> None:
         grown = grow(self.partials, shard_type, self._shards_per_lane)
@@ -118,13 +161,13 @@ class Compute:
         index: int,
         between: Callable[[], Steps[None]],
     ) -> Steps[None]:
-        """Reduce over the stage's cells: scatter to owners, sum, gather.
+        """Reduce over the position's members: scatter to owners, sum, gather.
 
         Args:
-            group: the stage's cells; None when there is only this one.
+            group: the position's members; None when there is only this one.
             table: supplies in canonical order.
-            members: the cells' member indices, in the group's order.
-            index: this cell's.
+            members: their indices, in the group's order.
+            index: this one's.
             between: called between the two exchanges.
 
         Raises:
@@ -135,7 +178,7 @@ class Compute:
         if group is not None:
             came = yield from group.exchange([own] * len(members))
         yield from between()
-        total = self._sum(table, members, index, came)
+        total = self._sum(table, members, came)
         parts = [total] if group is None else (yield from group.exchange([total] * len(members)))
         # Each owner sends its chunks: the whole is right if all of them summed the same.
         self.reduced = total if set(parts) == {total} else terms.term("mixed", tuple(parts))
@@ -144,7 +187,6 @@ class Compute:
     def _sum(
         table: Sequence[Supply],
         members: Sequence[int],
-        index: int,
         came: Sequence[dict[Partial, tuple[str, ...]]],
     ) -> str:
         values: list[str] = []
@@ -156,25 +198,21 @@ class Compute:
 
     def stats(self, table: Iterable[Supply], index: int, step: int) -> tuple[TypeStat, ...]:
         """Of the types that the table credits to member ``index``."""
-        last = self.stage == self._stages - 1
         return tuple(
-            self._stat(shard_type, step, last=last)
+            self._stat(shard_type, step)
             for supply in table
             if supply.index == index
             for shard_type in range(supply.partial.first, supply.partial.last + 1)
         )
 
-    def _stat(self, shard_type: int, step: int, *, last: bool) -> TypeStat:
+    def _stat(self, shard_type: int, step: int) -> TypeStat:
+        first = self.position == 0
+        last = (self.stage, self.inner) == (self._stages - 1, 0)
         if shard_type not in self.complete:
             raise KeyError(f"type {shard_type} of step {step} is supplied without its statistics")
         return TypeStat(
             type=shard_type,
             loss_sum=shard_type + 0.5 + step if last else None,
             tokens=4 if last else None,
-            data=terms.term("data", step, shard_type) if self.stage == 0 else None,
+            data=terms.term("data", step, shard_type) if first else None,
         )
-
-
-def describe(value: Any) -> str:
-    """Return a value in a few characters, for traces."""
-    return str(value)[:8]

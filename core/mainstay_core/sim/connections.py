@@ -35,7 +35,7 @@ class Connections:
         self.adopted: Plan | None = None
         self.index = -1
         self._gather: GatherClient | None = None
-        self._stage_group: Group | None = None
+        self._reduce_group: Group | None = None
         self._pipeline: Group | None = None
         self._pipeline_key: tuple[QuorumId, int] | None = None
         self._heal: HealClient | None = None
@@ -67,16 +67,16 @@ class Connections:
             plan.rendezvous.gather,
             join,
             self.changed,
-            self._end_stage,
+            self._end_reduce,
         )
         return self._gather
 
     def leave_quorum(self) -> None:
-        """Drop gather, stage group and a running heal; the pipeline stays."""
+        """Drop gather, reduction group and a running heal; the pipeline stays."""
         if self._gather is not None:
             self._gather.leave()
-        self._end_stage("this trainer has moved on")
-        self._gather = self._stage_group = None
+        self._end_reduce("this trainer has moved on")
+        self._gather = self._reduce_group = None
 
     def leave(self) -> None:
         """Drop everything."""
@@ -88,23 +88,23 @@ class Connections:
         assert self._gather is not None
         return self._gather
 
-    def stage_group(self, stage: int) -> Steps[Group | None]:
-        """The group of the stage's cells, connected; None when there is only this one.
+    def reduce_group(self, position: int) -> Steps[Group | None]:
+        """The group of the position's members, connected; None when there is only this one.
 
         Raises:
             GroupEnded: a member is gone or the quorum ended.
         """
         plan = self.adopted
         assert plan is not None
-        members = [m.index for m in plan.stage_members(stage)]
-        if self._stage_group is not None or len(members) == 1:
-            return self._stage_group
+        members = [m.index for m in plan.position_members(position)]
+        if self._reduce_group is not None or len(members) == 1:
+            return self._reduce_group
         ended = self.gather().ended
         if ended is not None:
             raise GroupEnded(ended.why)
-        name = f"{plan.job}/{plan.quorum}/s{stage}"
+        name = f"{plan.job}/{plan.quorum}/p{position}"
         group = self._group(name, plan, members.index(self.index), len(members))
-        self._stage_group = group
+        self._reduce_group = group
         yield from group.connect()
         return group
 
@@ -114,7 +114,7 @@ class Connections:
         return self._pipeline.name if self._pipeline and self._pipeline.connected else ""
 
     def pipeline(self, agreed: str) -> Steps[Group | None]:
-        """The group of this cell's chain, connected, rank = stage; None with one stage.
+        """The group of this cell's chain, connected, rank = position; None of a single trainer.
 
         Raises:
             GroupEnded: a cell of the chain is gone, or a plan took it apart.
@@ -149,7 +149,7 @@ class Connections:
         gather = self.gather()
         if gather.ended is None:
             gather.abort(why)
-        self._end_stage(why)
+        self._end_reduce(why)
         ended = gather.ended
         return (ended.why, ended.suspects) if ended is not None else (why, ())
 
@@ -179,12 +179,12 @@ class Connections:
         if ends.quorum:
             if self._gather is not None:
                 self._gather.leave()
-            self._end_stage(f"{self.newest.quorum} replaces the quorum")
+            self._end_reduce(f"{self.newest.quorum} replaces the quorum")
         return ends.quorum
 
-    def _end_stage(self, why: str) -> None:
-        if self._stage_group is not None:
-            self._stage_group.shutdown(why)
+    def _end_reduce(self, why: str) -> None:
+        if self._reduce_group is not None:
+            self._reduce_group.shutdown(why)
         if self._heal is not None:
             self._heal.shutdown(why)
             self._heal = None

@@ -14,7 +14,7 @@ from mainstay_core.sim.engine import Violation
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stage's part of a version."""
+    """One position's part of a version."""
 
     params: str
     commit: Commit
@@ -29,7 +29,7 @@ class DamagedError(Exception):
 class Disk:
     """All versions, complete and unfinished."""
 
-    stages: int
+    positions: int
     keep: int = 2
     complete: dict[int, dict[int, Part]] = field(default_factory=dict)
     unfinished: dict[tuple[int, str], dict[int, Part]] = field(default_factory=dict)
@@ -42,9 +42,9 @@ class Disk:
         """Newest version that looks complete; 0 when there is none."""
         return max((v for v in self.complete if v not in self.torn), default=0)
 
-    def write_part(self, version: int, nonce: str, stage: int, part: Part) -> None:
+    def write_part(self, version: int, nonce: str, position: int, part: Part) -> None:
         """Write a part; it replaces an abandoned one."""
-        self.unfinished.setdefault((version, nonce), {})[stage] = part
+        self.unfinished.setdefault((version, nonce), {})[position] = part
 
     def finish(self, version: int, nonce: str) -> bool:
         """Rename the version; False if there was nothing to do.
@@ -55,7 +55,7 @@ class Disk:
         if version in self.complete or (version, nonce) not in self.unfinished:
             return False
         parts = self.unfinished.pop((version, nonce))
-        if set(parts) != set(range(self.stages)):
+        if set(parts) != set(range(self.positions)):
             raise Violation(f"checkpoint {version} is renamed with parts {sorted(parts)} only")
         self.complete[version] = parts
         self._retain(version)

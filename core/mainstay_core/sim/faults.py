@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from mainstay_core.coordinator_events import Transition
-from mainstay_core.rank import Phase
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Process, ProcessKilled
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from mainstay_core.sim.trainer import Trainer
     from mainstay_core.sim.world import World
 
-PATIENCE_S = 25.0
+PATIENCE_S = 8.0
 """A point that is not passed within so long is not waited for."""
 NEEDS_THREE = 3
 """Cells of a stage that it takes to find out which one's state is bad."""
@@ -33,6 +32,8 @@ class Faults:
         self._armed: Fault | None = None
         self._point = ""
         self._passes = 0
+        self._at: Process | None = None
+        self._lasts_s = 0.0
         self._unfinished = 0
         self._gradient_due = self._state_due = False
         self.struck: list[str] = []
@@ -91,8 +92,10 @@ class Faults:
         self._point, self._armed = "", None
         where = f" at {fault.point} of {at.name}" if at is not None else ""
         self._world.engine.say("FAULT", f"{fault.kind}{where}")
-        self.struck.append(fault.kind)
-        _KINDS[fault.kind](self, fault, at)
+        if self._world.pods:
+            self.struck.append(fault.kind)
+            self._at, self._lasts_s = at, fault.lasts_s
+            _KINDS[fault.kind](self)
         self._arm()
 
     def _until(self, lasts_s: float, end: Callable[[], None]) -> None:
@@ -115,9 +118,9 @@ class Faults:
         lives = (self._world.trainers.get(str(m.incarnation)) for m in members)
         return [t for t in lives if t is not None and t.alive]
 
-    def _victim(self, at: Process | None) -> Trainer | None:
+    def _victim(self) -> Trainer | None:
         """Whoever is at the point, mostly; else any member, now and then a spare."""
-        world = self._world
+        world, at = self._world, self._at
         if at is not None and str(at.name) in world.trainers and self._rng.random() < 0.6:
             return world.trainers[at.name]
         some = self._members()
@@ -125,28 +128,36 @@ class Faults:
             some = [t for t in world.trainers.values() if t.alive]
         return self._rng.choice(some) if some else None
 
-    def _node(self, at: Process | None) -> str:
-        victim = self._victim(at)
-        return victim.node if victim is not None else self._rng.choice(sorted(self._world.pods))
+    def _node(self) -> str:
+        victim = self._victim()
+        known = victim is not None and victim.node in self._world.pods
+        return victim.node if victim and known else self._rng.choice(sorted(self._world.pods))
 
-    # What -------------------------------------------------------------------
+    # What. Without any pod there is nothing to strike (see _strike). ---------
 
-    def _kill_trainer(self, fault: Fault, at: Process | None) -> None:
-        victim = self._victim(at)
+    def _kill_trainer(self) -> None:
+        victim = self._victim()
         if victim is not None:
             victim.kill()
 
-    def _kill_pod(self, fault: Fault, at: Process | None) -> None:
-        self._world.pods[self._node(at)].kill()
+    def _kill_pod(self) -> None:
+        self._world.pods[self._node()].kill()
 
-    def _kill_supervisor(self, fault: Fault, at: Process | None) -> None:
-        self._world.pods[self._node(at)].supervisor.kill()
+    def _kill_meeting(self) -> None:
+        """The pod where the quorum meets, or only what hosts its gather or its store."""
+        plan = self._world.store.data.plan
+        pod = self._world.pods.get(plan.rendezvous.pod) if plan is not None else None
+        if pod is not None:
+            self._rng.choice((pod.kill, pod.supervisor.kill, pod.launcher.kill))()
 
-    def _kill_launcher(self, fault: Fault, at: Process | None) -> None:
-        self._world.pods[self._node(at)].launcher.kill()
+    def _kill_supervisor(self) -> None:
+        self._world.pods[self._node()].supervisor.kill()
 
-    def _node_loss(self, fault: Fault, at: Process | None) -> None:
-        self._world.pods[self._node(at)].kill(silent=True)
+    def _kill_launcher(self) -> None:
+        self._world.pods[self._node()].launcher.kill()
+
+    def _node_loss(self) -> None:
+        self._world.pods[self._node()].kill(silent=True)
 
     def _kill_some(self, some: Iterable[Trainer]) -> None:
         pods = self._rng.random() < 0.4
@@ -156,43 +167,43 @@ class Faults:
             else:
                 victim.kill()
 
-    def _kill_replica(self, fault: Fault, at: Process | None) -> None:
+    def _kill_replica(self) -> None:
         plan = self._world.store.data.plan
         if plan is not None:
             chain = self._rng.choice(plan.chains)
             lives = {str(plan.members[i].incarnation) for i in chain.cells}
             self._kill_some(t for t in self._members() if t.incarnation in lives)
 
-    def _kill_all_but_one(self, fault: Fault, at: Process | None) -> None:
+    def _kill_all_but_one(self) -> None:
         plan = self._world.store.data.plan
         if plan is not None:
             chain = self._rng.choice(plan.chains)
             lives = {str(plan.members[i].incarnation) for i in chain.cells}
             self._kill_some(t for t in self._members() if t.incarnation not in lives)
 
-    def _kill_stage(self, fault: Fault, at: Process | None) -> None:
+    def _kill_stage(self) -> None:
         plan = self._world.store.data.plan
         if plan is not None:
-            stage = self._rng.randrange(plan.num_stages)
-            lives = {str(m.incarnation) for m in plan.stage_members(stage)}
+            position = self._rng.choice(plan.positions)
+            lives = {str(m.incarnation) for m in position}
             self._kill_some(t for t in self._members() if t.incarnation in lives)
 
-    def _kill_two(self, fault: Fault, at: Process | None) -> None:
+    def _kill_two(self) -> None:
         some = self._members()
         self._kill_some(self._rng.sample(some, min(2, len(some))))
 
-    def _kill_all(self, fault: Fault, at: Process | None) -> None:
+    def _kill_all(self) -> None:
         self._kill_some(self._members())
 
-    def _stop(self, fault: Fault, at: Process | None) -> None:
-        victim = self._victim(at)
+    def _stop(self) -> None:
+        victim = self._victim()
         if victim is not None:
             victim.stop()
-            self._until(fault.lasts_s, victim.resume)
+            self._until(self._lasts_s, victim.resume)
 
-    def _stop_pod(self, fault: Fault, at: Process | None) -> None:
+    def _stop_pod(self) -> None:
         """A frozen virtual machine: everything on it, supervisor included."""
-        pod = self._world.pods[self._node(at)]
+        pod = self._world.pods[self._node()]
         stopped: list[Process] = [pod.supervisor, pod.launcher, *pod.launcher.children.values()]
         if self._rng.random() < 0.3:
             stopped = [pod.supervisor]
@@ -203,7 +214,7 @@ class Faults:
             for process in stopped:
                 process.resume()
 
-        self._until(fault.lasts_s, resume)
+        self._until(self._lasts_s, resume)
 
     def _cut(self, pairs: list[tuple[str, str]], lasts_s: float) -> None:
         network = self._world.network
@@ -211,9 +222,9 @@ class Faults:
         self._world.engine.say("FAULT", f"cut {sorted({p[0] for p in pairs})}")
         self._until(lasts_s, lambda: network.mend(pairs))
 
-    def _cut_pod(self, fault: Fault, at: Process | None) -> None:
+    def _cut_pod(self) -> None:
         """A pod from its peers, from everybody, or from some."""
-        node = self._node(at)
+        node = self._node()
         others = [n for n in sorted(self._world.pods) if n != node]
         draw = self._rng.random()
         if draw < 0.4:
@@ -221,43 +232,45 @@ class Faults:
         elif draw < 0.7 and others:
             others = self._rng.sample(others, self._rng.randint(1, len(others)))
         both = [(node, n) for n in others] + [(n, node) for n in others]
-        self._cut(both, fault.lasts_s)
+        self._cut(both, self._lasts_s)
 
-    def _cut_api(self, fault: Fault, at: Process | None) -> None:
+    def _cut_api(self) -> None:
         """Supervisors from the api, not from their peers."""
         nodes = sorted(self._world.pods)
         some = self._rng.sample(nodes, self._rng.randint(1, len(nodes)))
         apis = self._world.api_nodes
         both = [(n, a) for n in some for a in apis] + [(a, n) for n in some for a in apis]
-        self._cut(both, fault.lasts_s)
+        self._cut(both, self._lasts_s)
 
-    def _cut_one_way(self, fault: Fault, at: Process | None) -> None:
-        node = self._node(at)
+    def _cut_one_way(self) -> None:
+        node = self._node()
         others = [*(n for n in sorted(self._world.pods) if n != node), *self._world.api_nodes]
         some = self._rng.sample(others, self._rng.randint(1, len(others)))
         away = self._rng.random() < 0.5
-        self._cut([(node, n) if away else (n, node) for n in some], fault.lasts_s)
+        self._cut([(node, n) if away else (n, node) for n in some], self._lasts_s)
 
-    def _reset(self, fault: Fault, at: Process | None) -> None:
+    def _reset(self) -> None:
         """A socket breaks and everybody lives."""
-        ends = [e for e in self._world.network.ends if e.open and e.process.node != e.peer.process.node]
+        ends = [
+            e for e in self._world.network.ends if e.open and e.process.node != e.peer.process.node
+        ]
         if ends:
             self._rng.choice(ends).reset("connection reset")
 
-    def _slow(self, fault: Fault, at: Process | None) -> None:
-        victim = self._victim(at)
+    def _slow(self) -> None:
+        victim = self._victim()
         if victim is not None:
             victim.slow = 20.0
 
             def fast(victim: Trainer = victim) -> None:
                 victim.slow = 1.0
 
-            self._until(fault.lasts_s, fast)
+            self._until(self._lasts_s, fast)
 
-    def _corrupt_gradient(self, fault: Fault, at: Process | None) -> None:
+    def _corrupt_gradient(self) -> None:
         self._gradient_due = True
 
-    def _corrupt_state(self, fault: Fault, at: Process | None) -> None:
+    def _corrupt_state(self) -> None:
         self._state_due = True
 
     def corrupt_gradient(self, trainer: Trainer, compute: Compute) -> None:
@@ -265,7 +278,7 @@ class Faults:
         if self._gradient_due and self._stage_size(trainer) > 1:
             self._gradient_due = False
             self._world.engine.say(trainer.name, "has a corrupt gradient")
-            compute.reduced = terms.term("corrupt", compute.reduced)
+            compute.reduced = terms.term("corrupt", trainer.name, compute.reduced)
 
     def corrupt_state(self, trainer: Trainer, compute: Compute) -> None:
         """Spoil a state, where a majority of the stage has the right one."""
@@ -282,34 +295,35 @@ class Faults:
     def _stage_size(trainer: Trainer) -> int:
         plan = trainer.state.plan
         assert plan is not None
-        return len(plan.stage_members(trainer.state.member_stage))
+        return len(plan.position_members(trainer.state.member_position))
 
-    def _kill_api(self, fault: Fault, at: Process | None) -> None:
+    def _kill_api(self) -> None:
         world = self._world
         living = [a for a in world.apis.values() if a.alive]
         victims = living if self._rng.random() < 0.4 else living[:1]
+        at = self._at
         if at is not None and at.name in [a.name for a in living]:
             victims = [a for a in living if a.name == at.name]
         for victim in victims:
             victim.kill()
-            self._until(fault.lasts_s, lambda node=victim.node: world.start_api(node))  # type: ignore[misc]
+            self._until(self._lasts_s, lambda node=victim.node: world.start_api(node))  # type: ignore[misc]
 
-    def _store_outage(self, fault: Fault, at: Process | None) -> None:
+    def _store_outage(self) -> None:
         world = self._world
         if self._rng.random() < 0.3:
             node = self._rng.choice(world.api_nodes)
-            self._cut([(node, STORE), (STORE, node)], fault.lasts_s)
+            self._cut([(node, STORE), (STORE, node)], self._lasts_s)
             return
         world.store.up = False
 
         def up() -> None:
             world.store.up = True
 
-        self._until(fault.lasts_s, up)
+        self._until(self._lasts_s, up)
 
-    def _flap(self, fault: Fault, at: Process | None) -> None:
+    def _flap(self) -> None:
         """A trainer that dies again soon after each restart, a few times."""
-        victim = self._victim(at)
+        victim = self._victim()
         if victim is None:
             return
         node, index = victim.node, victim.slot.index
@@ -324,16 +338,17 @@ class Faults:
 
             self._until(delay_s, strike)
 
-    def _damage_checkpoint(self, fault: Fault, at: Process | None) -> None:
+    def _damage_checkpoint(self) -> None:
         disk = self._world.disk
         if disk.complete:
             version = self._rng.choice(sorted(disk.complete))
             (disk.torn if self._rng.random() < 0.5 else disk.flipped).add(version)
 
 
-_KINDS: dict[str, Callable[[Faults, Fault, Process | None], None]] = {
+_KINDS: dict[str, Callable[[Faults], None]] = {
     "kill-trainer": Faults._kill_trainer,
     "kill-pod": Faults._kill_pod,
+    "kill-meeting": Faults._kill_meeting,
     "kill-supervisor": Faults._kill_supervisor,
     "kill-launcher": Faults._kill_launcher,
     "kill-replica": Faults._kill_replica,
@@ -356,4 +371,3 @@ _KINDS: dict[str, Callable[[Faults, Fault, Process | None], None]] = {
     "flap": Faults._flap,
     "damage-checkpoint": Faults._damage_checkpoint,
 }
-assert Phase  # the words of phases are the points' words

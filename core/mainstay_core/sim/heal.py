@@ -24,7 +24,7 @@ class Wanted:
 
     quorum: str
     number: int
-    stage: int
+    position: int
     version: int
 
 
@@ -57,7 +57,10 @@ class HealServer:
         network.listen(address, Listener(process, accept=self._accept))
 
     def _accept(self, end: End) -> None:
-        end.on_message = lambda wanted: (self._process.spawn(self._serve(end, wanted)), None)[1]
+        def asked(wanted: Wanted) -> None:
+            self._process.spawn(self._serve(end, wanted))
+
+        end.on_message = asked
 
     def _serve(self, end: End, wanted: Wanted) -> Steps[None]:
         while self.serves != wanted:
@@ -98,14 +101,26 @@ class HealClient:
         """
         self._end, self._answer, self._error = None, None, ""
         self._network.connect(self._process, address, self._opened, self._failed)
-        while self._end is None and not self._error:
+        while not self._is_open() and not self._error:
             yield self._changed  # a plain connect(): nothing ends it from outside
-        if self.ended and self._end is not None:
-            self._end.close()
-        if self._end is not None and not self.ended:
-            self._end.send(wanted)
-        while self._answer is None and not self._error and not self.ended:
+        self._ask(wanted)
+        while not self._has_answer() and not self._error and not self.ended:
             yield self._changed
+        return self._verify(address, expected)
+
+    def _is_open(self) -> bool:
+        return self._end is not None
+
+    def _has_answer(self) -> bool:
+        return self._answer is not None
+
+    def _ask(self, wanted: Wanted) -> None:
+        if self._end is not None and self.ended:
+            self._end.close()
+        elif self._end is not None:
+            self._end.send(wanted)
+
+    def _verify(self, address: str, expected: str) -> str:
         if self._answer is None:
             raise HealFailed(self.ended or f"copy from {address}: {self._error}")
         kind, announced, found = self._answer

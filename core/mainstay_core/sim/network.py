@@ -272,9 +272,7 @@ class Network:
 
     # Requests ---------------------------------------------------------------
 
-    def request(
-        self, process: Process, address: str, body: object, timeout_s: float
-    ) -> Steps[Any]:
+    def request(self, process: Process, address: str, body: object, timeout_s: float) -> Steps[Any]:
         """Send a request and wait for its answer.
 
         Raises:

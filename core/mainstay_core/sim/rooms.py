@@ -78,7 +78,10 @@ class GatherServer:
         self._rooms: dict[str, _Room] = {}
         self._dead: dict[str, Abort] = {}
         self._checks = checks
-        network.listen(address, Listener(process, accept=lambda end: _Connection(self, end)))
+        network.listen(address, Listener(process, accept=self._accept))
+
+    def _accept(self, end: End) -> None:
+        _Connection(self, end)
 
     def detach(self, connection: _Connection) -> None:
         """A connection has ended."""

@@ -13,6 +13,7 @@ from mainstay_core.topology import JobShape
 KINDS = (
     "kill-trainer",
     "kill-pod",
+    "kill-meeting",
     "kill-supervisor",
     "kill-launcher",
     "kill-replica",
@@ -71,6 +72,17 @@ POINTS = (
     "Finish",
 )
 """Places in a trainer's code at which a fault may strike: between any two actions."""
+COMMIT_POINTS = (
+    "settle-posted",
+    "settle-gathered",
+    "healed",
+    "reduced",
+    "vote-posted",
+    "votes-gathered",
+    "APPLY",
+    "applied",
+)
+"""Where it is decided what is committed and who has it."""
 API_POINTS = ("api-decided", "api-committed")
 """Before and after the compare-and-set of a plan."""
 
@@ -139,7 +151,7 @@ class Scenario:
     spares: int = 0
     slots_per_pod: int = 1
     apis: int = 1
-    latency: Latency = Latency()
+    latency: Latency = field(default_factory=Latency)
     skew_s: float = 0.0
     """Clocks of pods differ by up to so much; those of the api by a hundredth."""
     restarts_in_place: bool = False
@@ -152,11 +164,13 @@ class Scenario:
         """Return the scenario in a few lines."""
         shape = self.config.shape
         lines = [
-            f"seed {self.seed}: {shape.lanes} lanes x {shape.shards_per_lane} types, "
-            f"{shape.stages} stages, {shape.micro_batches} micro-batches, {shape.steps} steps, "
-            f"checkpoints every {shape.checkpoint_every_steps}; {self.slots_per_pod} slots per "
-            f"pod, {self.spares} spare pods, {self.apis} api, redundancy {self.config.redundancy}"
+            f"seed {self.seed}: {shape.lanes} lanes x {shape.shards_per_lane} types,",
+            f"{shape.stages} stages x {shape.ranks_per_stage} ranks,",
+            f"{shape.micro_batches} micro-batches, {shape.steps} steps,",
+            f"a checkpoint every {shape.checkpoint_every_steps} steps,",
+            f"{self.slots_per_pod} slots per pod, {self.spares} spare pods, {self.apis} api",
         ]
+        lines = [" ".join(lines)]
         for fault in self.faults:
             when = f"after {fault.at_s:.2f} s" if fault.at_s is not None else ""
             when = when or f"at {fault.point}, pass {fault.times}"
@@ -211,15 +225,17 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
 
 def _draw_shape(rng: random.Random) -> JobShape:
     lanes, stages = rng.choice((1, 2, 2, 2, 3, 3, 4)), rng.choice((1, 1, 2, 2, 3))
+    width = rng.choice((1, 1, 1, 2)) if lanes * stages <= 6 else 1
     return JobShape(
         lanes=lanes,
         shards_per_lane=rng.choice((1, 2) if lanes > 1 else (1, 2, 3)),
         replicas=lanes,
         min_replicas=1,
         stages=stages,
+        ranks_per_stage=width,
         ranks_per_pod=rng.choice((1, 1, 2)),
         micro_batches=rng.choice((1, 1, 2)),
-        steps=rng.randint(3, 8),
+        steps=rng.randint(3, 9),
         seed=0,
         checkpoint_every_steps=rng.choice((0, 1, 2)),
     )
@@ -233,7 +249,7 @@ def _draw_faults(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...
         # Whoever dies with a bad state before its vote has poisoned its chain's gradients, and
         # nobody can know: that takes the checks of single operations.
         some = ["corrupt-state", *(k for k in some if k in HARMLESS)]
-    return tuple(_draw_fault(rng, rng.choice(some)) for _ in range(rng.randint(1, 6)))
+    return tuple(_draw_fault(rng, rng.choice(some)) for _ in range(rng.randint(1, 7)))
 
 
 def _draw_fault(rng: random.Random, kind: str) -> Fault:
@@ -244,4 +260,6 @@ def _draw_fault(rng: random.Random, kind: str) -> Fault:
     if rng.random() < 0.25:
         return Fault(kind=kind, at_s=rng.random() * rng.choice((0.1, 2.0, 5.0)), lasts_s=lasts_s)
     times = rng.choice((1, 1, 1, 2, 3, rng.randint(1, 12)))
-    return Fault(kind=kind, point=rng.choice(POINTS), times=times, lasts_s=lasts_s)
+    # The narrowest moments decide what is committed.
+    point = rng.choice(rng.choice((POINTS, COMMIT_POINTS)))
+    return Fault(kind=kind, point=point, times=times, lasts_s=lasts_s)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from mainstay_core.errors import MainstayError, StoreConflictError
 from mainstay_core.ids import QuorumId
 from mainstay_core.jobstate import CoordinatorState, JobPhase
-from mainstay_core.messages import LedgerEntry, Plan
+from mainstay_core.messages import LedgerEntry, LedgerKey, Plan
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Engine, Signal, Steps
 from mainstay_core.sim.network import Network
@@ -65,7 +65,7 @@ class Data:
     plan: Plan | None = None
     stream: list[Item] = field(default_factory=list)
     seen_s: dict[str, float] = field(default_factory=dict)
-    ledger: dict[tuple[int, int], LedgerEntry] = field(default_factory=dict)
+    ledger: dict[LedgerKey, LedgerEntry] = field(default_factory=dict)
 
 
 class Store:

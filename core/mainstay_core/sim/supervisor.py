@@ -7,6 +7,7 @@ and the pod's gather server.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from mainstay_core import supervision
@@ -37,7 +38,6 @@ from mainstay_core.supervision_events import (
     Leave,
     PlanLearnt,
     Registered,
-    Signal as SignalSlot,
     SlotPhase,
     SocketEnded,
     StatusSeen,
@@ -45,6 +45,9 @@ from mainstay_core.supervision_events import (
     SupervisionSettings,
     Tell,
     Tick,
+)
+from mainstay_core.supervision_events import (
+    Signal as SignalSlot,
 )
 
 if TYPE_CHECKING:
@@ -226,10 +229,8 @@ class Supervisor(Process):
             if frame[2]:
                 self._ledger.append(frame[1])
                 self._ledger_changed.fire()
-            try:
+            with suppress(LocalProtocolError):  # as the real shell does: the end was seen first
                 self.feed(Committed(slot, incarnation))
-            except LocalProtocolError:
-                pass  # as the real shell does: the end was seen first
 
     # The api ----------------------------------------------------------------
 

@@ -18,9 +18,9 @@ def term(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def initial_state(stage: int) -> str:
-    """A stage's state at version 0."""
-    return term("initial", stage)
+def initial_state(position: int) -> str:
+    """A position's state at version 0."""
+    return term("initial", position)
 
 
 def sample(step: int, shard_type: int, micro_batch: int) -> str:
@@ -28,18 +28,23 @@ def sample(step: int, shard_type: int, micro_batch: int) -> str:
     return term("sample", step, shard_type, micro_batch)
 
 
-def forward(stage: int, received: str, params: str) -> str:
-    """A stage's output."""
-    return term("forward", stage, received, params)
+def forward(position: int, received: str, params: str) -> str:
+    """A position's part of its stage's output."""
+    return term("forward", position, received, params)
 
 
-def backward(stage: int, received: str, gradient: str, params: str) -> str:
-    """Gradient with respect to a stage's input; the last stage's ``gradient`` is empty."""
-    return term("backward", stage, received, gradient, params)
+def backward(position: int, received: str, gradient: str, params: str) -> str:
+    """A position's part of the gradient of its stage's input; ``gradient`` is empty at the end."""
+    return term("backward", position, received, gradient, params)
+
+
+def mixed(parts: tuple[str, ...]) -> str:
+    """What the inner ranks of a stage make of their parts together."""
+    return parts[0] if len(parts) == 1 else term("mixed", parts)
 
 
 def weight_gradient(flows: tuple[tuple[str, str, str], ...]) -> str:
-    """A type's gradient of one stage, from (input, output gradient, params) by micro-batch."""
+    """A type's gradient of one position, from (input, output gradient, params) by micro-batch."""
     return term("weights", flows)
 
 
@@ -49,30 +54,36 @@ def reduced(values: tuple[str, ...]) -> str:
 
 
 def applied(params: str, gradient: str) -> str:
-    """A stage's state after one more step."""
+    """A position's state after one more step."""
     return term("applied", params, gradient)
 
 
 @lru_cache(maxsize=4096)
-def true_states(num_types: int, micro_batches: int, stages: int, version: int) -> tuple[str, ...]:
-    """States of all stages at ``version`` in a run without failures."""
+def true_states(
+    num_types: int, micro_batches: int, stages: int, width: int, version: int
+) -> tuple[str, ...]:
+    """States of all positions (``width`` per stage) at ``version`` in a run without failures."""
+    positions = range(stages * width)
     if version == 0:
-        return tuple(initial_state(stage) for stage in range(stages))
-    params = true_states(num_types, micro_batches, stages, version - 1)
+        return tuple(initial_state(position) for position in positions)
+    params = true_states(num_types, micro_batches, stages, width, version - 1)
     step = version - 1
-    gradients: list[list[str]] = [[] for _ in range(stages)]
+    gradients: list[list[str]] = [[] for _ in positions]
     for shard_type in range(num_types):
-        flows: list[list[tuple[str, str, str]]] = [[] for _ in range(stages)]
+        flows: list[list[tuple[str, str, str]]] = [[] for _ in positions]
         for micro_batch in range(micro_batches):
             inputs = [sample(step, shard_type, micro_batch)]
             for stage in range(stages):
-                inputs.append(forward(stage, inputs[stage], params[stage]))
+                cell = range(stage * width, (stage + 1) * width)
+                inputs.append(mixed(tuple(forward(p, inputs[stage], params[p]) for p in cell)))
             gradient = ""
             for stage in reversed(range(stages)):
-                flows[stage].append((inputs[stage], gradient, params[stage]))
-                gradient = backward(stage, inputs[stage], gradient, params[stage])
-        for stage in range(stages):
-            gradients[stage].append(weight_gradient(tuple(flows[stage])))
-    return tuple(
-        applied(params[stage], reduced(tuple(gradients[stage]))) for stage in range(stages)
-    )
+                cell = range(stage * width, (stage + 1) * width)
+                parts = []
+                for position in cell:
+                    flows[position].append((inputs[stage], gradient, params[position]))
+                    parts.append(backward(position, inputs[stage], gradient, params[position]))
+                gradient = mixed(tuple(parts))
+        for position in positions:
+            gradients[position].append(weight_gradient(tuple(flows[position])))
+    return tuple(applied(params[p], reduced(tuple(gradients[p]))) for p in positions)

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 from mainstay_core import rank, rank_events
 from mainstay_core.facts import Fact, FactKind, SlotStatus
 from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
-from mainstay_core.messages import (
-    Commit,
-    FinalDigests,
-    LedgerEntry,
-    Plan,
-    SettleReport,
-    Vote,
-)
+from mainstay_core.messages import Commit, LedgerEntry, Plan, SettleReport
 from mainstay_core.program import Action, Op
 from mainstay_core.settle import StateAction
-from mainstay_core.sim import terms
+from mainstay_core.sim import telling, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
 from mainstay_core.sim.disk import DamagedError, Part
@@ -51,9 +44,7 @@ class Trainer(Process):
         self.exit_code: int | None = None
         self._uplink: End | None = None
         config = world.config
-        self.connections = Connections(
-            self, world.network, incarnation, config.connect_s
-        )
+        self.connections = Connections(self, world.network, incarnation, config.connect_s)
         heal_address = f"heal@{incarnation}"
         self.heal_server = HealServer(
             self,
@@ -221,11 +212,16 @@ class Trainer(Process):
         return rank_events.ReportsGathered(reports)
 
     def _engine(self) -> Compute:
-        stage = self.state.member_stage
-        if self.compute is None or self.compute.stage != stage:
+        position = self.state.member_position
+        if self.compute is None or self.compute.position != position:
             shape = self.world.config.shape
             self.compute = Compute(
-                stage, shape.stages, shape.shards_per_lane, shape.micro_batches, self._hook
+                position,
+                shape.stages,
+                shape.ranks_per_stage,
+                shape.shards_per_lane,
+                shape.micro_batches,
+                self._hook,
             )
         return self.compute
 
@@ -236,9 +232,9 @@ class Trainer(Process):
             return (yield from self._load(compute, action.version))
         yield from self._hook(Action(Op.HEAL, compute.stage))
         client = self.connections.healing()
-        why = f"no member of stage {compute.stage} has version {action.version}"
+        why = f"no member of position {compute.position} has version {action.version}"
         quorum = self._plan.quorum
-        wanted = Wanted(str(quorum), quorum.id, compute.stage, action.version)
+        wanted = Wanted(str(quorum), quorum.id, compute.position, action.version)
         for source in action.sources:
             try:
                 params = yield from client.copy(
@@ -255,10 +251,10 @@ class Trainer(Process):
     def _load(self, compute: Compute, version: int) -> Steps[rank_events.Event]:
         yield self.world.pace.copy_s()
         if version == 0:
-            compute.params = terms.initial_state(compute.stage)
+            compute.params = terms.initial_state(compute.position)
             return rank_events.Restored(compute.params, None, "")
         try:
-            part = self.world.disk.load(version)[compute.stage]
+            part = self.world.disk.load(version)[compute.position]
         except DamagedError as error:
             return rank_events.RestoreFailed(str(error))
         compute.params = part.params
@@ -280,9 +276,9 @@ class Trainer(Process):
         compute = self._engine()
         yield from self._hook(Action(Op.REDUCE, compute.stage))
         self._gradient = ""
-        members = [m.index for m in self._plan.stage_members(compute.stage)]
+        members = [m.index for m in self._plan.position_members(compute.position)]
         try:
-            group = yield from self.connections.stage_group(compute.stage)
+            group = yield from self.connections.reduce_group(compute.position)
             yield from compute.reduce(
                 group, action.table, members, self.state.index, lambda: self.point("reduce-half")
             )
@@ -295,7 +291,9 @@ class Trainer(Process):
     def _vote(self, action: rank_events.CastVote) -> Steps[rank_events.Event]:
         compute = self._engine()
         yield from self._hook(Action(Op.VOTE, compute.stage))
-        vote = self._make_vote(compute, action)
+        newest = self.connections.newest or self._plan
+        self._gradient = terms.term("gradient", compute.reduced)
+        vote = telling.vote(self.state, compute, action, newest, self._safe)
         gather, key = self.connections.gather(), f"vote/{action.step}/{action.attempt}"
         try:
             yield from gather.post(key, vote)
@@ -305,25 +303,6 @@ class Trainer(Process):
             return rank_events.QuorumLost(end.why, end.suspects)
         yield from self.point("votes-gathered")
         return rank_events.VotesGathered(votes)
-
-    def _make_vote(self, compute: Compute, action: rank_events.CastVote) -> Vote:
-        state = self.state
-        assert state.step_plan is not None
-        newest = self.connections.newest or self._plan
-        self._gradient = terms.term("gradient", compute.reduced)
-        safe = self._safe
-        return Vote(
-            step=action.step,
-            attempt=action.attempt,
-            ok=True,
-            norms_sq=(2.0 + compute.stage,),
-            gradient=self._gradient,
-            state=state.digest,
-            stats=compute.stats(state.step_plan.table[compute.stage], state.index, action.step),
-            newest_plan=newest.quorum.id,
-            newest_nonce=newest.quorum.nonce,
-            checkpoint_safe=safe[0] if safe and safe[1] == self._plan.quorum.nonce else None,
-        )
 
     def _apply(self, commit: Commit) -> Steps[rank_events.Event]:
         compute = self._engine()
@@ -345,8 +324,8 @@ class Trainer(Process):
             action.kind, step=action.step, evidence=action.evidence, suspects=action.suspects
         )
         if action.kind is FactKind.SETTLED:
-            quorum, stage = self._plan.quorum, self._engine().stage
-            self.heal_server.serves = Wanted(str(quorum), quorum.id, stage, action.step)
+            quorum, position = self._plan.quorum, self._engine().position
+            self.heal_server.serves = Wanted(str(quorum), quorum.id, position, action.step)
             self.connections.changed.fire()
             if self._posts_ledger():
                 for entry in self._entries:
@@ -366,21 +345,8 @@ class Trainer(Process):
         self._send(("fact", fact))
 
     def _record(self, commit: Commit, masters: str) -> None:
-        entry = LedgerEntry(
-            step=commit.step,
-            stage=self.state.member_stage,
-            quorum=self._plan.quorum,
-            gradient=self._gradient,
-            masters=masters,
-            data=commit.data,
-            loss=commit.loss,
-            norm=commit.norm,
-            tokens=commit.tokens,
-            step_s=0.5,
-            replicas=len(self._plan.chains),
-            attempt=self.state.attempt,
-            committed_at_s=self.world.clock(self.slot.pod),
-        )
+        now_s = self.world.clock(self.slot.pod)
+        entry = telling.ledger_entry(self.state, commit, self._gradient, masters, now_s)
         self._entries = [*self._entries[1 - KEPT_ENTRIES :], entry]
         self._send(("ledger", entry, self._posts_ledger()))
 
@@ -390,7 +356,7 @@ class Trainer(Process):
         nonce = self._plan.quorum.nonce
         part = Part(compute.params, action.commit, action.chain)
         yield self.world.pace.copy_s()
-        self.world.disk.write_part(action.version, nonce, compute.stage, part)
+        self.world.disk.write_part(action.version, nonce, compute.position, part)
         self._safe = (action.version, nonce)
 
     def _rename_checkpoint(self, version: int) -> None:
@@ -399,17 +365,8 @@ class Trainer(Process):
             self.world.checks.durable(version)
 
     def _finish(self) -> None:
-        state = self.state
-        compute = self._engine()
-        final = FinalDigests(
-            stage=compute.stage,
-            version=state.version,
-            params=compute.params,
-            masters=state.digest,
-            optimizer=compute.params,
-            data=state.commit.data_total if state.commit else "",
-        )
-        self._fact(FactKind.FINISHED, step=state.version, final=final)
+        final = telling.final_digests(self.state, self._engine())
+        self._fact(FactKind.FINISHED, step=self.state.version, final=final)
 
     @property
     def _plan(self) -> Plan:
@@ -422,5 +379,5 @@ class Trainer(Process):
         return self.state.plan.quorum if self.state.plan else None
 
     def _posts_ledger(self) -> bool:
-        lowest = self._plan.stage_members(self.state.member_stage)[0]
+        lowest = self._plan.position_members(self.state.member_position)[0]
         return lowest.index == self.state.index

@@ -10,7 +10,6 @@ from mainstay_core.errors import MainstayError
 from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.jobstate import JobPhase
-from mainstay_core.rank import Phase
 from mainstay_core.sim.api import Api, Request
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.disk import Disk
@@ -82,7 +81,7 @@ class World:
         self.network = Network(self.engine, scenario.latency)
         shape = self.config.shape
         self.checks = Checks(shape, PLANS + PLANS_PER_FAULT * len(scenario.faults))
-        self.disk = Disk(shape.stages)
+        self.disk = Disk(len(shape.positions))
         self._skew_s: dict[str, float] = {}
         self._num_names = 0
         state = coordinator.initial(self.config, self.clock("api0"))
@@ -96,7 +95,7 @@ class World:
         self._api_lives = 0
         for node in self.api_nodes:
             self.start_api(node)
-        num_pods = -(-shape.num_cells // self.slots_per_pod) + scenario.spares
+        num_pods = -(-shape.num_ranks // self.slots_per_pod) + scenario.spares
         for _ in range(num_pods):
             self._make_pod()
         self.faults = Faults(self, scenario.faults)
@@ -153,10 +152,13 @@ class World:
             if not ended:
                 ended.append(silent)
                 delay_s = self.engine.rng.random() * (NOTICE_S if silent else 0.05)
-                self._provider.after(delay_s, lambda: self._provider.spawn(self._replace(pod)))
+                self._provider.after(delay_s, self._spawn_replace, pod)
 
         pod.supervisor.at_end.append(end)
         pod.launcher.at_end.append(end)
+
+    def _spawn_replace(self, pod: Pod) -> None:
+        self._provider.spawn(self._replace(pod))
 
     def _replace(self, pod: Pod) -> Steps[None]:
         """A pod's half has ended: bring up another, in place or as a new pod."""
@@ -242,11 +244,9 @@ class World:
     def describe(self) -> str:
         """Return who waits for whom."""
         state = self.store.data.state
-        lines = [
-            f"job: {state.phase}, step {state.step}, plan "
-            f"{state.plan.quorum if state.plan else None}, suspicion {state.suspicion}, "
-            f"waiting {state.waiting}"
-        ]
+        quorum = state.plan.quorum if state.plan else None
+        job = f"job: {state.phase}, step {state.step}, plan {quorum}, "
+        lines = [job + f"suspicion {state.suspicion}, waiting {state.waiting}"]
         members = {str(m.incarnation): m for m in state.plan.members} if state.plan else {}
         for name, trainer in self.trainers.items():
             if not trainer.alive and name not in members:
@@ -274,6 +274,3 @@ class World:
 def simulate(scenario: Scenario, *, tracing: bool = False) -> Outcome:
     """Run a scenario to its end."""
     return World(replace(scenario), tracing=tracing).run()
-
-
-IDLE = Phase.IDLE
