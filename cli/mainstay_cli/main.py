@@ -10,7 +10,16 @@ from typing import Annotated
 
 import typer
 
-from mainstay_cli import changing, chaos_command, faults, local, report, status, timeline
+from mainstay_cli import (
+    changing,
+    chaos_command,
+    faults,
+    local,
+    report,
+    simulate,
+    status,
+    timeline,
+)
 from mainstay_cli.exits import CliError, ExitCode
 from mainstay_core.errors import MainstayError
 
@@ -99,6 +108,31 @@ def drain_pod(
     pod: Annotated[str, typer.Argument(help="Name of the pod, as in mainstay status.")],
 ) -> None:
     changing.drain(job, pod)
+
+
+@app.command(
+    "sim",
+    help="Run whole jobs in simulated time, one per seed: the real decisions under drawn faults, "
+    "every invariant of the protocol checked after every event.\n\n"
+    "Example: mainstay sim --seeds 0:10000; mainstay sim --seed 17 --trace",
+)
+def run_simulation(
+    seeds: Annotated[str, typer.Option(help="Seeds, FIRST:END.")] = "0:1000",
+    seed: Annotated[int | None, typer.Option(help="Run this one, and say what it is.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Of one seed: print its events.")] = False,
+    kinds: Annotated[
+        str, typer.Option("--faults", help="Kinds to draw from, separated by commas; all; or none.")
+    ] = "all",
+    jobs: Annotated[int, typer.Option(help="Processes; 0 takes one per core.", min=0)] = 0,
+) -> None:
+    parsed = simulate.parse_kinds(kinds)
+    if seed is not None:
+        held = simulate.run_one(seed, parsed, kinds, trace=trace)
+    else:
+        number = jobs or simulate.default_jobs()
+        held = simulate.run_many(simulate.parse_seeds(seeds), parsed, kinds, number)
+    if not held:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @report_app.command(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
-from mainstay_cli.exits import CliError, ExitCode
+from mainstay_cli.exits import UsageError
 from mainstay_core.sim import KINDS, Outcome, draw, simulate
 
 SEEDS_PER_TASK = 20
@@ -24,15 +24,15 @@ def parse_seeds(text: str) -> range:
     """Return the seeds of ``FIRST:END``, or of one number.
 
     Raises:
-        CliError: it is neither.
+        UsageError: it is neither.
     """
     first, colon, end = text.partition(":")
     try:
         seeds = range(int(first), int(end)) if colon else range(int(first), int(first) + 1)
     except ValueError as error:
-        raise CliError(f"--seeds is {text!r}, must be like 0:10000", ExitCode.USAGE) from error
+        raise UsageError(f"--seeds is {text!r}, must be like 0:10000") from error
     if not seeds:
-        raise CliError(f"--seeds {text} is empty", ExitCode.USAGE)
+        raise UsageError(f"--seeds {text} is empty")
     return seeds
 
 
@@ -40,7 +40,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
     """Return the kinds of faults of a comma-separated list; all of them for ``all``.
 
     Raises:
-        CliError: a kind is unknown.
+        UsageError: a kind is unknown.
     """
     if text == "all":
         return KINDS
@@ -48,7 +48,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         known = ", ".join(KINDS)
-        raise CliError(f"unknown faults {', '.join(unknown)}; there are {known}", ExitCode.USAGE)
+        raise UsageError(f"unknown faults {', '.join(unknown)}; there are {known}")
     return kinds
 
 

@@ -255,6 +255,29 @@ def test_a_rank_in_doubt_of_its_state_parks_with_nothing() -> None:
     assert DropHeld(mark=True) in outcome.actions
 
 
+def test_nobody_keeps_gradients_that_the_chain_of_a_bad_state_may_have_computed() -> None:
+    plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]})
+    votes = (vote(), vote(state="other"), vote())
+
+    outcome = rank.step(voting(plan), VotesGathered(votes))
+
+    assert (outcome.state.phase, outcome.state.valid) == (Phase.PARKED, True)
+    assert (outcome.state.held, outcome.state.mark) == ((), None)
+    assert DropHeld(mark=True) in outcome.actions
+
+
+def test_who_heals_is_checked_against_the_state_that_most_have() -> None:
+    """A bad state may not have met a vote yet."""
+    plan = make_plan({r: [f"{'abcd'[r]}.1"] for r in range(4)}, quorum=2, since={"b.1": 1})
+    reports = [report(0, valid=False), report(1, 1, state="bad")]
+    reports += [report(i, 1, state="good", settled=1) for i in (2, 3)]
+
+    healing = rank.step(adopting(plan), ReportsGathered(tuple(reports)))
+
+    assert isinstance(healing.actions[-1], Restore)
+    assert healing.actions[-1].expected == "good"
+
+
 @pytest.mark.parametrize("make", [adopting, voting])
 def test_who_loses_the_quorum_parks_with_everything_and_names_the_suspects(
     make: Callable[[], RankState],

@@ -314,6 +314,27 @@ def test_a_parked_quorum_is_repeated_with_every_heartbeat_until_a_newer_plan() -
     assert pod.feed(FactSeen(0, pod.life(), fact)) == [], "a plan answers it already"
 
 
+def test_a_parked_quorum_is_told_until_a_plan_that_was_not_planned() -> None:
+    """A planned plan interrupts nobody, so it does not reach a parked rank either."""
+    pod = Pod().bring_up()
+    join = replace(plan(5), planned=True, unplanned_id=4)
+    pod.feed(PlanLearnt(join))
+    fact = parked(pod.life(), 4)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [Tell(fact)]
+    assert pod.feed(HeartbeatDue()) == [Tell(fact)]
+    pod.feed(PlanLearnt(plan(6)))
+    assert pod.feed(HeartbeatDue()) == []
+
+
+def test_who_had_finished_and_adopts_a_newer_plan_is_restarted_when_it_dies() -> None:
+    pod = Pod().bring_up()
+    life = pod.life()
+    finished = Fact(kind=FactKind.FINISHED, pod=POD, slot=0, incarnation=life)
+    pod.feed(FactSeen(0, life, finished))
+    pod.feed(FactSeen(0, life, replace(finished, kind=FactKind.ADOPTED)))
+    assert len(of(pod.crash(None, 9), Fork)) == 1
+
+
 def test_the_end_of_a_trainer_is_repeated_while_the_newest_plan_names_it() -> None:
     pod = Pod().bring_up()
     pod.feed(PlanLearnt(plan(4, [(0, pod.life())])))

@@ -150,6 +150,10 @@ class Checks:
                 continue
             lost = StateAction.LOAD in outcome.actions or outcome.version < report.version
             _hold(
+                outcome.actions[report.index] is not StateAction.HEAL,
+                f"I3: {plan.members[report.index].rank} has to heal in {plan.quorum}, but stayed",
+            )
+            _hold(
                 not lost,
                 f"I3: {plan.quorum} goes to step {outcome.version} ({outcome.reason}), though "
                 f"{plan.members[report.index].rank} has {report.version} and every position kept "

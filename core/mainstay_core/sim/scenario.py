@@ -152,6 +152,8 @@ class Scenario:
     slots_per_pod: int = 1
     apis: int = 1
     latency: Latency = field(default_factory=Latency)
+    block_s: tuple[float, float] = (0.005, 0.03)
+    """A forward or backward of one micro-batch: least, most."""
     skew_s: float = 0.0
     """Clocks of pods differ by up to so much; those of the api by a hundredth."""
     restarts_in_place: bool = False
@@ -188,6 +190,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
     """
     rng = random.Random(f"scenario {seed}")
     shape = _draw_shape(rng)
+    heartbeat_s = rng.choice((0.2, 0.2, 1.0))
     config = JobConfig(
         job=JobUid("job"),
         name="job",
@@ -195,8 +198,8 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
         entrypoint="",
         workload={},
         redundancy=rng.choice((None, 1, min(2, shape.lanes))),
-        heartbeat_s=1.0,
-        heartbeat_timeout_s=rng.choice((3.0, 5.0)),
+        heartbeat_s=heartbeat_s,
+        heartbeat_timeout_s=heartbeat_s * rng.choice((3.0, 5.0)),
         hang_s=20.0,
         connect_s=rng.choice((1.0, 4.0)),
         probe_s=0.3,
@@ -217,6 +220,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
         slots_per_pod=shape.ranks_per_pod,
         apis=rng.choice((1, 1, 2)),
         latency=latency,
+        block_s=rng.choice(((0.005, 0.03), (0.005, 0.03), (0.03, 0.15))),
         skew_s=rng.choice((0.0, 100.0)),
         restarts_in_place=rng.random() < 0.3,
         faults=_draw_faults(rng, kinds),
@@ -253,7 +257,7 @@ def _draw_faults(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...
 
 
 def _draw_fault(rng: random.Random, kind: str) -> Fault:
-    lasts_s = rng.choice((0.05, 0.5, 2.0, 6.0, 12.0)) * (0.5 + rng.random())
+    lasts_s = rng.choice((0.05, 0.5, 1.0, 2.0, 4.0, 12.0)) * (0.5 + rng.random())
     if kind == "kill-api" and rng.random() < 0.6:
         point, times = rng.choice(API_POINTS), rng.randint(1, 3)
         return Fault(kind=kind, point=point, times=times, lasts_s=lasts_s)

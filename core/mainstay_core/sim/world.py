@@ -77,7 +77,7 @@ class World:
         self.scenario, self.config = scenario, scenario.config
         self.slots_per_pod = scenario.slots_per_pod
         self.engine = Engine(scenario.seed, tracing=tracing)
-        self.pace = Pace(rng=self.engine.rng)
+        self.pace = Pace(rng=self.engine.rng, block=scenario.block_s)
         self.network = Network(self.engine, scenario.latency)
         shape = self.config.shape
         self.checks = Checks(shape, PLANS + PLANS_PER_FAULT * len(scenario.faults))

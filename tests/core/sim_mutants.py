@@ -1,0 +1,258 @@
+"""Deliberate mistakes: each removes one rule of the protocol from a running simulation.
+
+A mutant replaces one decision, or one rule of the shells, for the length of a run.
+The simulation must find every one of them within a number of seeds, which shows
+that it can see what it looks for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mainstay_core import rank, settle, supervision, supervision_slots
+from mainstay_core.ids import Incarnation, Slot
+from mainstay_core.messages import Member, Plan, SettleReport
+from mainstay_core.rank_events import Restored
+from mainstay_core.sim import Outcome, draw, simulate, terms
+from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.groups import GroupEnded
+from mainstay_core.sim.rooms import GatherClient, Gathered, GatherServer, Post
+from mainstay_core.sim.store import Store
+from mainstay_core.sim.supervisor import Supervisor
+from mainstay_core.sim.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One rule removed.
+
+    ``patches`` are (owner, attribute, replacement); faults are drawn from ``kinds``.
+    """
+
+    why: str
+    patches: Sequence[tuple[object, str, object]]
+    kinds: tuple[str, ...]
+    first: int = 0
+    """Where to begin, so that the search is short."""
+    seeds: int = 40
+
+
+@contextlib.contextmanager
+def applied(mutant: Mutant) -> Iterator[None]:
+    """Break the rule meanwhile."""
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in mutant.patches]
+    try:
+        for owner, name, replacement in mutant.patches:
+            setattr(owner, name, replacement)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def find(mutant: Mutant) -> Outcome | None:
+    """Return the first violation, if a seed has one."""
+    with applied(mutant):
+        for seed in range(mutant.first, mutant.first + mutant.seeds):
+            outcome = simulate(draw(seed, mutant.kinds))
+            if outcome.violation:
+                return outcome
+    return None
+
+
+def _post_without_the_last(server: GatherServer, connection: Any, room: Any, post: Post) -> None:
+    """A vote that is missing counts as a yes, where somebody else of the position has voted."""
+    posts = room.posts.setdefault(post.key, {})
+    posts[connection.index] = post.body
+    if not post.key.startswith("vote/") or len(posts) < room.size - 1 or room.size < 3:
+        return _POST(server, connection, room, post)
+    if len(posts) == room.size - 1:
+        missing = next(i for i in range(room.size) if i not in posts)
+        twins = [posts[i] for i in (missing - 1, missing + 1) if i in posts]
+        if len({twin.norms_sq for twin in twins}) > 1:
+            return None  # of which position it is cannot be told
+        posts[missing] = twins[0]
+        bodies = tuple(posts[i] for i in range(room.size))
+        for member in room.members.values():
+            member.end.send(Gathered(post.key, bodies))
+    return None
+
+
+_POST = vars(GatherServer)["_post"]
+
+
+def _any_life(plan: Plan, slot: Slot, incarnation: Incarnation) -> Member | None:
+    return next((m for m in plan.members if m.slot == slot), None)
+
+
+_SETTLE = settle.settle
+
+
+def _settle_without_tiers(
+    plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]
+) -> settle.Settlement:
+    members = tuple(replace(m, since=-1) for m in plan.members)
+    return _SETTLE(replace(plan, members=members), shards_per_lane, reports)
+
+
+def _reach_any_certificate(
+    report: SettleReport, lineage: int, certificates: set[tuple[int, str]]
+) -> frozenset[int]:
+    if not report.valid or report.lineage != lineage:
+        return frozenset()
+    if report.mark is not None:
+        return frozenset({report.version, report.version + 1})
+    return frozenset({report.version})
+
+
+def _told_once(supervisor: Supervisor, facts: Any) -> Any:
+    told = yield from _POST_FACTS(supervisor, facts)
+    if not told:
+        for fact in facts:
+            if fact in supervisor._facts:
+                supervisor._facts.remove(fact)
+    return True
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+_POST_FACTS = vars(Supervisor)["_post"]
+_WAIT = vars(GatherClient)["wait"]
+
+
+def _wait_a_little(gather: GatherClient, key: str) -> Any:
+    """A member that has not come within a moment is gone."""
+    yield 0.02
+    if key not in gather._gathered and gather.ended is None:
+        gather.abort("somebody is late")
+    return (yield from _WAIT(gather, key))
+
+
+_REDUCE = vars(Compute)["reduce"]
+
+
+def _reduce_in_place(compute: Compute, *args: Any) -> Any:
+    before = dict(compute.partials)
+    try:
+        yield from _REDUCE(compute, *args)
+    except GroupEnded:
+        compute.partials = {p: (terms.term("overwritten", v),) for p, v in before.items()}
+        raise
+
+
+_APPLY = vars(Trainer)["_apply"]
+
+
+def _apply_interrupted(trainer: Trainer, commit: Any) -> Any:
+    event = yield from _APPLY(trainer, commit)
+    gather = trainer.connections._gather
+    if gather is not None and gather.ended is not None:
+        assert trainer.compute is not None
+        trainer.compute.params = terms.term("torn", trainer.compute.params)
+    return event
+
+
+def _restore_later(trainer: Trainer, action: Any) -> Any:
+    """Whoever heals votes before its copy is there."""
+    if action.expected and action.sources:
+        compute = trainer._engine()
+        compute.params = terms.term("not yet", action.expected)
+        yield 0.0
+        return Restored(action.expected)
+    return (yield from _RESTORE(trainer, action))
+
+
+_RESTORE = vars(Trainer)["_restore"]
+
+
+def _outdated_by_any(plan: Plan | None, fact: Any) -> bool:
+    return plan is not None and fact.quorum is not None and plan.quorum.id > fact.quorum.id
+
+
+_REFUSED = vars(rank)["_refused"]
+
+
+def _refused_keeps_held(state: Any, verdict: Any, prefix: Any) -> Any:
+    if verdict.state_bad and state.index not in verdict.state_bad:
+        return _REFUSED(state, replace(verdict, state_bad=()), prefix)
+    return _REFUSED(state, verdict, prefix)
+
+
+MUTANTS = {
+    "missing-vote-counts": Mutant(
+        "a vote that is missing counts as a yes",
+        [(GatherServer, "_post", _post_without_the_last)],
+        ("kill-trainer", "stop"),
+    ),
+    "no-incarnation": Mutant(
+        "membership is bound to the slot, not to the process",
+        [(Plan, "member_of", _any_life)],
+        ("kill-trainer",),
+    ),
+    "no-tiers": Mutant(
+        "states of returning ranks count like those of members",
+        [(rank, "settle", _settle_without_tiers)],
+        ("stop-pod", "cut-pod", "kill-trainer", "kill-meeting"),
+        first=270,
+    ),
+    "roll-any-mark": Mutant(
+        "a mark is rolled forward without a certificate of its quorum",
+        [(settle, "_reach", _reach_any_certificate)],
+        ("corrupt-gradient", "kill-meeting", "kill-trainer"),
+    ),
+    "told-once": Mutant(
+        "a fault is an event, told once",
+        [
+            (supervision, "_unheard", _never),
+            (Supervisor, "_post", _told_once),
+        ],
+        ("kill-trainer", "kill-api", "store-outage", "reset"),
+    ),
+    "late-is-gone": Mutant(
+        "a settle gives up on members that are still on their way",
+        [(GatherClient, "wait", _wait_a_little)],
+        ("kill-trainer",),
+    ),
+    "reduce-in-place": Mutant(
+        "the reduction overwrites the retained gradients",
+        [(Compute, "reduce", _reduce_in_place)],
+        ("kill-trainer",),
+    ),
+    "abort-in-apply": Mutant(
+        "an abort interrupts apply",
+        [(Trainer, "_apply", _apply_interrupted)],
+        ("kill-trainer",),
+    ),
+    "heal-outside": Mutant(
+        "the step does not wait for whoever heals",
+        [(Trainer, "_restore", _restore_later)],
+        ("kill-trainer",),
+    ),
+    "planned-outdates": Mutant(
+        "a planned plan settles what was parked before it",
+        [(supervision_slots, "outdates", _outdated_by_any)],
+        ("kill-trainer", "reset", "cut-one-way"),
+        first=215,
+    ),
+    "keeps-pipeline": Mutant(
+        "whoever parks where others may have gone on keeps its pipeline",
+        [(rank, "_MAY_MISS_A_ROUND", frozenset())],
+        ("kill-meeting", "reset", "kill-trainer"),
+        first=10,
+    ),
+    "no-compare-and-set": Mutant(
+        "two api replicas commit from one base",
+        [(Store, "compare_and_set", False)],
+        ("kill-trainer", "kill-two"),
+    ),
+    "bad-state-keeps-gradients": Mutant(
+        "what the chain of a bad state has computed is kept",
+        [(rank, "_refused", _refused_keeps_held)],
+        ("corrupt-state",),
+    ),
+}

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from tests.core.sim_mutants import MUTANTS, find
+
+from mainstay_core.sim import draw, simulate
+
+SEEDS_PER_TEST = 20
+
+
+@pytest.mark.parametrize("first", range(0, 80, SEEDS_PER_TEST))
+def test_every_invariant_holds_whatever_a_seed_draws(first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        outcome = simulate(draw(seed))
+        assert not outcome.violation, f"mainstay sim --seed {seed} --trace: {outcome.violation}"
+
+
+def test_nothing_but_the_first_plan_without_faults() -> None:
+    for seed in range(20):
+        outcome = simulate(draw(seed, kinds=()))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        if draw(seed).latency.tail_s < 1:
+            assert outcome.num_plans == 1, f"seed {seed}: {outcome.seen}"
+
+
+def test_nobody_is_left_out_because_the_control_plane_was_away() -> None:
+    for seed in range(30):
+        scenario = draw(seed, kinds=("kill-api", "store-outage"))
+        outcome = simulate(scenario)
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        if scenario.latency.tail_s < 1:
+            assert outcome.num_plans == 1, f"seed {seed}: {outcome.seen}"
+
+
+def test_a_run_is_a_function_of_its_seed() -> None:
+    one, other = (simulate(draw(7), tracing=True) for _ in range(2))
+    assert one == other
+    assert one.trace
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_the_simulation_finds(name: str) -> None:
+    mutant = MUTANTS[name]
+    assert find(mutant) is not None, f"{mutant.why}: not found in {mutant.seeds} seeds"
