@@ -74,15 +74,16 @@ def _digest_cpu(words: torch.Tensor, start: int) -> tuple[Spans, list[list[int]]
     wide = torch.empty(min(CHUNK, words.numel()), dtype=torch.int64)
     sums = torch.empty(len(spans), _NUM_MIXERS, dtype=torch.int64)
     mask = _unsigned_mask(words)
-    for row, (chunk, low, high) in enumerate(spans):
-        begin = chunk * CHUNK + low - start
-        piece = wide[: high - low]
+    for row, (chunk, low, high) in zip(sums.unbind(), spans, strict=True):
+        begin, whole = chunk * CHUNK + low - start, high - low == CHUNK
+        piece = wide if whole else wide[: high - low]
         piece.copy_(words[begin : begin + high - low])
         if mask is not None:
             piece.bitwise_and_(mask)
-        torch.mv(keys[:, low:high], piece, out=sums[row])
-        # sum K (bits + 1) = sum K bits + sum K; the second comes from running sums.
-        sums[row] += key_sums[:, high] - key_sums[:, low]
+        torch.mv(keys if whole else keys[:, low:high], piece, out=row)
+    # sum K (bits + 1) = sum K bits + sum K; the second comes from running sums.
+    ends = key_sums[:, [high for _, _, high in spans]]
+    sums += (ends - key_sums[:, [low for _, low, _ in spans]]).t()
     return spans, sums.tolist()
 
 

@@ -1,0 +1,359 @@
+"""The price of exactness: our step against the fastest one of the same model, part by part.
+
+    python benchmarks/exactness.py [--quick] [--ranks 2] [--micro-batches 1 8] [--rounds 30]
+
+Forked processes train the demo's Llama data-parallel over gloo. Each round runs one step of every
+variant, one after the other in an order that changes, after a barrier. ``cpu`` is the processor
+time of a rank's process in a step, mean over the ranks: other work on the machine hardly changes
+it. ``wall`` is the time of the slowest rank. Medians; what each part adds is of ``cpu``.
+
+The first three are plain torch: one module, autograd through all of it, the gradient in one flat
+buffer and one all_reduce (or DDP, which overlaps it), torch's norm, fused AdamW. The others
+replace that piece by piece with what a trainer of ours does; ``whole product`` is a local run of
+the same job, with its supervisors, api and Redis on the same cores.
+"""
+
+from __future__ import annotations
+
+from mainstay_train import environment
+
+environment.prepare()  # before torch is imported
+
+import argparse  # noqa: E402
+import asyncio  # noqa: E402
+import itertools  # noqa: E402
+import multiprocessing  # noqa: E402
+import os  # noqa: E402
+import statistics  # noqa: E402
+import threading  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
+from datetime import timedelta  # noqa: E402
+from multiprocessing.connection import Connection  # noqa: E402
+
+import torch  # noqa: E402
+from support.local_run import local_run, make_job  # noqa: E402
+from support.torchrun_llama import Plain, initialize  # noqa: E402
+from torch import distributed, nn  # noqa: E402
+from torch.distributed import TCPStore  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from mainstay_agent.gather import GatherServer  # noqa: E402
+from mainstay_core import codec  # noqa: E402
+from mainstay_core.jobspec import JobConfig  # noqa: E402
+from mainstay_core.messages import Partial, Vote  # noqa: E402
+from mainstay_core.settle import Supply  # noqa: E402
+from mainstay_core.topology import JobShape  # noqa: E402
+from mainstay_core.votes import clip  # noqa: E402
+from mainstay_train import digests, numerics, workload  # noqa: E402
+from mainstay_train.draws import Address  # noqa: E402
+from mainstay_train.engine import Engine  # noqa: E402
+from mainstay_train.gather_client import GatherClient  # noqa: E402
+from mainstay_train.groups import Group  # noqa: E402
+from mainstay_train.heal import masters_digest  # noqa: E402
+
+ADDRESS = "127.0.0.1"
+DEMO = {"dim": 192, "layers": 8, "heads": 6, "kvHeads": 2, "hidden": 512, "sequence": 128}
+SEED = 7
+LEARNING_RATE = 1e-4
+WARM_UP_ROUNDS = 3
+LOCAL_STEPS = 40
+PLAIN = ("all_reduce, kernels of any order", "DDP, kernels of any order")
+DETERMINISTIC = "all_reduce, deterministic kernels"
+OURS = (
+    "blocks, addressed samples",
+    "canonical reduction",
+    "norms in fp64 on the chunk grid",
+    "digests of partials, gradient, masters",
+    "vote",
+)
+COPY = "copy of the whole state (a checkpoint's part in a step)"
+WHOLE = "whole product"
+VARIANTS = (*PLAIN, DETERMINISTIC, *OURS, COPY)
+Step = Callable[[int], None]
+Times = list[tuple[float, float]]
+"""(wall, cpu) seconds by round."""
+
+
+class PlainStep:
+    """A step of plain torch on one flat gradient."""
+
+    def __init__(self, rank: int, size: int, micro_batches: int, group: Group, ddp: bool) -> None:
+        self._rank, self._size, self._micro_batches, self._group = rank, size, micro_batches, group
+        self._workload = workload.load("", DEMO)
+        self._model: nn.Module = Plain(self._workload)
+        initialize(self._model)
+        self._parameters = list(self._model.parameters())
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=LEARNING_RATE, fused=True)
+        self._ddp = ddp
+        if ddp:
+            self._model = DistributedDataParallel(self._model, gradient_as_bucket_view=True)
+            return
+        self._flat = torch.zeros(sum(p.numel() for p in self._parameters))
+        views = self._flat.split([p.numel() for p in self._parameters])
+        for parameter, view in zip(self._parameters, views, strict=True):
+            parameter.grad = view.view_as(parameter)
+
+    def __call__(self, number: int) -> None:
+        if self._ddp:
+            self._optimizer.zero_grad(set_to_none=False)
+        else:
+            self._flat.zero_()
+        for index in range(self._micro_batches):
+            address = Address(SEED, number, self._rank, index)
+            batch = self._workload.dataset.batch(address)
+            last = index == self._micro_batches - 1
+            if self._ddp:
+                self._model.require_backward_grad_sync = last
+            loss = self._model(batch.tokens, batch.targets, address)
+            (loss / (self._micro_batches * self._size)).backward()
+        if not self._ddp:
+            self._group._group.allreduce([self._flat]).wait()
+        nn.utils.clip_grad_norm_(self._parameters, 1.0, foreach=True)
+        self._optimizer.step()
+
+
+class OurStep:
+    """A trainer's step without its processes; ``depth`` parts of OURS are in it."""
+
+    def __init__(
+        self, rank: int, size: int, micro_batches: int, group: Group, gather: GatherClient
+    ) -> None:
+        shape = JobShape(
+            lanes=size,
+            shards_per_lane=1,
+            replicas=size,
+            min_replicas=1,
+            stages=1,
+            steps=1,
+            seed=SEED,
+            micro_batches=micro_batches,
+        )
+        config = JobConfig(
+            job="bench",  # type: ignore[arg-type]
+            name="bench",
+            shape=shape,
+            entrypoint="",
+            workload=DEMO,
+        )
+        self._rank, self._size, self._group, self._gather = rank, size, group, gather
+        self._engine = Engine.build(
+            workload.load("", DEMO), config, stage=0, num_stages=1, device="cpu", hook=_no_hook
+        )
+        self._engine.state.initialize(SEED)
+        self._table = [
+            Supply(partial=Partial(lane=lane, first=lane, last=lane), index=lane)
+            for lane in range(size)
+        ]
+        self._masters = ""
+
+    def __call__(self, number: int, depth: int, copy: bool = False) -> None:
+        engine, part = self._engine, OURS[:depth]
+        engine.drop_held()
+        engine.compute((self._rank,), number, None)
+        own = engine.store.partials[self._table[self._rank].partial]
+        if OURS[1] in part:
+            engine.reducer.reduce(
+                self._group,
+                self._table,
+                list(range(self._size)),
+                self._rank,
+                engine.store.partials,
+            )
+            reduced = engine.reducer.reduced
+        else:
+            self._group._group.allreduce([own]).wait()
+            reduced = own
+        blocks = engine.state.layout.block_views(reduced)
+        gradient = ""
+        if OURS[3] in part:
+            self._digest(own)
+            gradient = self._digest(reduced)
+        if OURS[2] in part:
+            norms = engine.norms_sq()
+        else:
+            norms = tuple(float(torch.linalg.vector_norm(block)) ** 2 for block in blocks)
+        if OURS[4] in part:
+            norms = self._vote(number, norms, gradient)
+        tokens = self._size * DEMO["sequence"]
+        _, scale = clip(norms, tokens, 1.0)
+        engine.state.apply(blocks, scale, LEARNING_RATE)
+        if OURS[3] in part:
+            self._masters = masters_digest(engine.state)
+        if copy:
+            for flat in engine.state.flats():
+                flat.tensor.clone()
+
+    def _digest(self, flat: torch.Tensor) -> str:
+        layout = self._engine.state.layout
+        names = (f"gradient:{block.name}" for block in layout.blocks)
+        named = zip(names, layout.block_views(flat), strict=True)
+        return digests.digest_tensors(named).hex()
+
+    def _vote(self, number: int, norms: tuple[float, ...], gradient: str) -> tuple[float, ...]:
+        vote = Vote(
+            step=number,
+            attempt=0,
+            ok=True,
+            norms_sq=norms,
+            gradient=gradient,
+            state=self._masters,
+            stats=self._engine.stats(self._table, self._rank),
+            newest_plan=1,
+            newest_nonce="n",
+        )
+        key = f"vote/{number}"
+        self._gather.post(key, codec.dumps(vote).encode())
+        votes = [codec.loads(Vote, body) for body in self._gather.wait(key)]
+        return votes[0].norms_sq
+
+
+def _no_hook(_: object) -> None:
+    return None
+
+
+def run_rank(
+    pipe: Connection, store: str, gather: str, rank: int, size: int, micro: int, rounds: int
+) -> None:
+    """One process: every round a step of each variant; sends seconds by round and variant."""
+    numerics.setup("cpu")
+    host, _, port = store.rpartition(":")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group(
+        "gloo",
+        store=TCPStore(host, int(port), None, False, wait_for_workers=False),
+        rank=rank,
+        world_size=size,
+    )
+    group = Group(
+        name="bench",
+        store=store,
+        rank=rank,
+        size=size,
+        address=ADDRESS,
+        backend="gloo",
+        timeout_s=120,
+    )
+    group.connect()
+    client = GatherClient(gather, f"q{micro}-n", rank, size, f"life-{rank}", ADDRESS)
+    plain = PlainStep(rank, size, micro, group, ddp=False)
+    ddp = PlainStep(rank, size, micro, group, ddp=True)
+    ours = OurStep(rank, size, micro, group, client)
+    numbers = itertools.count()
+    steps: dict[str, Step] = {PLAIN[0]: plain, PLAIN[1]: ddp, DETERMINISTIC: plain}
+    for depth, name in enumerate(OURS, start=1):
+        steps[name] = lambda number, depth=depth: ours(number, depth)  # type: ignore[misc]
+    steps[COPY] = lambda number: ours(number, len(OURS), copy=True)
+    times = []
+    for turn in range(rounds + WARM_UP_ROUNDS):
+        row = {}
+        for place in range(len(VARIANTS)):
+            name = VARIANTS[(place + turn) % len(VARIANTS)]
+            torch.use_deterministic_algorithms(name not in PLAIN)
+            number = next(numbers)
+            group._group.barrier().wait()
+            began, used = time.perf_counter(), time.process_time()
+            steps[name](number)
+            row[name] = (time.perf_counter() - began, time.process_time() - used)
+        if turn >= WARM_UP_ROUNDS:
+            times.append(row)
+    pipe.send(times)
+    pipe.recv()
+
+
+def serve_gather() -> str:
+    """Serve a gather in a thread of this process, until it ends; return its address."""
+    ready: list[str] = []
+    there = threading.Event()
+
+    async def serve() -> None:
+        ready.append(await GatherServer().start(ADDRESS))
+        there.set()
+        await asyncio.Event().wait()
+
+    threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
+    there.wait()
+    return ready[0]
+
+
+def compare(size: int, micro: int, rounds: int) -> dict[str, Times]:
+    """Return (wall, cpu) seconds of each variant, by round."""
+    spawn = multiprocessing.get_context("spawn")
+    store = TCPStore(ADDRESS, 0, None, True, timedelta(seconds=120), wait_for_workers=False)
+    gather = serve_gather()
+    pipes = []
+    for rank in range(size):
+        ours, theirs = spawn.Pipe()
+        args = (theirs, f"{ADDRESS}:{store.port}", gather, rank, size, micro, rounds)
+        spawn.Process(target=run_rank, args=args, daemon=True).start()
+        theirs.close()
+        pipes.append(ours)
+    by_rank: list[list[dict[str, tuple[float, float]]]] = [pipe.recv() for pipe in pipes]
+    for pipe in pipes:
+        pipe.send("over")
+    return {
+        name: [
+            (max(row[name][0] for row in rows), statistics.mean(row[name][1] for row in rows))
+            for rows in zip(*by_rank, strict=True)
+        ]
+        for name in VARIANTS
+    }
+
+
+def measure_whole(size: int, micro: int, num_steps: int) -> list[float]:
+    """Return the intervals between the commits of a local run of the same job."""
+    job = make_job(
+        "exact",
+        training={"steps": 1_000_000, "seed": SEED, "lanes": size, "shardsPerLane": 1},
+        pipeline={"microBatches": micro},
+        workload={"entrypoint": "mainstay_train.models.llama:workload", "config": DEMO},
+    )
+    with local_run(job) as run:
+        run.members(size)
+        run.go_on(5)
+        first = run.newest()
+        run.go_on(num_steps)
+        ends = [run.steps[n].committed_at_s for n in range(first, first + num_steps)]
+    return [after - before for before, after in itertools.pairwise(ends)]
+
+
+def show(size: int, micro: int, times: dict[str, Times], whole: list[float]) -> None:
+    """Print one table."""
+    print(f"\n{size} ranks, {micro} x {DEMO['sequence']} tokens per rank and step\n")
+    print("| step | cpu ms | adds ms | of the fastest | wall ms | of the fastest |")
+    print("| --- |" + " --- |" * 5)
+    wall = {name: statistics.median(t[0] for t in rows) for name, rows in times.items()}
+    cpu = {name: statistics.median(t[1] for t in rows) for name, rows in times.items()}
+    least_wall, least_cpu = (min(values[name] for name in PLAIN) for values in (wall, cpu))
+    before = least_cpu
+    for name in VARIANTS:
+        added = "" if name in PLAIN else f"{(cpu[name] - before) * 1e3:+.1f}"
+        label = name if name in (*PLAIN, DETERMINISTIC) else f"+ {name}"
+        print(
+            f"| {label} | {cpu[name] * 1e3:.1f} | {added} | {cpu[name] / least_cpu:.2f} "
+            f"| {wall[name] * 1e3:.1f} | {wall[name] / least_wall:.2f} |"
+        )
+        before = cpu[name] if name not in PLAIN else before
+    middle = statistics.median(whole)
+    print(f"| {WHOLE} | | | | {middle * 1e3:.1f} | {middle / least_wall:.2f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds of one size")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--micro-batches", type=int, nargs="+", help="per step (1 8)")
+    parser.add_argument("--rounds", type=int, help="steps of each variant (30; quick: 6)")
+    args = parser.parse_args()
+    rounds = args.rounds or (6 if args.quick else 30)
+    sizes: Sequence[int] = args.micro_batches or ([1] if args.quick else [1, 8])
+    print(f"load average before: {os.getloadavg()[0]:.1f}")
+    for micro in sizes:
+        times = compare(args.ranks, micro, rounds)
+        whole = measure_whole(args.ranks, micro, min(LOCAL_STEPS, 2 * rounds))
+        show(args.ranks, micro, times, whole)
+    print(f"\nload average after: {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
