@@ -12,7 +12,7 @@ from mainstay_core.program import Action, Op
 from mainstay_train.uplink import Status, Uplink
 
 WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
-KEPT_ENTRIES = 64
+KEPT_ENTRIES = 32
 """Ledger entries told again by a rank that takes over telling them: who did so before may be gone,
 with what it had not told yet. Under load that is more than the last one."""
 
@@ -28,7 +28,7 @@ class Reporter:
     def __init__(self, uplink: Uplink, status: Status) -> None:
         self._uplink, self._status = uplink, status
         self._entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
-        self._posts = False
+        self._posts = self._repeats = False
         self._step_began_s = time.monotonic()
 
     def phase(self, state: rank.RankState) -> None:
@@ -65,6 +65,7 @@ class Reporter:
 
     def finished(self, state: rank.RankState, final: FinalDigests) -> None:
         """Tell that the last step is applied."""
+        self._repeat()
         self._uplink.tell(self._fact(state, FactKind.FINISHED, step=state.version, final=final))
 
     @staticmethod
@@ -120,14 +121,20 @@ class Reporter:
             committed_at_s=time.time(),
         )
         self._step_began_s = now
+        self._repeat()
         self._entries.append(entry)
         self._posts = post
         self._uplink.record(entry, post=post)
 
     def repeat_entries(self) -> None:
-        """Post the last entries, unless this rank did: its supervisor has what is to be told."""
-        if self._posts:
-            return
-        for entry in self._entries:
-            self._uplink.record(entry, post=True)
-        self._posts = True
+        """Post the last entries, unless this rank did: its supervisor has what is to be told.
+
+        They go with the next one, as the quorum has just settled and others wait for this rank.
+        """
+        self._repeats = not self._posts
+
+    def _repeat(self) -> None:
+        if self._repeats:
+            for entry in self._entries:
+                self._uplink.record(entry, post=True)
+        self._repeats = False

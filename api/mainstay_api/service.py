@@ -51,6 +51,9 @@ from mainstay_core.restoring import StoreBehindError, is_behind
 
 logger = logging.getLogger(__name__)
 
+NOTE_AFTER_S = 0.015
+"""Until then a plan is on its way to the supervisors: another write would hold it up."""
+
 
 class JobService:
     """Decides about jobs through a store.
@@ -185,6 +188,7 @@ class JobService:
 
     async def _note_durable(self, uid: JobUid, event: PlanDurable) -> None:
         """Record when the plan was durable: after it is out, so nobody waits for that."""
+        await asyncio.sleep(NOTE_AFTER_S)
         try:
             await self.apply(uid, event)
         except MainstayError as error:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import yaml
@@ -170,7 +170,8 @@ def _environments() -> Iterator[tuple[int, list[str]]]:
 
 @contextlib.contextmanager
 def local_run(job: Mapping[str, Any], replacements: int = 1000) -> Iterator[LocalRun]:
-    """Run a job in a directory of its own, until the block ends."""
+    """Run a job in a directory of its own, until the block ends, by a SIGTERM too."""
+    signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         (directory / "job.yaml").write_text(yaml.safe_dump(dict(job)))
@@ -198,6 +199,10 @@ def local_run(job: Mapping[str, Any], replacements: int = 1000) -> Iterator[Loca
                     process.send_signal(number)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(10)
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _find(run: LocalRun) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from benchmarks.support.census import Holding, hold, roles
-from tests.e2e.harness import LocalJob, local_job, make_job
-from tests.e2e.matrix import Layout
+from tests.e2e import matrix
+from tests.e2e.harness import Layout, LocalJob, local_job, make_job
 
 LAYOUT = Layout(lanes=3, spares=0)
 WARM_UP = 2
@@ -73,7 +74,10 @@ def excess(now: dict[str, Holding], least: dict[str, Holding]) -> list[str]:
     return found
 
 
-def test_threads_and_descriptors_level_off(tmp_path: Path, corpus: Path) -> None:
+def test_threads_and_descriptors_level_off(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    corpus = matrix.write_corpus(tmp_path_factory.mktemp("corpus"))
     job_spec = make_job(LAYOUT, 1_000_000, corpus)
     kinds: list[Callable[[LocalJob, dict[str, Any]], None]] = [kill_trainer, kill_pod]
     with local_job(tmp_path, job_spec) as job:
