@@ -198,6 +198,8 @@ class Session:
                 durable=self._checkpoints.newest_complete(),
             )
             gather.post("settle", codec.dumps(report).encode())
+            # A joiner allocates its stage while the others finish their step, not while they wait.
+            self._engine_for_plan()
             bodies = gather.wait("settle")
         except QuorumAborted as end:
             return rank_events.QuorumLost(end.why, end.suspects)
