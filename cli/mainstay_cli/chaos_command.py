@@ -120,8 +120,9 @@ class Lines(Watcher):
         self._console = console
 
     def starts(self, what: str) -> None:
-        """Print what starts."""
+        """Print what starts; seen at once, also through a pipe."""
         self._console.print(f"== {what}")
+        self._console.file.flush()
 
     def judged(self, verdicts: Sequence[Verdict]) -> None:
         """Print what came of a run."""

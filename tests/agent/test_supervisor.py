@@ -10,6 +10,7 @@ import pytest
 
 from mainstay_core import codec
 from mainstay_core.facts import Fact, FactKind, PodRegistration
+from mainstay_core.faults import FaultAction, FaultPoint
 from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.messages import Chain, LedgerEntry, Member, Method, Plan, Rendezvous
 from mainstay_train.aborts import QuorumAborted
@@ -375,6 +376,50 @@ def test_a_fault_that_has_fired_before_lets_the_trainer_go_on(api: Any, make_pod
     assert (body["pod"], body["slot"], body["rank"]) == (pod.uid, 0, "r0")
 
 
+def test_faults_that_a_running_job_is_given_reach_trainers_of_now_and_of_later(
+    api: Any, make_pod: Any
+) -> None:
+    pod = make_pod(num_slots=2)
+    launcher = pod.launcher()
+    first, _ = pod.trainer(launcher, 0)
+    fault = FaultPoint(id="f", step=3, action=FaultAction.KILL_POD, replica=0, stage=0)
+    api.push("faults", codec.encode([fault]), "2-0")
+    assert codec.decode(tuple[FaultPoint, ...], first.expect("faults")["faults"]) == (fault,)
+    api.push("fired", {"fault": "f"}, "3-0")
+    assert first.expect("fault-fired")["fault"] == "f"
+    second, _ = pod.trainer(launcher, 1)
+    assert [f["id"] for f in second.expect("faults")["faults"]] == ["f"]
+
+
+def test_a_cut_network_ends_every_connection_and_comes_back(api: Any, make_pod: Any) -> None:
+    pod = make_pod()
+    launcher = pod.launcher()
+    gather = codec.decode(PodRegistration, api.next("pods")).gather
+    trainer, _ = pod.trainer(launcher)
+    member = GatherClient(gather, "q1-a", 0, 2, "i", "127.0.0.1")
+    member.post("key", b"")
+    trainer.send(
+        kind="fault-point", fault="f", action="disconnect", delay_ms=0, for_s=0.5, step=4, rank="r0"
+    )
+    assert trainer.expect("disconnect")["for_s"] == 0.5
+    # Told of the cut before it goes on: it reaches nobody from here on.
+    trainer.expect("resume")
+    assert launcher.expect("disconnect")["for_s"] == 0.5
+    with pytest.raises(QuorumAborted):
+        member.wait("key")
+    member.close()
+    # The stream and the heartbeats are back after it, and rooms may meet here.
+    first = api.next("stream")
+    assert api.next("stream") is not first
+    while not api.inbox("heartbeats").empty():
+        api.next("heartbeats")
+    api.next("heartbeats")
+    again = GatherClient(gather, "q2-a", 0, 1, "i", "127.0.0.1")
+    again.post("key", b"here")
+    assert again.wait("key") == [b"here"]
+    again.close()
+
+
 # With real launchers and trainers: their pids are killed.
 
 
@@ -428,6 +473,23 @@ def test_a_stopped_trainer_is_seen_in_the_heartbeat_and_killed_for_its_silence(
         pass
     assert "no sign of life" in api.next_fact("trainer-down").evidence
     api.push("stop", {"state": "complete"})
+    assert pod.process.wait() == 0
+    assert exit_of(forge) == 0
+
+
+def test_a_trainer_that_is_stopped_for_a_while_goes_on(api: Any, make_pod: Any, forge: Any) -> None:
+    pod = make_pod()
+    bring_up(api, pod, forge, "status")
+    api.next_fact("trainer-up")
+    api.push(
+        "inject", {"id": "s", "step": 1, "action": "stop", "pod": pod.uid, "for_s": 0.5}, "2-0"
+    )
+    api.next("faults/s/fired")
+    while api.next("heartbeats")["slots"][0]["phase"] != "stopped":
+        pass
+    while api.next("heartbeats")["slots"][0]["phase"] == "stopped":
+        pass
+    api.push("stop", {"state": "complete"}, "3-0")
     assert pod.process.wait() == 0
     assert exit_of(forge) == 0
 

@@ -76,7 +76,10 @@ def _trainer(pipe, path, faults, reached):
     uplink.start({"slot": 0})
     points = FaultPoints(faults, 1, uplink)
     for number, where in enumerate(reached):
-        points.reach(*where)
+        if isinstance(where, str):
+            points.hear(where)
+        else:
+            points.reach(*where)
         pipe.send(f"past {number}")
     pipe.recv()
 
@@ -129,3 +132,43 @@ def test_delayed_and_slowing_faults_do_not_halt(crew, tmp_path):
     heard = [supervisor.hear(), supervisor.hear()]
     assert [(h["fault"], h["delay_ms"]) for h in heard] == [("f2", 5), ("f3", 0)]
     assert [supervisor.trainer.hear() for _ in range(2)] == ["past 0", "past 1"]
+
+
+def test_what_follows_a_fault_without_a_plan_waits_two_steps(crew, tmp_path):
+    follower = FaultPoint(
+        id="b", step=0, action=FaultAction.KILL_TRAINER, after="a", phase="VOTE", replica=0, stage=1
+    )
+    vote = Action(Op.VOTE, 1)
+    reached = [
+        (make_plan(), 1, 4, vote),
+        "a",
+        (make_plan(), 1, 4, vote),
+        (make_plan(), 1, 5, vote),
+        (make_plan(), 1, 6, vote),
+    ]
+    supervisor = Supervisor(crew, tmp_path, [follower], reached)
+    assert supervisor.hear()["step"] == 6
+    assert [supervisor.trainer.hear() for _ in range(4)] == [f"past {n}" for n in range(4)]
+
+
+def test_a_slow_rank_is_slow_in_what_it_computes_and_for_its_steps(crew, tmp_path):
+    slow = FaultPoint(
+        id="s",
+        step=1,
+        action=FaultAction.SLOW,
+        replica=0,
+        stage=1,
+        slow_ms=1e6,
+        factor=1,
+        num_steps=1,
+    )
+    reached = [
+        (make_plan(), 1, 1, Action(Op.RECV_F, 1)),
+        (make_plan(), 1, 1, Action(Op.REDUCE, 1)),  # receiving is waiting: no slower
+        (make_plan(), 1, 2, backward()),
+        (make_plan(), 1, 2, Action(Op.VOTE, 1)),  # another step: no slower
+        (make_plan(), 1, 1, backward()),
+    ]
+    supervisor = Supervisor(crew, tmp_path, [slow], reached)
+    assert supervisor.hear()["fault"] == "s"
+    assert [supervisor.trainer.hear() for _ in range(5)] == [f"past {n}" for n in range(5)]

@@ -1,0 +1,79 @@
+"""Faults of a running job: asked for, pushed to its supervisors, listed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ENTRY = {"target": {"replica": 1, "stage": 0}, "action": "kill-trainer"}
+
+
+def ask(job: Any, *entries: dict[str, Any], status: int = 201) -> Any:
+    return job.api.post(f"{job.path}/faults", {"faults": list(entries)}, status=status)
+
+
+def test_a_fault_without_a_step_is_for_the_next_one_and_reaches_the_supervisors(
+    job: Any, listen: Any
+) -> None:
+    job.start()
+    job.commit(0)
+    listener = listen(job)
+    (fault,) = ask(job, ENTRY)
+    assert (fault["step"], fault["soon"], fault["state"]) == (1, True, "waiting")
+    listener.wait(lambda each: "faults" in each.kinds())
+    (pushed,) = next(data for _, kind, data in listener.events if kind == "faults")
+    assert (pushed["id"], pushed["replica"]) == (fault["id"], 1)
+    # Who registers later gets it with the job.
+    assert [f["id"] for f in job.register("late")["config"]["faults"]] == [fault["id"]]
+
+
+def test_what_fired_is_told_to_all_and_listed(job: Any, listen: Any) -> None:
+    job.start()
+    ask(job, ENTRY | {"id": "a"})
+    listener = listen(job)
+    job.agent("faults/a/fired", {"pod": "pod-1", "slot": 0, "rank": "r1.s0.i0", "at_s": 5.0})
+    listener.wait(lambda each: "fired" in each.kinds())
+    assert listener.events[-1][2] == {"fault": "a"}
+    (fault,) = job.api.get(f"{job.path}/faults")
+    assert fault["state"] == "fired"
+    assert fault["fired"] == {"pod": "pod-1", "slot": 0, "rank": "r1.s0.i0", "at_s": 5.0}
+    assert job.api.get(f"{job.path}/report")["faults"] == [fault]
+
+
+def test_a_fault_on_a_process_is_recorded_by_whoever_started_it(job: Any) -> None:
+    job.start()
+    ask(job, {"id": "p", "target": {"process": "redis"}, "action": "flush"})
+    path = f"{job.path}/provider/faults/p/fired"
+    job.api.post(path, {"process": "redis", "at_s": 5.0})
+    (fault,) = job.api.get(f"{job.path}/faults")
+    assert fault["fired"]["pod"] == "redis"
+    job.api.post(path, {"process": "api", "at_s": 6.0}, status=409)
+
+
+def test_what_can_never_fire_is_refused_with_the_reason(job: Any) -> None:
+    job.start()
+    job.commit(0)
+    job.commit(1)
+    over = ask(job, ENTRY | {"at": {"step": 0}}, status=422)
+    assert over["field"] == "faults[0].at.step"
+    assert "has committed 2 steps already" in over["detail"]
+    nobody = ask(job, ENTRY | {"target": {"spare": 0}}, status=422)
+    assert "the job has no spares" in nobody["detail"]
+    ask(job, ENTRY | {"id": "a"})
+    again = ask(job, ENTRY | {"id": "a"}, status=422)
+    assert "which the job has already" in again["detail"]
+    assert "is empty" in ask(job, status=422)["detail"]
+
+
+def test_a_job_that_is_over_takes_no_faults(job: Any) -> None:
+    job.start()
+    job.api.post(f"{job.path}/stop")
+    assert "stopped" in ask(job, ENTRY, status=409)["detail"]
+
+
+def test_a_step_that_passes_makes_its_fault_a_missed_one(job: Any) -> None:
+    job.start()
+    ask(job, ENTRY | {"at": {"step": 1}})
+    job.commit(0)
+    job.commit(1)
+    job.commit(2)
+    assert [f["state"] for f in job.api.get(f"{job.path}/faults")] == ["missed"]
