@@ -134,6 +134,7 @@ class Lines(Watcher):
             if verdict.bad:
                 self._console.print(f"   {verdict.fault}: {verdict.why}", markup=False)
                 break
+        self._console.file.flush()
 
 
 class LiveTable(Watcher):

@@ -76,7 +76,8 @@ def judge_run(
             judgement, why = Judgement.NOT_REACHED, _why_not(fault, listed)
         else:
             judgement, why = Judgement.EQUAL, ""
-        recovery = _recovery_from(fired, outcome.report) if fired else None
+        brief = entry["action"] == "disconnect"
+        recovery = _recovery_from(fired, outcome.report, brief=brief) if fired else None
         shown: Mapping[str, Any] = fault or {**entry["target"], **entry["at"]}
         verdicts.append(
             Verdict(
@@ -115,8 +116,17 @@ def _where(fired: Mapping[str, Any]) -> str:
     return f"{fired['pod']}{slot}"
 
 
-def _recovery_from(fired: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the first recovery after a fault that has to do with its slot, or with anybody."""
+def _recovery_from(
+    fired: Mapping[str, Any], made: Mapping[str, Any], *, brief: bool
+) -> dict[str, Any] | None:
+    """Return the first recovery after a fault that lost a slot of its pod.
+
+    Args:
+        fired: where and when the fault fired.
+        made: the run's report.
+        brief: whether the fault may be over before anybody is given up: then the same
+            members meet again, which is under nobody's name.
+    """
     later = [
         recovery
         for recovery in made.get("recoveries", [])
@@ -129,4 +139,5 @@ def _recovery_from(fired: Mapping[str, Any], made: Mapping[str, Any]) -> dict[st
         for recovery in later
         if any(pods.get(slot["pod"]) == fired["pod"] for slot in recovery["slots"])
     ]
-    return next(iter(same_pod), None)
+    met_again = [recovery for recovery in later if brief and recovery["method"] == "re-form"]
+    return min(same_pod[:1] + met_again[:1], key=lambda r: float(r["started_at_s"]), default=None)
