@@ -153,5 +153,5 @@ def view_of(state: CoordinatorState) -> View:
         fired=plan.faults_fired if plan else (),
         over=tuple(over),
         planned=plan is None or plan.planned,
-        whole=plan is not None and len(plan.chains) >= state.shape.replicas and all_settled(state),
+        whole=plan is not None and len(plan.chains) >= state.wanted and all_settled(state),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Depends
@@ -53,7 +53,8 @@ async def ask_faults(uid: UidDep, service: ServiceDep, body: NewFaults) -> JSONR
     """Inject faults into the running job; 422 for what can never fire."""
     state = await service.load(uid)
     job = fault_files.Job(
-        shape=state.shape,
+        # Scaled since it was created, perhaps: replicas are those of now.
+        shape=replace(state.shape, replicas=state.wanted),
         num_spares=max(state.config.spares, len(spare_pods(state))),
         known={fault.id: fault for fault in state.config.faults},
         at_step=state.step,
