@@ -42,7 +42,7 @@ def open_loss(
         assert slot is not None
         at_s = slot.down_at_s
         learnt.append(slot.learnt_down_s)
-        injected = _injected(fired, member)
+        injected = _injected(state, fired, member, slot.learnt_down_s)
         if injected is not None:
             at_s = fired[injected].at_s
             fired[injected] = replace(fired[injected], matched=True)
@@ -138,12 +138,19 @@ def _open(
     return replace(state, recoveries=(*state.recoveries, opened))
 
 
-def _injected(fired: Sequence[FiredFault], member: Member) -> int | None:
-    """Index of the newest injected fault that explains the loss and has not been used."""
+def _injected(
+    state: CoordinatorState, fired: Sequence[FiredFault], member: Member, learnt_s: float
+) -> int | None:
+    """Index of the newest injected fault that explains the loss and has not been used.
+
+    One that lasts a while explains what was learnt before it was over.
+    """
+    lasts_s = {fault.id: fault.for_s for fault in state.config.faults}
     for index in reversed(range(len(fired))):
         fault = fired[index]
         here = fault.pod == member.slot.pod and fault.slot in (None, member.slot.index)
-        if here and not fault.matched:
+        for_s = lasts_s.get(fault.fault)
+        if here and not fault.matched and (for_s is None or learnt_s <= fault.at_s + for_s):
             return index
     return None
 
