@@ -91,10 +91,13 @@ def learn_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Tr
 
 def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Transition:
     """Return the state after its store was started again: it may be older than the pods."""
-    del now_s
     before, state = state.server, replace(state, server=event.server)
-    if not before or state.plan is None or state.terminal:
+    if not before or state.terminal:
         return Transition(state=state, reason="the store is known by its process")
+    # What was told since may be forgotten, the plan being the same: all pods tell it again.
+    state = replace(state, restored_at_s=now_s)
+    if state.plan is None:
+        return Transition(state=state, reason="the store was started again: pods tell all again")
     unheard = tuple(sorted(uid_of(p) for p in state.pods if not p.gone))
     message = "the store was started again: all pods are heard before the next plan is made"
     return Transition(

@@ -266,6 +266,15 @@ def test_a_restarted_store_decides_when_all_were_heard_and_only_then(
     assert world.plan.quorum.id == first.quorum.id + 1
 
 
+def test_a_restarted_store_has_all_pods_tell_everything_again(start: Callable[..., Any]) -> None:
+    """It may have forgotten what was acknowledged, the plan being the same."""
+    world = start(**SMALL)
+    world.send(StoreReopened(server="one"))
+    before = world.state.restored_at_s
+    world.send(StoreReopened(server="two"))
+    assert world.state.restored_at_s != before, "heartbeats are answered with it"
+
+
 class Branches:
     """Several copies of one job's store, each losing what it wants; supervisors hold plans."""
 

@@ -8,30 +8,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mainstay_core import coordinator
 from mainstay_core.coordinator_events import (
-    EndJob,
+    DrainRequested,
     Event,
     FactsLearnt,
     PlanDurable,
+    PlanReported,
     PodRegistered,
-    PublishPlan,
     StepsCommitted,
+    StoreReopened,
     Tick,
     Transition,
 )
-from mainstay_core.errors import RemoteProtocolError, StoreConflictError
-from mainstay_core.facts import Fact, PodRegistration
-from mainstay_core.jobstate import CoordinatorState, uid_of
+from mainstay_core.errors import MainstayError, RemoteProtocolError, StoreConflictError
+from mainstay_core.facts import PodRegistration
+from mainstay_core.ids import PodUid, QuorumId
+from mainstay_core.jobstate import CoordinatorState
 from mainstay_core.learning import UnregisteredPodError
 from mainstay_core.messages import LedgerEntry, Plan
+from mainstay_core.restoring import StoreBehindError, is_behind
+from mainstay_core.sim.deciding import (
+    Reply,
+    Request,
+    Silence,
+    Snapshot,
+    UnknownJobError,
+    change_of,
+    refuse_behind,
+    same_commit,
+)
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Exchange, Listener
-from mainstay_core.sim.store import Change, Data, Item, StoreUnavailableError
+from mainstay_core.sim.store import Data, Item, StoreUnavailableError
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World
@@ -41,46 +53,6 @@ TICK_IDLE_S = 1.0
 LEASE_S = 3.0
 MAX_CONFLICTS = 64
 RETRY_S = 0.2
-MAX_GAP_BEATS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a supervisor or the provider asks."""
-
-    route: str
-    body: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer: a status, and a plan where there is one."""
-
-    status: int
-    plan: Plan | None = None
-    error: str = ""
-    body: Any = None
-
-
-class Silence:
-    """How far the pods are behind the job's newest heartbeat (``mainstay_api.ticker``)."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, float] = {}
-        self._behind_s: dict[str, float] = {}
-        self._newest_s = 0.0
-
-    def update(self, seen_s: dict[str, float], heartbeat_s: float) -> dict[str, float]:
-        """Return the silence of each pod in seconds, after another look."""
-        newest_s = max(seen_s.values(), default=0.0)
-        passed_s = newest_s - self._newest_s if self._newest_s else 0.0
-        passed_s = min(max(passed_s, 0.0), MAX_GAP_BEATS * heartbeat_s)
-        self._behind_s = {
-            pod: self._behind_s.get(pod, 0.0) + passed_s if self._seen.get(pod) == at_s else 0.0
-            for pod, at_s in seen_s.items()
-        }
-        self._seen, self._newest_s = dict(seen_s), newest_s
-        return self._behind_s
 
 
 class Api(Process):
@@ -115,6 +87,10 @@ class Api(Process):
             reply = yield from self._route(request)
         except UnregisteredPodError as error:
             reply = Reply(409, error="unregistered", body=str(error))
+        except StoreBehindError as error:
+            reply = Reply(409, error="store-behind", body=str(error))
+        except UnknownJobError as error:
+            reply = Reply(404, error="unknown-job", body=str(error))
         except RemoteProtocolError as error:
             reply = Reply(409, error="conflict", body=str(error))
         except (StoreConflictError, StoreUnavailableError) as error:
@@ -122,38 +98,64 @@ class Api(Process):
         exchange.reply(reply)
 
     def _route(self, request: Request) -> Steps[Reply]:
-        body = request.body
+        body, held = request.body, request.held
         if request.route == "pods":
-            return (yield from self._register(body))
+            return (yield from self._register(body, held))
         if request.route == "heartbeats":
-            beat = yield from self._call(self.store.beat(body))
-            if not beat.known:
-                raise UnregisteredPodError(f"pod {body} is unknown or counts as gone")
-            return Reply(200, body=beat)
+            return (yield from self._beat(body, held))
         if request.route == "facts":
-            return (yield from self._learn(body))
+            outcome = yield from self.apply(FactsLearnt(facts=body), held)
+            return Reply(409 if outcome.stale else 200, plan=outcome.state.plan)
         if request.route == "ledger":
-            yield from self._add_to_ledger(body)
+            yield from self._add_to_ledger(body, held)
+            return Reply(200)
+        if request.route == "restore":
+            return (yield from self._restore(body))
+        if request.route == "drain":
+            yield from self.apply(DrainRequested(pod=body))
             return Reply(200)
         return Reply(200, plan=(yield from self._call(lambda data: data.plan)))
 
-    def _register(self, registration: PodRegistration) -> Steps[Reply]:
-        yield from self.apply(PodRegistered(registration=registration))
-        plan, cursor = yield from self._call(lambda data: (data.plan, len(data.stream)))
-        yield from self._call(lambda data: data.version)
-        return Reply(200, plan=plan, body=cursor)
+    def _register(self, registration: PodRegistration, held: QuorumId | None) -> Steps[Reply]:
+        yield from self.apply(PodRegistered(registration=registration), held)
+        plan, cursor = yield from self._call(lambda data: (data.plan, data.cursor))
+        state = (yield from self._load()).state
+        return Reply(200, plan=plan, body=(cursor, state.restored_at_s))
 
-    def _learn(self, facts: tuple[Fact, ...]) -> Steps[Reply]:
-        outcome = yield from self.apply(FactsLearnt(facts=facts))
-        return Reply(409 if outcome.stale else 200, plan=outcome.state.plan)
+    def _beat(self, pod: str, held: QuorumId | None) -> Steps[Reply]:
+        beat = yield from self._call(self.store.beat(pod, held))
+        if beat.phase is None:
+            raise UnknownJobError("the job has vanished from the store")
+        if held is not None and held != beat.quorum:
+            refuse_behind((yield from self._load()).state, held)
+        if not beat.known:
+            raise UnregisteredPodError(f"pod {pod} is unknown or counts as gone")
+        return Reply(200, body=beat)
 
-    def _add_to_ledger(self, entries: tuple[LedgerEntry, ...]) -> Steps[None]:
+    def _restore(self, report: PlanReported | None) -> Steps[Reply]:
+        state = coordinator.initial(self.world.config, self.now_s())
+        yield from self._call(self.store.create(state))
+        if report is None:
+            return Reply(200)
+        outcome = yield from self.apply(report)
+        return Reply(200, plan=outcome.state.plan)
+
+    def _load(self) -> Steps[Snapshot]:
+        found = yield from self._call(lambda d: (d.version, d.state, d.server))
+        if found[1] is None:
+            raise UnknownJobError("the job has vanished from the store")
+        return Snapshot(*found)
+
+    def _add_to_ledger(
+        self, entries: tuple[LedgerEntry, ...], held: QuorumId | None
+    ) -> Steps[None]:
+        refuse_behind((yield from self._load()).state, held)
         keys = [e.key for e in entries]
         known = yield from self._call(lambda data: {k: data.ledger.get(k) for k in keys})
         fresh = []
         for entry in entries:
             old = known[entry.key]
-            if old == entry or (old is not None and old.quorum.id > entry.quorum.id):
+            if old is not None and (same_commit(old, entry) or old.quorum.id > entry.quorum.id):
                 continue
             if old is not None:
                 self.world.checks.same_entry(old, entry)
@@ -177,10 +179,16 @@ class Api(Process):
 
     # Decisions --------------------------------------------------------------
 
-    def apply(self, event: Event) -> Steps[Transition]:
+    def apply(self, event: Event, held: QuorumId | None = None) -> Steps[Transition]:
         """Decide on an event and make the outcome durable; one at a time in this process.
 
+        Args:
+            event: what was learnt.
+            held: the quorum of the newest plan that the teller holds.
+
         Raises:
+            StoreBehindError: the teller's plan is not known here.
+            UnknownJobError: the store has lost the job.
             RemoteProtocolError: the job does not accept the event.
             StoreConflictError: others decided first, too often in a row.
             StoreUnavailableError: the store is away.
@@ -191,7 +199,7 @@ class Api(Process):
             yield turn
         self._busy = True
         try:
-            outcome = yield from self._decide(event)
+            outcome = yield from self._decide(event, held)
         finally:
             self._busy = False
             if self._turns:
@@ -200,22 +208,30 @@ class Api(Process):
             self.spawn(self._note_durable(outcome.plan))
         return outcome
 
-    def _decide(self, event: Event) -> Steps[Transition]:
+    def _decide(self, event: Event, held: QuorumId | None) -> Steps[Transition]:
         for _ in range(MAX_CONFLICTS):
-            version, before = yield from self._call(lambda data: (data.version, data.state))
-            outcome = self._step(before, event)
-            if not outcome.actions and outcome.state == before:
-                return outcome
-            self.world.faults.reach_api(self, outcome, "api-decided")
             try:
-                yield from self._call(self.store.commit(version, change_of(before, outcome)))
+                before = yield from self._load()
+                if before.state.server != before.server:
+                    yield from self._commit(before, StoreReopened(server=before.server))
+                    before = yield from self._load()
+                refuse_behind(before.state, held)
+                return (yield from self._commit(before, event))
             except StoreConflictError:
                 continue
-            self.world.faults.reach_api(self, outcome, "api-committed")
-            if self.engine.tracing and outcome.actions:
-                self.engine.say(self.name, outcome.reason)
-            return outcome
         raise StoreConflictError("too many races lost in a row")
+
+    def _commit(self, before: Snapshot, event: Event) -> Steps[Transition]:
+        outcome = self._step(before.state, event)
+        if not outcome.actions and outcome.state == before.state:
+            return outcome
+        self.world.faults.reach_api(self, outcome, "api-decided")
+        change = change_of(before.state, outcome)
+        yield from self._call(self.store.commit(before.version, change))
+        self.world.faults.reach_api(self, outcome, "api-committed")
+        if self.engine.tracing and outcome.actions:
+            self.engine.say(self.name, outcome.reason)
+        return outcome
 
     def _step(self, before: CoordinatorState, event: Event) -> Transition:
         outcome = coordinator.step(before, event, self.now_s(), self.world.draw_name())
@@ -223,7 +239,7 @@ class Api(Process):
         return outcome
 
     def _note_durable(self, plan: Plan) -> Steps[None]:
-        with suppress(RemoteProtocolError, StoreConflictError, StoreUnavailableError):
+        with suppress(MainstayError):
             yield from self.apply(PlanDurable(quorum=plan.quorum, at_s=self.now_s()))
 
     # Silence ----------------------------------------------------------------
@@ -241,16 +257,22 @@ class Api(Process):
                     else:
                         silence = Silence()
                 if holds and now_s >= look_at_s:
-                    seen_s = yield from self._call(lambda data: dict(data.seen_s))
-                    behind_s = silence.update(seen_s, self.world.config.heartbeat_s)
-                    outcome = yield from self.apply(Tick(behind_s=behind_s))
+                    outcome = yield from self._look(silence)
                     if outcome.state.terminal:
                         return
                     pending = coordinator.is_pending(outcome.state)
                     look_at_s = now_s + (0.0 if pending else TICK_IDLE_S)
-            except (StoreConflictError, StoreUnavailableError):
+            except (StoreConflictError, StoreUnavailableError, UnknownJobError):
                 pass
             yield TICK_PENDING_S
+
+    def _look(self, silence: Silence) -> Steps[Transition]:
+        state = (yield from self._load()).state
+        seen_s, beats = yield from self._call(lambda data: (dict(data.seen_s), dict(data.beats)))
+        behind_s = silence.update(seen_s, self.world.config.heartbeat_s)
+        wanted = silence.heard.intersection(state.unheard)
+        heard = sorted(p for p in wanted if p in beats and not is_behind(state, beats[p]))
+        return (yield from self.apply(Tick(behind_s=behind_s, heard=tuple(map(PodUid, heard)))))
 
     # Streams ----------------------------------------------------------------
 
@@ -268,11 +290,13 @@ class Api(Process):
         """Send the current plan, what was missed, and then what comes."""
         try:
             plan, upto, ended = yield from self._call(
-                lambda data: (data.plan, len(data.stream), data.state.terminal)
+                lambda data: (data.plan, data.cursor, data.state and data.state.terminal)
             )
             if plan is not None:
                 end.send(Item(0, "plan", plan))
-            missed = yield from self._call(lambda data: data.stream[cursor:upto])
+            missed = yield from self._call(
+                lambda data: [i for i in data.after(cursor) if i.number <= upto]
+            )
             for item in missed:
                 end.send(item)
             if ended:
@@ -303,25 +327,4 @@ class Api(Process):
 
 
 def _after(cursor: int, data: Data) -> list[Item]:
-    return data.stream[cursor:]
-
-
-def change_of(before: CoordinatorState, outcome: Transition) -> Change:
-    """Return what a transition makes visible (``mainstay_api.service.change_of``)."""
-    was_gone = {uid_of(p) for p in before.pods if p.gone}
-    was_there = {uid_of(p) for p in before.pods} - was_gone
-    is_gone = {uid_of(p) for p in outcome.state.pods if p.gone}
-    is_there = {uid_of(p) for p in outcome.state.pods} - is_gone
-    items: list[tuple[str, object]] = []
-    for action in outcome.actions:
-        if isinstance(action, PublishPlan):
-            items.append(("plan", action.plan))
-        elif isinstance(action, EndJob):
-            items.append(("stop", action.state))
-    return Change(
-        state=outcome.state,
-        plan=outcome.plan,
-        items=tuple(items),
-        arrived=tuple(sorted(is_there - was_there)),
-        gone=tuple(sorted(is_gone - was_gone)),
-    )
+    return data.after(cursor)

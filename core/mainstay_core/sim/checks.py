@@ -33,7 +33,9 @@ class Checks:
     def __init__(self, shape: JobShape, max_plans: int) -> None:
         self._shape, self._max_plans = shape, max_plans
         self.plans: list[Plan] = []
-        """Every plan that became durable, in order."""
+        """Every plan that became durable, in order; after a restoration those before it."""
+        self.fell_back = False
+        """Whether the store has lost something: ids may come again, with other nonces."""
         self._by_name: dict[str, Plan] = {}
         self._reports: dict[str, tuple[SettleReport, ...]] = {}
         self._commits: dict[int, Commit] = {}
@@ -41,7 +43,7 @@ class Checks:
         self._adopted: dict[str, int] = {}
         self.seen: Counter[str] = Counter()
         """What happened how often: transitions of ranks, methods of plans, actions of settles."""
-        self.num_checks = 0
+        self.num_checks = self._num_plans = 0
 
     # Plans ------------------------------------------------------------------
 
@@ -61,17 +63,25 @@ class Checks:
     def published(self, plan: Plan) -> None:
         """A plan is durable."""
         name = str(plan.quorum)
-        _hold(name not in self._by_name, f"I4: {name} is published twice")
-        if self.plans:
+        self.seen[f"plan {plan.method}"] += 1
+        known = self._by_name.get(name)
+        if known is not None and self.fell_back:
+            _hold(known == plan, f"I4: {name} is restored as another plan")
+            self.seen["plan restored"] += 1
+            self.plans = self.plans[: self.plans.index(known) + 1] if known in self.plans else []
+            self.plans = self.plans or [plan]
+            return
+        _hold(known is None, f"I4: {name} is published twice")
+        if self.plans and not self.fell_back:
             last = self.plans[-1]
             _hold(plan.quorum.id == last.quorum.id + 1, f"I4: {plan.quorum} follows {last.quorum}")
             self._check_since(last, plan)
         self.plans.append(plan)
         self._by_name[name] = plan
-        self.seen[f"plan {plan.method}"] += 1
+        self._num_plans += 1
         _hold(
-            len(self.plans) <= self._max_plans,
-            f"I5: a storm of {len(self.plans)} plans, the last one: {plan.reason}",
+            self._num_plans <= self._max_plans,
+            f"I5: a storm of {self._num_plans} plans, the last one: {plan.reason}",
         )
 
     @staticmethod
@@ -130,6 +140,8 @@ class Checks:
         self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement
     ) -> None:
         """I3, as the model checker has it: from membership alone, not from ``since``."""
+        if self.fell_back and plan not in self.plans:
+            return  # of a branch that nobody follows any more
         position = self.plans.index(plan)
         history = self.plans[: position + 1]
         for report in reports:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mainstay_core.ids import QuorumId
 from mainstay_core.messages import Chain, Plan
 from mainstay_core.rank import interrupts
@@ -31,6 +33,8 @@ class Connections:
         self._process, self._network = process, network
         self._incarnation, self._connect_s = incarnation, connect_s
         self.changed = Signal()
+        self.on_plan: Callable[[Plan], None] = _ignore
+        """Called with a plan that came another way than by the uplink."""
         self.newest: Plan | None = None
         self.adopted: Plan | None = None
         self.index = -1
@@ -60,7 +64,8 @@ class Connections:
             self._end_pipeline("the chain has changed")
         if self._interrupt():
             raise QuorumAborted("a newer plan is known")
-        join = Join(str(plan.quorum), index, len(plan.members), self._incarnation)
+        number = plan.quorum.id
+        join = Join(str(plan.quorum), index, len(plan.members), self._incarnation, number)
         self._gather = GatherClient(
             self._process,
             self._network,
@@ -68,6 +73,7 @@ class Connections:
             join,
             self.changed,
             self._end_reduce,
+            self.on_plan,
         )
         return self._gather
 
@@ -197,3 +203,7 @@ class Connections:
 
 def _key(chain: Chain) -> tuple[QuorumId, int]:
     return (chain.formed_in, chain.replica)
+
+
+def _ignore(plan: Plan) -> None:
+    del plan

@@ -11,6 +11,7 @@ from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Process, ProcessKilled
 from mainstay_core.sim.scenario import Fault
 from mainstay_core.sim.store import NODE as STORE
+from mainstay_core.supervision_events import LeaveAsked
 
 if TYPE_CHECKING:
     from mainstay_core.sim.api import Api
@@ -95,7 +96,7 @@ class Faults:
         if self._world.pods:
             self.struck.append(fault.kind)
             self._at, self._lasts_s = at, fault.lasts_s
-            _KINDS[fault.kind](self)
+            getattr(self, "_" + fault.kind.replace("-", "_"))()
         self._arm()
 
     def _until(self, lasts_s: float, end: Callable[[], None]) -> None:
@@ -113,7 +114,7 @@ class Faults:
     # Whom -------------------------------------------------------------------
 
     def _members(self) -> list[Trainer]:
-        plan = self._world.store.data.plan
+        plan = self._world.newest_plan
         members = plan.members if plan is not None else ()
         lives = (self._world.trainers.get(str(m.incarnation)) for m in members)
         return [t for t in lives if t is not None and t.alive]
@@ -145,7 +146,7 @@ class Faults:
 
     def _kill_meeting(self) -> None:
         """The pod where the quorum meets, or only what hosts its gather or its store."""
-        plan = self._world.store.data.plan
+        plan = self._world.newest_plan
         pod = self._world.pods.get(plan.rendezvous.pod) if plan is not None else None
         if pod is not None:
             self._rng.choice((pod.kill, pod.supervisor.kill, pod.launcher.kill))()
@@ -168,21 +169,21 @@ class Faults:
                 victim.kill()
 
     def _kill_replica(self) -> None:
-        plan = self._world.store.data.plan
+        plan = self._world.newest_plan
         if plan is not None:
             chain = self._rng.choice(plan.chains)
             lives = {str(plan.members[i].incarnation) for i in chain.cells}
             self._kill_some(t for t in self._members() if t.incarnation in lives)
 
     def _kill_all_but_one(self) -> None:
-        plan = self._world.store.data.plan
+        plan = self._world.newest_plan
         if plan is not None:
             chain = self._rng.choice(plan.chains)
             lives = {str(plan.members[i].incarnation) for i in chain.cells}
             self._kill_some(t for t in self._members() if t.incarnation not in lives)
 
     def _kill_stage(self) -> None:
-        plan = self._world.store.data.plan
+        plan = self._world.newest_plan
         if plan is not None:
             position = self._rng.choice(plan.positions)
             lives = {str(m.incarnation) for m in position}
@@ -321,6 +322,32 @@ class Faults:
 
         self._until(self._lasts_s, up)
 
+    def _lose_store(self, *, everything: bool) -> None:
+        world = self._world
+        if not any(pod.supervisor.state.registered for pod in world.pods.values()):
+            return  # nobody could tell anything of the job: whoever made it has to make it again
+        world.checks.fell_back = True
+        world.store.up = False
+
+        def up() -> None:
+            world.store.lose(None if everything else self._rng.randrange)
+            world.store.up = True
+
+        self._until(min(self._lasts_s, 1.0) * self._rng.random(), up)
+
+    def _store_flush(self) -> None:
+        self._lose_store(everything=True)
+
+    def _store_fallback(self) -> None:
+        self._lose_store(everything=False)
+
+    def _leave(self) -> None:
+        """SIGTERM of a pod: it hands its work over."""
+        self._world.pods[self._node()].supervisor.feed(LeaveAsked("told to end by SIGTERM"))
+
+    def _drain(self) -> None:
+        self._world.ask("drain", self._node())
+
     def _flap(self) -> None:
         """A trainer that dies again soon after each restart, a few times."""
         victim = self._victim()
@@ -343,31 +370,3 @@ class Faults:
         if disk.complete:
             version = self._rng.choice(sorted(disk.complete))
             (disk.torn if self._rng.random() < 0.5 else disk.flipped).add(version)
-
-
-_KINDS: dict[str, Callable[[Faults], None]] = {
-    "kill-trainer": Faults._kill_trainer,
-    "kill-pod": Faults._kill_pod,
-    "kill-meeting": Faults._kill_meeting,
-    "kill-supervisor": Faults._kill_supervisor,
-    "kill-launcher": Faults._kill_launcher,
-    "kill-replica": Faults._kill_replica,
-    "kill-all-but-one": Faults._kill_all_but_one,
-    "kill-stage": Faults._kill_stage,
-    "kill-two": Faults._kill_two,
-    "kill-all": Faults._kill_all,
-    "node-loss": Faults._node_loss,
-    "stop": Faults._stop,
-    "stop-pod": Faults._stop_pod,
-    "cut-pod": Faults._cut_pod,
-    "cut-api": Faults._cut_api,
-    "cut-one-way": Faults._cut_one_way,
-    "reset": Faults._reset,
-    "slow": Faults._slow,
-    "corrupt-gradient": Faults._corrupt_gradient,
-    "corrupt-state": Faults._corrupt_state,
-    "kill-api": Faults._kill_api,
-    "store-outage": Faults._store_outage,
-    "flap": Faults._flap,
-    "damage-checkpoint": Faults._damage_checkpoint,
-}

@@ -6,9 +6,12 @@ The server is that of ``mainstay_agent.gather`` and the client that of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mainstay_core.ids import QuorumId
+from mainstay_core.messages import Plan
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Process, Signal, Steps, Violation
 from mainstay_core.sim.network import End, Listener, Network
@@ -30,6 +33,8 @@ class Join:
     index: int
     size: int
     incarnation: str
+    number: int
+    """Id of the quorum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,20 @@ class Gathered:
     bodies: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """A supervisor names the plan that it holds."""
+
+    quorum: QuorumId
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A plan from a supervisor; the answer to one is None."""
+
+    plan: Plan | None
+
+
 @dataclass(slots=True)
 class _Room:
     quorum: str
@@ -74,17 +93,51 @@ class _Room:
 class GatherServer:
     """Rooms of all quorums that meet at a pod; lives in its supervisor."""
 
-    def __init__(self, process: Process, network: Network, address: str, checks: Checks) -> None:
+    def __init__(
+        self,
+        process: Process,
+        network: Network,
+        address: str,
+        checks: Checks,
+        on_plan: Callable[[Plan], None],
+    ) -> None:
         self._rooms: dict[str, _Room] = {}
         self._dead: dict[str, Abort] = {}
         self._checks = checks
+        self._on_plan = on_plan
+        self._plan: Plan | None = None
+        self._connections: set[_Connection] = set()
+        self.quiet = Signal()
+        """Fired when nobody is connected any more."""
         network.listen(address, Listener(process, accept=self._accept))
 
     def _accept(self, end: End) -> None:
-        _Connection(self, end)
+        self._connections.add(_Connection(self, end))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody is connected."""
+        return not self._connections
+
+    def hold(self, plan: Plan) -> None:
+        """Give this plan to whoever joins an older quorum from now on."""
+        self._plan = plan
+
+    def _answer(self, message: Holds | Passed) -> Passed | Holds:
+        if isinstance(message, Passed):
+            if message.plan is not None:
+                self._on_plan(message.plan)
+            return Passed(None)
+        ours = self._plan
+        if ours is None or message.quorum.id > ours.quorum.id:
+            return message  # wanted
+        return Passed(ours if message.quorum.id < ours.quorum.id else None)
 
     def detach(self, connection: _Connection) -> None:
         """A connection has ended."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self.quiet.fire()
         room = connection.room
         if room is None or room.members.get(connection.index) is not connection:
             return
@@ -110,7 +163,12 @@ class GatherServer:
     def handle(self, connection: _Connection, message: Any) -> None:
         """Handle a message of a member."""
         if isinstance(message, Join):
+            if self._plan is not None and message.number < self._plan.quorum.id:
+                connection.end.send(Passed(self._plan))
             self._join(connection, message)
+            return
+        if isinstance(message, Holds | Passed):
+            connection.end.send(self._answer(message))
             return
         room = connection.room
         if room is None:
@@ -186,6 +244,7 @@ class GatherClient:
         join: who it is.
         changed: fired with everything that may end a wait.
         on_abort: called when the quorum ends by others' doing.
+        on_plan: called with a newer plan that the server's supervisor holds.
     """
 
     def __init__(
@@ -196,8 +255,10 @@ class GatherClient:
         join: Join,
         changed: Signal,
         on_abort: Any,
+        on_plan: Any,
     ) -> None:
-        self._join, self._changed, self._on_abort = join, changed, on_abort
+        self._join, self._changed = join, changed
+        self._on_abort, self._on_plan = on_abort, on_plan
         self._end: End | None = None
         self._posted: set[str] = set()
         self._gathered: dict[str, tuple[Any, ...]] = {}
@@ -268,6 +329,9 @@ class GatherClient:
         self._lost(QuorumAborted("the gather server's connection ended"))
 
     def _on_message(self, message: Any) -> None:
+        if isinstance(message, Passed):
+            self._on_plan(message.plan)
+            return
         if isinstance(message, Abort):
             assert self._end is not None
             self._end.close()

@@ -33,6 +33,10 @@ KINDS = (
     "corrupt-state",
     "kill-api",
     "store-outage",
+    "store-flush",
+    "store-fallback",
+    "leave",
+    "drain",
     "flap",
     "damage-checkpoint",
 )
@@ -203,6 +207,8 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
         hang_s=20.0,
         connect_s=rng.choice((1.0, 4.0)),
         probe_s=0.3,
+        handover_s=rng.choice((2.0, 10.0)),
+        hold_back_max_s=10.0,
         restart_grace_s=rng.choice((0.5, 3.0)),
         startup_deadline_s=240.0,
     )

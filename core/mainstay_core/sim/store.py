@@ -8,7 +8,7 @@ out before the answer got lost stays carried out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from mainstay_core.errors import MainstayError, StoreConflictError
@@ -21,6 +21,7 @@ from mainstay_core.sim.network import Network
 
 T = TypeVar("T")
 NODE = "redis"
+MAX_FORMER = 40
 
 
 class StoreUnavailableError(MainstayError):
@@ -53,19 +54,37 @@ class Beat:
 
     known: bool
     quorum: QuorumId | None
-    phase: JobPhase
+    phase: JobPhase | None
+    """None: there is no such job."""
+    restored_at_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Data:
     """What is stored."""
 
-    state: CoordinatorState
+    state: CoordinatorState | None
+    """None: the job is not there."""
+    server: str = "redis1"
+    """Name of the process."""
     version: int = 1
     plan: Plan | None = None
     stream: list[Item] = field(default_factory=list)
     seen_s: dict[str, float] = field(default_factory=dict)
+    beats: dict[str, QuorumId | None] = field(default_factory=dict)
+    """By pod: the plan that its last heartbeat named."""
     ledger: dict[LedgerKey, LedgerEntry] = field(default_factory=dict)
+
+    @property
+    def cursor(self) -> int:
+        """Number of the stream's last entry."""
+        return self.stream[-1].number if self.stream else 0
+
+    def after(self, cursor: int) -> list[Item]:
+        """Return the stream's entries after ``cursor``."""
+        if self.cursor <= cursor:
+            return []
+        return [item for item in self.stream if item.number > cursor]
 
 
 class Store:
@@ -86,7 +105,14 @@ class Store:
     ) -> None:
         self._engine, self._network, self._checks = engine, network, checks
         self.data = Data(state)
+        self.last = state
+        """Newest decision, whatever the store has lost since."""
         self.up = True
+        self.remembers = False
+        """Whether former states are kept, to fall back to."""
+        self._former: list[Data] = []
+        self._servers = 1
+        self._items = 0
         self.changed = Signal()
         """Fired when the stream grows."""
         self._lease: tuple[str, float] = ("", 0.0)
@@ -117,32 +143,64 @@ class Store:
         def script(data: Data) -> None:
             if data.version != version and self.compare_and_set:
                 raise StoreConflictError("somebody else decided first")
+            if data.state is None:
+                raise StoreConflictError("the job is gone")
+            if self.remembers:
+                self._former = [*self._former[-MAX_FORMER:], _copy(data)]
             data.version += 1
-            data.state = change.state
+            data.state = self.last = change.state
             if change.plan is not None:
                 data.plan = change.plan
                 self._checks.published(change.plan)
             for kind, body in change.items:
-                data.stream.append(Item(len(data.stream) + 1, kind, body))
+                # By time, as Redis numbers them: never again the same number.
+                self._items += 1
+                data.stream.append(Item(self._items, kind, body))
             for pod in change.arrived:
                 data.seen_s[pod] = self._engine.now_s
             for pod in change.gone:
                 data.seen_s.pop(pod, None)
+                data.beats.pop(pod, None)
             if change.items:
                 self.changed.fire()
 
         return script
 
-    def beat(self, pod: str) -> Callable[[Data], Beat]:
+    def beat(self, pod: str, held: QuorumId | None) -> Callable[[Data], Beat]:
         """Return the script that notes that a pod is alive."""
 
         def script(data: Data) -> Beat:
+            if data.state is None:
+                return Beat(False, None, None)
             known = pod in data.seen_s
             if known:
-                data.seen_s[pod] = self._engine.now_s
-            return Beat(known, data.plan.quorum if data.plan else None, data.state.phase)
+                data.seen_s[pod], data.beats[pod] = self._engine.now_s, held
+            quorum = data.plan.quorum if data.plan else None
+            return Beat(known, quorum, data.state.phase, data.state.restored_at_s)
 
         return script
+
+    def create(self, state: CoordinatorState) -> Callable[[Data], None]:
+        """Return the script that makes the job, if it is not there."""
+
+        def script(data: Data) -> None:
+            if data.state is None:
+                data.state, data.version = state, 1
+
+        return script
+
+    def lose(self, draw: Callable[[int], int] | None) -> None:
+        """Start the store again, empty, or with the former state that ``draw`` chooses."""
+        self._servers += 1
+        server = f"redis{self._servers}"
+        self._engine.say(server, "is started, " + ("empty" if draw is None else "from the past"))
+        if draw is None or not self._former:
+            self.data = Data(None, server)
+        else:
+            number = draw(len(self._former))
+            self.data = replace(_copy(self._former[number]), server=server)
+            del self._former[number + 1 :]
+        self.changed.fire()
 
     def hold_lease(self, holder: str, lease_s: float) -> Callable[[Data], bool]:
         """Return the script that takes or renews the watcher's lease."""
@@ -156,3 +214,13 @@ class Store:
             return True
 
         return script
+
+
+def _copy(data: Data) -> Data:
+    return replace(
+        data,
+        stream=list(data.stream),
+        seen_s=dict(data.seen_s),
+        beats=dict(data.beats),
+        ledger=dict(data.ledger),
+    )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mainstay_core.sim.world import World
 
 WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
-KEPT_ENTRIES = 3
+KEPT_ENTRIES = 64
 
 
 class Trainer(Process):
@@ -45,6 +45,7 @@ class Trainer(Process):
         self._uplink: End | None = None
         config = world.config
         self.connections = Connections(self, world.network, incarnation, config.connect_s)
+        self.connections.on_plan = lambda plan: self._send(("plan", plan))
         heal_address = f"heal@{incarnation}"
         self.heal_server = HealServer(
             self,
@@ -74,6 +75,7 @@ class Trainer(Process):
         self._reports: tuple[SettleReport, ...] = ()
         self._safe: tuple[int, str] | None = None
         self._entries: list[LedgerEntry] = []
+        self._posted = False
         self._gradient = ""
 
     # The supervisor's line --------------------------------------------------
@@ -127,9 +129,11 @@ class Trainer(Process):
 
     def _note(self) -> None:
         state = self.state
-        quorum = state.plan.quorum if state.plan and state.index >= 0 else None
+        quorum = state.plan.quorum if state.plan else None
         waiting = state.phase in (rank.Phase.IDLE, rank.Phase.PARKED)
         self._say(phase=state.phase.value, step=state.version, quorum=quorum, waiting=waiting)
+        if state.phase is rank.Phase.IDLE:
+            self._send(("status", self._status))
 
     def _perform(self, action: rank_events.Action) -> Steps[rank_events.Event | None]:
         name = type(action).__name__
@@ -327,7 +331,8 @@ class Trainer(Process):
             quorum, position = self._plan.quorum, self._engine().position
             self.heal_server.serves = Wanted(str(quorum), quorum.id, position, action.step)
             self.connections.changed.fire()
-            if self._posts_ledger():
+            if self._posts_ledger() and not self._posted:
+                self._posted = True
                 for entry in self._entries:
                     self._send(("ledger", entry, True))
 
@@ -348,7 +353,8 @@ class Trainer(Process):
         now_s = self.world.clock(self.slot.pod)
         entry = telling.ledger_entry(self.state, commit, self._gradient, masters, now_s)
         self._entries = [*self._entries[1 - KEPT_ENTRIES :], entry]
-        self._send(("ledger", entry, self._posts_ledger()))
+        self._posted = self._posts_ledger()
+        self._send(("ledger", entry, self._posted))
 
     def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> Steps[None]:
         compute = self._engine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mainstay_core import coordinator
@@ -10,8 +11,11 @@ from mainstay_core.errors import MainstayError
 from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.jobstate import JobPhase
-from mainstay_core.sim.api import Api, Request
+from mainstay_core.messages import Plan
+from mainstay_core.scaling import plan_pods
+from mainstay_core.sim.api import Api
 from mainstay_core.sim.checks import Checks
+from mainstay_core.sim.deciding import Request
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Engine, Process, Steps, Violation
 from mainstay_core.sim.faults import Faults
@@ -21,6 +25,7 @@ from mainstay_core.sim.scenario import Pace, Scenario
 from mainstay_core.sim.store import Store
 from mainstay_core.sim.supervisor import Supervisor
 from mainstay_core.sim.trainer import Trainer
+from mainstay_core.supervision_events import LeaveAsked
 
 CALM_S = 240.0
 """Once faults are over and everything can be replaced, a job must finish within so long."""
@@ -98,6 +103,9 @@ class World:
         num_pods = -(-shape.num_ranks // self.slots_per_pod) + scenario.spares
         for _ in range(num_pods):
             self._make_pod()
+        self.store.remembers = any(f.kind == "store-fallback" for f in scenario.faults)
+        if any(f.kind == "drain" for f in scenario.faults):
+            self._provider.spawn(self._end_drained())
         self.faults = Faults(self, scenario.faults)
 
     # What the others ask ----------------------------------------------------
@@ -133,6 +141,31 @@ class World:
         """A supervisor has left because the job is over."""
         supervisor.kill()
 
+    @property
+    def newest_plan(self) -> Plan | None:
+        """The plan that became durable last."""
+        return self.checks.plans[-1] if self.checks.plans else None
+
+    def ask(self, route: str, body: object) -> None:
+        """Ask the api something, as a user does: once."""
+        self._provider.spawn(self._ask(route, body))
+
+    def _end_drained(self) -> Steps[None]:
+        """End the pods that were drained and serve no more (``plan_pods``)."""
+        while not self.store.last.terminal:
+            yield TELL_AGAIN_S
+            state = self.store.last
+            drained = {p.registration.pod for p in state.pods if p.leaving and not p.gone}
+            for uid in plan_pods(state).ending:
+                if uid in drained and uid in self.pods:
+                    self.pods[uid].supervisor.feed(LeaveAsked("its work is handed over"))
+
+    def _ask(self, route: str, body: object) -> Steps[None]:
+        with suppress(Unreachable):
+            yield from self.network.request(
+                self._provider, self.pick_api(), Request(route, body), 5.0
+            )
+
     # Pods -------------------------------------------------------------------
 
     def _make_pod(self) -> None:
@@ -162,10 +195,10 @@ class World:
 
     def _replace(self, pod: Pod) -> Steps[None]:
         """A pod's half has ended: bring up another, in place or as a new pod."""
-        if pod.supervisor.left is not None or self.store.data.state.terminal:
+        if self.store.last.terminal:
             return
         vanished = pod.supervisor.vanished or pod.launcher.vanished
-        if self.scenario.restarts_in_place and not vanished:
+        if self.scenario.restarts_in_place and not vanished and pod.supervisor.left is None:
             yield self.pace.startup_s()
             self._restart(pod)
             return
@@ -230,20 +263,20 @@ class World:
 
     def _run(self) -> None:
         engine = self.engine
-        while not self.store.data.state.terminal:
+        while not self.store.last.terminal:
             if not engine.step():
                 raise Violation("I5: nothing can happen any more")
             calm_s = self.faults.calm_since_s
             if calm_s is not None and engine.now_s > calm_s + CALM_S:
                 raise Violation(f"I5: no end {CALM_S:.0f} s after the last fault")
-        state = self.store.data.state
+        state = self.store.last
         if state.phase is not JobPhase.COMPLETE:
             raise Violation(f"I5: the job is {state.phase}: {state.outcome}")
         self.checks.finished(state)
 
     def describe(self) -> str:
         """Return who waits for whom."""
-        state = self.store.data.state
+        state = self.store.last
         quorum = state.plan.quorum if state.plan else None
         job = f"job: {state.phase}, step {state.step}, plan {quorum}, "
         lines = [job + f"suspicion {state.suspicion}, waiting {state.waiting}"]
