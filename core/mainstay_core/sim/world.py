@@ -266,6 +266,9 @@ class World:
         while not self.store.last.terminal:
             if not engine.step():
                 raise Violation("I5: nothing can happen any more")
+            if self.store.data.state is None and not self._is_known():
+                self.checks.seen["abandoned"] += 1
+                return
             calm_s = self.faults.calm_since_s
             if calm_s is not None and engine.now_s > calm_s + CALM_S:
                 raise Violation(f"I5: no end {CALM_S:.0f} s after the last fault")
@@ -273,6 +276,12 @@ class World:
         if state.phase is not JobPhase.COMPLETE:
             raise Violation(f"I5: the job is {state.phase}: {state.outcome}")
         self.checks.finished(state)
+
+    def _is_known(self) -> bool:
+        """Whether some pod knows the job; else only who made it can make it again."""
+        return any(
+            pod.supervisor.alive and pod.supervisor.state.registered for pod in self.pods.values()
+        )
 
     def describe(self) -> str:
         """Return who waits for whom."""
