@@ -151,12 +151,15 @@ class World:
         self._provider.spawn(self._ask(route, body))
 
     def _end_drained(self) -> Steps[None]:
-        """End the pods that were drained and serve no more (``plan_pods``)."""
+        """End the pods that were drained and serve no more; make others for them."""
         while not self.store.last.terminal:
             yield TELL_AGAIN_S
             state = self.store.last
             drained = {p.registration.pod for p in state.pods if p.leaving and not p.gone}
-            for uid in plan_pods(state).ending:
+            wanted = plan_pods(state)
+            if len(set(self.pods) - drained) < wanted.num_pods:
+                self._make_pod()
+            for uid in wanted.ending:
                 if uid in drained and uid in self.pods:
                     self.pods[uid].supervisor.feed(LeaveAsked("its work is handed over"))
 
