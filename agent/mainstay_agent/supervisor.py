@@ -280,6 +280,9 @@ class Supervisor:
 
     def _on_launcher_frame(self, frame: Frame) -> None:
         head = frame.head
+        if frame.kind == "leaving":
+            self._feed(LeaveAsked("told to end by SIGTERM"))
+            return
         slot, incarnation = int(head["slot"]), Incarnation(head["incarnation"])
         if frame.kind == "forked":
             self._feed(Forked(slot, incarnation, int(head["pid"])))

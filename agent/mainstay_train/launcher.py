@@ -3,7 +3,9 @@
 Importing torch costs seconds; a fork costs milliseconds. The launcher never
 touches a device nor starts a thread, so it can fork for as long as the pod
 lives, and outlives its trainers. It does what its supervisor says over the
-supervisor's Unix socket and ends, with all its children, when that socket ends.
+supervisor's Unix socket and ends, with all its children, when that socket ends. Told to end
+itself (SIGTERM), it tells its supervisor and goes on: the pod's work is handed
+over first.
 
 Beside the trainers it keeps one small child with the rendezvous store (torch's
 TCPStore) on the pod's address: a store must not die with a trainer. If the store
@@ -17,6 +19,7 @@ forks it. The code is the same.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import selectors
@@ -27,7 +30,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from mainstay_core import codec
 from mainstay_core.errors import MainstayError
@@ -79,21 +81,33 @@ class Launcher:
         self._store = f"{host}:{port}"
         self._store_line, self._store_end = socket.socketpair()
         self._supervisor: socket.socket | None = None
+        self._told_to_end, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
 
     def run(self) -> int:
         """Serve the supervisor until it ends or says stop; return the exit code."""
-        signal.signal(signal.SIGTERM, _exit_on_signal)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             store_fd = self._start_store()
             self._supervisor = _connect(self._settings)
             self._selector.register(store_fd, selectors.EVENT_READ)
             self._selector.register(self._supervisor, selectors.EVENT_READ)
+            self._selector.register(self._told_to_end, selectors.EVENT_READ)
             self._send({"kind": "launcher-hello", "pid": os.getpid(), "store": self._store})
             return self._serve(store_fd)
         except (BrokenPipeError, ConnectionError):
             return EXIT_SUPERVISOR_GONE
         finally:
             self._kill_all()
+
+    def _on_sigterm(self, number: int, _frame: object) -> None:
+        """A container's main process is told to end: its supervisor hands the work over first."""
+        # As the first process of a container, the default would be to ignore it.
+        if self._supervisor is None:
+            raise SystemExit(128 + number)
+        # Not from here: another frame may be half sent. A full buffer has told it already.
+        with contextlib.suppress(BlockingIOError):
+            self._wakes.send(b"x")
 
     def _serve(self, store_fd: int) -> int:
         while not (self._stopping and not self._children):
@@ -102,6 +116,9 @@ class Launcher:
                     if not self._receive():
                         logger.error("the supervisor is gone; this pod's trainers end")
                         return EXIT_SUPERVISOR_GONE
+                elif key.fileobj is self._told_to_end:
+                    self._told_to_end.recv(READ_BYTES)
+                    self._send({"kind": "leaving"})
                 elif key.fd == store_fd:
                     processes.reap(self._store_pid)
                     self._store_pid = 0
@@ -152,10 +169,20 @@ class Launcher:
         return int(self._run_trainer(settings))
 
     def _inherited(self) -> list[processes.Closable]:
-        own: list[processes.Closable] = [self._selector, self._store_line, *self._give_up]
+        own = self._own()
         if self._supervisor is not None:
             own.append(self._supervisor)
         return own
+
+    def _own(self) -> list[processes.Closable]:
+        """What no child may keep open."""
+        return [
+            self._selector,
+            self._store_line,
+            self._told_to_end,
+            self._wakes,
+            *self._give_up,
+        ]
 
     def _signal(self, slot: int, number: int) -> None:
         for child in self._children.values():
@@ -187,9 +214,8 @@ class Launcher:
 
     def _start_store(self) -> int:
         log = Path(self._settings.pod_dir) / "store.log"
-        give_up: list[processes.Closable] = [self._selector, self._store_line, *self._give_up]
         self._store_pid = processes.fork(
-            lambda: _host_store(self._listener, self._store_end), log, give_up
+            lambda: _host_store(self._listener, self._store_end), log, self._own()
         )
         self._listener.close()
         self._store_end.close()
@@ -253,11 +279,6 @@ def _connect(settings: LauncherSettings) -> socket.socket:
                     f"no supervisor at {settings.socket} after {settings.connect_s:g} s"
                 ) from error
             time.sleep(CONNECT_RETRY_S)
-
-
-def _exit_on_signal(number: int, _frame: object) -> NoReturn:
-    # As the first process of a container, the default would be to ignore it.
-    raise SystemExit(128 + number)
 
 
 def main() -> int:

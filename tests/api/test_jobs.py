@@ -134,6 +134,43 @@ def test_stopping_twice_is_harmless(job: Any) -> None:
     assert job.api.post(f"{job.path}/stop")["reason"] == "a user asked for it"
 
 
+def test_a_running_job_is_scaled_within_its_bounds(job: Any) -> None:
+    job.start()
+    shown = job.api.post(f"{job.path}/scale", {"replicas": 1})
+    assert (shown["replicas"], shown["replicas_wanted"]) == (1, 1)
+    assert job.api.get(f"{job.path}/plan")["plan"]["planned"] is True
+    reply = job.api.post(f"{job.path}/scale", {"replicas": 9}, status=422)
+    assert (reply["error"], reply["field"]) == ("invalid-spec", "replicas")
+    assert "minReplicas..lanes" in reply["detail"]
+    wanted = job.api.get(f"{job.path}/pods")
+    assert (wanted["state"], wanted["num_pods"]) == ("running", 2)
+    assert len(wanted["ending"]) == 2
+
+
+def test_a_pod_is_drained_by_uid_or_name(job: Any) -> None:
+    job.start(num_pods=5)
+    shown = job.api.post(f"{job.path}/drain", {"pod": "pod-1"})
+    (leaving,) = shown["leaving"]
+    assert (leaving["pod"], leaving["reason"]) == ("pod-1", "a user asked for it")
+    assert leaving["left_s"] is None
+    plan = job.api.get(f"{job.path}/plan")["plan"]
+    assert (plan["method"], plan["planned"], len(plan["members"])) == ("hand-over", True, 5)
+    assert job.api.get(f"{job.path}/pods")["leaving"] == ["pod-1"]
+    assert job.api.post(f"{job.path}/drain", {"pod": "pod-1"})["leaving"] == shown["leaving"]
+    reply = job.api.post(f"{job.path}/drain", {"pod": "nothing"}, status=404)
+    assert reply["error"] == "unknown-pod"
+    assert "pod-0, pod-1" in reply["what_to_do"]
+
+
+def test_who_makes_the_pods_may_tell_that_one_leaves(job: Any) -> None:
+    job.start()
+    fact = {"kind": "leaving", "pod": "pod-1", "evidence": "node is drained", "grace_s": 60.0}
+    shown = job.api.post(f"{job.path}/provider/facts", {"facts": [fact]})
+    assert shown["replicas"] == 1, "no spare: its chain ends between steps"
+    assert shown["leaving"] == [], "it serves no longer"
+    assert job.api.get(f"{job.path}/pods")["ending"] == ["pod-1"]
+
+
 def test_a_provider_tells_of_pods_only(job: Any) -> None:
     fact = {"kind": "trainer-down", "pod": "pod-0", "slot": 0, "incarnation": "x"}
     reply = job.api.post(f"{job.path}/provider/facts", {"facts": [fact]}, status=422)

@@ -99,6 +99,24 @@ def test_the_demo_passes_only_if_it_shows_what_it_claims() -> None:
     assert demo.judge(result(), result(recoveries=joined), 2) == []
 
 
+def test_a_status_says_who_leaves_and_who_is_held_back() -> None:
+    job = {
+        "name": "demo",
+        "state": "running",
+        "step": 7,
+        "replicas": 2,
+        "replicas_wanted": 3,
+        "leaving": [
+            {"pod": "demo-2", "uid": "u", "reason": "SIGTERM", "left_s": 12.2, "waits": "no spare"}
+        ],
+        "held_back": [{"what": "demo-4/0", "failures": 3, "left_s": 1.9, "reason": "code 1"}],
+    }
+    text = status.render({"job": job, "members": []})
+    assert "2 of 3 replicas whole" in text
+    assert "pod demo-2 hands its work over: SIGTERM, 12 s left, waits: no spare" in text
+    assert "demo-4/0 is held back for 2 s: it ended 3 times in a row" in text
+
+
 def test_a_status_has_ranks_with_slots_and_pids() -> None:
     text = status.render(
         {

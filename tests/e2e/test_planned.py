@@ -2,26 +2,27 @@
 
 import os
 import signal
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e import matrix
-from tests.e2e.harness import (
-    MAINSTAY,
-    Layout,
-    LocalJob,
-    local_job,
-    make_job,
-    processes_of,
-    run_undisturbed,
+from tests.e2e.harness import Layout, local_job, run_undisturbed
+from tests.e2e.planned import (
+    NUM_STEPS,
+    check,
+    command,
+    gated,
+    joining,
+    leaving,
+    members,
+    open_gate,
+    ranks,
+    supervisor_of,
 )
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 12
 LAYOUT = Layout(lanes=3, stages=2, shards_per_lane=2, spares=0)
 
 
@@ -33,49 +34,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, Any]:
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), LAYOUT, NUM_STEPS, corpus)
-
-
-def gated(
-    tmp_path: Path, corpus: Path, gates: Sequence[int], spares: int, **spec: Any
-) -> dict[str, Any]:
-    (tmp_path / "gates").mkdir()
-    layout = Layout(lanes=3, stages=2, shards_per_lane=2, spares=spares)
-    return make_job(layout, NUM_STEPS, corpus, tmp_path / "gates", gates, **spec)
-
-
-def open_gate(tmp_path: Path, step: int) -> None:
-    (tmp_path / "gates" / str(step)).touch()
-
-
-def supervisor_of(job: LocalJob, pod: str) -> int:
-    """Return the pid of a pod's supervisor: of its two halves the one named after its module."""
-    directory = f"/pods/{pod}"
-    return next(
-        int(line.split()[0])
-        for line in processes_of(job.state_dir)
-        if "mainstay_agent" in line and directory in os.readlink(f"/proc/{line.split()[0]}/fd/1")
-    )
-
-
-def ranks(job: LocalJob) -> dict[str, str]:
-    """Return the pod of each rank, by its text."""
-    return {m["rank"]: m["pod"] for m in job.fetch("members") if m["rank"] != "spare"}
-
-
-def check(report: dict[str, Any], undisturbed: dict[str, Any]) -> list[str]:
-    """Check the bits, and that nothing was lost or done again; return the recoveries' methods."""
-    assert report["digests"] == undisturbed["digests"]
-    assert (report["steps"]["lost"], report["steps"]["redone"]) == (0, 0)
-    reasons = [event["reason"] for event in report["events"]]
-    assert "TrainerDown" not in reasons[: reasons.index("Complete")], "somebody died"
-    assert all(r["exact"] and r["done"] for r in report["recoveries"])
-    return [r["method"] for r in report["recoveries"]]
-
-
-def command(job: LocalJob, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*MAINSTAY, *arguments], env=job.environment, capture_output=True, text=True, check=False
-    )
 
 
 def test_sigterm_of_a_pod_with_a_spare(
@@ -93,9 +51,9 @@ def test_sigterm_of_a_pod_with_a_spare(
         job.wait_until(lambda: len(ranks(job)) == 7)
         open_gate(tmp_path, 3)
         job.wait_until(lambda: leaver not in ranks(job).values())
-        assert os.path.exists(f"/proc/{pid}"), "it serves until the plan is adopted"
+        assert Path(f"/proc/{pid}").exists(), "it serves until the plan is adopted"
         open_gate(tmp_path, 4)
-        job.wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+        job.wait_until(lambda: not Path(f"/proc/{pid}").exists())
         open_gate(tmp_path, 5)
         job.wait_for_members(9, 6)
         after = ranks(job)
@@ -103,3 +61,87 @@ def test_sigterm_of_a_pod_with_a_spare(
         report = job.report()
     assert check(report, undisturbed) == ["hand-over"]
     assert {r for r in before if before[r] != after[r]} == {"r1.s0.i0"}
+
+
+def test_sigterm_of_two_pods_without_a_spare(
+    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
+) -> None:
+    with local_job(tmp_path, gated(tmp_path, corpus, [3, 4, 9], spares=0)) as job:
+        job.wait_for_members(3, 6)
+        before = ranks(job)
+        pids = [supervisor_of(job, before[rank]) for rank in ("r0.s0.i0", "r2.s1.i0")]
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        job.wait_until(lambda: job.fetch("plan")["plan"]["method"] == "hand-over")
+        open_gate(tmp_path, 3)
+        # Who was heard of after the plan was made goes with the next one.
+        job.wait_until(lambda: not set(ranks(job).values()) & leaving(job))
+        open_gate(tmp_path, 4)
+        for pid in pids:
+            job.wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+        # New pods are made for them, and join together.
+        job.wait_for_members(9, 6)
+        open_gate(tmp_path, 9)
+        report = job.report()
+    methods = check(report, undisturbed)
+    assert methods[0] == "hand-over"
+    assert methods[-1] == "join"
+
+
+def test_the_successor_dies_in_mid_hand_over(
+    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
+) -> None:
+    with local_job(tmp_path, gated(tmp_path, corpus, [3, 4, 5, 9], spares=1)) as job:
+        job.wait_until_all_up(7)
+        job.wait_for_members(3, 6)
+        leaver = ranks(job)["r2.s1.i0"]
+        pid = supervisor_of(job, leaver)
+        os.kill(pid, signal.SIGTERM)
+        job.wait_until(lambda: len(ranks(job)) == 7)
+        (successor,) = joining(job)
+        os.kill(int(successor["pid"]), signal.SIGKILL)
+        job.wait_until(lambda: len(ranks(job)) == 6)
+        open_gate(tmp_path, 3)
+        # Its next life, or the pod made for the one that leaves, is seated in its stead.
+        job.wait_until(lambda: len(joining(job)) == 1)
+        open_gate(tmp_path, 4)
+        job.wait_until(lambda: leaver not in ranks(job).values())
+        open_gate(tmp_path, 5)
+        job.wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        job.wait_for_members(9, 6)
+        open_gate(tmp_path, 9)
+        report = job.report()
+    assert report["digests"] == undisturbed["digests"]
+    assert report["steps"]["lost"] == 0
+    methods = [r["method"] for r in report["recoveries"]]
+    assert methods[0] == "mask"
+    assert "hand-over" in methods
+    downs = [e["message"] for e in report["events"] if e["reason"] == "TrainerDown"]
+    assert all(report["pods"][leaver] not in down for down in downs), "the leaver did not die"
+
+
+def test_scale_down_and_up_again(tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]) -> None:
+    with local_job(tmp_path, gated(tmp_path, corpus, [3, 5, 9], spares=1)) as job:
+        job.wait_until_all_up(7)
+        job.wait_for_members(3, 6)
+        refused = command(job, "scale", "tiny", "--replicas", "4")
+        assert (refused.returncode, "minReplicas..lanes, 1..3" in refused.stderr) == (1, True)
+        done = command(job, "scale", "tiny", "--replicas", "2")
+        assert done.stdout.strip() == "tiny: 2 replicas wanted, 2 now", done.stderr
+        open_gate(tmp_path, 3)
+        job.wait_for_members(5, 4)
+        job.wait_until(lambda: job.fetch()["pods"] == 5)
+        assert {m["replica"] for m in members(job)} == {0, 1}
+        assert command(job, "scale", "tiny", "--replicas", "3").returncode == 0
+        job.wait_until(lambda: len(ranks(job)) == 6)
+        open_gate(tmp_path, 5)
+        job.wait_for_members(9, 6)
+        job.wait_until(lambda: job.fetch()["pods"] == 7)
+        assert "3 of 3 replicas whole" in command(job, "status", "tiny").stdout
+        open_gate(tmp_path, 9)
+        report = job.report()
+    assert check(report, undisturbed) == ["join"]
+    assert [e["message"] for e in report["events"] if e["reason"] == "Scaled"] == [
+        "2 replicas are wanted instead of 3: a user asked for it",
+        "3 replicas are wanted instead of 2: a user asked for it",
+    ]

@@ -286,6 +286,16 @@ def test_a_stopped_launcher_waits_for_its_trainers(forge: Forge, pod: Pod) -> No
     assert forge.line.expect("exited")["code"] == 0
 
 
+def test_a_launcher_told_to_end_tells_its_supervisor_and_goes_on(forge: Forge, pod: Pod) -> None:
+    line, _, pid = forge.launch(pod)
+    os.kill(pid, signal.SIGTERM)
+    line.expect("leaving")
+    trainer, _ = pod.fork(line, "wait")
+    line.send(kind="stop")
+    trainer.send(kind="stop")
+    assert forge.line.expect("exited")["code"] == 0
+
+
 def test_killing_a_launcher_kills_its_trainers_and_its_store(forge: Forge, pod: Pod) -> None:
     line, _, pid = forge.launch(pod)
     trainer, hello = pod.fork(line, "wait")
