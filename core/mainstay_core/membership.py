@@ -316,6 +316,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         faults_fired=tuple(f.fault for f in state.fired),
         created_at_s=draft.now_s,
         hosts=_hosts_of(state, members),
+        replicas_wanted=state.wanted,
     )
 
 

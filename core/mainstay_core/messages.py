@@ -106,6 +106,8 @@ class Plan:
     hosts: tuple[Rendezvous, ...] = ()
     """Of every pod with a member, where its gather server and store are: supervisors pass the plan
     on to each other, and a store that lost the job knows where the next quorum may meet."""
+    replicas_wanted: int = 0
+    """Replicas that were wanted when it was made; a store that lost the job learns it from here."""
     version: int = VERSION
 
     def digest(self) -> str:

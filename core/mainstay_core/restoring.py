@@ -137,6 +137,8 @@ def _restore(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         state,
         phase=JobPhase.RECOVERING,
         plan=plan,
+        scaled_to=plan.replicas_wanted or state.scaled_to,
+        outgoing=(),
         last_id=plan.quorum.id,
         restarted_id=max(state.restarted_id, restarted_id),
         adopted_at_s={},

@@ -67,7 +67,11 @@ FINAL = FinalDigests(
 
 EXAMPLES: dict[str, Any] = {
     "plan": dataclasses.replace(
-        PLAN, faults_fired=("f1",), created_at_s=1700000000.5, hosts=(PLAN.rendezvous,)
+        PLAN,
+        faults_fired=("f1",),
+        created_at_s=1700000000.5,
+        hosts=(PLAN.rendezvous,),
+        replicas_wanted=2,
     ),
     "partial": RUN,
     "vote": Vote(
