@@ -25,7 +25,7 @@ class FaultPoints:
 
     Args:
         faults: all faults of the job that are known now; :meth:`add` takes later ones.
-        num_replicas: that the job wants: with so many chains it is whole.
+        num_replicas: that the job wants, unless the plan says it: with so many chains it is whole.
         uplink: where reaching one is told.
     """
 
@@ -74,7 +74,7 @@ class FaultPoints:
                 fired=plan.faults_fired,
                 over=self._over(step),
                 planned=plan.planned,
-                whole=len(plan.chains) >= self._num_replicas,
+                whole=len(plan.chains) >= (plan.replicas_wanted or self._num_replicas),
             )
             waiting = [fault for fault in self._waiting if fault.id not in plan.faults_fired]
             due = [fault for fault in waiting if fault.matches(step, rank, op, view)]

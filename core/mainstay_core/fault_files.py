@@ -182,7 +182,8 @@ def _parse_target(data: object, path: str, job: Job) -> _Target:
                 f"{path}.{key}", "is missing; a target is {replica, stage}, {spare} or {process}"
             )
     return _Target(
-        replica=integer(target["replica"], f"{path}.replica", shape.replicas, "the job's replicas"),
+        # Replicas may be as many as lanes, and any number of them may be wanted later.
+        replica=integer(target["replica"], f"{path}.replica", shape.lanes, "the job's lanes"),
         stage=integer(target["stage"], f"{path}.stage", shape.stages, "the job's stages"),
         inner=integer(
             target.get("inner", 0), f"{path}.inner", shape.ranks_per_stage, "the ranks of a stage"
