@@ -384,11 +384,8 @@ def _rendezvous(
             m.index,
         ),
     )
-    pod = state.pod(best.slot.pod)
-    assert pod is not None
-    return Rendezvous(
-        pod=best.slot.pod, gather=pod.registration.gather, store=pod.registration.store
-    )
+    (host,) = _hosts_of(state, (best,))
+    return host
 
 
 def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rendezvous, ...]:
