@@ -13,6 +13,7 @@ from mainstay_core import coordinator
 from mainstay_core.coordinator_events import (
     FaultFired,
     PlanReported,
+    ScaleRequested,
     StoreReopened,
     Tick,
 )
@@ -63,6 +64,32 @@ def test_a_lost_job_goes_on_in_the_plan_that_its_supervisors_hold(
         world.commit()
     assert world.state.phase is JobPhase.RUNNING, "commits prove that all have settled"
     world.stored()
+
+
+def test_a_scaled_job_does_not_grow_back_when_its_store_is_lost(start: Callable[..., Any]) -> None:
+    world = start(**SMALL)
+    world.send(ScaleRequested(replicas=1))
+    world.settle()
+    plan = flush(world)
+    report(world, plan)
+    assert world.state.wanted == 1
+
+
+def test_a_pod_that_leaves_says_so_again_to_a_store_that_was_lost(
+    start: Callable[..., Any],
+) -> None:
+    world = start(**SMALL)
+    plan = flush(world)
+    report(world, plan)
+    for i in range(4):
+        world.register(f"pod-{i}", pid=1)
+        world.up(
+            f"pod-{i}", life=next(m.incarnation for m in plan.members if m.slot.pod == f"pod-{i}")
+        )
+    world.settle()
+    world.tell(world.fact(FactKind.LEAVING, "pod-1", None, evidence="SIGTERM", grace_s=30.0))
+    assert "pod-1" not in {m.slot.pod for m in world.plan.members}
+    assert world.plan.planned
 
 
 def test_whoever_registers_after_a_restore_keeps_its_trainers(start: Callable[..., Any]) -> None:
