@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import gated_llama
-
-from mainstay_train.workload import Workload
+from mainstay_train.workload import Workload, load
 
 POLL_S = 0.01
 
@@ -24,4 +22,5 @@ def workload(config: Mapping[str, Any], args: Sequence[str]) -> Workload:
     if number in late.split(","):
         while not (Path(directory) / "late").exists():
             time.sleep(POLL_S)
-    return gated_llama.workload(config, [directory, *steps])
+    gated = Path(__file__).with_name("gated_llama.py")
+    return load(f"{gated}:workload", dict(config), (directory, *steps))
