@@ -18,7 +18,7 @@ class Holding:
     pid: int
     rss_kib: int
     uss_kib: int
-    """Private pages: what would be free again if this process ended."""
+    """Private pages that were written: clean ones are files, shared with whoever maps them too."""
     threads: int
     fds: int
     sockets: int
@@ -42,7 +42,7 @@ def hold(pid: int) -> Holding:
     return Holding(
         pid=pid,
         rss_kib=rollup["Rss"],
-        uss_kib=rollup["Private_Clean"] + rollup["Private_Dirty"],
+        uss_kib=rollup["Private_Dirty"],
         threads=len(os.listdir(f"/proc/{pid}/task")),
         fds=len(fds),
         sockets=sockets,
