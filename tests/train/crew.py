@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import traceback
 from collections.abc import Callable, Sequence
@@ -50,6 +51,8 @@ class Worker:
 
 
 def _guard(run: Callable[..., None], pipe: Connection, args: tuple[Any, ...]) -> None:
+    # Stores and groups of former tests have threads that no fork has: never collected here.
+    gc.freeze()
     try:
         run(pipe, *args)
     except BaseException:

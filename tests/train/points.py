@@ -1,0 +1,234 @@
+"""Where a trainer of a test halts: points between any two instructions of the protocol.
+
+The trainer's own code runs; what is wrapped here says where it is and waits, in the main thread,
+until the test lets it go on (or kills or stops it). ``corrupt-...@STEP``
+flips a bit instead, ``reset-stage@STEP`` resets the sockets of the reduction.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from tests.train.crew import ADDRESS
+
+from mainstay_core.jobspec import JobConfig
+from mainstay_train import trainer
+from mainstay_train.engine import Engine
+from mainstay_train.gather_client import GatherClient
+from mainstay_train.heal import HealClient
+from mainstay_train.optimizer import StageState
+from mainstay_train.reduction import Reducer
+from mainstay_train.session import Session
+from mainstay_train.settings import TrainerSettings
+
+STEP_POINTS = (
+    "computing",
+    "computed",
+    "reduce-posting",
+    "reduce-scattered",
+    "reduced",
+    "vote-posting",
+    "vote-posted",
+    "vote-gathered",
+    "applying",
+    "written-first",
+    "written",
+)
+"""In the order of a step; ``@STEP`` follows."""
+SETTLE_POINTS = ("settle-posting", "settle-posted", "settle-gathered")
+"""``@qID`` follows."""
+HEAL_POINTS = ("heal-asking", "heal-received", "healed")
+"""``@qID`` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a waiting process becomes."""
+
+    life: str
+    pod: str
+    halts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """The trainer halts here."""
+
+    point: str
+
+
+@dataclass(frozen=True, slots=True)
+class Computes:
+    """The trainer begins to work through types."""
+
+    step: int
+    types: tuple[int, ...]
+
+
+def run_life(pipe: Connection, config: JobConfig, path: str) -> None:
+    """Wait for a start, then be that trainer."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    start: Start = pipe.recv()
+    _Points(pipe, start.halts).install()
+    settings = TrainerSettings(
+        config=config,
+        pod=start.pod,
+        slot=0,
+        incarnation=start.life,
+        address=ADDRESS,
+        socket=path,
+        work_dir=os.path.dirname(path),
+    )
+    os._exit(trainer.run_trainer(settings))
+
+
+class _Points:
+    def __init__(self, pipe: Connection, wanted: tuple[str, ...]) -> None:
+        self._pipe, self._wanted = pipe, set(wanted)
+        self._session: Session | None = None
+
+    def install(self) -> None:
+        """Wrap the trainer's parts in this process."""
+        after(Session, "__init__", self._note_session)
+        around(GatherClient, "post", self._post)
+        around(GatherClient, "wait", self._wait)
+        around(Engine, "compute", self._compute)
+        around(Engine, "reduce", self._reduce)
+        before(Reducer, "_gather", lambda *_: self._step_point("reduce-scattered"))
+        around(StageState, "apply", self._apply)
+        around(HealClient, "copy", self._copy)
+        receive = HealClient._receive
+
+        def received(*args: Any) -> str:
+            digest = receive(*args)
+            self._quorum_point("heal-received")
+            return digest
+
+        HealClient._receive = staticmethod(received)  # type: ignore[method-assign]
+
+    def _note_session(self, session: Session, *_: Any) -> None:
+        self._session = session
+
+    @property
+    def _state(self) -> Any:
+        assert self._session is not None
+        return self._session._state
+
+    def _halt(self, point: str) -> None:
+        if point not in self._wanted:
+            return
+        self._wanted.remove(point)
+        self._pipe.send(At(point))
+        self._pipe.recv()
+
+    def _step_point(self, name: str) -> None:
+        self._halt(f"{name}@{self._state.version}")
+
+    def _quorum_point(self, name: str) -> None:
+        self._halt(f"{name}@q{self._state.plan.quorum.id}")
+
+    def _point(self, key: str, what: str) -> None:
+        if key == "settle":
+            self._quorum_point(f"settle-{what}")
+        else:
+            self._step_point(f"vote-{what}")
+
+    def _post(self, post: Callable[..., None], client: GatherClient, key: str, body: bytes) -> None:
+        self._point(key, "posting")
+        post(client, key, body)
+        self._point(key, "posted")
+
+    def _wait(self, wait: Callable[..., list[bytes]], client: GatherClient, key: str) -> Any:
+        bodies = wait(client, key)
+        self._point(key, "gathered")
+        return bodies
+
+    def _compute(
+        self, compute: Callable[..., None], engine: Engine, types: Any, *rest: Any
+    ) -> None:
+        self._pipe.send(Computes(self._state.version, tuple(types)))
+        self._step_point("computing")
+        compute(engine, types, *rest)
+        self._step_point("computed")
+
+    def _reduce(self, reduce: Callable[..., None], engine: Engine, *args: Any) -> None:
+        self._step_point("reduce-posting")
+        if f"reset-stage@{self._state.version}" in self._wanted and args[0] is not None:
+            self._wanted.remove(f"reset-stage@{self._state.version}")
+            args[0]._shut_all()  # the sockets alone: nobody decided anything
+        reduce(engine, *args)
+        if f"corrupt-gradient@{self._state.version}" in self._wanted:
+            self._wanted.remove(f"corrupt-gradient@{self._state.version}")
+            flip_bit(engine.reducer.reduced)
+        self._step_point("reduced")
+
+    def _apply(self, apply: Callable[..., None], state: StageState, *args: Any) -> None:
+        self._step_point("applying")
+        first = state._optimizers[0]
+        step = first.step
+
+        def written(*step_args: Any) -> Any:
+            result = step(*step_args)
+            self._step_point("written-first")
+            return result
+
+        first.step = written  # type: ignore[method-assign]
+        try:
+            apply(state, *args)
+        finally:
+            first.step = step  # type: ignore[method-assign]
+        if f"corrupt-state@{self._state.version}" in self._wanted:
+            flip_bit(state.flats()[0].tensor)
+        self._step_point("written")
+
+    def _copy(self, copy: Callable[..., str], client: HealClient, *args: Any, **named: Any) -> str:
+        self._quorum_point("heal-asking")
+        digest = copy(client, *args, **named)
+        self._quorum_point("healed")
+        return digest
+
+
+def flip_bit(tensor: torch.Tensor) -> None:
+    """Flip the lowest bit of the first element's mantissa."""
+    bits = tensor.view(torch.int32)
+    bits[0] = bits[0] ^ 1
+
+
+def around(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    """Have ``wrapper(original, self, ...)`` called in place of a method."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def called(*args: Any, **named: Any) -> Any:
+        return wrapper(original, *args, **named)
+
+    setattr(owner, name, called)
+
+
+def before(owner: type, name: str, call: Callable[..., None]) -> None:
+    """Have ``call(self, ...)`` called before a method."""
+
+    def wrapper(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        call(*args)
+        return original(*args, **named)
+
+    around(owner, name, wrapper)
+
+
+def after(owner: type, name: str, call: Callable[..., None]) -> None:
+    """Have ``call(self, ...)`` called after a method."""
+
+    def wrapper(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        result = original(*args, **named)
+        call(*args)
+        return result
+
+    around(owner, name, wrapper)
