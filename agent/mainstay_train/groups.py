@@ -6,16 +6,27 @@ established sockets does, within milliseconds, on whichever thread waits. So a
 :class:`Group` knows which sockets belong to it: those that appeared while it
 connected. NCCL groups are aborted by their own means.
 
+gloo loses an operation for ever, whatever is shut afterwards, if its event thread
+reads that the peer is ready to receive and the write that follows fails at once.
+So only the receiving side is shut: what is in the socket is still read, writes go
+on, and then comes the end of the stream, which wakes everybody. A peer that was
+killed can still cause such a write, therefore a wait for a collective looks every
+``LOOK_S`` whether the group has ended and leaves the operation behind if it
+must; and a process that cannot be got out of an ended group ends itself.
+
 The store is in a pod's launcher, never in a trainer, and every group has a
 prefix of its own: keys of an older quorum are never seen again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -33,6 +44,18 @@ logger = logging.getLogger(__name__)
 foreign_sockets: set[int] = set()
 """File descriptors of sockets that other threads opened and that belong to no group."""
 
+
+LOOK_S = 0.05
+"""Between two looks whether the group of a waiting collective has ended."""
+LEAVE_S = 0.2
+"""How long an operation of an ended group may take to notice by itself; normally milliseconds."""
+UNBLOCK_S = 5.0
+"""A process that is still inside an ended group's operation after this long ends itself: it could
+answer nobody. Its slot gets a new trainer, which heals."""
+EXIT_BLOCKED = 5
+
+_left_behind: list[Any] = []
+"""Groups with an operation that never ends, kept: their destructors would wait for it."""
 
 GLOO_PREFIX = "0"
 """Under it gloo's ranks leave their addresses in a group's store."""
@@ -92,6 +115,9 @@ class Group:
         self._ended: str | None = None
         self._group: Any = None
         self._met = False
+        self._ended_at_s = 0.0
+        self._operation = 0
+        """Odd while one is running."""
         self._lock = threading.Lock()
 
     def connect(self) -> None:
@@ -171,7 +197,8 @@ class Group:
         """End every operation that waits here, and all later ones; returns at once."""
         with self._lock:
             if self._ended is None:
-                self._ended = why
+                self._ended, self._ended_at_s = why, time.monotonic()
+                self._watch()
             self._shut_all()
 
     def _shut_all(self) -> None:
@@ -179,7 +206,7 @@ class Group:
             self._group.abort()
         with socket_lock:
             for opened in self._appeared() if self._own is None else self._own:
-                shut(opened)
+                shut(opened, socket.SHUT_RD)
 
     def _appeared(self) -> frozenset[OpenSocket]:
         """Sockets opened since connecting began; none before that."""
@@ -217,7 +244,8 @@ class Group:
         self._run(
             lambda: self._group.alltoall_base(
                 stage_out, stage_in, list(received_sizes), list(sent_sizes)
-            )
+            ),
+            looks=True,
         )
         if stage_out is not received:
             received.copy_(stage_out)
@@ -260,11 +288,47 @@ class Group:
         if ended is not None:
             raise GroupEnded(ended)
 
-    def _run(self, start: Any) -> None:
+    def _run(self, start: Any, *, looks: bool = False) -> None:
+        """Start an operation and wait for it; ``looks``: its wait may be given up and repeated."""
         self._alive()
+        self._operation += 1
         try:
+            work = start()
+            if looks and self._backend == "gloo":
+                self._await(work)
             # Said each time: a receive would fall back on the timeout of connecting.
-            start().wait(self._timeout)
+            work.wait(self._timeout)
             self._met = True
         except RuntimeError as error:
             raise GroupEnded(self._ended or f"{self.name}: {_brief(error)}") from error
+        finally:
+            self._operation += 1
+
+    def _await(self, work: Any) -> None:
+        """Wait until a collective is over, or leave it behind when the group has ended.
+
+        Raises:
+            GroupEnded: the group has ended and the operation does not notice.
+        """
+        while not work.is_completed():
+            with contextlib.suppress(RuntimeError):  # not yet; why it failed is asked later
+                work.wait(timedelta(seconds=LOOK_S))
+            late = self._ended is not None and time.monotonic() - self._ended_at_s > LEAVE_S
+            if late and not work.is_completed():
+                _left_behind.append((self._group, work))
+                raise GroupEnded(self._ended or "")
+
+    def _watch(self) -> None:
+        """See that the thread in an operation comes back from it, once the group has ended."""
+        operation = self._operation
+        if operation % 2 == 0:
+            return
+
+        def look() -> None:
+            if self._operation == operation:
+                logger.error("%s: an operation does not end; this trainer does", self.name)
+                os._exit(EXIT_BLOCKED)
+
+        timer = threading.Timer(UNBLOCK_S, look)
+        timer.daemon = True
+        timer.start()

@@ -31,7 +31,7 @@ def open_sockets() -> frozenset[OpenSocket]:
     return frozenset(found)
 
 
-def shut(opened: OpenSocket) -> None:
+def shut(opened: OpenSocket, how: int = socket.SHUT_RDWR) -> None:
     """Shut an established connection; leave listeners alone, gloo dies of that."""
     try:
         duplicate = socket.socket(fileno=os.dup(opened.fd))
@@ -42,4 +42,4 @@ def shut(opened: OpenSocket) -> None:
         same = os.fstat(duplicate.fileno()).st_ino == opened.inode
         if same and duplicate.family in (socket.AF_INET, socket.AF_INET6):
             duplicate.getpeername()
-            duplicate.shutdown(socket.SHUT_RDWR)
+            duplicate.shutdown(how)

@@ -1,3 +1,5 @@
+import contextlib
+import random
 import socket
 import threading
 
@@ -248,3 +250,35 @@ def test_what_a_former_group_left_in_the_store_is_deleted(crew):
     host, _, port = crew.store.rpartition(":")
     keys = TCPStore(host, int(port), None, False, wait_for_workers=False).list_keys()
     assert sorted({key.partition("/")[0] for key in keys}) == ["group-2"]
+
+
+def _exchange_until_shut(pipe, store, rank, rounds, seed):
+    """Exchange without a pause while another thread shuts the group at any moment."""
+    shared, delays = random.Random(seed), random.Random(f"{seed}/{rank}")
+    for number in range(rounds):
+        group = make_group(store, rank, 2, name=f"shut{number}")
+        group.connect()
+        pipe.send("connected")
+        pipe.recv()
+        delay_s = shared.random() * 0.01 + delays.random() * 0.002
+        timer = threading.Timer(delay_s, group.shutdown, ("over",))
+        timer.start()
+        sent, received = torch.zeros(3000), torch.zeros(3000)
+        sizes = [0, 3000] if rank == 0 else [3000, 0]
+        with contextlib.suppress(GroupEnded):
+            while True:
+                group.exchange(received, sent, sizes, sizes)
+        timer.join()
+        pipe.send("ended")
+        pipe.recv()
+
+
+def test_an_exchange_ends_whenever_its_group_is_shut(crew):
+    """gloo loses an operation that its event thread was about to write: nobody waits for it."""
+    workers = [crew.fork(_exchange_until_shut, crew.store, rank, 25, 3) for rank in (0, 1)]
+    for _ in range(25):
+        for expected in ("connected", "ended"):
+            for worker in workers:
+                assert worker.hear() == expected
+            for worker in workers:
+                worker.say()
