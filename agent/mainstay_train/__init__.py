@@ -12,5 +12,33 @@ never of the number of replicas or stages. Where that is decided:
 - ``layout``: the flat buffers and the chunk grid on which reductions run
 - ``optimizer``: gradient norm, clipping, apply
 - ``digests``: how two states are compared
-- ``workload``, ``models``: what the user brings, and a Llama built in
+- ``workload``, ``models``: what the user brings as blocks, and a Llama built in
+- ``own_loop``: a training loop of the user's own, on a plain module
+
+Names for a training loop of one's own (docs/own-loop.md):
+
+- ``loop``: the decorator that marks the entrypoint, a function of a session
+- ``LoopSession``: what it gets: ``register(model, ...)``, ``steps()``, ``config``, ``device``
+- ``Step``: ``work()``, ``commit()``, ``number``
+- ``Work``: ``inputs``, ``targets``, ``generator()``, ``sample_ids()``, ``done(loss, tokens)``
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mainstay_train.declared import loop
+
+if TYPE_CHECKING:
+    from mainstay_train.own_loop import LoopSession, Step, Work
+
+__all__ = ["loop", "LoopSession", "Step", "Work"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs torch only when it is asked for."""
+    if name in __all__:
+        from mainstay_train import own_loop
+
+        return getattr(own_loop, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,6 +24,10 @@ class QuorumAborted(MainstayError):  # noqa: N818 - a state, not a failure
         self.suspects = suspects
 
 
+class JobOver(MainstayError):  # noqa: N818 - a state, not a failure
+    """The job is complete, and this trainer has nothing left to do in it."""
+
+
 class PipelineBroken(MainstayError):  # noqa: N818 - a state, not a failure
     """A chain lost a neighbour; the quorum itself may live on under a newer plan.
 

@@ -52,6 +52,8 @@ class Connections:
         self.changed = threading.Condition(threading.RLock())
         """Guards everything here; notified when a plan arrives or the version grows."""
         self.newest: Plan | None = None
+        self.ended = False
+        """Whether the job is over: there will be no further plan."""
         self.adopted: Plan | None = None
         self.index = -1
         self._gather: GatherClient | None = None
@@ -67,6 +69,12 @@ class Connections:
             if self.newest is None or plan.quorum.id > self.newest.quorum.id:
                 self.newest = plan
                 self._interrupt()
+            self.changed.notify_all()
+
+    def end(self) -> None:
+        """The job is over (any thread): wake whoever waits for a plan."""
+        with self.changed:
+            self.ended = True
             self.changed.notify_all()
 
     def adopt(self, plan: Plan, index: int) -> GatherClient:

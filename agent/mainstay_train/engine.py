@@ -117,12 +117,13 @@ class Engine:
             hook: called before each action of the program.
         """
         with user_code("building the model"):
-            state = workload.build_stage(num_stages, stage, device)
+            blocks = workload.build(workload.stages(num_stages)[stage], device)
+            state = StageState(blocks, workload.optimizer)
         store = PartialStore(state.layout, config.shape.shards_per_lane, device)
         stats: dict[int, TypeStat] = {}
         interpreter = Interpreter(
             workload=workload,
-            blocks=state.blocks,
+            blocks=blocks,
             stage=stage,
             num_stages=num_stages,
             seed=config.shape.seed,

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from mainstay_train import layout
-from mainstay_train.blocks import Block
 
 OptimizerFactory = Callable[[Sequence[tuple[str, torch.Tensor]]], torch.optim.Optimizer]
 """(model-wide name, fp32 master) of one block -> its optimizer.
@@ -50,6 +49,29 @@ def adamw(
         )
 
     return build
+
+
+def each(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> OptimizerFactory:
+    """Any optimizer of torch that meets the contract of :data:`OptimizerFactory`.
+
+    Args:
+        kind: its class, e.g. ``torch.optim.RMSprop``.
+        options: its arguments, besides the parameters and ``lr``; equal for all parameters.
+    """
+
+    def build(named: Sequence[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        return kind([parameter for _, parameter in named], lr=0.0, **options)
+
+    return build
+
+
+def constant(rate: float) -> Schedule:
+    """The same learning rate in every step."""
+
+    def at(_: int) -> float:
+        return rate
+
+    return at
 
 
 def warmup_cosine(
@@ -103,6 +125,34 @@ class StateTensor(NamedTuple):
         return f"{self.kind}:{self.name}"
 
 
+class StatePart(Protocol):
+    """A layer as its state is seen: a block, or a piece of a plain module."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def layout(self) -> layout.BlockLayout: ...
+    @property
+    def masters(self) -> torch.Tensor:
+        """fp32, flat."""
+        ...
+
+    @property
+    def compute(self) -> torch.Tensor:
+        """What forward and backward use, flat: the masters themselves in fp32."""
+        ...
+
+    def initialize(self, seed: int) -> None:
+        """Set the masters to their first values."""
+        ...
+
+    def refresh(self) -> None:
+        """Renew what is computed with after the masters were written."""
+        ...
+
+
 StateLayout = tuple[bool, torch.dtype, torch.device]
 """Of one kind of optimizer state: whether it has the parameter's shape, its type, its place."""
 
@@ -118,7 +168,7 @@ class StageState:
     Invariant: every tensor of :meth:`state_tensors` is a view of one of :meth:`flats`.
     """
 
-    def __init__(self, blocks: Sequence[Block], factory: OptimizerFactory) -> None:
+    def __init__(self, blocks: Sequence[StatePart], factory: OptimizerFactory) -> None:
         self.blocks = tuple(blocks)
         self.layout = layout.StageLayout(blocks=tuple(block.layout for block in blocks))
         device = blocks[0].device if blocks else torch.device("cpu")
@@ -166,7 +216,7 @@ class StageState:
                 optimizer.step()
                 block.refresh()
 
-    def _add(self, block: Block, factory: OptimizerFactory) -> None:
+    def _add(self, block: StatePart, factory: OptimizerFactory) -> None:
         masters = block.layout.views(block.masters)
         optimizer = factory(list(masters.items()))
         gradients = block.layout.views(self._scaled)

@@ -20,7 +20,7 @@ from mainstay_core.ids import Incarnation, PodUid, Slot
 from mainstay_core.messages import Commit, Plan, SettleReport, Vote
 from mainstay_core.program import Action, Op
 from mainstay_core.settle import StateAction
-from mainstay_train.aborts import HealFailed, QuorumAborted
+from mainstay_train.aborts import HealFailed, JobOver, QuorumAborted
 from mainstay_train.checkpointing import Checkpointing
 from mainstay_train.connections import Connections
 from mainstay_train.engine import Engine, Training
@@ -81,8 +81,22 @@ class Session:
             else 0,
         )
 
+    @property
+    def version(self) -> int:
+        """Number of steps that this trainer's state contains."""
+        return self._state.version
+
+    @property
+    def leads(self) -> bool:
+        """Whether this trainer is the quorum's first member."""
+        return self._state.index == 0
+
     def run(self, hello: dict[str, object]) -> None:
-        """Say hello and follow the plans until the job ends; does not return before."""
+        """Say hello and follow the plans until the job ends.
+
+        Raises:
+            JobOver: the job is complete.
+        """
         self.start(hello)
         outcome = self.advance(None)
         while True:
@@ -103,6 +117,9 @@ class Session:
 
         Returns:
             The outcome of what was asked for; or Compute, which is the caller's to carry out.
+
+        Raises:
+            JobOver: the job is complete, and nothing is left to do.
         """
         actions: tuple[rank_events.Action, ...] = (rank_events.WaitForPlan(),)
         if event is not None:
@@ -131,9 +148,12 @@ class Session:
         tell = rank_events.Tell(FactKind.FAILED, self._state.version, why)
         self._reporter.tell(self._state, tell)
 
-    @staticmethod
-    def _stop() -> None:
+    def _stop(self) -> None:
+        """The supervisor says that the job has ended (the uplink's thread)."""
         logger.info("the job has ended")
+        if self._state.phase is rank.Phase.FINISHED:
+            self._connections.end()
+            return
         logging.shutdown()
         os._exit(0)
 
@@ -180,8 +200,13 @@ class Session:
         self._reporter.waits()
         with connections.changed:
             connections.changed.wait_for(
-                lambda: connections.newest is not None and connections.newest.quorum.id > known
+                lambda: (
+                    connections.ended
+                    or (connections.newest is not None and connections.newest.quorum.id > known)
+                )
             )
+            if connections.ended:
+                raise JobOver("the job is complete")
         return rank_events.PlanSeen()
 
     def _settle(self, action: rank_events.Settle) -> rank_events.Event:

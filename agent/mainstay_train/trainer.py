@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from mainstay_core.errors import InvalidSpecError
-from mainstay_core.facts import Fact, FactKind
-from mainstay_core.ids import Incarnation, PodUid
-from mainstay_train import digests, fingerprint, numerics, workload
+from mainstay_train import digests, failing, fingerprint, numerics, own_loop, workload
+from mainstay_train.aborts import JobOver
+from mainstay_train.declared import Loop
 from mainstay_train.engine import BlockTraining
+from mainstay_train.loop_training import Driver
 from mainstay_train.session import Session
 from mainstay_train.settings import TrainerSettings
-from mainstay_train.uplink import Status, Uplink
 
 logger = logging.getLogger(__name__)
 
@@ -75,57 +77,45 @@ def run_trainer(settings: TrainerSettings) -> int:
         force=True,
     )
     config = settings.config
-    session: Session | None = None
+    tell_failure: Callable[[str], None] = partial(failing.tell_failure, settings)
     try:
-        device = choose_device(config.device, settings.slot)
+        name = choose_device(config.device, settings.slot)
         with workload.user_code("setting up the device"):
-            numerics.setup(device)
-        backend = choose_backend(config.backend, device, config.shape.ranks_per_pod)
+            device = numerics.setup(name)
+        backend = choose_backend(config.backend, name, config.shape.ranks_per_pod)
         with workload.user_code(f"loading {config.entrypoint}"):
-            loaded = workload.load(config.entrypoint, config.workload, config.args)
-            loaded.stages(config.shape.stages)
-            extra = {**loaded.fingerprint(), "reduction": f"canonical/{backend}"}
-        print_of = fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra)
-        hello = {
-            "slot": settings.slot,
-            "incarnation": settings.incarnation,
-            "pid": os.getpid(),
-            "fingerprint": print_of,
-        }
-        training = BlockTraining(workload=loaded, config=config, device=device)
+            entrypoint = workload.find(config.entrypoint)
+        if isinstance(entrypoint, Loop):
+            driver = Driver(settings, device, backend)
+            tell_failure = driver.fail
+            own_loop.run(entrypoint, driver)
+            return 0
+        training, hello = _load_blocks(settings, entrypoint, name, backend)
         session = Session(settings, training, backend)
+        tell_failure = session.fail
         session.run(hello)
+    except JobOver:
+        return 0
     except (InvalidSpecError, workload.WorkloadError) as error:
         logger.exception("the workload cannot run")
-        if session is None:
-            _tell_failure(settings, str(error))
-        else:
-            session.fail(str(error))
+        tell_failure(str(error))
         return EXIT_USER_ERROR
     return 0
 
 
-def _tell_failure(settings: TrainerSettings, why: str) -> None:
-    """Say why the job cannot run, before there is a session."""
-    uplink = Uplink(settings.socket, Status(), settings.config.heartbeat_s, _ignore, _ignore)
-    fact = Fact(
-        kind=FactKind.FAILED,
-        pod=PodUid(settings.pod),
-        slot=settings.slot,
-        incarnation=Incarnation(settings.incarnation),
-        evidence=why,
-    )
-    uplink.send(
-        {
-            "kind": "hello",
-            "slot": settings.slot,
-            "incarnation": settings.incarnation,
-            "pid": os.getpid(),
-            "fingerprint": {},
-        }
-    )
-    uplink.tell(fact)
-
-
-def _ignore(*_: object) -> None:
-    return None
+def _load_blocks(
+    settings: TrainerSettings, entrypoint: workload.Entrypoint, device: str, backend: str
+) -> tuple[BlockTraining, dict[str, object]]:
+    """What is trained, and how this trainer introduces itself."""
+    config = settings.config
+    with workload.user_code(f"loading {config.entrypoint}"):
+        loaded = workload.call(config.entrypoint, entrypoint, config.workload, config.args)
+        loaded.stages(config.shape.stages)
+        extra = {**loaded.fingerprint(), "entry": "blocks", "reduction": f"canonical/{backend}"}
+    hello: dict[str, object] = {
+        "slot": settings.slot,
+        "incarnation": settings.incarnation,
+        "pid": os.getpid(),
+        "fingerprint": fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra),
+    }
+    return BlockTraining(workload=loaded, config=config, device=device), hello

@@ -28,13 +28,22 @@ from mainstay_train import layout
 from mainstay_train import optimizer as optimizers
 from mainstay_train.blocks import Block, BlockSpec
 from mainstay_train.data import Dataset
+from mainstay_train.declared import Loop
 
 DEFAULT_ENTRYPOINT = "mainstay_train.models.llama:workload"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Compute types; masters, gradients and sums are fp32 in any case."""
 
-USER_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
+USER_ERRORS = (
+    ValueError,
+    TypeError,
+    NameError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+)
 """What a mistake in the user's code or configuration raises. Anything else is a crash, which
 restarts: a device error or lack of memory may be gone on other hardware.
 """
@@ -50,11 +59,11 @@ def user_code(what: str) -> Iterator[None]:
 
     Raises:
         WorkloadError: one of :data:`USER_ERRORS` was raised inside; names ``what``.
-        InvalidSpecError: passed on as it is.
+            WorkloadError and InvalidSpecError are passed on as they are.
     """
     try:
         yield
-    except InvalidSpecError:
+    except (InvalidSpecError, WorkloadError):
         raise
     except USER_ERRORS as error:
         raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
@@ -143,7 +152,7 @@ class Workload:
 def load(
     entrypoint: str, config: Mapping[str, Any] | None = None, args: Sequence[str] = ()
 ) -> Workload:
-    """Call the entrypoint.
+    """Call the entrypoint of a workload of blocks.
 
     Args:
         entrypoint: "module:function" or "path/to/file.py:function"; "" is the built-in Llama.
@@ -155,9 +164,24 @@ def load(
             result that is no Workload; says what would be right.
     """
     entrypoint = entrypoint or DEFAULT_ENTRYPOINT
-    function = _function(entrypoint)
+    function = find(entrypoint)
+    if isinstance(function, Loop):
+        raise InvalidSpecError(
+            "workload.entrypoint", f"{entrypoint!r} is an own loop, not a workload of blocks"
+        )
+    return call(entrypoint, function, config or {}, args)
+
+
+def call(
+    entrypoint: str, function: Entrypoint, config: Mapping[str, Any], args: Sequence[str]
+) -> Workload:
+    """Call what :func:`find` has found.
+
+    Raises:
+        InvalidSpecError: It takes or returns something else, or refuses its configuration.
+    """
     _require_parameters(entrypoint, function)
-    result = function(dict(config or {}), list(args))
+    result = function(dict(config), list(args))
     if not isinstance(result, Workload):
         raise InvalidSpecError(
             "workload.entrypoint",
@@ -181,7 +205,13 @@ def refuse_unknown(config: Mapping[str, Any], known: Iterable[str], path: str) -
             raise InvalidSpecError(f"{path}.{key}", f"is unknown{hint} (valid: {', '.join(valid)})")
 
 
-def _function(entrypoint: str) -> Entrypoint:
+def find(entrypoint: str) -> Entrypoint | Loop:
+    """The function that an entrypoint names: of a workload, or a loop marked as such.
+
+    Raises:
+        InvalidSpecError: No such module or function; says what would be right.
+    """
+    entrypoint = entrypoint or DEFAULT_ENTRYPOINT
     module_name, _, function_name = entrypoint.rpartition(":")
     if not module_name or not function_name:
         raise InvalidSpecError(
@@ -209,7 +239,9 @@ def _require_parameters(entrypoint: str, function: Entrypoint) -> None:
         inspect.signature(function).bind({}, [])
     except TypeError as error:
         raise InvalidSpecError(
-            "workload.entrypoint", f"{entrypoint!r} must take (config, args): {error}"
+            "workload.entrypoint",
+            f"{entrypoint!r} must take (config, args): {error}; or, if it is a training loop of "
+            "your own that takes a session, mark it with @mainstay_train.loop",
         ) from error
     except ValueError:  # written in C: it has no signature to look at
         pass
