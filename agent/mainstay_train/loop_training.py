@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from mainstay_core import protections
 from mainstay_core.digest import Digest
 from mainstay_core.errors import InvalidSpecError, MainstayError
 from mainstay_core.jobspec import JobConfig
@@ -37,9 +38,6 @@ from mainstay_train.settings import TrainerSettings
 from mainstay_train.workload import USER_ERRORS, WorkloadError, user_code
 
 logger = logging.getLogger(__name__)
-
-ENTRY = "loop"
-"""How the fingerprint names jobs of this kind."""
 
 
 class SessionBroken(RuntimeError):  # noqa: N818 - a state of the session
@@ -138,7 +136,7 @@ class Driver:
         """
         training = self.training
         assert training is not None
-        entries = {**extra, **training.model.fingerprint(), "entry": ENTRY}
+        entries = {**extra, **training.model.fingerprint(), protections.ENTRY_KEY: protections.LOOP}
         entries["reduction"] = f"canonical/{self._backend}"
         hello = {
             "slot": self.settings.slot,

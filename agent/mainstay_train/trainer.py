@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from mainstay_core import protections
 from mainstay_core.errors import InvalidSpecError
 from mainstay_train import digests, failing, fingerprint, numerics, own_loop, workload
 from mainstay_train.aborts import JobOver
@@ -111,7 +112,8 @@ def _load_blocks(
     with workload.user_code(f"loading {config.entrypoint}"):
         loaded = workload.call(config.entrypoint, entrypoint, config.workload, config.args)
         loaded.stages(config.shape.stages)
-        extra = {**loaded.fingerprint(), "entry": "blocks", "reduction": f"canonical/{backend}"}
+        extra = {**loaded.fingerprint(), protections.ENTRY_KEY: protections.BLOCKS}
+        extra["reduction"] = f"canonical/{backend}"
     hello: dict[str, object] = {
         "slot": settings.slot,
         "incarnation": settings.incarnation,

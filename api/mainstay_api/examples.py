@@ -42,6 +42,10 @@ _JOB = {
     "held_back": [],
     "recovering": [],
     "created_at_s": 1767225600.0,
+    "entry": "blocks",
+    "protections": [
+        {"name": "ledger", "given": True, "why": "digests of every committed step"},
+    ],
 }
 _PLAN = {
     "job": "9f86d081884c7d65",

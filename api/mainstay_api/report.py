@@ -17,6 +17,7 @@ from mainstay_core.ids import PodUid
 from mainstay_core.jobstate import CoordinatorState, is_gone, pod_name, slot_name
 from mainstay_core.leaving import leaving_pods
 from mainstay_core.messages import FinalDigests, LedgerEntry, LedgerKey, Recovery
+from mainstay_core.protections import entry_of, protections_of
 
 REPORT_VERSION = 1
 
@@ -45,7 +46,15 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "held_back": _held_back(state, now_s),
         "recovering": [codec.encode(o.recovery) for o in state.recoveries],
         "created_at_s": state.created_at_s,
+        **show_protections(state),
     }
+
+
+def show_protections(state: CoordinatorState) -> dict[str, Any]:
+    """Return how the user's code comes in, and what the job is protected by, with reasons."""
+    entry = entry_of(state.fingerprints)
+    shown = [codec.encode(p) for p in protections_of(state.shape, entry)]
+    return {"entry": entry or None, "protections": shown}
 
 
 def _leaving(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
@@ -182,6 +191,7 @@ def make_report(
         "uid": state.config.job,
         "state": state.phase.value,
         "reason": state.outcome,
+        **show_protections(state),
         "digests": {
             "final": _final(state),
             "steps": [_sum(e.masters for e in entries) for entries in steps],

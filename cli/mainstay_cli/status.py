@@ -38,6 +38,7 @@ def render(status: dict[str, Any]) -> str:
         lines.append(f"  {job['replicas']} of {job['replicas_wanted']} replicas whole")
     lines += [f"  {describe_leaving(leaving)}" for leaving in job.get("leaving", [])]
     lines += [f"  {describe_held_back(held)}" for held in job.get("held_back", [])]
+    lines += describe_protections(job)
     members = status.get("members") or []
     if members:
         lines.append(f"  {'rank':<10} {'slot':<28} {'pid':>8}  {'phase':<10} {'step':>6}")
@@ -48,6 +49,17 @@ def render(status: dict[str, Any]) -> str:
     ]
     lines += [f"  {describe_recovery(recovery)}" for recovery in status.get("recoveries", [])]
     return "\n".join(lines)
+
+
+def describe_protections(job: dict[str, Any]) -> list[str]:
+    """Return what protects a job, and a line for each protection that it lacks."""
+    protections = job.get("protections") or []
+    if not protections:
+        return []
+    given = ", ".join(p["name"] for p in protections if p["given"])
+    width = max(len(p["name"]) for p in protections)
+    lacking = [f"    no {p['name']:<{width}}  {p['why']}" for p in protections if not p["given"]]
+    return [f"  protected by ({job['entry']}): {given}", *lacking]
 
 
 def describe_held_back(held: dict[str, Any]) -> str:
@@ -85,6 +97,8 @@ def _ended(record: state_dir.RunRecord) -> dict[str, Any]:
             "state": report.get("state", "ended without a report"),
             "reason": report.get("reason", ""),
             "step": report.get("steps", {}).get("committed", "?"),
+            "entry": report.get("entry"),
+            "protections": report.get("protections", []),
         },
         "members": [],
         "recoveries": report.get("recoveries", []),

@@ -1,0 +1,53 @@
+import pytest
+
+from mainstay_core.protections import entry_of, protections_of
+from mainstay_core.topology import JobShape
+
+
+def shape(**degrees: int) -> JobShape:
+    defaults = {
+        "lanes": 2,
+        "shards_per_lane": 2,
+        "replicas": 2,
+        "min_replicas": 1,
+        "stages": 1,
+        "steps": 5,
+        "seed": 0,
+    }
+    return JobShape(**(defaults | degrees))
+
+
+def given(entry: str, **degrees: int) -> set[str]:
+    return {p.name for p in protections_of(shape(**degrees), entry) if p.given}
+
+
+def test_the_entry_is_what_a_trainer_told() -> None:
+    assert entry_of({}) == ""
+    assert entry_of({"a/0": {"torch": "2"}, "b/0": {"entry": "loop"}}) == "loop"
+    assert protections_of(shape(), "") == ()
+
+
+def test_an_own_loop_has_all_but_what_needs_blocks() -> None:
+    loop, blocks = (given(e, checkpoint_every_steps=5) for e in ("loop", "blocks"))
+    assert loop == {
+        "mask",
+        "patch",
+        "exact reduction",
+        "heal",
+        "ledger",
+        "durable checkpoints",
+    }
+    assert blocks - loop == {"pipeline stages"}
+
+
+@pytest.mark.parametrize("entry", ["loop", "blocks"])
+def test_settings_take_protections_away(entry: str) -> None:
+    assert "durable checkpoints" not in given(entry)
+    assert {"mask", "patch", "heal"}.isdisjoint(given(entry, replicas=1))
+
+
+def test_every_protection_says_why() -> None:
+    for entry in ("loop", "blocks"):
+        names = [p.name for p in protections_of(shape(), entry)]
+        assert len(set(names)) == len(names) == 9
+        assert all(p.why for p in protections_of(shape(), entry))
