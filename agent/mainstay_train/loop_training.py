@@ -186,6 +186,31 @@ class Driver:
         return self._pending
 
 
+def check_job(config: JobConfig) -> None:
+    """Refuse a job that asks for what an own loop does not have.
+
+    Raises:
+        InvalidSpecError: names the field and what would be right.
+    """
+    shape = config.shape
+    if shape.stages != 1:
+        raise InvalidSpecError(
+            "spec.parallelism.stages",
+            f"is {shape.stages}, but an own loop computes the whole model at once and cannot be "
+            "cut into stages; use 1, or bring the model as blocks (mainstay_train.workload)",
+        )
+    if shape.ranks_per_stage != 1:
+        raise InvalidSpecError(
+            "spec.parallelism.ranksPerStage",
+            f"is {shape.ranks_per_stage}, but an own loop has one rank for the whole model; use 1",
+        )
+    if config.recompute:
+        raise InvalidSpecError(
+            "spec.runtime.recompute",
+            "is for models of blocks; in an own loop use torch.utils.checkpoint",
+        )
+
+
 class GlobalGenerators:
     """Torch's, Python's and (where it is in use) numpy's running generators, set by address.
 

@@ -28,7 +28,6 @@ import torch
 from torch import nn
 
 from mainstay_core.digest import Digest
-from mainstay_core.errors import InvalidSpecError
 from mainstay_core.messages import Commit
 from mainstay_core.program import Op
 from mainstay_core.rank_events import Applied
@@ -41,6 +40,7 @@ from mainstay_train.loop_training import (
     Driver,
     LoopTraining,
     TypeSums,
+    check_job,
 )
 from mainstay_train.plain_model import PlainModel
 from mainstay_train.workload import WorkloadError, user_code
@@ -347,7 +347,7 @@ def run(loop: Loop, driver: Driver) -> None:
         InvalidSpecError: the job asks for what an own loop does not have.
         WorkloadError: the loop failed, as it would on any replica.
     """
-    _check_job(driver)
+    check_job(driver.config)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # the trainer's log is a file
     driver.generators.set(driver.config.shape.seed, "loop")
@@ -369,26 +369,6 @@ _CERTAIN_MISTAKES = (
     "shapes cannot be multiplied",
 )
 """What torch says, as a RuntimeError, of mistakes that are the same on any hardware."""
-
-
-def _check_job(driver: Driver) -> None:
-    shape = driver.config.shape
-    if shape.stages != 1:
-        raise InvalidSpecError(
-            "spec.parallelism.stages",
-            f"is {shape.stages}, but an own loop computes the whole model at once and cannot be "
-            "cut into stages; use 1, or bring the model as blocks (mainstay_train.workload)",
-        )
-    if shape.ranks_per_stage != 1:
-        raise InvalidSpecError(
-            "spec.parallelism.ranksPerStage",
-            f"is {shape.ranks_per_stage}, but an own loop has one rank for the whole model; use 1",
-        )
-    if driver.config.recompute:
-        raise InvalidSpecError(
-            "spec.runtime.recompute",
-            "is for models of blocks; in an own loop use torch.utils.checkpoint",
-        )
 
 
 def _count(tokens: object, work: Work) -> int:
