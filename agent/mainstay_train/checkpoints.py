@@ -1,15 +1,10 @@
-"""Durable checkpoints: one directory per version, one part per stage.
+"""Durable checkpoints on the disk: one directory per version, one part per position.
 
-A version is written beside its final name, by one rank per stage, and renamed
-once the votes say that every part is safe (protocol section 10). Tensors are
-stored by model-wide name, so a version can be read with another number of
-stages. What is torn or does not have its digest is skipped with a warning.
-
-::
-
-    <root>/step-00000020.tmp-<nonce>/stage-0/{part.json, DCP files}
-    <root>/step-00000020/{manifest.json, stage-0/, stage-1/}
-    <root>/step-00000010.bad/ (damaged: put aside by whoever found it)
+A version is written beside its final name, each part by one rank, and renamed once
+the votes say that every part is safe (protocol section 10). Tensors are stored by
+model-wide name with torch.distributed.checkpoint, so a version can be read with
+another number of stages. What is torn or does not have its digest is skipped with a
+warning. :mod:`mainstay_core.checkpoint_manifest` says what lies where.
 """
 
 from __future__ import annotations
@@ -18,28 +13,42 @@ import contextlib
 import json
 import logging
 import os
-import re
 import shutil
+import time
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mainstay_core import codec
+from mainstay_core.checkpoint_manifest import (
+    MANIFEST,
+    PART,
+    Manifest,
+    parse_manifest,
+    parse_name,
+    part_name,
+    version_name,
+)
+from mainstay_core.digest import total
 from mainstay_core.errors import IntegrityError, MainstayError
 from mainstay_core.messages import Commit
+from mainstay_core.program import Op
 from mainstay_train import digests
 from mainstay_train.heal import masters_digest
 from mainstay_train.optimizer import StageState
 
 logger = logging.getLogger(__name__)
 
-MANIFEST, PART = "manifest.json", "part.json"
-_COMPLETE = re.compile(r"^step-(\d{8})$")
-_UNFINISHED = re.compile(r"^step-(\d{8})\.tmp-")
+# One process per part is what we want; the library warns of it at each call.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
+
+Reached = Callable[[Op], None]
+"""Called before each action of a writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +60,36 @@ class Loaded:
     chain: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One position's share of a version."""
+
+    stage: int
+    inner: int = 0
+    tensors: Mapping[str, torch.Tensor]
+    """By id; on the host, unchanging while they are written."""
+    commit: Commit
+    """Of the last step applied."""
+    chain: str
+    masters: str
+    """Digest that the masters among the tensors must have."""
+
+
+def _nothing(_: Op) -> None:
+    return None
+
+
 class CheckpointDirectory:
     """The durable versions of one job.
 
     Args:
         root: directory shared by all ranks; made when first written.
         keep: complete versions that are kept; at least two.
+        base: another directory of versions to go on from; only read.
     """
 
-    def __init__(self, root: Path, keep: int = 2) -> None:
-        self._root, self._keep = root, max(2, keep)
+    def __init__(self, root: Path, keep: int = 2, base: Path | None = None) -> None:
+        self._root, self._keep, self._base = root, max(2, keep), base
 
     def newest_complete(self) -> int:
         """Newest version that can be read; 0 when there is none."""
@@ -71,59 +100,84 @@ class CheckpointDirectory:
             logger.warning("checkpoint %s is skipped: %s", self._path(version), problem)
         return 0
 
-    def write_part(
-        self, version: int, nonce: str, stage: int, state: StageState, commit: Commit, chain: str
-    ) -> None:
-        """Write and sync this stage's part; an abandoned one of the same name is replaced.
+    def manifest(self, version: int) -> Manifest:
+        """Return a version's manifest.
+
+        Raises:
+            IntegrityError: it cannot be read.
+            OSError: it is not there.
+        """
+        return parse_manifest((self._path(version) / MANIFEST).read_text())
+
+    def write_part(self, version: int, nonce: str, part: Part, reached: Reached = _nothing) -> None:
+        """Write and sync a part; an abandoned one of the same name is replaced.
 
         Raises:
             OSError: the storage refuses.
+            IntegrityError: the tensors do not have the state's digest.
         """
-        part = self._unfinished(version, nonce) / f"stage-{stage}"
-        if part.exists():
-            shutil.rmtree(part)
-        part.mkdir(parents=True)
-        tensors = {t.id: t.tensor for t in state.state_tensors()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one writer per part is what we want
-            dcp.save(tensors, checkpoint_id=str(part), no_dist=True)
+        directory = self._unfinished(version, nonce) / part_name(part.stage, part.inner)
+        reached(Op.CHECKPOINT_WRITE)
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True)
+        # Before they are written: the library turns what it is given into its own entries.
+        sums = {n: digests.tensor_digest(n, t) for n, t in part.tensors.items()}
+        masters = total(d for n, d in sums.items() if n.startswith("master:")).hex()
+        if masters != part.masters:
+            raise IntegrityError(f"the copy of version {version} has digest {masters}, not its own")
+        writer = dcp.FileSystemWriter(directory, sync_files=False)
+        dcp.save(dict(part.tensors), storage_writer=writer, no_dist=True)
         description = {
             "version": version,
-            "stage": stage,
-            "commit": codec.encode(commit),
-            "chain": chain,
-            "masters": masters_digest(state),
-            "tensors": {n: digests.tensor_digest(n, t).hex() for n, t in tensors.items()},
+            "stage": part.stage,
+            "inner": part.inner,
+            "commit": codec.encode(part.commit),
+            "chain": part.chain,
+            "masters": masters,
+            "tensors": {n: d.hex() for n, d in sums.items()},
         }
-        (part / PART).write_text(json.dumps(description))
-        for path in part.iterdir():
+        (directory / PART).write_text(json.dumps(description))
+        reached(Op.CHECKPOINT_SYNC)
+        for path in directory.iterdir():
             _sync(path)
-        _sync(part)
+        _sync(directory)
+        _sync(directory.parent)
+        reached(Op.CHECKPOINT_SAFE)
 
-    def complete(self, version: int, nonce: str, num_stages: int) -> None:
+    def complete(
+        self, version: int, nonce: str, manifest: Manifest, reached: Reached = _nothing
+    ) -> None:
         """All parts are safe: write the manifest and rename; older versions are removed.
 
         Renaming a version that exists is success: its bits are the same.
 
+        Args:
+            version: which one.
+            nonce: of the quorum in which its parts were copied.
+            manifest: names the parts and the job; sizes and time are filled in here.
+            reached: called before each action.
+
         Raises:
-            OSError: the storage refuses.
+            OSError: the storage refuses, or the parts are not there.
         """
-        unfinished, final = self._unfinished(version, nonce), self._path(version)
-        if final.exists() or not unfinished.exists():
+        unfinished, final = self._unfinished(version, nonce), self._root / version_name(version)
+        reached(Op.CHECKPOINT_RENAME)
+        if final.exists():
             return
-        stages = [f"stage-{s}" for s in range(num_stages)]
         files = {
             str(path.relative_to(unfinished)): path.stat().st_size
-            for name in stages
+            for name in manifest.parts
             for path in sorted((unfinished / name).iterdir())
         }
-        manifest = {"version": version, "stages": stages, "files": files}
-        (unfinished / MANIFEST).write_text(json.dumps(manifest))
+        manifest = replace(manifest, version=version, files=files, created_at_s=time.time())
+        (unfinished / MANIFEST).write_text(codec.dumps(manifest))
         _sync(unfinished / MANIFEST)
         _sync(unfinished)
         unfinished.rename(final)
         _sync(self._root)
-        self._retain(version)
+        reached(Op.CHECKPOINT_RENAMED)
+        self._retain()
 
     def load(self, version: int, state: StageState) -> Loaded:
         """Read a version into ``state`` and check every tensor's digest.
@@ -135,7 +189,7 @@ class CheckpointDirectory:
         wanted = {t.id: t.tensor for t in state.state_tensors()}
         missing = set(wanted)
         commit, chain = None, ""
-        for name in self._manifest(version)["stages"]:
+        for name in self.manifest(version).parts:
             part = self._path(version) / name
             expected, commit, chain = self._description(version, part)
             own = {n: wanted[n] for n in expected if n in wanted}
@@ -148,24 +202,18 @@ class CheckpointDirectory:
         return Loaded(masters_digest(state), commit, chain)
 
     def _description(self, version: int, part: Path) -> tuple[dict[str, str], Commit, str]:
-        """Digests by tensor id, the last commit and the digest chain of a part."""
         try:
-            description = json.loads((part / PART).read_text())
-            commit = codec.decode(Commit, description["commit"])
-            return dict(description["tensors"]), commit, str(description["chain"])
-        except (ValueError, KeyError, TypeError, MainstayError) as error:
-            raise self._refused(version, f"{part / PART} cannot be read: {error}") from error
+            return read_description(part)
+        except IntegrityError as error:
+            raise self._refused(version, str(error)) from error
 
     def _read(
         self, version: int, part: Path, own: dict[str, torch.Tensor], expected: dict[str, str]
     ) -> None:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                dcp.load(own, checkpoint_id=str(part), no_dist=True)
-        except (RuntimeError, ValueError, EOFError, dcp.CheckpointException) as error:
-            brief = str(error).strip().splitlines()[0]  # the library adds whole tracebacks
-            raise self._refused(version, f"{part} cannot be read: {brief}") from error
+            read_tensors(part, own)
+        except IntegrityError as error:
+            raise self._refused(version, str(error)) from error
         for name, tensor in own.items():
             if digests.tensor_digest(name, tensor).hex() != expected[name]:
                 raise self._refused(version, f"{part}: {name} does not have its digest")
@@ -173,47 +221,139 @@ class CheckpointDirectory:
     def _refused(self, version: int, why: str) -> IntegrityError:
         """Put a damaged version aside, for all ranks: a settle must not choose it again."""
         path = self._path(version)
-        aside = path.with_name(f"{path.name}.bad")
+        own = path.parent == self._root
+        aside = self._root / f"{path.name}.{'bad' if own else 'refused'}"
         logger.warning("checkpoint %s is damaged and becomes %s: %s", path, aside.name, why)
-        with contextlib.suppress(OSError):  # another rank was first
-            path.rename(aside)
+        if own:
+            with contextlib.suppress(OSError):  # another rank was first
+                path.rename(aside)
+        else:
+            self._root.mkdir(parents=True, exist_ok=True)
+            aside.write_text(why)
         return IntegrityError(why)
 
-    def _versions(self) -> list[int]:
-        if not self._root.is_dir():
+    def _entries(self, root: Path, kind: str) -> list[int]:
+        if not root.is_dir():
             return []
-        found = (_COMPLETE.match(path.name) for path in self._root.iterdir())
-        return [int(match[1]) for match in found if match]
+        named = (parse_name(path.name) for path in root.iterdir())
+        return [version for version, what in filter(None, named) if what == kind]
+
+    def _versions(self) -> set[int]:
+        """Of both directories, whatever is in them."""
+        own = set(self._entries(self._root, ""))
+        if self._base is None:
+            return own
+        refused = {*self._entries(self._root, "refused"), *self._entries(self._root, "bad")}
+        return own | (set(self._entries(self._base, "")) - refused)
 
     def _problem(self, version: int) -> str | None:
         try:
-            manifest = self._manifest(version)
-            for name, size in manifest["files"].items():
-                if (self._path(version) / name).stat().st_size != size:
-                    return f"{name} is torn"
-        except (OSError, ValueError, KeyError, MainstayError) as error:
+            return problem_of(self._path(version), self.manifest(version))
+        except (OSError, MainstayError) as error:
             return str(error)
-        return None
 
-    def _manifest(self, version: int) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self._path(version) / MANIFEST).read_text())
-        return content
+    def _retain(self) -> None:
+        """Remove what no settle can choose any more: older than all that are kept, and readable.
 
-    def _retain(self, newest: int) -> None:
-        kept = sorted(self._versions(), reverse=True)[: self._keep]
-        for version in self._versions():
-            if version not in kept:
-                shutil.rmtree(self._path(version), ignore_errors=True)
+        A torn version does not count as kept.
+        """
+        good = [v for v in self._entries(self._root, "") if self._problem(v) is None]
+        kept = sorted(good, reverse=True)[: self._keep]
+        # An earlier run's versions stand in until there are enough of our own.
+        oldest = min(kept) if len(kept) >= self._keep else 0
         for path in self._root.iterdir():
-            match = _UNFINISHED.match(path.name)
-            if match and int(match[1]) <= newest:
+            version, kind = parse_name(path.name) or (-1, "")
+            limit = max(kept) if kind == "tmp" else oldest - 1
+            if 0 <= version <= limit and kind in ("", "tmp", "bad"):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _path(self, version: int) -> Path:
-        return self._root / f"step-{version:08d}"
+        """Where a version is: here, or where it was taken over from."""
+        own = self._root / version_name(version)
+        if self._base is None or own.exists():
+            return own
+        return self._base / version_name(version)
 
     def _unfinished(self, version: int, nonce: str) -> Path:
-        return self._root / f"step-{version:08d}.tmp-{nonce}"
+        return self._root / f"{version_name(version)}.tmp-{nonce}"
+
+
+def problem_of(directory: Path, manifest: Manifest) -> str | None:
+    """Return what is wrong with a version at first sight: a file that is missing or torn.
+
+    Raises:
+        OSError: a file cannot be looked at.
+    """
+    for name, size in manifest.files.items():
+        found = (directory / name).stat().st_size
+        if found != size:
+            return f"{name} is torn: {found} bytes, not {size}"
+    return None
+
+
+def read_description(part: Path) -> tuple[dict[str, str], Commit, str]:
+    """Return digests by tensor id, the last commit and the digest chain of a part.
+
+    Raises:
+        IntegrityError: it cannot be read.
+    """
+    try:
+        description = json.loads((part / PART).read_text())
+        commit = codec.decode(Commit, description["commit"])
+        return dict(description["tensors"]), commit, str(description["chain"])
+    except (OSError, ValueError, KeyError, TypeError, MainstayError) as error:
+        raise IntegrityError(f"{part / PART} cannot be read: {error}") from error
+
+
+def read_tensors(part: Path, wanted: dict[str, torch.Tensor]) -> None:
+    """Read tensors of a part into ``wanted``, in place.
+
+    Raises:
+        IntegrityError: they cannot be read.
+    """
+    try:
+        dcp.load(wanted, checkpoint_id=str(part), no_dist=True)
+    except (RuntimeError, ValueError, EOFError, KeyError, dcp.CheckpointException) as error:
+        brief = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        # The library adds whole tracebacks.
+        raise IntegrityError(f"{part} cannot be read: {brief}") from error
+
+
+def stored_tensors(part: Path) -> dict[str, torch.Tensor]:
+    """Return empty tensors of all ids, shapes and types that a part's own metadata names.
+
+    Raises:
+        IntegrityError: it cannot be read.
+    """
+    try:
+        metadata = dcp.FileSystemReader(part).read_metadata()
+        return {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+    except Exception as error:  # unpickling damaged bytes raises anything
+        raise IntegrityError(f"{part} has no readable metadata: {error}") from error
+
+
+def new_manifest(
+    job: str,
+    positions: Iterable[tuple[int, int]],
+    identity: Mapping[str, str],
+    fingerprint: Mapping[str, str],
+    lineage: int = 0,
+) -> Manifest:
+    """Return a manifest whose version, sizes and time are not known yet."""
+    parts: Sequence[str] = [part_name(stage, inner) for stage, inner in positions]
+    return Manifest(
+        version=0,
+        lineage=lineage,
+        job=job,
+        parts=tuple(parts),
+        files={},
+        identity=dict(identity),
+        fingerprint=dict(fingerprint),
+    )
 
 
 def _sync(path: Path) -> None:

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from mainstay_core import codec, rank, rank_events
 from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation, PodUid, Slot
-from mainstay_core.messages import Commit, Plan, SettleReport, Vote
+from mainstay_core.messages import Commit, Plan, SaveStatus, SettleReport, Vote
 from mainstay_core.program import Action, Op
 from mainstay_core.settle import StateAction
 from mainstay_train.aborts import HealFailed, JobOver, QuorumAborted
 from mainstay_train.checkpointing import Checkpointing
+from mainstay_train.checkpoints import Reached
 from mainstay_train.connections import Connections
 from mainstay_train.engine import Engine, Training
 from mainstay_train.fault_points import FaultPoints
@@ -65,7 +67,7 @@ class Session:
         self._reporter = Reporter(self._uplink, status)
         self._served = ServedState(self._connections)
         heal_server = HealServer(settings.address, self._served.state_at, self._serves)
-        self._checkpoints = Checkpointing(self._config.checkpoint_dir, self._config.shape.seed)
+        self._checkpoints = Checkpointing(self._config, self._tell_checkpoint)
         self._engine: Engine | None = None
         self._reports: tuple[SettleReport, ...] = ()
         self._gradient = ""
@@ -76,9 +78,7 @@ class Session:
             shards_per_lane=self._config.shape.shards_per_lane,
             clip_norm=training.clip_norm,
             heal_address=heal_server.address,
-            checkpoint_every_steps=self._config.shape.checkpoint_every_steps
-            if self._checkpoints.enabled
-            else 0,
+            checkpoint_every_steps=self._checkpoints.every_steps,
         )
 
     @property
@@ -91,7 +91,7 @@ class Session:
         """Whether this trainer is the quorum's first member."""
         return self._state.index == 0
 
-    def run(self, hello: dict[str, object]) -> None:
+    def run(self, hello: dict[str, Any]) -> None:
         """Say hello and follow the plans until the job ends.
 
         Raises:
@@ -104,10 +104,11 @@ class Session:
                 outcome = self._compute(outcome)
             outcome = self.advance(outcome)
 
-    def start(self, hello: dict[str, object]) -> None:
+    def start(self, hello: dict[str, Any]) -> None:
         """Say hello; what to do first is to wait for a plan."""
-        self._state = rank.saw_durable(self._state, self._checkpoints.newest_complete())
         self._uplink.start(hello)
+        durable = self._checkpoints.start(hello["fingerprint"])
+        self._state = rank.saw_durable(self._state, durable)
 
     def advance(self, event: rank_events.Event | None) -> rank_events.Event | rank_events.Compute:
         """Let the rank's state machine take an event, and carry out what it asks for.
@@ -171,6 +172,8 @@ class Session:
                 return self._vote(action)
             case rank_events.Apply():
                 return self._apply(action.commit)
+            case rank_events.ShareSaves():
+                return self._share_saves(action)
             case _:
                 self._perform_at_once(action)
                 return None
@@ -186,7 +189,7 @@ class Session:
             case rank_events.WriteCheckpoint():
                 self._write_checkpoint(action)
             case rank_events.RenameCheckpoint():
-                self._checkpoints.complete(action.version, self._plan)
+                self._checkpoints.complete(action, self._plan, self._writer_hook())
             case rank_events.Finish():
                 self._finish()
             case _:
@@ -211,7 +214,6 @@ class Session:
 
     def _settle(self, action: rank_events.Settle) -> rank_events.Event:
         self._served.close()
-        self._checkpoints.settle()
         self._reporter.waits()
         try:
             gather = self._connections.adopt(action.plan, action.report.index)
@@ -311,7 +313,7 @@ class Session:
             stats=engine.stats(state.step_plan.table[state.member_position], state.index),
             newest_plan=newest.quorum.id,
             newest_nonce=newest.quorum.nonce,
-            checkpoint_safe=self._checkpoints.safe_in(self._plan.quorum.nonce),
+            **asdict(self._checkpoints.status()),
         )
 
     def _apply(self, commit: Commit) -> rank_events.Event:
@@ -332,6 +334,17 @@ class Session:
         )
         return rank_events.Applied(masters, commit)
 
+    def _share_saves(self, action: rank_events.ShareSaves) -> rank_events.Event:
+        self._reporter.waits()
+        self._checkpoints.wait_idle()
+        gather, key = self._connections.gather(), f"save/{action.round}"
+        try:
+            gather.post(key, codec.dumps(self._checkpoints.status()).encode())
+            bodies = gather.wait(key)
+        except QuorumAborted as end:
+            return rank_events.QuorumLost(end.why, end.suspects)
+        return rank_events.SavesGathered(tuple(codec.loads(SaveStatus, body) for body in bodies))
+
     # Actions at once --------------------------------------------------------
 
     def _tell(self, action: rank_events.Tell) -> None:
@@ -350,7 +363,25 @@ class Session:
     def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> None:
         engine = self._engine_for_plan()
         self._hook(Action(Op.CHECKPOINT, engine.stage))
-        self._checkpoints.write(action, engine, self._plan.quorum.nonce)
+        state = self._state
+        self._checkpoints.write(
+            action, engine, self._plan, state.index, state.digest, self._writer_hook()
+        )
+
+    def _writer_hook(self) -> Reached:
+        """Injected faults of the thread that writes: in the quorum and the step of its order."""
+        plan, index, step = self._plan, self._state.index, self._state.version
+        stage = self._state.member_stage
+
+        def reached(op: Op) -> None:
+            self._faults.reach(plan, index, step, Action(op, stage))
+
+        return reached
+
+    def _tell_checkpoint(self, durable: int, problem: str) -> None:
+        """From the thread that writes: a version is complete, or why it is late or failed."""
+        tell = rank_events.Tell(FactKind.CHECKPOINT, self._state.version, problem)
+        self._reporter.tell(rank.saw_durable(self._state, durable), tell)
 
     def _finish(self) -> None:
         state = self._state

@@ -45,6 +45,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "leaving": _leaving(state, now_s),
         "held_back": _held_back(state, now_s),
         "recovering": [codec.encode(o.recovery) for o in state.recoveries],
+        "checkpoint": {"step": state.durable, "problem": state.checkpoint_problem},
         "created_at_s": state.created_at_s,
         **show_protections(state),
     }

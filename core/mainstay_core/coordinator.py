@@ -35,6 +35,7 @@ from mainstay_core.coordinator_events import (
     Transition,
 )
 from mainstay_core.deciding import decide_forming, decide_running, decide_waiting
+from mainstay_core.durability import note_reached
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
 from mainstay_core.faulting import ask_faults, inject_into_spares, record_fired
 from mainstay_core.forgetting import forget_gone
@@ -130,6 +131,7 @@ def _on_committed(state: CoordinatorState, event: StepsCommitted, now_s: float) 
     plan = state.plan
     assert plan is not None
     if event.quorum.id < state.restarted_id:
+        state = note_reached(state, event.step + 1)
         return Transition(state=state, reason=f"step {event.step} was undone by a restart")
     if event.quorum.id > plan.quorum.id:
         raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")

@@ -194,6 +194,7 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
         step=state.step,
         free_slots=len(usable_slots(state, now_s)),
         lost=num_lost,
+        durable_step=state.durable,
     )
 
 

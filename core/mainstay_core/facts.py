@@ -42,6 +42,7 @@ class FactKind(enum.StrEnum):
     FINISHED = "finished"
     LEAVING = "leaving"
     FAILED = "failed"
+    CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class Fact:
     SETTLED       a member goes on computing at ``step`` in the plan: state and table ready
     FINISHED      a member has applied the last step; ``final`` holds its digests
     LEAVING       the pod will end (``evidence``: why) and works on meanwhile; repeated
+    CHECKPOINT    version ``durable`` is complete; with ``evidence``, why one is late or failed
     FAILED        the trainer cannot go on by itself and says why (a bug or a user error), job fails
     """
 
@@ -70,6 +72,10 @@ class Fact:
     evidence: str = ""
     fingerprint: dict[str, str] | None = None
     final: FinalDigests | None = None
+    durable: int | None = None
+    """Newest complete durable version that the teller knows (SETTLED, CHECKPOINT)."""
+    reached: int | None = None
+    """Newest version that any member of the settle held before it (ADOPTED)."""
     observed_at_s: float = 0.0
     """Wall clock of the reporter, for the five times; never used to judge who lives."""
     grace_s: float = 0.0

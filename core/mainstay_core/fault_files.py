@@ -315,6 +315,6 @@ def _parse_phase(value: object, path: str, job: Job, target: _Target) -> str | N
     last = target.stage == stages - 1
     if (phase in SENDS_ON and last) or (phase in SENDS_BACK and target.stage == 0):
         raise InvalidSpecError(path, f"stage {target.stage} of {stages} never comes to {phase}")
-    if phase in ("checkpoint", "CHECKPOINT") and not job.shape.checkpoint_every_steps:
+    if phase and phase.upper().startswith("CHECKPOINT") and not job.shape.checkpoint_every_steps:
         raise InvalidSpecError(path, "the job writes no checkpoints (spec.checkpoint.everySteps)")
     return phase

@@ -36,6 +36,10 @@ class JobConfig:
     """Hosts per shard type; None chooses (SPARe eq. 8)."""
     checkpoint_dir: str = ""
     """Directory of durable checkpoints; empty switches them off."""
+    checkpoint_keep: int = 2
+    """Complete versions that are kept; at least two."""
+    resume_from: str = ""
+    """Directory of an earlier run's checkpoints, only read; empty starts from the seed."""
     heartbeat_s: float = 1.0
     """Interval of a supervisor's heartbeat. Kept near 1 s: detection does not depend on it."""
     heartbeat_timeout_s: float = 15.0

@@ -200,6 +200,10 @@ class CoordinatorState:
     """Steps committed in the current plan's quorum."""
     step: int = 0
     """Number of committed steps."""
+    durable: int = 0
+    """Newest complete durable version that anybody told of."""
+    checkpoint_problem: str = ""
+    """Why the last checkpoint is late or failed; empty since one was completed."""
     step_seconds: tuple[float, ...] = ()
     waiting: Waiting | None = None
     suspicion: Suspicion | None = None

@@ -186,8 +186,7 @@ def _restart(situation: Situation) -> tuple[bool, str]:
         return False, f"step {source} is more than {limit} steps old"
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
-    # Step 0 is what is always there; the trainers look for a newer version themselves.
-    origin = f"step {source}" if source else "the newest checkpoint, else the seed's initial state"
+    origin = f"step {source}" if source else "the seed's initial state"
     return True, f"{_stages(without)} no living cell with a state; all go on from {origin}"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mainstay_core.coordinator_events import Announce, RecordRecovery, Transition
+from mainstay_core.durability import learn_checkpoint, note_reached, note_settled
 from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.facts import Fact, FactKind, PodRegistration
 from mainstay_core.fingerprints import fingerprint_difference
@@ -30,7 +31,7 @@ from mainstay_core.jobstate import (
 )
 from mainstay_core.leaving import learn_leaving
 from mainstay_core.losses import end_all, end_slot, lose_pod, note_end
-from mainstay_core.messages import FinalDigests, Member
+from mainstay_core.messages import FinalDigests, Member, Method
 from mainstay_core.recovery_times import close_known, plan_settled
 
 
@@ -261,6 +262,7 @@ def _adopted(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
         return _stale(state, fact)
     if member.index in state.adopted_at_s:
         return Transition(state=state, reason="already known")
+    state = note_reached(state, fact.reached)
     adopted = {**state.adopted_at_s, member.index: _when(fact, now_s)}
     return Transition(
         state=replace(state, adopted_at_s=adopted), reason=f"{member.rank} adopted {fact.quorum}"
@@ -275,7 +277,7 @@ def _settled(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
         return Transition(state=state, reason="already known")
     settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
     step = state.settled_step if fact.step is None else fact.step
-    state = replace(state, settled_at_s=settled, settled_step=step)
+    state = replace(note_settled(state, fact), settled_at_s=settled, settled_step=step)
     if not all_settled(state):
         return Transition(state=state, reason=f"{member.rank} goes on in {fact.quorum}")
     return _all_settled(state)
@@ -294,7 +296,9 @@ def _all_settled(state: CoordinatorState) -> Transition:
     state = plan_settled(state)
     if state.commits == 0 and state.settled_step is not None:
         # A restart goes back; so does a step that only the dead had applied: it is done again.
-        state = replace(state, step=min(state.step, state.settled_step))
+        # A job that goes on from an earlier run's checkpoint begins with the steps of that.
+        step = max if plan.method is Method.START else min
+        state = replace(state, step=step(state.step, state.settled_step))
     if state.phase is JobPhase.RECOVERING:
         state = replace(state, phase=JobPhase.RUNNING)
     message = f"all members of {plan.quorum} go on at step {state.settled_step}"
@@ -354,4 +358,5 @@ _FACTS: dict[FactKind, Callable[[CoordinatorState, Fact, float], Transition]] = 
     FactKind.SETTLED: _settled,
     FactKind.FINISHED: _finished,
     FactKind.FAILED: _failed,
+    FactKind.CHECKPOINT: learn_checkpoint,
 }

@@ -175,7 +175,21 @@ class TypeStat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vote:
+class SaveStatus:
+    """What a rank says of durable checkpoints: in each vote, and alone after the last step."""
+
+    checkpoint_safe: int | None = None
+    """Newest version of which this rank's checkpoint part is safely written."""
+    checkpoint_nonce: str = ""
+    """Nonce of the quorum in which that part was copied: parts of different ones never mix."""
+    checkpoint_busy: bool = False
+    """Whether it still writes a part, or completes a version."""
+    durable: int = 0
+    """Newest complete durable version that it knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote(SaveStatus):
     """A rank's vote on a step: the exchange of gradient norms (protocol section 4)."""
 
     step: int
@@ -194,8 +208,6 @@ class Vote:
     newest_plan: int
     """Id of the newest plan seen: equal for all means a planned plan is adopted now."""
     newest_nonce: str
-    checkpoint_safe: int | None = None
-    """Newest version of which this rank's checkpoint part is safely written."""
     copies: str = ""
     """Digest of gradient and masters that the inner ranks of a stage hold in copies: equal on
     all of them."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mainstay_core import rank_saving
 from mainstay_core.errors import LocalProtocolError
 from mainstay_core.facts import FactKind
 from mainstay_core.messages import SettleReport
@@ -34,17 +35,17 @@ from mainstay_core.rank_events import (
     QuorumLost,
     Reduce,
     Reduced,
-    RenameCheckpoint,
     ReportsGathered,
     Restore,
     Restored,
     RestoreFailed,
+    SavesGathered,
     Settle,
+    ShareSaves,
     Tell,
     TodoDone,
     VotesGathered,
     WaitForPlan,
-    WriteCheckpoint,
 )
 from mainstay_core.rank_state import (
     Interrupt,
@@ -58,6 +59,7 @@ from mainstay_core.rank_state import (
     saw_durable,
     saw_plan,
 )
+from mainstay_core.saving import judge_saves
 from mainstay_core.settle import Settlement, StateAction, plan_step, settle
 from mainstay_core.votes import Verdict, judge
 
@@ -146,14 +148,11 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     assert state.plan is not None
     outcome = settle(state.plan, state.shards_per_lane, event.reports)
     mine = outcome.actions[state.index]
-    tell = Tell(FactKind.ADOPTED, outcome.version, outcome.reason)
-    settled = replace(
-        state,
-        settlement=outcome,
-        step_plan=outcome.step,
-        durable=max(r.durable for r in event.reports),
-        safe=0,
-    )
+    reached = max((r.version for r in event.reports if r.valid), default=None)
+    tell = Tell(FactKind.ADOPTED, outcome.version, outcome.reason, reached=reached)
+    durable = max(r.durable for r in event.reports)
+    settled = rank_saving.settled(state, durable)
+    settled = replace(settled, settlement=outcome, step_plan=outcome.step)
     if mine is StateAction.STAY:
         return _begin(replace(settled, mark=None), tell)
     if mine is StateAction.ROLL:
@@ -214,11 +213,28 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
     if state.version >= state.num_steps and must_adopt(state):
         return _adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
     if state.version >= state.num_steps:
-        done = replace(state, phase=Phase.FINISHED)
-        return Transition(done, (*prefix, Finish(), WaitForPlan()), "the last step is applied")
+        return _share_saves(state, *prefix) if rank_saving.is_open(state) else _end(state, *prefix)
     step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
     new = replace(state, phase=Phase.COMPUTING, step_plan=step_plan)
     return Transition(new, (*prefix, Compute(_todo(new))), f"computes step {state.version}")
+
+
+def _share_saves(state: RankState, *prefix: Action) -> Transition:
+    """The last step is applied, its checkpoint not yet complete: only then may the job end."""
+    saving = replace(state, phase=Phase.SAVING)
+    return Transition(saving, (*prefix, ShareSaves(state.save_round)), "saves the last version")
+
+
+def _end(state: RankState, *prefix: Action) -> Transition:
+    done = replace(state, phase=Phase.FINISHED)
+    return Transition(done, (*prefix, Finish(), WaitForPlan()), "the last step is applied")
+
+
+def _on_saves(state: RankState, event: SavesGathered) -> Transition:
+    assert state.plan is not None
+    saves = judge_saves(state.plan, event.statuses)
+    state, actions, done = rank_saving.end_round(state, saves)
+    return _end(state, *actions) if done else _share_saves(state, *actions)
 
 
 def _todo(state: RankState) -> tuple[int, ...]:
@@ -259,13 +275,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     assert state.plan is not None
     before = state.commit.data_total if state.commit else ""
     verdict = judge(state.plan, event.votes, state.clip_norm, before)
-    rename: tuple[Action, ...] = ()
-    safe = verdict.checkpoint_safe
-    if safe is not None and safe > max(state.durable, state.safe):
-        state = replace(state, safe=safe)
-        if state.index == 0:
-            # The others may not count on it: this rank may die before it has renamed.
-            state, rename = replace(state, durable=safe), (RenameCheckpoint(safe),)
+    state, rename = rank_saving.learn(state, verdict.saves)
     if verdict.commit is None:
         return _refused(state, verdict, rename)
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
@@ -309,7 +319,8 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
     if rolling:
         return _begin(new, DropHeld(mark=True))
     new = replace(new, step_plan=None)
-    prefix: tuple[Action, ...] = (DropHeld(mark=True), *_checkpoint(new))
+    new, writing = rank_saving.begin_due(new)
+    prefix: tuple[Action, ...] = (DropHeld(mark=True), *writing)
     if state.adopt_next:
         return _adopt(new, *prefix)
     if must_adopt(new):
@@ -318,24 +329,12 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
     return _compute(new, *prefix)
 
 
-def _checkpoint(state: RankState) -> tuple[Action, ...]:
-    """Write a part when one is due and this rank is its position's writer (the lowest member)."""
-    assert state.plan is not None
-    assert state.commit is not None
-    every = state.checkpoint_every_steps
-    writer = state.plan.position_members(state.member_position)[0].index
-    newest = max(state.durable, state.safe)
-    if not every or state.index != writer or state.version - newest < every:
-        return ()
-    return (WriteCheckpoint(state.version, state.commit, state.chain),)
-
-
 def _ignore(state: RankState, event: Event) -> Transition:
     del event
     return Transition(state, (WaitForPlan(),), "waits for the api's decision")
 
 
-_MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING})
+_MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING, Phase.SAVING})
 """Where what is lost here may have been complete for others of the chain. They then compute, and
 would wait in the pipeline for this rank while it waits for them in the next settle: a plan that
 leaves their chain intact does not interrupt them. So whoever parks here drops its pipeline."""
@@ -356,5 +355,7 @@ _TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
     (Phase.VOTING, VotesGathered): _on_votes,
     (Phase.VOTING, QuorumLost): _on_lost,
     (Phase.APPLYING, Applied): _on_applied,
+    (Phase.SAVING, SavesGathered): _on_saves,
+    (Phase.SAVING, QuorumLost): _on_lost,
 }
 """The transitions: what a phase accepts. Everything else is a bug of the shell."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mainstay_core.facts import FactKind
 from mainstay_core.ids import Slot
-from mainstay_core.messages import Commit, Partial, Plan, SettleReport, Vote
+from mainstay_core.messages import Commit, Partial, Plan, SaveStatus, SettleReport, Vote
 from mainstay_core.settle import StateAction, Supply
 
 # Events ---------------------------------------------------------------------
@@ -89,6 +89,13 @@ class Applied:
     commit: Commit
 
 
+@dataclass(frozen=True, slots=True)
+class SavesGathered:
+    """All members' statuses after the last step, in index order."""
+
+    statuses: tuple[SaveStatus, ...]
+
+
 Event = (
     PlanSeen
     | ReportsGathered
@@ -100,6 +107,7 @@ Event = (
     | VotesGathered
     | QuorumLost
     | Applied
+    | SavesGathered
 )
 
 
@@ -132,6 +140,8 @@ class Tell:
     step: int
     evidence: str = ""
     suspects: tuple[Slot, ...] = ()
+    reached: int | None = None
+    """Newest version that any member of a settle held before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +194,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class WriteCheckpoint:
-    """Write this stage's part of the version; the next vote says that it is safe."""
+    """Copy this position's part and write it in the background; later votes say that it is safe."""
 
     version: int
     commit: Commit
@@ -193,9 +203,21 @@ class WriteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RenameCheckpoint:
-    """Every stage's part of the version is safe: make it complete (lowest member only)."""
+    """Every part of the attempt is safe: make it complete, in the background (lowest member)."""
 
     version: int
+    nonce: str
+    """Of the quorum in which its parts were copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSaves:
+    """After the last step: finish what is being written, then exchange statuses.
+
+    SavesGathered or QuorumLost.
+    """
+
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,5 +238,6 @@ Action = (
     | Apply
     | WriteCheckpoint
     | RenameCheckpoint
+    | ShareSaves
     | Finish
 )

@@ -30,6 +30,7 @@ class Phase(enum.StrEnum):
     REDUCING = "reducing"
     VOTING = "voting"
     APPLYING = "applying"
+    SAVING = "saving"
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -71,8 +72,16 @@ class RankState:
     durable: int = 0
     """Newest version known to be complete on the disk."""
     safe: int = 0
-    """Newest version of which this quorum has written every part: complete if its first member
-    lived to rename it."""
+    """Newest version of which this quorum knows every part to be written: complete if its first
+    member lives to rename it."""
+    tried: int = 0
+    """Newest version that this quorum has begun to write."""
+    writers_free: bool = False
+    """Whether nobody was writing, by the last votes."""
+    told_busy: bool = False
+    """Whether it was told that a due version waits for one that is being written."""
+    save_round: int = 0
+    """Exchanges of statuses after the last step."""
     settlement: Settlement | None = None
     step_plan: StepPlan | None = None
 

@@ -125,6 +125,7 @@ class TrainingJob(Section):
         """
         spec = self.spec
         storage = spec.checkpoint.storage or checkpoint_dir
+        resume_from = spec.checkpoint.resume_from or ""
         redundancy = spec.redundancy
         return JobConfig(
             job=job_uid,
@@ -137,7 +138,9 @@ class TrainingJob(Section):
             backend=spec.runtime.backend.lower(),
             recompute=spec.runtime.recompute,
             redundancy=None if redundancy == "Auto" else redundancy,
-            checkpoint_dir=storage if spec.checkpoint.every_steps else "",
+            checkpoint_dir=storage if spec.checkpoint.every_steps or resume_from else "",
+            checkpoint_keep=spec.checkpoint.keep,
+            resume_from=resume_from,
             heartbeat_s=float(spec.detection.heartbeat_seconds),
             heartbeat_timeout_s=float(spec.detection.heartbeat_timeout_seconds),
             hang_s=float(spec.detection.hang_seconds),

@@ -170,9 +170,15 @@ class Checkpoint(Section):
     storage: str | None = None
     """A directory that all pods see; local mode chooses one in the job's state directory."""
     every_steps: NotNegative = 0
-    """0 switches durable checkpoints off."""
+    """A checkpoint each time that so many steps are applied since the newest, and one of the
+    last step. 0 switches durable checkpoints off."""
+    keep: Annotated[int, pydantic.Field(ge=2)] = 2
+    """Complete checkpoints that are kept. At least two: the newest may turn out to be damaged."""
+    resume_from: str | None = None
+    """Directory of an earlier run's checkpoints: go on from the newest good one. Replicas, stages
+    and slots per pod may differ. Only read, never changed."""
 
-    @pydantic.field_validator("storage")
+    @pydantic.field_validator("storage", "resume_from")
     @classmethod
     def _check_storage(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith("/"):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from mainstay_core.digest import Digest
 from mainstay_core.messages import Commit, Plan, Vote
+from mainstay_core.saving import Saves, judge_saves
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as ``torch.nn.utils.clip_grad_norm_`` does."""
@@ -31,8 +32,8 @@ class Verdict:
     """Trying again cannot help: the same inputs give the same answer."""
     adopt_planned: bool
     """All have seen the same newer planned plan: adopt it at this boundary."""
-    checkpoint_safe: int | None
-    """Version of which every position has a safely written part, if any."""
+    saves: Saves
+    """What they say of durable checkpoints, whether or not the step is applied."""
     reason: str
 
 
@@ -66,7 +67,7 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         state_bad=state_bad,
         hopeless=hopeless,
         adopt_planned=adopt,
-        checkpoint_safe=_checkpoint_safe(plan, votes),
+        saves=judge_saves(plan, votes),
         reason="; ".join(problems) or "all votes say yes",
     )
 
@@ -177,14 +178,3 @@ def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_tot
         data=data.hex(),
         data_total=total.hex(),
     )
-
-
-def _checkpoint_safe(plan: Plan, votes: Sequence[Vote]) -> int | None:
-    safe = []
-    for members in plan.positions:
-        versions = [v for m in members if (v := votes[m.index].checkpoint_safe) is not None]
-        if not versions:
-            return None
-        safe.append(set(versions))
-    common = set.intersection(*safe)
-    return max(common) if common else None

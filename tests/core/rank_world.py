@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 
 from tests.core.plans import make_plan, slot_of
@@ -24,7 +24,16 @@ from tests.core.plans import make_plan, slot_of
 from mainstay_core import rank
 from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation, QuorumId
-from mainstay_core.messages import Commit, Member, Partial, Plan, SettleReport, TypeStat, Vote
+from mainstay_core.messages import (
+    Commit,
+    Member,
+    Partial,
+    Plan,
+    SaveStatus,
+    SettleReport,
+    TypeStat,
+    Vote,
+)
 from mainstay_core.partials import grow
 from mainstay_core.rank import Phase
 from mainstay_core.rank_events import (
@@ -47,7 +56,9 @@ from mainstay_core.rank_events import (
     Restore,
     Restored,
     RestoreFailed,
+    SavesGathered,
     Settle,
+    ShareSaves,
     Tell,
     TodoDone,
     VotesGathered,
@@ -128,6 +139,10 @@ class Trainer:
     reduced: str | None = None
     checked: bool = True
     safe: tuple[int, str] | None = None
+    background: list[Callable[[], None]] = field(default_factory=list)
+    """Parts to write and versions to complete, in order."""
+    durable: int = 0
+    """Newest version that it completed or saw complete."""
 
     @property
     def quorum(self) -> str:
@@ -456,6 +471,9 @@ class World:
         """Let one random trainer that can move do so; or a plan arrive."""
         running = [t for t in self.trainers.values() if t.alive and not t.stopped]
         for trainer in self.rng.sample(running, len(running)):
+            if trainer.background and self.rng.random() < 0.2:
+                trainer.background.pop(0)()
+                return True
             if self._deliver(trainer) or self._advance(trainer):
                 return True
         return False
@@ -524,12 +542,14 @@ class World:
                 trainer.reduced = None
             case WriteCheckpoint():
                 assert trainer.adopted is not None
+                assert not trainer.background, "a version that is being written is overtaken"
                 key = (action.version, trainer.adopted.quorum.nonce)
                 part = (trainer.params, action.commit, action.chain)
-                self.parts.setdefault(key, {})[trainer.state.member_position] = part
-                trainer.safe = key
+                position = trainer.state.member_position
+                trainer.background.append(lambda: self._write(trainer, position, key, part))
             case RenameCheckpoint():
-                self._rename(trainer, action.version)
+                attempt = (action.version, action.nonce)
+                trainer.background.append(lambda: self._rename(trainer, attempt))
             case Tell():
                 assert action.kind is not FactKind.FAILED, f"{trainer.life}: {action.evidence}"
             case Finish():
@@ -537,13 +557,23 @@ class World:
             case _:
                 raise AssertionError(f"{action} is not the last of its transition")
 
-    def _rename(self, trainer: Trainer, version: int) -> None:
-        assert trainer.adopted is not None
-        parts = self.parts[version, trainer.adopted.quorum.nonce]
+    def _write(
+        self,
+        trainer: Trainer,
+        position: int,
+        key: tuple[int, str],
+        part: tuple[str, Commit, str],
+    ) -> None:
+        self.parts.setdefault(key, {})[position] = part
+        trainer.safe = key
+
+    def _rename(self, trainer: Trainer, key: tuple[int, str]) -> None:
+        version, parts = key[0], self.parts[key]
         assert set(parts) == set(range(self.shape.positions))
         for position, (params, _, _) in parts.items():
             assert params == self._truth(position, version)
         self.disk.setdefault(version, dict(parts))
+        trainer.durable = max(trainer.durable, version)
         self.happened.add("checkpoint")
 
     def _wait_for_plan(self, trainer: Trainer, action: Action) -> Event | None:
@@ -556,13 +586,14 @@ class World:
         if not trainer.posted:
             self._leave_room(trainer)
             trainer.adopted, trainer.index = action.plan, action.report.index
-            trainer.in_room, trainer.safe = True, None
+            trainer.in_room = True
+            trainer.durable = max(self.disk, default=0)
             self.rooms.setdefault(trainer.quorum, Room(len(action.plan.members)))
             chain = action.plan.chain_of(trainer.index)
             if chain is None or not self._same_chain(trainer, action.plan):
                 self._end_pipe(trainer)
             self._interrupt(trainer)
-            report = replace(action.report, pipeline=trainer.pipe)
+            report = replace(action.report, pipeline=trainer.pipe, durable=trainer.durable)
             return self._post(trainer, "settle", report)
         reports = self._gathered(trainer, "settle")
         if isinstance(reports, QuorumLost) or reports is None:
@@ -771,6 +802,18 @@ class World:
             return votes
         return VotesGathered(tuple(v for v in votes if isinstance(v, Vote)))
 
+    def _share_saves(self, trainer: Trainer, action: ShareSaves) -> Event | _Half | None:
+        key = f"save/{action.round}"
+        if not trainer.posted:
+            if trainer.background:
+                trainer.background.pop(0)()
+                return _HALF
+            return self._post(trainer, key, _save_status(trainer))
+        statuses = self._gathered(trainer, key)
+        if isinstance(statuses, QuorumLost) or statuses is None:
+            return statuses
+        return SavesGathered(tuple(s for s in statuses if isinstance(s, SaveStatus)))
+
     def _make_vote(self, trainer: Trainer, action: CastVote) -> Vote:
         state, stage, inner = trainer.state, trainer.state.member_stage, trainer.state.member_inner
         assert state.step_plan is not None
@@ -783,7 +826,6 @@ class World:
             for t in range(s.partial.first, s.partial.last + 1)
         ]
         last = self.shape.stages - 1
-        safe = trainer.safe
         return Vote(
             step=action.step,
             attempt=action.attempt,
@@ -803,7 +845,7 @@ class World:
             ),
             newest_plan=newest.quorum.id,
             newest_nonce=newest.quorum.nonce,
-            checkpoint_safe=safe[0] if safe and safe[1] == state.plan.quorum.nonce else None,
+            **asdict(_save_status(trainer)),
             copies=bits("copies", stage, action.step),
         )
 
@@ -825,6 +867,16 @@ class _Half:
 _HALF = _Half()
 
 
+def _save_status(trainer: Trainer) -> SaveStatus:
+    safe = trainer.safe
+    return SaveStatus(
+        checkpoint_safe=safe[0] if safe else None,
+        checkpoint_nonce=safe[1] if safe else "",
+        checkpoint_busy=bool(trainer.background),
+        durable=trainer.durable,
+    )
+
+
 def _identity(plan: Plan, index: int) -> str:
     chain = plan.chain_of(index)
     assert chain is not None
@@ -838,5 +890,6 @@ _BLOCKING: dict[type, Callable[..., Event | _Half | None]] = {
     Compute: World._compute,
     Reduce: World._reduce,
     CastVote: World._vote,
+    ShareSaves: World._share_saves,
     Apply: World._apply,
 }

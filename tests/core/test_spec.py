@@ -85,7 +85,12 @@ def test_every_setting_reaches_the_config() -> None:
             "heartbeatSeconds": 2,
             "heartbeatTimeoutSeconds": 20,
         },
-        "checkpoint": {"storage": "/data", "everySteps": 5},
+        "checkpoint": {
+            "storage": "/data",
+            "everySteps": 5,
+            "keep": 3,
+            "resumeFrom": "/earlier",
+        },
         "recovery": {
             "maxRestarts": 3,
             "restartGraceSeconds": 0,
@@ -122,6 +127,8 @@ def test_every_setting_reaches_the_config() -> None:
         "recompute": True,
         "redundancy": 2,
         "checkpoint_dir": "/data",
+        "checkpoint_keep": 3,
+        "resume_from": "/earlier",
         "heartbeat_s": 2.0,
         "heartbeat_timeout_s": 20.0,
         "hang_s": 900.0,

@@ -11,6 +11,7 @@ from tests.core.plans import make_plan
 from mainstay_core.codec import dumps, loads
 from mainstay_core.digest import Digest
 from mainstay_core.messages import Plan, TypeStat, Vote
+from mainstay_core.saving import Attempt
 from mainstay_core.votes import CLIP_EPSILON, Verdict, clip, judge
 
 GRID = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3)
@@ -198,8 +199,8 @@ def test_a_checkpoint_is_safe_once_every_stage_has_its_part() -> None:
     one = [replace(votes[0], checkpoint_safe=4), *votes[1:]]
     both = [*one[:2], replace(votes[2], checkpoint_safe=4), votes[3]]
 
-    assert judged(one).checkpoint_safe is None
-    assert judged(both).checkpoint_safe == 4
+    assert judged(one).saves.safe is None
+    assert judged(both).saves.safe == Attempt(version=4, nonce="")
 
 
 def test_parts_of_different_versions_are_never_combined() -> None:
@@ -207,7 +208,31 @@ def test_parts_of_different_versions_are_never_combined() -> None:
     votes[0] = replace(votes[0], checkpoint_safe=4)
     votes[2] = replace(votes[2], checkpoint_safe=5)
 
-    assert judged(votes).checkpoint_safe is None
+    assert judged(votes).saves.safe is None
+
+
+def test_parts_of_one_version_copied_in_different_quorums_are_never_combined() -> None:
+    votes = votes_of()
+    votes[0] = replace(votes[0], checkpoint_safe=4, checkpoint_nonce="one")
+    votes[2] = replace(votes[2], checkpoint_safe=4, checkpoint_nonce="other")
+
+    assert judged(votes).saves.safe is None
+
+
+def test_an_attempt_of_an_older_quorum_counts_when_all_its_parts_are_safe() -> None:
+    part = {"checkpoint_safe": 4, "checkpoint_nonce": "older"}
+    votes = [replace(v, **part) for v in votes_of()]
+
+    assert judged(votes).saves.safe == Attempt(version=4, nonce="older")
+
+
+def test_votes_say_who_still_writes_and_which_version_is_durable() -> None:
+    votes = votes_of()
+    votes[1] = replace(votes[1], checkpoint_busy=True)
+    votes[2] = replace(votes[2], durable=6)
+
+    assert judged(votes).saves.busy == (1,)
+    assert judged(votes).saves.durable == 6
 
 
 def test_clipping_scales_the_mean_gradient() -> None:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 # One replica: the loss of a rank is the loss of all copies of its stage.
 LAYOUT = Layout(stages=2, lanes=1, shards_per_lane=2, spares=1)
 NUM_STEPS = 12
-EVERY_STEPS = 3
+EVERY_STEPS = 2
 HELD_AT = 8
 FAULT = {
     "at": {"step": HELD_AT, "phase": "backward"},
@@ -32,57 +32,85 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), LAYOUT, NUM_STEPS, corpus)
 
 
+def complete_versions(checkpoints: Path) -> list[int]:
+    """Versions on the disk, oldest first: written in the background, so which ones may vary."""
+    found = checkpoints.glob("step-????????/manifest.json")
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+
+
 def run_held(
-    tmp_path: Path, corpus: Path, spec: dict[str, Any], meddle: Callable[[Path], None]
-) -> tuple[dict[str, Any], LocalJob]:
-    """Run with the fault; do something to the checkpoints just before it."""
+    tmp_path: Path, corpus: Path, spec: dict[str, Any], meddle: Callable[[Path], int]
+) -> tuple[dict[str, Any], LocalJob, int]:
+    """Run with the fault; do something to the checkpoints just before it.
+
+    ``meddle`` returns the version that the job has to go on from.
+    """
     gates = tmp_path / "gates"
     gates.mkdir()
     job = make_job(LAYOUT, NUM_STEPS, corpus, gates, [HELD_AT], **spec)
     with local_job(tmp_path, job, [FAULT]) as running:
         running.wait_for_members(HELD_AT, LAYOUT.num_cells)
-        meddle(running.state_dir / "checkpoints")
+        checkpoints = running.state_dir / "checkpoints"
+
+        def at_rest() -> bool:
+            """Nobody votes at a gate, so what is not being renamed by now will not be."""
+            known = running.fetch()["checkpoint"]["step"]
+            renaming = list(checkpoints.glob("*.tmp-*/manifest.json"))
+            return not renaming and known == max(complete_versions(checkpoints), default=0)
+
+        running.wait_until(at_rest)
+        version = meddle(checkpoints)
         (gates / str(HELD_AT)).touch()
-        return running.report(), running
+        return running.report(), running, version
 
 
-def check(report: dict[str, Any], undisturbed: dict[str, Any], from_version: int) -> None:
+def check(report: dict[str, Any], undisturbed: dict[str, Any], version: int) -> None:
     assert report["digests"] == undisturbed["digests"]
     (restart,) = (r for r in report["recoveries"] if r["method"] == "restart")
     assert restart["exact"]
-    assert restart["lost_steps"] == HELD_AT - from_version, restart
-    assert report["steps"]["lost"] == HELD_AT - from_version
+    assert restart["lost_steps"] == HELD_AT - version, restart
+    assert report["steps"]["lost"] == HELD_AT - version
 
 
 def checkpointed() -> dict[str, Any]:
     return {"checkpoint": {"everySteps": EVERY_STEPS}}
 
 
-def test_the_newest_checkpoint_is_taken_up(
+def test_the_newest_checkpoint_is_taken_up_and_named_in_the_reason(
     tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
 ) -> None:
-    def look(checkpoints: Path) -> None:
-        assert (checkpoints / "step-00000006" / "manifest.json").exists()
+    def look(checkpoints: Path) -> int:
+        return complete_versions(checkpoints)[-1]
 
-    report, _ = run_held(tmp_path, corpus, checkpointed(), look)
-    check(report, undisturbed, from_version=6)
+    report, job, version = run_held(tmp_path, corpus, checkpointed(), look)
+    check(report, undisturbed, version)
+    (restart,) = (r for r in report["recoveries"] if r["method"] == "restart")
+    assert f"all go on from step {version}" in restart["reason"]
+    checkpoints = job.state_dir / "checkpoints"
+    assert complete_versions(checkpoints)[-1] == NUM_STEPS, "the last step's, before the job ends"
+    assert len(list(checkpoints.iterdir())) == 2, "two are kept, and nothing unfinished"
 
 
 def test_a_torn_checkpoint_is_skipped_with_a_warning(
     tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
 ) -> None:
-    def tear(checkpoints: Path) -> None:
-        for tensors in (checkpoints / "step-00000006").rglob("*.distcp"):
-            tensors.write_bytes(tensors.read_bytes()[: tensors.stat().st_size // 2])
+    torn = []
 
-    report, job = run_held(tmp_path, corpus, checkpointed(), tear)
-    check(report, undisturbed, from_version=3)
+    def tear(checkpoints: Path) -> int:
+        older, newest = [0, *complete_versions(checkpoints)][-2:]
+        torn.append(newest)
+        for tensors in (checkpoints / f"step-{newest:08d}").rglob("*.distcp"):
+            tensors.write_bytes(tensors.read_bytes()[: tensors.stat().st_size // 2])
+        return older
+
+    report, job, version = run_held(tmp_path, corpus, checkpointed(), tear)
+    check(report, undisturbed, version)
     logs = [path.read_text() for path in job.state_dir.glob("pods/*/trainer-*.log")]
-    assert any("step-00000006 is skipped" in log for log in logs)
+    assert any(f"step-{torn[0]:08d} is skipped" in log for log in logs)
 
 
 def test_without_a_checkpoint_the_job_begins_again(
     tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
 ) -> None:
-    report, _ = run_held(tmp_path, corpus, {}, lambda _: None)
-    check(report, undisturbed, from_version=0)
+    report, _, _ = run_held(tmp_path, corpus, {}, lambda _: 0)
+    check(report, undisturbed, 0)

@@ -7,7 +7,7 @@ import torch
 from mainstay_core.errors import IntegrityError
 from mainstay_core.messages import Commit
 from mainstay_train import workload
-from mainstay_train.checkpoints import CheckpointDirectory
+from mainstay_train.checkpoints import CheckpointDirectory, Part, new_manifest
 from mainstay_train.heal import masters_digest
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
@@ -43,11 +43,26 @@ def make_commit(version):
     )
 
 
+def write_part(directory, version, nonce, stage, state, chain=""):
+    part = Part(
+        stage=stage,
+        tensors={t.id: t.tensor for t in state.state_tensors()},
+        commit=make_commit(version),
+        chain=chain,
+        masters=masters_digest(state),
+    )
+    directory.write_part(version, nonce, part)
+
+
+def complete(directory, version, nonce, stages):
+    positions = [(stage, 0) for stage in range(stages)]
+    directory.complete(version, nonce, new_manifest("job", positions, {"seed": "3"}, {}))
+
+
 def write(directory, version, states, nonce="n1"):
-    commit = make_commit(version)
     for stage, state in enumerate(states):
-        directory.write_part(version, nonce, stage, state, commit, f"chain-{version}")
-    directory.complete(version, nonce, len(states))
+        write_part(directory, version, nonce, stage, state, f"chain-{version}")
+    complete(directory, version, nonce, len(states))
 
 
 def tensors(states):
@@ -74,12 +89,13 @@ def test_a_version_written_by_two_stages_is_read_by_any_number(tmp_path, stages)
 def test_parts_alone_are_no_version(tmp_path):
     directory = CheckpointDirectory(tmp_path)
     states = make_states(2, seed=3)
-    directory.write_part(5, "n1", 0, states[0], make_commit(5), "")
-    directory.write_part(5, "n1", 1, states[1], make_commit(5), "")
+    write_part(directory, 5, "n1", 0, states[0])
+    write_part(directory, 5, "n1", 1, states[1])
     assert directory.newest_complete() == 0
-    directory.complete(5, "another quorum", 2)  # has no parts: nothing to rename
+    with pytest.raises(FileNotFoundError):
+        complete(directory, 5, "another quorum", 2)  # it has no parts
     assert directory.newest_complete() == 0
-    directory.complete(5, "n1", 2)
+    complete(directory, 5, "n1", 2)
     assert directory.newest_complete() == 5
 
 
@@ -89,7 +105,7 @@ def test_renaming_a_version_that_exists_is_success(tmp_path):
     write(first, 5, states, "n1")
     manifest = (tmp_path / "step-00000005" / "manifest.json").read_text()
     write(second, 5, states, "n2")
-    second.complete(5, "n2", 2)
+    complete(second, 5, "n2", 2)
     assert (tmp_path / "step-00000005" / "manifest.json").read_text() == manifest
     second.load(5, make_states(1)[0])
 
@@ -97,7 +113,7 @@ def test_renaming_a_version_that_exists_is_success(tmp_path):
 def test_an_abandoned_part_is_replaced(tmp_path):
     directory = CheckpointDirectory(tmp_path)
     old, new = make_states(1, seed=1), make_states(1, seed=2)
-    directory.write_part(5, "n1", 0, old[0], make_commit(5), "old")
+    write_part(directory, 5, "n1", 0, old[0], "old")
     write(directory, 5, new)
     read = make_states(1)
     assert directory.load(5, read[0]).chain == "chain-5"
@@ -111,7 +127,7 @@ def test_a_torn_version_is_skipped_with_a_warning(tmp_path, caplog, damage):
     write(directory, 5, states)
     write(directory, 10, states)
     newest = tmp_path / "step-00000010"
-    victim = next(iter(sorted((newest / "stage-1").glob("*.distcp"))))
+    victim = next(iter(sorted((newest / "stage-1-inner-0").glob("*.distcp"))))
     match damage:
         case "shortened":
             victim.write_bytes(victim.read_bytes()[:-7])
@@ -129,7 +145,7 @@ def test_wrong_bits_are_refused_and_the_older_version_is_taken(tmp_path, caplog)
     states = make_states(2, seed=3)
     write(directory, 5, states)
     write(directory, 10, states)
-    part = tmp_path / "step-00000010" / "stage-0" / "part.json"
+    part = tmp_path / "step-00000010" / "stage-0-inner-0" / "part.json"
     description = json.loads(part.read_text())
     name = next(iter(description["tensors"]))
     digest = description["tensors"][name]
@@ -151,7 +167,7 @@ def test_wrong_bits_are_refused_and_the_older_version_is_taken(tmp_path, caplog)
 def test_flipped_bytes_in_a_tensors_file_are_refused(tmp_path):
     directory = CheckpointDirectory(tmp_path)
     write(directory, 10, make_states(1, seed=3))
-    (file,) = (tmp_path / "step-00000010" / "stage-0").glob("*.distcp")
+    (file,) = (tmp_path / "step-00000010" / "stage-0-inner-0").glob("*.distcp")
     content = bytearray(file.read_bytes())
     for position in range(len(content) // 2, len(content) // 2 + 64):
         content[position] ^= 0xFF
@@ -164,7 +180,7 @@ def test_flipped_bytes_in_a_tensors_file_are_refused(tmp_path):
 def test_a_damaged_description_is_refused(tmp_path):
     directory = CheckpointDirectory(tmp_path)
     write(directory, 10, make_states(1, seed=3))
-    part = tmp_path / "step-00000010" / "stage-0" / "part.json"
+    part = tmp_path / "step-00000010" / "stage-0-inner-0" / "part.json"
     text = part.read_text()
     part.write_text("?" + text[1:])  # of the right size
     with pytest.raises(IntegrityError):
@@ -175,10 +191,10 @@ def test_a_damaged_description_is_refused(tmp_path):
 def test_two_versions_are_kept_and_abandoned_parts_go(tmp_path):
     directory = CheckpointDirectory(tmp_path)
     states = make_states(1, seed=3)
-    directory.write_part(5, "dead", 0, states[0], make_commit(5), "")
+    write_part(directory, 5, "dead", 0, states[0])
     for version in (5, 10, 15):
         write(directory, version, states)
-    directory.write_part(20, "running", 0, states[0], make_commit(20), "")
+    write_part(directory, 20, "running", 0, states[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-00000010",
         "step-00000015",
