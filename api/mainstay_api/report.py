@@ -199,6 +199,7 @@ def make_report(
         },
         "steps": {
             "committed": state.step,
+            "first": steps[0][0].step if steps else 0,
             "redone": sum(r.redone_steps for r in recoveries),
             "lost": sum(r.lost_steps for r in recoveries),
         },

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mainstay_cli import demo, local_run, manifests, state_dir
+from mainstay_cli import checkpoint_files, demo, local_run, manifests, state_dir
 from mainstay_cli.exits import CliError, ExitCode
 from mainstay_cli.live import LiveProgress
 from mainstay_cli.progress import PlainProgress, describe_recovery
@@ -34,7 +34,8 @@ class Ui(enum.StrEnum):
     "Examples:\n\n"
     "  mainstay local run examples/quickstart.yaml\n\n"
     "  mainstay local run examples/demo.yaml --faults examples/demo-faults.yaml "
-    "--report report.json",
+    "--report report.json\n\n"
+    "  mainstay local run longer.yaml --resume ~/.mainstay/jobs/demo",
 )
 def run(
     file: Annotated[Path, typer.Argument(help="A TrainingJob in YAML.")],
@@ -59,6 +60,15 @@ def run(
             "auto is live in a terminal."
         ),
     ] = Ui.AUTO,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on from the newest good checkpoint of an earlier run: its state directory, a "
+            "directory of checkpoints, or one of them. Replicas, stages and ranks per pod may "
+            "differ.",
+            metavar="DIR",
+        ),
+    ] = None,
     api_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the api; 0 is any free one.")
     ] = 0,
@@ -67,9 +77,11 @@ def run(
     ] = False,
 ) -> None:
     job_file = manifests.load_job(file, name)
+    directory = state or state_dir.home() / "jobs" / job_file.job.metadata.name
+    if resume is not None:
+        job_file = checkpoint_files.resume_job(job_file, resume, directory)
     job = job_file.job
     points = manifests.load_faults(faults, job.shape, job.spec.spares.replicas) if faults else ()
-    directory = state or state_dir.home() / "jobs" / job.metadata.name
     options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report, keep=keep)
     with _progress(ui) as progress:
         _log_warnings(progress)

@@ -13,6 +13,7 @@ import typer
 from mainstay_cli import (
     changing,
     chaos_command,
+    checkpoints,
     faults,
     local,
     report,
@@ -49,6 +50,7 @@ app = typer.Typer(
 )
 app.add_typer(local.app, name="local")
 app.add_typer(faults.app, name="faults")
+app.add_typer(checkpoints.app, name="checkpoints")
 app.command("chaos", help=chaos_command.HELP)(chaos_command.run)
 report_app = typer.Typer(help="Compare the reports of two runs.", no_args_is_help=True)
 app.add_typer(report_app, name="report")

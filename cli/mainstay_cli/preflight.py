@@ -32,6 +32,8 @@ class Needs:
     """A supervisor, and a launcher's own pages."""
     rank_memory_mib: int = 150
     """A forked trainer's own pages, for a small model."""
+    copy_memory_mib: int = 16
+    """A checkpoint's host copy of one position's state, on the rank that writes it: small model."""
     disk_mib: int = 256
     """Logs, the history in Redis and a checkpoint or two of a small model."""
 
@@ -41,6 +43,7 @@ class Needs:
         default = cls()
         return cls(
             rank_memory_mib=_setting("MAINSTAY_RANK_MEMORY_MIB", default.rank_memory_mib),
+            copy_memory_mib=_setting("MAINSTAY_COPY_MEMORY_MIB", default.copy_memory_mib),
             disk_mib=_setting("MAINSTAY_DISK_MIB", default.disk_mib),
         )
 
@@ -56,6 +59,7 @@ def check_memory(job: TrainingJob, needs: Needs) -> None:
         needs.base_memory_mib
         + job.num_pods * needs.pod_memory_mib
         + num_ranks * needs.rank_memory_mib
+        + _num_writers(job) * needs.copy_memory_mib
     )
     available = available_memory_mib()
     if wanted > available:
@@ -64,6 +68,12 @@ def check_memory(job: TrainingJob, needs: Needs) -> None:
             f"{wanted} MiB, {available} MiB are available; use fewer replicas, stages or spares, "
             "or free memory (MAINSTAY_RANK_MEMORY_MIB sets the estimate per rank)"
         )
+
+
+def _num_writers(job: TrainingJob) -> int:
+    """Return how many ranks copy their state to write it: one per position, with checkpoints on."""
+    shape = job.shape
+    return shape.stages * shape.ranks_per_stage if shape.checkpoint_every_steps else 0
 
 
 def check_disk(directory: Path, needs: Needs) -> None:

@@ -47,9 +47,8 @@ def compare_reports(left: dict[str, Any], right: dict[str, Any]) -> list[Differe
     Only what must be equal is compared: the digests. How many recoveries and
     seconds it took may differ.
     """
-    differences = _compare_steps(
-        left["digests"].get("steps", []), right["digests"].get("steps", [])
-    )
+    first = max(_first(left), _first(right))
+    differences = _compare_steps(_steps_from(left, first), _steps_from(right, first), first)
     final_left = left["digests"].get("final") or {}
     final_right = right["digests"].get("final") or {}
     if not final_left or not final_right:
@@ -67,9 +66,19 @@ def compare_reports(left: dict[str, Any], right: dict[str, Any]) -> list[Differe
     ]
 
 
-def _compare_steps(left: list[Any], right: list[Any]) -> list[Difference]:
+def _first(report: dict[str, Any]) -> int:
+    """The first step of a run: one that went on from an earlier run's checkpoint begins later."""
+    return int(report.get("steps", {}).get("first", 0))
+
+
+def _steps_from(report: dict[str, Any], first: int) -> list[Any]:
+    """Digests of the steps that both runs have."""
+    return list(report["digests"].get("steps", []))[first - _first(report) :]
+
+
+def _compare_steps(left: list[Any], right: list[Any], first: int) -> list[Difference]:
     differences = []
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+    for index, (one, other) in enumerate(zip(left, right, strict=False), start=first):
         if one == other:
             continue
         if not isinstance(one, dict) or not isinstance(other, dict):
@@ -84,10 +93,10 @@ def _compare_steps(left: list[Any], right: list[Any]) -> list[Difference]:
     if len(left) != len(right):
         differences.append(
             Difference(
-                step=min(len(left), len(right)),
+                step=first + min(len(left), len(right)),
                 what="committed steps",
-                left=len(left),
-                right=len(right),
+                left=first + len(left),
+                right=first + len(right),
             )
         )
     return differences

@@ -185,6 +185,14 @@ def _sweep_short_names() -> None:
                 shutil.rmtree(directory)
 
 
+def aside_name(path: Path) -> Path:
+    """Return where an earlier run's directory moves to when a new run takes its place."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return aside
+
+
 def _set_aside(path: Path) -> None:
     """Move an earlier run's directory out of the way; refuse one that is not a run's."""
     if not path.exists():
@@ -199,10 +207,7 @@ def _set_aside(path: Path) -> None:
     lock = os.open(lock_path, os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        number = 1
-        while (aside := path.with_name(f"{path.name}.{number}")).exists():
-            number += 1
-        path.rename(aside)
+        path.rename(aside_name(path))
     except BlockingIOError as error:
         raise _in_use(path) from error
     finally:

@@ -32,6 +32,11 @@ def render(status: dict[str, Any]) -> str:
     lines = [
         f"{job['name']}: {job['state']}, {job.get('step', '?')} steps committed{where}",
     ]
+    checkpoint = job.get("checkpoint") or {}
+    if checkpoint.get("step"):
+        lines.append(f"  newest checkpoint: step {checkpoint['step']}")
+    if checkpoint.get("problem"):
+        lines.append(f"  {checkpoint['problem']}")
     if job.get("reason"):
         lines.append(f"  {job['reason']}")
     if job.get("replicas_wanted") is not None:
