@@ -1,12 +1,15 @@
 """When every copy of a stage is gone the job goes back to its newest good checkpoint, exactly."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e import matrix
-from tests.e2e.harness import Layout, LocalJob, local_job, make_job, run_undisturbed
+from tests.e2e.harness import MAINSTAY, Layout, LocalJob, local_job, make_job, run_undisturbed
+
+from mainstay_cli.report import compare_reports
 
 pytestmark = pytest.mark.slow
 
@@ -114,3 +117,31 @@ def test_without_a_checkpoint_the_job_begins_again(
 ) -> None:
     report, _, _ = run_held(tmp_path, corpus, {}, lambda _: 0)
     check(report, undisturbed, 0)
+
+
+def test_another_run_goes_on_with_other_replicas_stages_and_slots(
+    tmp_path: Path, corpus: Path
+) -> None:
+    layout, steps, enough = Layout(lanes=2, spares=0), 8, 4
+    directories = {name: tmp_path / name for name in ("whole", "first", "second")}
+    for directory in directories.values():
+        directory.mkdir()
+    whole = run_undisturbed(directories["whole"], layout, steps, corpus)
+    shape = {"parallelism": {"stages": 2, "ranksPerPod": 2}, "checkpoint": {"everySteps": 2}}
+    first = make_job(layout, enough, corpus, **shape)
+    with local_job(directories["first"], first) as running:
+        running.report()
+        earlier = running.state_dir
+    second = make_job(layout, steps, corpus, parallelism={"replicas": 1})
+    with local_job(directories["second"], second, [], "--resume", str(earlier)) as running:
+        resumed = running.report()
+
+    assert resumed["steps"]["first"] == enough
+    assert resumed["digests"]["steps"] == whole["digests"]["steps"][enough:]
+    assert resumed["digests"]["final"] == whole["digests"]["final"]
+    assert compare_reports(whole, resumed) == []
+    verified = subprocess.run(
+        [*MAINSTAY, "checkpoints", "verify", str(earlier)], capture_output=True, text=True
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert f"step {enough}: good" in verified.stdout
