@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from mainstay_core.messages import Commit, FinalDigests, LedgerEntry, Plan, Vote
+from dataclasses import asdict
+
+from mainstay_core.messages import (
+    Commit,
+    FinalDigests,
+    LedgerEntry,
+    Plan,
+    SaveStatus,
+    Vote,
+)
 from mainstay_core.rank_events import CastVote
 from mainstay_core.rank_state import RankState
 from mainstay_core.sim import terms
@@ -14,7 +23,7 @@ def vote(
     compute: Compute,
     action: CastVote,
     newest: Plan,
-    safe: tuple[int, str] | None,
+    saves: SaveStatus,
 ) -> Vote:
     """Return a rank's vote.
 
@@ -23,7 +32,7 @@ def vote(
         compute: what it has computed.
         action: which vote.
         newest: newest plan seen.
-        safe: version of its newest checkpoint part, and the nonce it was written under.
+        saves: what it says of checkpoints.
     """
     assert state.step_plan is not None
     assert state.plan is not None
@@ -38,7 +47,7 @@ def vote(
         stats=compute.stats(table, state.index, action.step),
         newest_plan=newest.quorum.id,
         newest_nonce=newest.quorum.nonce,
-        checkpoint_safe=safe[0] if safe and safe[1] == state.plan.quorum.nonce else None,
+        **asdict(saves),
         copies=terms.term("copies", compute.stage, action.step),
     )
 

@@ -14,12 +14,13 @@ from mainstay_core.settle import StateAction
 from mainstay_core.sim import telling, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
-from mainstay_core.sim.disk import DamagedError, Part
+from mainstay_core.sim.disk import DamagedError
 from mainstay_core.sim.engine import Process, Steps
 from mainstay_core.sim.groups import GroupEnded
 from mainstay_core.sim.heal import HealFailed, HealServer, Wanted
 from mainstay_core.sim.network import End
 from mainstay_core.sim.rooms import QuorumAborted
+from mainstay_core.sim.saving import Saving
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World
@@ -73,7 +74,7 @@ class Trainer(Process):
         self.waits_in = "starting"
         self._status = SlotStatus(index=slot, phase="idle", waiting=True)
         self._reports: tuple[SettleReport, ...] = ()
-        self._safe: tuple[int, str] | None = None
+        self._saving = Saving(self)
         self._entries: list[LedgerEntry] = []
         self._posted = False
         self._gradient = ""
@@ -108,7 +109,7 @@ class Trainer(Process):
 
     def _run(self) -> Steps[None]:
         yield self.world.pace.startup_s()
-        self.state = rank.saw_durable(self.state, self.world.disk.newest_complete())
+        self.state = rank.saw_durable(self.state, self._saving.look())
         self._send(("hello", None))
         self._send_status()
         actions: tuple[rank_events.Action, ...] = (rank_events.WaitForPlan(),)
@@ -154,6 +155,8 @@ class Trainer(Process):
                 return (yield from self._vote(action))
             case rank_events.Apply():
                 return (yield from self._apply(action.commit))
+            case rank_events.ShareSaves():
+                return (yield from self._share_saves(action))
             case rank_events.WriteCheckpoint():
                 yield from self._write_checkpoint(action)
             case rank_events.Tell():
@@ -165,7 +168,7 @@ class Trainer(Process):
             case rank_events.Leave():
                 self.connections.leave()
             case rank_events.RenameCheckpoint():
-                self._rename_checkpoint(action.version)
+                self._saving.complete(action)
             case rank_events.Finish():
                 self._finish()
         return None
@@ -195,7 +198,6 @@ class Trainer(Process):
 
     def _settle(self, action: rank_events.Settle) -> Steps[rank_events.Event]:
         self.heal_server.serves = None
-        self._safe = None
         self._say(waiting=True)
         try:
             self.world.checks.adopts(self, action.plan)
@@ -204,7 +206,7 @@ class Trainer(Process):
             report = replace(
                 action.report,
                 pipeline=self.connections.pipeline_name,
-                durable=self.world.disk.newest_complete(),
+                durable=self._saving.look(),
             )
             yield from gather.post("settle", report)
             yield from self.point("settle-posted")
@@ -297,7 +299,7 @@ class Trainer(Process):
         yield from self._hook(Action(Op.VOTE, compute.stage))
         newest = self.connections.newest or self._plan
         self._gradient = terms.term("gradient", compute.reduced)
-        vote = telling.vote(self.state, compute, action, newest, self._safe)
+        vote = telling.vote(self.state, compute, action, newest, self._saving.status())
         gather, key = self.connections.gather(), f"vote/{action.step}/{action.attempt}"
         try:
             yield from gather.post(key, vote)
@@ -325,7 +327,12 @@ class Trainer(Process):
 
     def _tell(self, action: rank_events.Tell) -> None:
         self._fact(
-            action.kind, step=action.step, evidence=action.evidence, suspects=action.suspects
+            action.kind,
+            step=action.step,
+            evidence=action.evidence,
+            suspects=action.suspects,
+            reached=action.reached,
+            durable=self.state.durable if action.kind is FactKind.SETTLED else None,
         )
         if action.kind is FactKind.SETTLED:
             quorum, position = self._plan.quorum, self._engine().position
@@ -335,6 +342,21 @@ class Trainer(Process):
                 self._posted = True
                 for entry in self._entries:
                     self._send(("ledger", entry, True))
+
+    def tell_durable(self, version: int) -> None:
+        """A version is complete."""
+        self._fact(FactKind.CHECKPOINT, step=self.state.version, durable=version)
+
+    def _share_saves(self, action: rank_events.ShareSaves) -> Steps[rank_events.Event]:
+        self._say(waiting=True)
+        yield from self._saving.wait_idle()
+        gather, key = self.connections.gather(), f"save/{action.round}"
+        try:
+            yield from gather.post(key, self._saving.status())
+            statuses = yield from gather.wait(key)
+        except QuorumAborted as end:
+            return rank_events.QuorumLost(end.why, end.suspects)
+        return rank_events.SavesGathered(statuses)
 
     def _fact(self, kind: FactKind, **rest: Any) -> None:
         plan = self.state.plan
@@ -359,16 +381,7 @@ class Trainer(Process):
     def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> Steps[None]:
         compute = self._engine()
         yield from self._hook(Action(Op.CHECKPOINT, compute.stage))
-        nonce = self._plan.quorum.nonce
-        part = Part(compute.params, action.commit, action.chain)
-        yield self.world.pace.copy_s()
-        self.world.disk.write_part(action.version, nonce, compute.position, part)
-        self._safe = (action.version, nonce)
-
-    def _rename_checkpoint(self, version: int) -> None:
-        nonce = self._plan.quorum.nonce
-        if self.world.disk.finish(version, nonce):
-            self.world.checks.durable(version)
+        self._saving.write(action, self._plan.quorum.nonce, compute.position)
 
     def _finish(self) -> None:
         final = telling.final_digests(self.state, self._engine())
