@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mainstay_core.faults import COMPUTE, STEPS_TO_BE_OVER, FaultAction, FaultPoint, View
 from mainstay_core.messages import Plan
@@ -66,6 +66,11 @@ class FaultPoints:
         rank = plan.members[index].rank
         for fault in self._due(plan, index, step, action):
             self._fire(fault, str(rank), step)
+
+    def in_background(self, plan: Plan, index: int, step: int) -> Callable[[Op], None]:
+        """Return what a writing thread calls before its actions: as of the order that it got."""
+        stage = plan.members[index].rank.stage
+        return lambda op: self.reach(plan, index, step, Action(op, stage))
 
     def _due(self, plan: Plan, index: int, step: int, action: Action) -> list[FaultPoint]:
         rank, op = plan.members[index].rank, action.op.value

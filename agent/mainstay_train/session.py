@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,7 +24,6 @@ from mainstay_core.program import Action, Op
 from mainstay_core.settle import StateAction
 from mainstay_train.aborts import HealFailed, JobOver, QuorumAborted
 from mainstay_train.checkpointing import Checkpointing
-from mainstay_train.checkpoints import Reached
 from mainstay_train.connections import Connections
 from mainstay_train.engine import Engine, Training
 from mainstay_train.fault_points import FaultPoints
@@ -368,15 +368,8 @@ class Session:
             action, engine, self._plan, state.index, state.digest, self._writer_hook()
         )
 
-    def _writer_hook(self) -> Reached:
-        """Injected faults of the thread that writes: in the quorum and the step of its order."""
-        plan, index, step = self._plan, self._state.index, self._state.version
-        stage = self._state.member_stage
-
-        def reached(op: Op) -> None:
-            self._faults.reach(plan, index, step, Action(op, stage))
-
-        return reached
+    def _writer_hook(self) -> Callable[[Op], None]:
+        return self._faults.in_background(self._plan, self._state.index, self._state.version)
 
     def _tell_checkpoint(self, durable: int, problem: str) -> None:
         """From the thread that writes: a version is complete, or why it is late or failed."""
