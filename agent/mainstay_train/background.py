@@ -68,7 +68,7 @@ class Background:
             try:
                 with torch.no_grad():
                     job()
-            except Exception:
+            except BaseException:  # torch's checkpoint library has one that is no Exception
                 logger.exception("%s: a job failed", self._name)
             with self._changed:
                 self._jobs.popleft()

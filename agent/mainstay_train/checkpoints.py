@@ -127,7 +127,11 @@ class CheckpointDirectory:
         if masters != part.masters:
             raise IntegrityError(f"the copy of version {version} has digest {masters}, not its own")
         writer = dcp.FileSystemWriter(directory, sync_files=False)
-        dcp.save(dict(part.tensors), storage_writer=writer, no_dist=True)
+        try:
+            dcp.save(dict(part.tensors), storage_writer=writer, no_dist=True)
+        except dcp.CheckpointException as error:  # the library's wrapping of what it met
+            causes = [failure[0] for failure in error.failures.values()]
+            raise _refusal(causes) from error
         description = {
             "version": version,
             "stage": part.stage,
@@ -314,9 +318,7 @@ def read_tensors(part: Path, wanted: dict[str, torch.Tensor]) -> None:
     try:
         dcp.load(wanted, checkpoint_id=str(part), no_dist=True)
     except (RuntimeError, ValueError, EOFError, KeyError, dcp.CheckpointException) as error:
-        brief = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        # The library adds whole tracebacks.
-        raise IntegrityError(f"{part} cannot be read: {brief}") from error
+        raise IntegrityError(f"{part} cannot be read: {_brief(error)}") from error
 
 
 def stored_tensors(part: Path) -> dict[str, torch.Tensor]:
@@ -354,6 +356,22 @@ def new_manifest(
         identity=dict(identity),
         fingerprint=dict(fingerprint),
     )
+
+
+def _refusal(causes: Sequence[BaseException]) -> OSError:
+    """The storage's own error under those that a library raised on the way."""
+    for cause in causes:
+        found: BaseException | None = cause
+        while found is not None and not isinstance(found, OSError):
+            found = found.__cause__ or found.__context__
+        if found is not None:
+            return found
+    return OSError(_brief(causes[0]) if causes else "the checkpoint library failed")
+
+
+def _brief(error: BaseException) -> str:
+    """The first line: the library adds whole tracebacks."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _sync(path: Path) -> None:

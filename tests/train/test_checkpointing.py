@@ -1,6 +1,7 @@
 """What a trainer does about checkpoints: in the background, and whatever the storage does."""
 
 import logging
+import resource
 import shutil
 import threading
 
@@ -206,6 +207,22 @@ def test_a_file_in_the_way_costs_the_checkpoint_only_and_says_why(tmp_path):
     trainer.write(20, state)
     trainer.checkpoints.wait_idle()
     assert trainer.checkpoints.status().checkpoint_safe == 20, "as soon as the storage is back"
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_file_costs_the_checkpoint_only(trainer):
+    (state,) = make_states(1, seed=3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        trainer.write(10, state)
+        trainer.checkpoints.wait_idle()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    ((_, why),) = trainer.told
+    assert "File too large" in why
+    trainer.write(20, state)
+    trainer.checkpoints.wait_idle()
+    assert trainer.checkpoints.status().checkpoint_safe == 20
 
 
 def test_a_copy_that_does_not_have_the_states_digest_is_never_safe(trainer):
