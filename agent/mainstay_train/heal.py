@@ -13,7 +13,7 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -240,3 +240,45 @@ class HealClient:
                 read_exactly(connection, _bytes_of(staged))
                 flat.tensor.copy_(staged.view(flat.tensor.dtype))
         return str(head["digest"])
+
+
+def copy_from_any(
+    client: HealClient,
+    state: StageState,
+    sources: Sequence[tuple[int, str]],
+    *,
+    quorum: str,
+    stage: int,
+    version: int,
+    expected: str,
+) -> str:
+    """Copy from the first source that can give the state; returns the digest of the masters.
+
+    Args:
+        client: ends with the quorum.
+        state: receives the bytes.
+        sources: (member index, heal address), best first.
+        quorum: the rest is as for :meth:`HealClient.copy`.
+        stage: as there.
+        version: as there.
+        expected: as there.
+
+    Raises:
+        HealFailed: no source gave it; the last one's reason.
+    """
+    last = HealFailed(f"no other member has version {version} of stage {stage}", -1)
+    for source, peer in sources:
+        try:
+            return client.copy(
+                state,
+                peer=peer,
+                source=source,
+                quorum=quorum,
+                stage=stage,
+                version=version,
+                expected=expected,
+            )
+        except HealFailed as failure:
+            logger.warning("healing from member %d failed: %s", source, failure)
+            last = failure
+    raise last

@@ -28,7 +28,7 @@ from mainstay_train.connections import Connections
 from mainstay_train.engine import Engine, Training
 from mainstay_train.fault_points import FaultPoints
 from mainstay_train.groups import GroupEnded
-from mainstay_train.heal import HealServer
+from mainstay_train.heal import HealServer, copy_from_any
 from mainstay_train.reporting import Reporter
 from mainstay_train.serving import ServedState
 from mainstay_train.settings import TrainerSettings
@@ -134,7 +134,10 @@ class Session:
         for action in actions:
             if isinstance(action, rank_events.Compute):
                 return action
-            outcome = self._perform(action)
+            try:
+                outcome = self._perform(action)
+            except QuorumAborted as end:
+                outcome = rank_events.QuorumLost(end.why, end.suspects)
         assert outcome is not None, f"no event after {actions}"
         return outcome
 
@@ -215,21 +218,18 @@ class Session:
     def _settle(self, action: rank_events.Settle) -> rank_events.Event:
         self._served.close()
         self._reporter.waits()
-        try:
-            gather = self._connections.adopt(action.plan, action.report.index)
-            settling = Action(Op.SETTLE, action.plan.members[action.report.index].rank.stage)
-            self._faults.reach(action.plan, action.report.index, self._state.version, settling)
-            report = replace(
-                action.report,
-                pipeline=self._connections.pipeline_name,
-                durable=self._checkpoints.newest_complete(),
-            )
-            gather.post("settle", codec.dumps(report).encode())
-            # A joiner allocates its stage while the others finish their step, not while they wait.
-            self._engine_for_plan()
-            bodies = gather.wait("settle")
-        except QuorumAborted as end:
-            return rank_events.QuorumLost(end.why, end.suspects)
+        gather = self._connections.adopt(action.plan, action.report.index)
+        settling = Action(Op.SETTLE, action.plan.members[action.report.index].rank.stage)
+        self._faults.reach(action.plan, action.report.index, self._state.version, settling)
+        report = replace(
+            action.report,
+            pipeline=self._connections.pipeline_name,
+            durable=self._checkpoints.newest_complete(),
+        )
+        gather.post("settle", codec.dumps(report).encode())
+        # A joiner allocates its stage while the others finish their step, not while they wait.
+        self._engine_for_plan()
+        bodies = gather.wait("settle")
         self._reports = tuple(codec.loads(SettleReport, body) for body in bodies)
         return rank_events.ReportsGathered(self._reports)
 
@@ -238,40 +238,31 @@ class Session:
         if action.action is StateAction.LOAD:
             return self._checkpoints.load(engine, action.version)
         self._hook(Action(Op.HEAL, engine.stage))
-        client = self._connections.healing()
-        why = f"no member of stage {engine.stage} has version {action.version}"
-        for source in action.sources:
-            try:
-                masters = client.copy(
-                    engine.state,
-                    peer=self._reports[source].heal_address,
-                    source=source,
-                    quorum=str(self._plan.quorum),
-                    stage=engine.stage,
-                    version=action.version,
-                    expected=action.expected,
-                )
-            except HealFailed as failure:
-                logger.warning("healing from member %d failed: %s", source, failure)
-                why = str(failure)
-                continue
-            return rank_events.Restored(masters)
-        return rank_events.RestoreFailed(why)
+        try:
+            masters = copy_from_any(
+                self._connections.healing(),
+                engine.state,
+                [(source, self._reports[source].heal_address) for source in action.sources],
+                quorum=str(self._plan.quorum),
+                stage=engine.stage,
+                version=action.version,
+                expected=action.expected,
+            )
+        except HealFailed as failure:
+            return rank_events.RestoreFailed(failure.why)
+        return rank_events.Restored(masters)
 
     def _compute(self, action: rank_events.Compute) -> rank_events.Event:
         engine = self._engine_for_plan()
         try:
-            pipeline = self._connections.pipeline(self._agreed_pipeline()) if action.types else None
+            pipeline = (
+                self._connections.pipeline(self._state.agreed_pipeline) if action.types else None
+            )
             engine.compute(action.types, self._state.version, pipeline)
         except GroupEnded as end:
             self._connections.fail_pipeline(str(end))
             return rank_events.ComputeBroken(engine.store.held(), f"the chain broke: {end}")
         return rank_events.TodoDone(engine.store.held())
-
-    def _agreed_pipeline(self) -> str:
-        """What the settle of this quorum says of the chain's pipeline."""
-        settlement, chain = self._state.settlement, self._plan.chain_of(self._state.index)
-        return settlement.pipelines[chain.replica] if settlement and chain else ""
 
     def _reduce(self, action: rank_events.Reduce) -> rank_events.Event:
         engine = self._engine_for_plan()
@@ -290,13 +281,18 @@ class Session:
         engine = self._engine_for_plan()
         self._hook(Action(Op.VOTE, engine.stage))
         vote = self._make_vote(engine, action)
-        gather, key = self._connections.gather(), f"vote/{action.step}/{action.attempt}"
-        try:
-            gather.post(key, codec.dumps(vote).encode())
-            bodies = gather.wait(key)
-        except QuorumAborted as end:
-            return rank_events.QuorumLost(end.why, end.suspects)
+        bodies = self._exchange(f"vote/{action.step}/{action.attempt}", vote)
         return rank_events.VotesGathered(tuple(codec.loads(Vote, body) for body in bodies))
+
+    def _exchange(self, key: str, message: Vote | SaveStatus) -> list[bytes]:
+        """Give a message to all members; returns what each of them gave.
+
+        Raises:
+            QuorumAborted: the quorum ended first.
+        """
+        gather = self._connections.gather()
+        gather.post(key, codec.dumps(message).encode())
+        return gather.wait(key)
 
     def _make_vote(self, engine: Engine, action: rank_events.CastVote) -> Vote:
         state = self._state
@@ -330,19 +326,14 @@ class Session:
             gradient=self._gradient,
             masters=masters,
             partials=engine.sent,
-            post=self._posts_ledger(),
+            post=self._state.is_lowest,
         )
         return rank_events.Applied(masters, commit)
 
     def _share_saves(self, action: rank_events.ShareSaves) -> rank_events.Event:
         self._reporter.waits()
         self._checkpoints.wait_idle()
-        gather, key = self._connections.gather(), f"save/{action.round}"
-        try:
-            gather.post(key, codec.dumps(self._checkpoints.status()).encode())
-            bodies = gather.wait(key)
-        except QuorumAborted as end:
-            return rank_events.QuorumLost(end.why, end.suspects)
+        bodies = self._exchange(f"save/{action.round}", self._checkpoints.status())
         return rank_events.SavesGathered(tuple(codec.loads(SaveStatus, body) for body in bodies))
 
     # Actions at once --------------------------------------------------------
@@ -352,7 +343,7 @@ class Session:
         if action.kind is FactKind.SETTLED:
             engine = self._engine_for_plan()
             self._served.open(str(self._plan.quorum), engine.stage, action.step, engine.state)
-            if self._posts_ledger():
+            if self._state.is_lowest:
                 self._reporter.repeat_entries()
 
     def _drop_held(self) -> None:
@@ -392,7 +383,7 @@ class Session:
     def _hook(self, action: Action) -> None:
         """Before every action of a program: progress, and injected faults."""
         self._reporter.progress(action)
-        self._faults.reach(self._plan, self._state.index, self._current_step(), action)
+        self._faults.reach(self._plan, self._state.index, self._state.step_at_hand, action)
 
     def _serves(self) -> None:
         """A part of this rank's state is on its way to a joiner (a thread of the heal server)."""
@@ -401,20 +392,8 @@ class Session:
             action = Action(Op.SERVE, state.member_stage)
             self._faults.reach(state.plan, state.index, state.version, action)
 
-    def _current_step(self) -> int:
-        """Step at hand: while restoring it is the settled version's."""
-        settlement = self._state.settlement
-        if self._state.phase is rank.Phase.HEALING and settlement is not None:
-            return settlement.version
-        return self._state.version
-
     def _engine_for_plan(self) -> Engine:
         stage, num_stages = self._state.member_stage, self._plan.num_stages
         if self._engine is None or not self._engine.computes(stage, num_stages):
             self._engine = self._training.build_engine(stage, num_stages, self._hook)
         return self._engine
-
-    def _posts_ledger(self) -> bool:
-        """Whether this member mirrors its stage's entries to the api: the lowest one does."""
-        lowest = self._plan.position_members(self._state.member_position)[0]
-        return lowest.index == self._state.index

@@ -92,6 +92,25 @@ class RankState:
         return self.plan.members[self.index].rank.stage
 
     @property
+    def is_lowest(self) -> bool:
+        """Whether this is the first member of its position: it speaks for it in the ledger."""
+        assert self.plan is not None
+        return self.plan.position_members(self.member_position)[0].index == self.index
+
+    @property
+    def agreed_pipeline(self) -> str:
+        """The pipeline group that the settle says this rank's chain keeps; "" for a new one."""
+        chain = self.plan.chain_of(self.index) if self.plan else None
+        return self.settlement.pipelines[chain.replica] if self.settlement and chain else ""
+
+    @property
+    def step_at_hand(self) -> int:
+        """``version``; while restoring, the settled one."""
+        if self.phase is Phase.HEALING and self.settlement is not None:
+            return self.settlement.version
+        return self.version
+
+    @property
     def member_inner(self) -> int:
         """Inner rank in the adopted plan."""
         assert self.plan is not None

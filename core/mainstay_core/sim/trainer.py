@@ -338,7 +338,7 @@ class Trainer(Process):
             quorum, position = self._plan.quorum, self._engine().position
             self.heal_server.serves = Wanted(str(quorum), quorum.id, position, action.step)
             self.connections.changed.fire()
-            if self._posts_ledger() and not self._posted:
+            if self.state.is_lowest and not self._posted:
                 self._posted = True
                 for entry in self._entries:
                     self._send(("ledger", entry, True))
@@ -375,7 +375,7 @@ class Trainer(Process):
         now_s = self.world.clock(self.slot.pod)
         entry = telling.ledger_entry(self.state, commit, self._gradient, masters, now_s)
         self._entries = [*self._entries[1 - KEPT_ENTRIES :], entry]
-        self._posted = self._posts_ledger()
+        self._posted = self.state.is_lowest
         self._send(("ledger", entry, self._posted))
 
     def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> Steps[None]:
@@ -396,7 +396,3 @@ class Trainer(Process):
     def quorum(self) -> QuorumId | None:
         """Adopted quorum."""
         return self.state.plan.quorum if self.state.plan else None
-
-    def _posts_ledger(self) -> bool:
-        lowest = self._plan.position_members(self.state.member_position)[0]
-        return lowest.index == self.state.index
