@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from mainstay_train import initialization, layout, split
 from mainstay_train.draws import Address
+from mainstay_train.inner import SINGLE, InnerMesh, local_gradient, placed_like, plain
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(output of the last block, targets) -> fp32 scalar, a sum over tokens, never a mean."""
@@ -69,6 +70,13 @@ class BlockSpec:
     init: InitRule = initialization.default_init
     cost: float | None = None
     """Relative cost of a micro-batch, to balance stages; None: its number of parameters."""
+    parallelize: Callable[[nn.Module, Any], nn.Module] | None = None
+    """(module, DeviceMesh) -> module, where a stage has several ranks: distributes parameters over
+    the mesh of one dimension, e.g. ``parallelize_module(..., src_data_rank=None)``. It must not
+    communicate. The module still maps plain tensors to a plain tensor, and what it leaves plain
+    is computed by every rank alike. None: so is the whole block."""
+    origins: Mapping[str, layout.Origin] = field(default_factory=dict)
+    """Of parameters of the parallelised module that are part of another tensor of ``build``'s."""
 
 
 @dataclass(slots=True)
@@ -121,13 +129,15 @@ class Block:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
+        inner: InnerMesh = SINGLE,
     ) -> None:
         self.spec = spec
+        self.inner = inner
         self.name = spec.name
         self.device = torch.device(device)
         self.dtype = dtype
-        self.module = spec.build().to(self.device).train()
-        self.layout = layout.BlockLayout.of_module(spec.name, self.module)
+        self.module = built(spec, inner).to(self.device).train()
+        self.layout = layout_of(spec, self.module, inner)
         self.masters = layout.aligned_zeros(self.layout.size, device=self.device)
         self.compute = (
             self.masters
@@ -142,9 +152,12 @@ class Block:
     def initialize(self, seed: int) -> None:
         """Set the masters to their first values, each by its own name alone."""
         for param in self.layout.params:
-            rule = self.spec.init(param.name.removeprefix(f"{self.name}."), param.shape)
-            first = initialization.init_tensor(seed, param.name, param.shape, rule.std, rule.mean)
-            self.masters[param.offset : param.offset + param.numel].copy_(first.reshape(-1))
+            part = param.part
+            name, shape = (part.name, part.shape) if part else (param.name, param.shape)
+            rule = self.spec.init(name.removeprefix(f"{self.name}."), shape)
+            first = initialization.init_tensor(seed, name, shape, rule.std, rule.mean)
+            mine = part.cut(first) if part else first
+            self.masters[param.offset : param.offset + param.numel].copy_(mine.reshape(-1))
         self.refresh()
 
     def refresh(self) -> None:
@@ -159,7 +172,7 @@ class Block:
             ValueError: The module is not a pure function (see the module docstring).
         """
         with torch.no_grad():
-            return self._checked_call(x, address)
+            return plain(self._checked_call(x, address))
 
     def loss_forward(self, x: torch.Tensor, targets: torch.Tensor, address: Address) -> Loss:
         """The last block's loss, without a graph."""
@@ -207,14 +220,14 @@ class Block:
             tape.output, inputs, dy, allow_unused=True
         )
         tape.output = None
-        plain = found[1:-1] if floating else found[:-1]
-        for parameter, gradient in zip(self._plain, plain, strict=True):
+        direct = found[1:-1] if floating else found[:-1]
+        for parameter, gradient in zip(self._plain, direct, strict=True):
             if gradient is not None:
                 tape.gradients[id(parameter)] = gradient
         if not floating:
             return None
         dx = found[0]
-        return torch.zeros_like(tape.x) if dx is None else dx.contiguous()
+        return torch.zeros_like(tape.x) if dx is None else plain(dx).contiguous()
 
     def backward_weight(
         self, tape: Tape, grads: Mapping[str, torch.Tensor], *, accumulate: bool = False
@@ -236,7 +249,7 @@ class Block:
                 add = accumulate
                 gradient = tape.gradients.get(id(parameter))
                 if gradient is not None:
-                    _deliver(view, gradient, add)
+                    _deliver(view, local_gradient(gradient, parameter), add)
                     add = True
                 for work in tape.recorder.pending.get(id(parameter), ()):
                     work(view, add)
@@ -262,6 +275,11 @@ class Block:
         if not isinstance(output, torch.Tensor):
             raise ValueError(
                 f"block {self.name!r} must return one tensor, got {type(output).__name__}"
+            )
+        if hasattr(output, "placements"):
+            raise ValueError(
+                f"block {self.name!r} must return a plain tensor, got a distributed one; end it "
+                "with use_local_output=True or to_local()"
             )
         return output
 
@@ -299,7 +317,13 @@ class Block:
         names = []
         for local, parameter in self.module.named_parameters():
             name = f"{self.name}.{local}"
-            new = nn.Parameter(views[name], requires_grad=id(parameter) not in deferred)
+            value = placed_like(parameter, views[name])
+            if value is not views[name] and id(parameter) in deferred:
+                raise ValueError(
+                    f"parameter {name} is distributed, but its module defers its gradient; use "
+                    "torch.nn's modules in a block that is parallelised"
+                )
+            new = nn.Parameter(value, requires_grad=id(parameter) not in deferred)
             bound[id(parameter)] = new
             names.append((new, name))
         for module in self.module.modules():  # tied names get the same new parameter
@@ -320,6 +344,21 @@ class Block:
                     f"block {self.name!r} contains {type(module).__name__} ({name!r}), whose "
                     "statistics depend on the order of micro-batches; use RMSNorm or LayerNorm"
                 )
+
+
+def built(spec: BlockSpec, inner: InnerMesh) -> nn.Module:
+    """The block's module, distributed over the inner mesh if there is one."""
+    module = spec.build()
+    if inner.size > 1 and spec.parallelize is not None:
+        module = spec.parallelize(module, inner.device_mesh)
+    return module
+
+
+def layout_of(spec: BlockSpec, module: nn.Module, inner: InnerMesh) -> layout.BlockLayout:
+    """The flat layout of a module of :func:`built`."""
+    return layout.BlockLayout.of_module(
+        spec.name, module, shared=inner.size > 1, origins=spec.origins
+    )
 
 
 def _deliver(view: torch.Tensor, gradient: torch.Tensor, add: bool) -> None:

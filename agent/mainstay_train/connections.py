@@ -20,6 +20,7 @@ from mainstay_core.ids import QuorumId
 from mainstay_core.messages import Chain, Plan
 from mainstay_core.rank import interrupts
 from mainstay_train.aborts import QuorumAborted
+from mainstay_train.chains import ChainGroups
 from mainstay_train.gather_client import GatherClient
 from mainstay_train.groups import Group, GroupEnded
 from mainstay_train.heal import HealClient
@@ -58,7 +59,7 @@ class Connections:
         self.index = -1
         self._gather: GatherClient | None = None
         self._reduce_group: Group | None = None
-        self._pipeline: Group | None = None
+        self._pipeline: ChainGroups | None = None
         self._pipeline_key: tuple[QuorumId, int] | None = None
         self._heal: HealClient | None = None
         self._former: deque[_Former] = deque(maxlen=MAX_FORMER)
@@ -150,8 +151,8 @@ class Connections:
         with self.changed:
             return self._pipeline.name if self._pipeline and self._pipeline.connected else ""
 
-    def pipeline(self, agreed: str) -> Group | None:
-        """The group of this cell's chain, connected, rank = stage; None with one stage.
+    def pipeline(self, agreed: str) -> ChainGroups | None:
+        """The groups of this rank's chain, connected; None where a chain is a single rank.
 
         Args:
             agreed: name of the group that every cell of the chain still had when the quorum
@@ -173,11 +174,22 @@ class Connections:
             if agreed:
                 raise GroupEnded(f"{agreed} has ended since the quorum settled")
             self._end_pipeline("a cell of the chain has lost its pipeline")
-            group = self._group(name, plan, chain.cells.index(self.index), len(chain.cells))
-            self._pipeline, self._pipeline_key = group, _key(chain)
+            groups = self._chain_groups(name, plan, chain)
+            self._pipeline, self._pipeline_key = groups, _key(chain)
             self._interrupt()
-        group.connect()
-        return group
+        groups.connect()
+        return groups
+
+    def _chain_groups(self, name: str, plan: Plan, chain: Chain) -> ChainGroups:
+        """Pipeline and inner mesh of this rank, not yet connected."""
+        rank, width = plan.members[self.index].rank, plan.ranks_per_stage
+        pipeline = mesh = None
+        if plan.num_stages > 1:
+            place = chain.cells.index(self.index)
+            pipeline = self._group(name, plan, place, len(chain.cells))
+        if width > 1:
+            mesh = self._group(f"{name}/s{rank.stage}", plan, rank.inner, width)
+        return ChainGroups(name, pipeline, mesh)
 
     def healing(self) -> HealClient:
         """A client for a copy that ends with the quorum."""
@@ -244,7 +256,8 @@ class Connections:
     def _end_pipeline(self, why: str) -> None:
         if self._pipeline is not None:
             self._pipeline.shutdown(why)
-        self._forget(self._pipeline)
+            for group in self._pipeline.groups:
+                self._forget(group)
         self._pipeline = self._pipeline_key = None
 
     def _forget(self, group: Group | None) -> None:

@@ -49,6 +49,65 @@ def warm_up(device: str | torch.device = "cpu") -> None:
     _tables(torch.device(device))
 
 
+def rows_digest(name: str, rows: torch.Tensor, start: int, row_length: int) -> Digest:
+    """The digest of some columns of a matrix called ``name``.
+
+    Args:
+        name: as of :func:`tensor_digest`.
+        rows: [number of rows, number of columns], the part of each row that is there.
+        start: Index of its first element in the whole tensor.
+        row_length: Elements from a row's first to the next row's first in the whole tensor.
+    """
+    flat, per_element = _words(rows)
+    if flat.numel() == 0:
+        return Digest.zero()
+    if rows.shape[0] == 1 or rows.shape[1] == row_length:
+        return tensor_digest(name, rows, start)
+    words = flat.view(rows.shape[0], -1)
+    start, row_length = start * per_element, row_length * per_element
+    keys, _ = _tables(words.device)
+    last = start + (rows.shape[0] - 1) * row_length + words.shape[1]
+    spans = [(chunk, 0, 0) for chunk in range(start // CHUNK, -(-last // CHUNK))]
+    sums = torch.zeros(len(spans), _NUM_MIXERS, dtype=torch.int64, device=words.device)
+    mask = _unsigned_mask(words)
+    for row, (chunk, _, _) in enumerate(spans):
+        for piece, offset in _pieces_in(words, start - chunk * CHUNK, row_length):
+            wide = piece.to(torch.int64)
+            if mask is not None:
+                wide.bitwise_and_(mask)
+            wide += 1
+            for mixer in range(_NUM_MIXERS):
+                factors = keys[mixer].as_strided(
+                    piece.shape, (row_length, 1), keys[mixer].storage_offset() + offset
+                )
+                sums[row, mixer] += (wide * factors).sum()
+    return _combine(name, spans, sums.tolist(), _chunk_key)
+
+
+def _pieces_in(words: torch.Tensor, start: int, row_length: int) -> list[tuple[torch.Tensor, int]]:
+    """Cut the part of ``words`` that lies in a chunk: (rows, position of the first word in it).
+
+    Args:
+        words: [rows, columns].
+        start: position of the first word relative to the chunk's; may be negative.
+        row_length: from a row's first word to the next row's.
+    """
+    count, width = words.shape
+    first = max(0, -(start // row_length))  # the first row that begins in the chunk
+    stop = min(count, max(first, (CHUNK - width - start) // row_length + 1))
+    pieces = []
+    before = start + (first - 1) * row_length
+    if first > 0 and before + width > 0:
+        end = min(width, CHUNK - before)
+        pieces.append((words[first - 1 : first, -before:end], 0))
+    if stop > first:
+        pieces.append((words[first:stop], start + first * row_length))
+    after = start + stop * row_length
+    if stop < count and after < CHUNK:
+        pieces.append((words[stop : stop + 1, : CHUNK - after], after))
+    return pieces
+
+
 def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Digest:
     """The sum of the digests of whole tensors."""
     return digest.total(tensor_digest(name, tensor) for name, tensor in named)

@@ -15,10 +15,11 @@ from mainstay_core.messages import Commit, FinalDigests, PartialDigest, TypeStat
 from mainstay_core.program import compile_compute
 from mainstay_core.settle import Supply
 from mainstay_train import digests, optimizer
-from mainstay_train.groups import Group
-from mainstay_train.heal import masters_digest
+from mainstay_train.chains import ChainGroups
+from mainstay_train.groups import Group, GroupEnded
+from mainstay_train.inner import SINGLE, InnerMesh
 from mainstay_train.interpreter import Hook, Interpreter
-from mainstay_train.optimizer import StageState
+from mainstay_train.optimizer import Shared, StageState, StateTensor
 from mainstay_train.reduction import PartialStore, Reducer
 from mainstay_train.workload import Workload, user_code
 
@@ -35,12 +36,13 @@ class Training(Protocol):
         """Learning rate of a step: a function of the step alone."""
         ...
 
-    def build_engine(self, stage: int, num_stages: int, hook: Hook) -> Engine:
+    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
         """Allocate what computes a stage; its state is void until restored.
 
         Args:
             stage: the stage to compute.
             num_stages: stages of a chain.
+            inner: which of the stage's ranks this is.
             hook: called before each action of the program.
         """
         ...
@@ -63,7 +65,7 @@ class BlockTraining:
         """As the workload's schedule says."""
         return self.workload.learning_rate(step)
 
-    def build_engine(self, stage: int, num_stages: int, hook: Hook) -> Engine:
+    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
         """Build the blocks of one stage, and what computes them."""
         return Engine.build(
             self.workload,
@@ -72,7 +74,14 @@ class BlockTraining:
             num_stages=num_stages,
             device=self.device,
             hook=hook,
+            inner=inner_mesh(self.config, self.device, inner),
         )
+
+
+def inner_mesh(config: JobConfig, device: str, index: int) -> InnerMesh:
+    """The inner mesh as its rank ``index`` sees it."""
+    kind = device.partition(":")[0]
+    return InnerMesh(size=config.shape.ranks_per_stage, index=index, device_type=kind)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +103,9 @@ class Engine:
     """None where the user's own loop computes (:mod:`mainstay_train.own_loop`)."""
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction."""
+    inner: InnerMesh = SINGLE
+    _masters: Shared | None = None
+    """Of the masters as they were last applied."""
 
     @classmethod
     def build(
@@ -105,6 +117,7 @@ class Engine:
         num_stages: int,
         device: str,
         hook: Hook,
+        inner: InnerMesh = SINGLE,
     ) -> Engine:
         """Allocate everything for ``stage``; its state is void until restored.
 
@@ -115,9 +128,10 @@ class Engine:
             num_stages: stages of a chain.
             device: where it computes.
             hook: called before each action of the program.
+            inner: this rank's place in its cell.
         """
         with user_code("building the model"):
-            blocks = workload.build(workload.stages(num_stages)[stage], device)
+            blocks = workload.build(workload.stages(num_stages)[stage], device, inner)
             state = StageState(blocks, workload.optimizer)
         store = PartialStore(state.layout, config.shape.shards_per_lane, device)
         stats: dict[int, TypeStat] = {}
@@ -132,6 +146,7 @@ class Engine:
             stats=stats,
             recompute=config.recompute,
             hook=hook,
+            inner=inner,
         )
         return cls(
             stage=stage,
@@ -142,13 +157,14 @@ class Engine:
             reducer=Reducer(state.layout, device),
             type_stats=stats,
             interpreter=interpreter,
+            inner=inner,
         )
 
-    def computes(self, stage: int, num_stages: int) -> bool:
-        """Whether this is the engine for ``stage`` out of ``num_stages``."""
-        return (self.stage, self.num_stages) == (stage, num_stages)
+    def computes(self, stage: int, num_stages: int, inner: int) -> bool:
+        """Whether this is the engine for that rank of ``stage`` out of ``num_stages``."""
+        return (self.stage, self.num_stages, self.inner.index) == (stage, num_stages, inner)
 
-    def compute(self, types: Sequence[int], step: int, pipeline: Group | None) -> None:
+    def compute(self, types: Sequence[int], step: int, chain: ChainGroups | None) -> None:
         """Run the types through the stage; complete ones are in the store, whatever happens.
 
         Raises:
@@ -157,8 +173,16 @@ class Engine:
         """
         assert self.interpreter is not None
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
-        with user_code(f"computing step {step}"):
-            self.interpreter.run(program, step, pipeline)
+        try:
+            with user_code(f"computing step {step}"):
+                self.interpreter.run(program, step, chain.pipeline if chain else None)
+        except RuntimeError as error:
+            why = chain.broke(error) if chain else ""
+            if not why:
+                raise
+            raise GroupEnded(why) from error
+        if chain is not None:
+            chain.used()
 
     def reduce(
         self,
@@ -195,7 +219,8 @@ class Engine:
 
     def norms_sq(self) -> tuple[float, ...]:
         """Squared norm of the reduced gradient, fp64, per block in model order."""
-        return tuple(optimizer.block_norms_sq(self._reduced_blocks()))
+        layouts, reduced = self.state.layout.blocks, self._reduced_blocks()
+        return tuple(optimizer.counted_norms_sq(layouts, reduced, self.inner))
 
     def gradient_digest(self) -> str:
         """Digest of the reduced gradient."""
@@ -204,7 +229,38 @@ class Engine:
     def apply(self, commit: Commit, learning_rate: float) -> str:
         """Apply the reduced gradient; returns the digest of the masters after it."""
         self.state.apply(self._reduced_blocks(), commit.scale, learning_rate)
-        return masters_digest(self.state)
+        self._masters = self.state.masters_digest()
+        return self._masters.whole.hex()
+
+    def counted_masters(self, masters: str) -> str:
+        """What this rank's masters add to the digest of the whole model.
+
+        Args:
+            masters: digest of all its masters, as they are now.
+        """
+        return self._shared(masters).counted(self.inner).hex()
+
+    def copies_digest(self, masters: str) -> str:
+        """Digest of the gradient and masters that all inner ranks hold; empty with one rank.
+
+        Args:
+            masters: digest of all masters of this rank, as they are now.
+        """
+        if self.inner.size == 1:
+            return ""
+        gradients = self.state.layout.views(self.reducer.reduced)
+        copies = (
+            (f"gradient:{param.name}", gradients[param.name])
+            for block in self.state.layout.blocks
+            for param in block.params
+            if param.copy
+        )
+        return (digests.digest_tensors(copies) + self._shared(masters).copies).hex()
+
+    def _shared(self, masters: str) -> Shared:
+        if self._masters is None or self._masters.whole.hex() != masters:
+            self._masters = self.state.masters_digest()  # they were healed or loaded
+        return self._masters
 
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
@@ -213,25 +269,27 @@ class Engine:
         self.sent = ()
 
     def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:
-        """Digests of the stage at the end of the job.
+        """What this rank adds to the digests of the model at the end of the job.
 
         Args:
             version: steps applied.
-            masters: digest of the masters at that version.
+            masters: digest of all its masters at that version.
             data: digest of all samples consumed.
         """
         params = (
-            (f"param:{name}", view)
+            StateTensor(param.name, "param", views[param.name], param.part, param.copy)
             for block in self.state.blocks
-            for name, view in block.layout.views(block.compute).items()
+            for views in (block.layout.views(block.compute),)
+            for param in block.layout.params
         )
-        moments = ((t.id, t.tensor) for t in self.state.state_tensors() if t.kind != "master")
+        moments = (t for t in self.state.state_tensors() if t.kind != "master")
         return FinalDigests(
             stage=self.stage,
+            inner=self.inner.index,
             version=version,
-            params=digests.digest_tensors(params).hex(),
-            masters=masters,
-            optimizer=digests.digest_tensors(moments).hex(),
+            params=Shared.of(params).counted(self.inner).hex(),
+            masters=self.counted_masters(masters),
+            optimizer=Shared.of(moments).counted(self.inner).hex(),
             data=data,
         )
 
@@ -239,6 +297,7 @@ class Engine:
         return self.state.layout.block_views(self.reducer.reduced)
 
     def _flat_digest(self, flat: torch.Tensor) -> Digest:
-        names = (f"gradient:{block.name}" for block in self.state.layout.blocks)
+        place = f"@{self.inner.index}" if self.inner.size > 1 else ""
+        names = (f"gradient:{block.name}{place}" for block in self.state.layout.blocks)
         views = self.state.layout.block_views(flat)
         return digests.digest_tensors(zip(names, views, strict=True))

@@ -37,7 +37,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from mainstay_train import network_cut
 from mainstay_train.aborts import PipelineBroken
-from mainstay_train.sockets import OpenSocket, open_sockets, shut, socket_lock
+from mainstay_train.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ class Group:
         self._own: frozenset[OpenSocket] | None = None
         self._ended: str | None = None
         self._group: Any = None
+        self._scoped: PrefixStore | None = None
         self._met = False
         self._ended_at_s = 0.0
         self._operation = 0
@@ -134,7 +135,7 @@ class Group:
             store = self._reach_store()
             # Shut while the store's connection was not there yet: nothing would end what follows.
             self._alive()
-            scoped = PrefixStore(self.name, store)
+            scoped = self._scoped = PrefixStore(self.name, store)
             scoped.set(_ready(self.rank), "1")
             self._tidy(store)
             self._await_all(scoped)
@@ -148,6 +149,41 @@ class Group:
             self._shut_all()
         self._alive()
         self._met = self._backend != "nccl"
+
+    @property
+    def backend(self) -> str:
+        """``gloo`` or ``nccl``."""
+        return self._backend
+
+    @property
+    def keys(self) -> PrefixStore:
+        """The store under this group's prefix; there once connected."""
+        assert self._scoped is not None, "connected first"
+        return self._scoped
+
+    @property
+    def process_group(self) -> Any:
+        """The backend's process group, for collectives that a user's code starts; once connected.
+
+        What such a collective raises says nothing by itself: ask :meth:`broke`.
+        """
+        return self._group
+
+    def used(self) -> None:
+        """Collectives of a user's code completed here: all ranks have met."""
+        self._met = True
+
+    def broke(self, error: RuntimeError) -> str:
+        """Why the group ended, if ``error`` comes from that; empty if it stands.
+
+        gloo raises plain errors. When a peer is lost it closes its connection, or finds
+        it closed; so a group of which one connection is gone has ended.
+        """
+        if self._ended is None:
+            gone = self._own is not None and not all(stands(opened) for opened in self._own)
+            if not gone and not isinstance(error, distributed.DistError):
+                return ""
+        return self._ended or f"{self.name}: {_brief(error)}"
 
     def _reach_store(self) -> TCPStore:
         """Connect to the rendezvous store.

@@ -29,14 +29,12 @@ from mainstay_train.sockets import socket_lock
 logger = logging.getLogger(__name__)
 
 StateAt = Callable[[str, int, int], StageState | None]
-"""(quorum, stage, version) -> the state once it is there; None if it never will be."""
+"""(quorum, position, version) -> the state once it is there; None if it never will be."""
 
 
 def masters_digest(state: StageState) -> str:
-    """Digest of a stage's masters, by model-wide parameter name."""
-    return digests.digest_tensors(
-        (t.id, t.tensor) for t in state.state_tensors() if t.kind == "master"
-    ).hex()
+    """Digest of all masters that a rank holds, by model-wide parameter name."""
+    return state.masters_digest().whole.hex()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -82,8 +80,8 @@ class HealServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             request, _ = read_frame(connection)
-            quorum, stage = str(request["quorum"]), int(request["stage"])
-            state = self._state_at(quorum, stage, int(request["version"]))
+            quorum, position = str(request["quorum"]), int(request["position"])
+            state = self._state_at(quorum, position, int(request["version"]))
             if state is None:
                 connection.sendall(pack({"kind": "refused", "why": f"{quorum} is over here"}))
                 return
@@ -181,7 +179,7 @@ class HealClient:
         peer: str,
         source: int,
         quorum: str,
-        stage: int,
+        position: int,
         version: int,
         expected: str,
     ) -> str:
@@ -192,7 +190,7 @@ class HealClient:
             peer: the source's heal address.
             source: its member index, for errors.
             quorum: the quorum in which the copy counts.
-            stage: the stage whose state it is.
+            position: the position whose state it is: by stage, then by inner rank.
             version: the settled version.
             expected: the masters' digest that the quorum's reports name; "" if none does.
 
@@ -207,7 +205,12 @@ class HealClient:
                     raise HealFailed(self._ended, source)
                 self._connection = connection
             try:
-                request = {"kind": "heal", "quorum": quorum, "stage": stage, "version": version}
+                request = {
+                    "kind": "heal",
+                    "quorum": quorum,
+                    "position": position,
+                    "version": version,
+                }
                 connection.sendall(pack(request))
                 announced = self._receive(connection, state, source)
             finally:
@@ -248,7 +251,7 @@ def copy_from_any(
     sources: Sequence[tuple[int, str]],
     *,
     quorum: str,
-    stage: int,
+    position: int,
     version: int,
     expected: str,
 ) -> str:
@@ -259,14 +262,14 @@ def copy_from_any(
         state: receives the bytes.
         sources: (member index, heal address), best first.
         quorum: the rest is as for :meth:`HealClient.copy`.
-        stage: as there.
+        position: as there.
         version: as there.
         expected: as there.
 
     Raises:
         HealFailed: no source gave it; the last one's reason.
     """
-    last = HealFailed(f"no other member has version {version} of stage {stage}", -1)
+    last = HealFailed(f"no member like this one has version {version}", -1)
     for source, peer in sources:
         try:
             return client.copy(
@@ -274,7 +277,7 @@ def copy_from_any(
                 peer=peer,
                 source=source,
                 quorum=quorum,
-                stage=stage,
+                position=position,
                 version=version,
                 expected=expected,
             )

@@ -20,6 +20,7 @@ from mainstay_train import data
 from mainstay_train.blocks import Block, Tape
 from mainstay_train.draws import Address
 from mainstay_train.groups import Group
+from mainstay_train.inner import SINGLE, InnerMesh, plain
 from mainstay_train.layout import ALIGNMENT_BYTES
 from mainstay_train.reduction import PartialStore
 from mainstay_train.workload import Workload
@@ -59,7 +60,7 @@ def _as_received(tensor: torch.Tensor) -> torch.Tensor:
     Kernels choose their path by both, so without this the bits could depend on where
     stages are cut. Costs nothing where the tensor is that way already.
     """
-    packed = tensor.contiguous()
+    packed = plain(tensor).contiguous()
     if packed.data_ptr() % ALIGNMENT_BYTES:
         packed = packed.clone()
     return packed
@@ -79,6 +80,7 @@ class Interpreter:
         stats: what is learnt of complete types goes here.
         recompute: run forwards again in the backward instead of keeping tapes.
         hook: called before each action.
+        inner: this rank's place in its cell; its neighbours have the same.
     """
 
     def __init__(
@@ -94,12 +96,13 @@ class Interpreter:
         stats: dict[int, TypeStat],
         recompute: bool,
         hook: Hook,
+        inner: InnerMesh = SINGLE,
     ) -> None:
         self._workload, self._blocks = workload, tuple(blocks)
         self._stage, self._num_stages = stage, num_stages
         self._seed, self._micro_batches = seed, micro_batches
         self._store, self._stats = store, stats
-        self._recompute, self._hook = recompute, hook
+        self._recompute, self._hook, self._inner = recompute, hook, inner
         self._device = blocks[0].device
         self._step = 0
         self._flows: dict[tuple[int, int], _Flow] = {}
@@ -122,7 +125,7 @@ class Interpreter:
         Args:
             program: actions of this stage.
             step: the step whose samples are used.
-            pipeline: the chain's group, rank = stage; None with one stage.
+            pipeline: the chain's group, numbered by position; None with one stage.
 
         Raises:
             GroupEnded: the chain broke; types in flight are dropped.
@@ -147,16 +150,19 @@ class Interpreter:
             self._flows[key] = _Flow(address)
         return self._flows[key]
 
+    def _neighbour(self, distance: int) -> int:
+        return (self._stage + distance) * self._inner.size + self._inner.index
+
     def _tag(self, action: Action, direction: int) -> int:
         return 2 * (action.type * self._micro_batches + action.micro_batch) + direction
 
     def _recv_f(self, action: Action) -> None:
         flow = self._flow(action)
-        flow.output = self._received(self._stage - 1, self._tag(action, FORWARD_TAG))
+        flow.output = self._received(self._neighbour(-1), self._tag(action, FORWARD_TAG))
 
     def _recv_b(self, action: Action) -> None:
         flow = self._flow(action)
-        flow.gradient = self._received(self._stage + 1, self._tag(action, BACKWARD_TAG))
+        flow.gradient = self._received(self._neighbour(+1), self._tag(action, BACKWARD_TAG))
 
     def _received(self, peer: int, tag: int) -> torch.Tensor:
         assert self._pipeline is not None
@@ -168,13 +174,13 @@ class Interpreter:
     def _send_f(self, action: Action) -> None:
         flow = self._flow(action)
         assert flow.output is not None
-        self._send(flow.output, self._stage + 1, self._tag(action, FORWARD_TAG))
+        self._send(flow.output, self._neighbour(+1), self._tag(action, FORWARD_TAG))
         flow.output = None
 
     def _send_b(self, action: Action) -> None:
         flow = self._flow(action)
         assert flow.gradient is not None
-        self._send(flow.gradient, self._stage - 1, self._tag(action, BACKWARD_TAG))
+        self._send(flow.gradient, self._neighbour(-1), self._tag(action, BACKWARD_TAG))
         flow.gradient = None
 
     def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
@@ -246,11 +252,13 @@ class Interpreter:
 
     def _complete(self, shard_type: int) -> None:
         sums = self._sums.pop(shard_type, _TypeSums())
-        last = self._stage == self._num_stages - 1
+        # Inner ranks see the same samples and come to the same loss: one of them says so.
+        speaks = self._inner.counts_copies
+        last = speaks and self._stage == self._num_stages - 1
         self._stats[shard_type] = TypeStat(
             type=shard_type,
             loss_sum=sums.loss_sum if last else None,
             tokens=sums.tokens if last else None,
-            data=sums.data.hex() if self._stage == 0 else None,
+            data=sums.data.hex() if speaks and self._stage == 0 else None,
         )
         self._store.complete(shard_type)

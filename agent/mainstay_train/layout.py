@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import nn
+
+from mainstay_train.slices import Slice, slice_of
 
 CHUNK = 65_536
 """Elements per chunk: the unit of reduction, norm and ownership. In the fingerprint."""
@@ -61,6 +64,31 @@ class Param:
     offset: int
     """First element. Invariant: a multiple of PAD."""
     numel: int
+    part: Slice | None = None
+    """What it is of a model-wide tensor; None: all of the one that has its name."""
+    copy: bool = False
+    """Every inner rank of the stage holds it: one of them speaks for all."""
+
+
+class Origin(NamedTuple):
+    """Where a parameter lies in a model-wide tensor of another name, e.g. keys in fused qkv."""
+
+    name: str
+    """Of that tensor, local to the block."""
+    shape: tuple[int, ...]
+    row: int
+    """Its first row there; it has all columns."""
+
+
+def _placed(block: str, part: Slice, origin: Origin | None) -> Slice:
+    if origin is None:
+        return part
+    return Slice(
+        name=f"{block}.{origin.name}",
+        shape=origin.shape,
+        start=(part.start[0] + origin.row, *part.start[1:]),
+        size=part.size,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,22 +101,81 @@ class BlockLayout:
     """Elements, padding included. Invariant: a multiple of PAD."""
 
     @classmethod
-    def of(cls, name: str, parameters: Mapping[str, Sequence[int]]) -> BlockLayout:
-        """Lay out ``parameters`` (local name to shape) in their order of definition."""
+    def of(
+        cls,
+        name: str,
+        parameters: Mapping[str, Sequence[int]],
+        parts: Mapping[str, Slice] | None = None,
+    ) -> BlockLayout:
+        """Lay out ``parameters`` (local name to local shape) in their order of definition.
+
+        Args:
+            name: of the block.
+            parameters: as they lie on this rank.
+            parts: where inner ranks share the block: what is not a copy, by local name.
+        """
+        order = [*parameters] if parts is None else sorted(parameters, key=lambda p: p not in parts)
         params = []
         offset = 0
-        for local, shape in parameters.items():
+        for local in order:
+            shape, part = parameters[local], (parts or {}).get(local)
             numel = torch.Size(shape).numel()
             params.append(
-                Param(name=f"{name}.{local}", shape=tuple(shape), offset=offset, numel=numel)
+                Param(
+                    name=f"{name}.{local}",
+                    shape=tuple(shape),
+                    offset=offset,
+                    numel=numel,
+                    part=part,
+                    copy=parts is not None and part is None,
+                )
             )
             offset += padded(numel)
         return cls(name=name, params=tuple(params), size=offset)
 
     @classmethod
-    def of_module(cls, name: str, module: nn.Module) -> BlockLayout:
-        """Lay out the parameters of ``module``; tied ones count once."""
-        return cls.of(name, {key: tuple(p.shape) for key, p in module.named_parameters()})
+    def of_module(
+        cls,
+        name: str,
+        module: nn.Module,
+        *,
+        shared: bool = False,
+        origins: Mapping[str, Origin] | None = None,
+    ) -> BlockLayout:
+        """Lay out the parameters of ``module``; tied ones count once.
+
+        Args:
+            name: of the block.
+            module: its module, parallelised if inner ranks share it.
+            shared: inner ranks share the stage: what is not distributed is a copy.
+            origins: by local name, what is part of a tensor of another name.
+
+        Raises:
+            ValueError: a parameter is placed in a way that has no rectangle per rank.
+        """
+        parameters = dict(module.named_parameters())
+        if not shared:
+            return cls.of(name, {key: tuple(p.shape) for key, p in parameters.items()})
+        parts = {}
+        for local, parameter in parameters.items():
+            part = slice_of(f"{name}.{local}", parameter)
+            if part is not None:
+                parts[local] = _placed(name, part, (origins or {}).get(local))
+        shapes = {
+            local: parts[local].size if local in parts else tuple(p.shape)
+            for local, p in parameters.items()
+        }
+        return cls.of(name, shapes, parts)
+
+    @property
+    def own(self) -> int:
+        """Elements before the copies, which come last; ``size`` where there are none."""
+        return next((param.offset for param in self.params if param.copy), self.size)
+
+    @property
+    def shared(self) -> bool:
+        """Whether inner ranks share the block."""
+        return any(param.copy or param.part is not None for param in self.params)
 
     @property
     def num_parameters(self) -> int:

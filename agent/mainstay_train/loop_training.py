@@ -61,8 +61,9 @@ class LoopTraining:
         """As the registered schedule says."""
         return self.schedule(step)
 
-    def build_engine(self, stage: int, num_stages: int, hook: Hook) -> Engine:
+    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
         """Allocate optimizer state, partials and the reducer."""
+        assert inner == 0, "an own loop's stage has one rank"
         with user_code("building the optimizer"):
             state = StageState(self.model.parts, self.optimizer)
         shards_per_lane, device = self.config.shape.shards_per_lane, self.model.device

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from mainstay_train import layout
+from mainstay_core.digest import Digest
+from mainstay_train import digests, layout
+from mainstay_train.inner import InnerMesh
+from mainstay_train.slices import Slice
 
 OptimizerFactory = Callable[[Sequence[tuple[str, torch.Tensor]]], torch.optim.Optimizer]
 """(model-wide name, fp32 master) of one block -> its optimizer.
@@ -102,6 +106,22 @@ def block_norms_sq(blocks: Iterable[torch.Tensor]) -> list[float]:
     return [fold(chunk_norms_sq(flat)) for flat in blocks]
 
 
+def counted_norms_sq(
+    layouts: Iterable[layout.BlockLayout], reduced: Iterable[torch.Tensor], mesh: InnerMesh
+) -> list[float]:
+    """:func:`block_norms_sq` of what a rank speaks for: inner rank 0 alone for copies.
+
+    Args:
+        layouts: of the stage's blocks.
+        reduced: their flat gradients.
+        mesh: the rank's place in its cell.
+    """
+    return block_norms_sq(
+        flat if mesh.counts_copies else flat[: block.own]
+        for block, flat in zip(layouts, reduced, strict=True)
+    )
+
+
 def fold(norms_sq: Iterable[float]) -> float:
     """Plain left-to-right sum: ``sum`` compensates for rounding from Python 3.12 on."""
     total = 0.0
@@ -118,11 +138,52 @@ class StateTensor(NamedTuple):
     kind: str
     """ "master", "exp_avg", "exp_avg_sq", "step" ..."""
     tensor: torch.Tensor
+    part: Slice | None = None
+    """What it is of a model-wide tensor; None: all of it."""
+    copy: bool = False
+    """Every inner rank of the stage has it."""
 
     @property
     def id(self) -> str:
-        """Identity in digests, on the wire and in checkpoints."""
-        return f"{self.kind}:{self.name}"
+        """Identity in digests, on the wire and in checkpoints; parts of one tensor differ in it."""
+        return f"{self.kind}:{self.name}{self.part.bounds if self.part else ''}"
+
+    def digest(self) -> Digest:
+        """Its part of the digest of the model-wide tensor."""
+        if self.part is not None:
+            return self.part.digest(self.kind, self.tensor)
+        return digests.tensor_digest(self.id, self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A digest in two parts: what this rank alone holds, and what its inner mesh holds in copies.
+
+    With one rank to a stage nothing is a copy.
+    """
+
+    own: Digest
+    copies: Digest
+
+    @classmethod
+    def of(cls, tensors: Iterable[StateTensor]) -> Shared:
+        """The digest of some tensors of a state."""
+        own = copies = Digest.zero()
+        for tensor in tensors:
+            if tensor.copy:
+                copies += tensor.digest()
+            else:
+                own += tensor.digest()
+        return cls(own, copies)
+
+    @property
+    def whole(self) -> Digest:
+        """Of all that this rank holds."""
+        return self.own + self.copies
+
+    def counted(self, mesh: InnerMesh) -> Digest:
+        """What adds up over the inner ranks to the digest of the stage."""
+        return self.whole if mesh.counts_copies else self.own
 
 
 class StatePart(Protocol):
@@ -195,6 +256,10 @@ class StageState:
         """The same bits in few large buffers, per block: for transfers."""
         return list(self._flats)
 
+    def masters_digest(self) -> Shared:
+        """Of the masters, by model-wide parameter name."""
+        return Shared.of(t for t in self._params if t.kind == "master")
+
     def refresh(self) -> None:
         """Renew compute parameters after masters were written from outside (heal, load)."""
         for block in self.blocks:
@@ -234,14 +299,21 @@ class StageState:
             for kind, (shaped, _, _) in kinds.items()
             if shaped
         }
+        params = {param.name: param for param in block.layout.params}
         for index, (name, master) in enumerate(masters.items()):
+            part, copy = params[name].part, params[name].copy
             state = {
                 kind: shaped_views[kind][name] if kind in shaped_views else flats[kind][index]
                 for kind in kinds
             }
             optimizer.state[master] = state
-            self._params.append(StateTensor(name, "master", master))
-            self._params += [StateTensor(name, kind, tensor) for kind, tensor in state.items()]
+            self._params.append(StateTensor(name, "master", master, part, copy))
+            self._params += [
+                StateTensor(name, kind, tensor, part, copy)
+                if kind in shaped_views
+                else StateTensor(name, kind, tensor, copy=block.layout.shared)
+                for kind, tensor in state.items()
+            ]
         self._optimizers.append(optimizer)
         self._flats.append(StateTensor(block.name, "master", block.masters))
         self._flats += [StateTensor(block.name, kind, flat) for kind, flat in flats.items()]

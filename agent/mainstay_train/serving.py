@@ -10,7 +10,7 @@ from mainstay_train.optimizer import StageState
 
 class _Tag(NamedTuple):
     quorum: str
-    stage: int
+    position: int
     version: int
 
 
@@ -27,10 +27,10 @@ class ServedState:
         self._tag: _Tag | None = None
         self._state: StageState | None = None
 
-    def open(self, quorum: str, stage: int, version: int, state: StageState) -> None:
+    def open(self, quorum: str, position: int, version: int, state: StageState) -> None:
         """``state`` is complete at ``version``: requests of this quorum are served."""
         with self._connections.changed:
-            self._tag, self._state = _Tag(quorum, stage, version), state
+            self._tag, self._state = _Tag(quorum, position, version), state
             self._connections.changed.notify_all()
 
     def close(self) -> None:
@@ -38,9 +38,9 @@ class ServedState:
         with self._connections.changed:
             self._tag = self._state = None
 
-    def state_at(self, quorum: str, stage: int, version: int) -> StageState | None:
+    def state_at(self, quorum: str, position: int, version: int) -> StageState | None:
         """Wait until the state is there; None once this trainer has moved past the quorum."""
-        wanted = _Tag(quorum, stage, version)
+        wanted = _Tag(quorum, position, version)
         connections = self._connections
 
         def over() -> bool:

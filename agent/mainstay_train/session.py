@@ -244,7 +244,7 @@ class Session:
                 engine.state,
                 [(source, self._reports[source].heal_address) for source in action.sources],
                 quorum=str(self._plan.quorum),
-                stage=engine.stage,
+                position=self._state.member_position,
                 version=action.version,
                 expected=action.expected,
             )
@@ -306,6 +306,7 @@ class Session:
             norms_sq=engine.norms_sq(),
             gradient=self._gradient,
             state=state.digest,
+            copies=engine.copies_digest(state.digest),
             stats=engine.stats(state.step_plan.table[state.member_position], state.index),
             newest_plan=newest.quorum.id,
             newest_nonce=newest.quorum.nonce,
@@ -324,7 +325,7 @@ class Session:
             self._state,
             commit,
             gradient=self._gradient,
-            masters=masters,
+            masters=engine.counted_masters(masters),
             partials=engine.sent,
             post=self._state.is_lowest,
         )
@@ -342,7 +343,8 @@ class Session:
         self._reporter.tell(self._state, action)
         if action.kind is FactKind.SETTLED:
             engine = self._engine_for_plan()
-            self._served.open(str(self._plan.quorum), engine.stage, action.step, engine.state)
+            position = self._state.member_position
+            self._served.open(str(self._plan.quorum), position, action.step, engine.state)
             if self._state.is_lowest:
                 self._reporter.repeat_entries()
 
@@ -393,7 +395,8 @@ class Session:
             self._faults.reach(state.plan, state.index, state.version, action)
 
     def _engine_for_plan(self) -> Engine:
-        stage, num_stages = self._state.member_stage, self._plan.num_stages
-        if self._engine is None or not self._engine.computes(stage, num_stages):
-            self._engine = self._training.build_engine(stage, num_stages, self._hook)
+        state = self._state
+        place = (state.member_stage, self._plan.num_stages, state.member_inner)
+        if self._engine is None or not self._engine.computes(*place):
+            self._engine = self._training.build_engine(*place, self._hook)
         return self._engine

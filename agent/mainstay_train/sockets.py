@@ -43,3 +43,22 @@ def shut(opened: OpenSocket, how: int = socket.SHUT_RDWR) -> None:
         if same and duplicate.family in (socket.AF_INET, socket.AF_INET6):
             duplicate.getpeername()
             duplicate.shutdown(how)
+
+
+def stands(opened: OpenSocket) -> bool:
+    """Whether a connection is open at both ends; what never was one is no connection to lose."""
+    try:
+        duplicate = socket.socket(fileno=os.dup(opened.fd))
+    except OSError:
+        return False
+    with duplicate:
+        if os.fstat(duplicate.fileno()).st_ino != opened.inode:
+            return False
+        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return True
+        try:
+            return duplicate.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False

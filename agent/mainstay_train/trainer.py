@@ -15,7 +15,7 @@ from mainstay_core.errors import InvalidSpecError
 from mainstay_train import digests, failing, fingerprint, numerics, own_loop, workload
 from mainstay_train.aborts import JobOver
 from mainstay_train.declared import Loop
-from mainstay_train.engine import BlockTraining
+from mainstay_train.engine import BlockTraining, inner_mesh
 from mainstay_train.loop_training import Driver
 from mainstay_train.session import Session
 from mainstay_train.settings import TrainerSettings
@@ -112,7 +112,8 @@ def _load_blocks(
     with workload.user_code(f"loading {config.entrypoint}"):
         loaded = workload.call(config.entrypoint, entrypoint, config.workload, config.args)
         loaded.stages(config.shape.stages)
-        extra = {**loaded.fingerprint(), protections.ENTRY_KEY: protections.BLOCKS}
+        inner = loaded.inner_fingerprint(inner_mesh(config, device, 0))
+        extra = {**loaded.fingerprint(), **inner, protections.ENTRY_KEY: protections.BLOCKS}
         extra["reduction"] = f"canonical/{backend}"
     hello: dict[str, object] = {
         "slot": settings.slot,

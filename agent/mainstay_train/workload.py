@@ -26,9 +26,10 @@ import torch
 from mainstay_core.errors import InvalidSpecError, MainstayError
 from mainstay_train import layout
 from mainstay_train import optimizer as optimizers
-from mainstay_train.blocks import Block, BlockSpec
+from mainstay_train.blocks import Block, BlockSpec, built
 from mainstay_train.data import Dataset
 from mainstay_train.declared import Loop
+from mainstay_train.inner import SINGLE, InnerMesh
 
 DEFAULT_ENTRYPOINT = "mainstay_train.models.llama:workload"
 
@@ -130,15 +131,48 @@ class Workload:
         except ValueError as error:
             raise InvalidSpecError("parallelism.stages", str(error)) from error
 
-    def build(self, blocks: Iterable[int], device: str | torch.device = "cpu") -> list[Block]:
+    def build(
+        self,
+        blocks: Iterable[int],
+        device: str | torch.device = "cpu",
+        inner: InnerMesh = SINGLE,
+    ) -> list[Block]:
         """Make some of the blocks on ``device``, their parameters zero until initialised."""
-        return [Block(self.blocks[i], device=device, dtype=self.dtype) for i in blocks]
+        return [Block(self.blocks[i], device=device, dtype=self.dtype, inner=inner) for i in blocks]
 
     def build_stage(
-        self, stages: int, stage: int, device: str | torch.device = "cpu"
+        self,
+        stages: int,
+        stage: int,
+        device: str | torch.device = "cpu",
+        inner: InnerMesh = SINGLE,
     ) -> optimizers.StageState:
-        """Blocks and state of one stage out of ``stages``."""
-        return optimizers.StageState(self.build(self.stages(stages)[stage], device), self.optimizer)
+        """Blocks and state of one stage out of ``stages``, as one inner rank holds them."""
+        blocks = self.build(self.stages(stages)[stage], device, inner)
+        return optimizers.StageState(blocks, self.optimizer)
+
+    def inner_fingerprint(self, inner: InnerMesh) -> dict[str, str]:
+        """Entries for the numerics fingerprint: how the blocks lie on the inner mesh.
+
+        Raises:
+            InvalidSpecError: there is an inner mesh, and no block uses it.
+        """
+        if inner.size == 1:
+            return {}
+        if all(spec.parallelize is None for spec in self.blocks):
+            raise InvalidSpecError(
+                "spec.parallelism.ranksPerStage",
+                f"is {inner.size}, but no block of the workload has a `parallelize`; use 1",
+            )
+        placed = hashlib.blake2b(digest_size=8)
+        with torch.device("meta"):
+            for spec in self.blocks:
+                for name, parameter in built(spec, inner).named_parameters():
+                    placements = getattr(parameter, "placements", "copy")
+                    placed.update(
+                        f"{spec.name}.{name}{tuple(parameter.shape)}{placements}".encode()
+                    )
+        return {"inner": f"{inner.size} ranks, {placed.hexdigest()}"}
 
     def fingerprint(self) -> dict[str, str]:
         """Entries for the numerics fingerprint: what the user brings and bits depend on."""

@@ -292,8 +292,10 @@ class _LocalRun:
 
     def _preload(self) -> list[str]:
         """Return modules that every trainer needs; a user's are left to the trainers to import."""
-        module = self._file.job.spec.workload.entrypoint.rpartition(":")[0]
-        return [module] if module.startswith("mainstay_train.") else []
+        job = self._file.job
+        module = job.spec.workload.entrypoint.rpartition(":")[0]
+        modules = [module] if module.startswith("mainstay_train.") else []
+        return [*modules, "mainstay_train.inner"] if job.shape.ranks_per_stage > 1 else modules
 
     def _environment(self) -> dict[str, str]:
         """Return our environment with the user's modules findable and nothing buffered."""

@@ -101,7 +101,8 @@ class Parallelism(Section):
     min_replicas: Positive = 1
     """Replicas with which the job may start when not all pods came in time."""
     stages: Positive = 1
-    ranks_per_stage: Literal[1] = 1
+    ranks_per_stage: Positive = 1
+    """Ranks of a cell: the size of the inner mesh that the workload's blocks are spread over."""
     ranks_per_pod: Positive = 1
     """Slots of a pod; its loss is one fault."""
 

@@ -31,7 +31,6 @@ NOT_YET = {
 """Fields of the design that this version cannot execute, and why."""
 
 NOT_YET_VALUES = {
-    "spec.parallelism.ranksPerStage": "a stage has one rank in this version; use 1",
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",
     "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "

@@ -169,7 +169,7 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
         ("spec.parallelism.replicas", 5, "there are only 4 lanes"),
         ("spec.parallelism.minReplicas", 5, "must be at most the replicas (4)"),
         ("spec.parallelism.ranksPerPod", 5, "the job has only 4 ranks"),
-        ("spec.parallelism.ranksPerStage", 2, "a stage has one rank in this version; use 1"),
+        ("spec.parallelism.ranksPerStage", 0, "is 0, must be greater than or equal to 1"),
         ("spec.redundancy", 5, "at most one host per lane; use at most 4"),
         ("spec.pipeline.order", "Swapped", "use InOrder"),
         ("spec.pipeline.schedule", "GPipe", "must be '1F1B'"),

@@ -30,6 +30,7 @@ class Layout:
     """One configuration of the matrix."""
 
     stages: int = 1
+    ranks_per_stage: int = 1
     ranks_per_pod: int = 1
     shards_per_lane: int = 1
     lanes: int = 3
@@ -39,8 +40,14 @@ class Layout:
     def num_cells(self) -> int:
         return self.lanes * self.stages
 
+    @property
+    def num_ranks(self) -> int:
+        return self.num_cells * self.ranks_per_stage
+
     def __str__(self) -> str:
-        return f"stages{self.stages}-slots{self.ranks_per_pod}-types{self.shards_per_lane}"
+        inner = f"-inner{self.ranks_per_stage}" if self.ranks_per_stage > 1 else ""
+        slots = f"slots{self.ranks_per_pod}-types{self.shards_per_lane}"
+        return f"stages{self.stages}{inner}-{slots}"
 
 
 def make_job(
@@ -54,7 +61,8 @@ def make_job(
     """Return a job of a tiny model that learns the text files of ``corpus``."""
     workload: dict[str, Any] = {
         "entrypoint": "mainstay_train.models.llama:workload",
-        "config": TINY_MODEL | {"data": {"path": str(corpus)}},
+        # Key heads are split among the ranks of a cell.
+        "config": TINY_MODEL | {"kvHeads": layout.ranks_per_stage, "data": {"path": str(corpus)}},
     }
     if gates is not None:
         workload["entrypoint"] = f"{HERE / 'gated_llama.py'}:workload"
@@ -72,6 +80,7 @@ def make_job(
             },
             "parallelism": {
                 "stages": layout.stages,
+                "ranksPerStage": layout.ranks_per_stage,
                 "ranksPerPod": layout.ranks_per_pod,
             },
             "spares": {"replicas": layout.spares},
@@ -269,7 +278,7 @@ def run_disturbed(
     with local_job(directory, job, faults) as running:
         for number, step in enumerate(gate_steps):
             last = number % 3 == 2
-            running.wait_for_members(step, layout.num_cells, or_joining=not last)
+            running.wait_for_members(step, layout.num_ranks, or_joining=not last)
             (gates / str(step)).touch()
         return running.report()
 

@@ -38,12 +38,15 @@ def pairwise_cases() -> list[tuple[Layout, list[tuple[str, str]]]]:
 
 def faults_of(layout: Layout, kills: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return a faults file: one kill every few steps, going round the ranks."""
-    ranks = list(itertools.product(range(layout.lanes), range(layout.stages)))
+    places = (range(layout.lanes), range(layout.stages), range(layout.ranks_per_stage))
+    ranks = list(itertools.product(*places))
     return [
         {
             "at": {"step": FIRST_FAULT + STEPS_BETWEEN * number, "phase": phase},
             # A stride that shares no factor with the ranks visits all of them.
-            "target": dict(zip(("replica", "stage"), ranks[number * 5 % len(ranks)], strict=True)),
+            "target": dict(
+                zip(("replica", "stage", "inner"), ranks[number * 5 % len(ranks)], strict=True)
+            ),
             "action": action,
         }
         for number, (action, phase) in enumerate(kills)

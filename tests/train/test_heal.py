@@ -11,7 +11,7 @@ from mainstay_train.aborts import HealFailed
 from mainstay_train.heal import HealClient, HealServer, masters_digest, read_frame
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
-WANTED = {"source": 4, "quorum": "q2-abc", "stage": 1, "version": 7}
+WANTED = {"source": 4, "quorum": "q2-abc", "position": 1, "version": 7}
 
 
 def make_state(seed=None, dtype="float32"):

@@ -5,16 +5,15 @@ and head untied (Touvron et al., "LLaMA", 2023, section 2.2; Su et al., "RoForme
 2021, section 3.2.2; Ainslie et al., "GQA", 2023, section 2.2; Shazeer, "GLU variants
 improve Transformer", 2020, equation 6).
 
-Attention is two explicit matrix products around a softmax: on CPU it is no slower
-than the fused kernel at these sizes, and every product is a separate operation that
-can be run again and compared. Its scores take sequence^2 elements per head.
+Where a stage has several ranks, its blocks are tensor parallel
+(:mod:`mainstay_train.models.llama_parallel`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from mainstay_train import workload as workloads
 from mainstay_train.blocks import BlockSpec, InitRule, cross_entropy_sum
 from mainstay_train.draws import Address
 from mainstay_train.initialization import DEFAULT_STD, Init, default_init
+from mainstay_train.models import attention, llama_parallel
 
 _PATH = "workload.config"
 
@@ -184,11 +184,13 @@ def block_specs(config: LlamaConfig) -> tuple[BlockSpec, ...]:
     embedding = BlockSpec(
         name="embedding",
         build=lambda: split.Embedding(config.vocab, config.dim),
+        parallelize=lambda _, mesh: llama_parallel.ParallelEmbedding(config, mesh),
         cost=float(config.dim),
     )
     head = BlockSpec(
         name="head",
         build=lambda: Head(config),
+        parallelize=lambda _, mesh: llama_parallel.ParallelHead(config, mesh),
         loss=cross_entropy_sum,
         cost=float(config.dim * config.vocab),
     )
@@ -199,10 +201,16 @@ def block_specs(config: LlamaConfig) -> tuple[BlockSpec, ...]:
             draws=True,
             init=_layer_init(config),
             cost=float(layer_cost),
+            parallelize=partial(_parallel_layer, config, name),
+            origins=llama_parallel.origins(config),
         )
         for name in (f"layers.{index}" for index in range(config.layers))
     )
     return (embedding, *layers, head)
+
+
+def _parallel_layer(config: LlamaConfig, name: str, _: nn.Module, mesh: Any) -> nn.Module:
+    return llama_parallel.ParallelLayer(config, name, mesh)
 
 
 class Layer(nn.Module):
@@ -222,37 +230,16 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor, address: Address) -> torch.Tensor:
         """Map [batch, sequence, dim] to the same shape."""
-        attended = self.attention_out(self._attend(self.attention_qkv(self.attention_norm(x))))
-        x = x + self._drop(attended, address, "attention")
-        gated = swiglu(self.mlp_gate_up(self.mlp_norm(x)))
-        return x + self._drop(self.mlp_down(gated), address, "mlp")
-
-    def _attend(self, qkv: torch.Tensor) -> torch.Tensor:
         config = self.config
-        batch, length, _ = qkv.shape
-        group, width = config.heads // config.kv_heads, config.head_dim
-        parts = qkv.view(batch, length, config.heads + 2 * config.kv_heads, width)
-        rotated = _rotate(
-            parts[:, :, : config.heads + config.kv_heads],
-            _rotations(length, width, config.rope_base, qkv.device),
+        qkv = self.attention_qkv(self.attention_norm(x))
+        heads = attention.attend(
+            qkv, config.heads, config.kv_heads, config.head_dim, config.rope_base
         )
-        # Queries that share a key head become rows of one product.
-        q = rotated[:, :, : config.heads].view(batch, length, config.kv_heads, group, width)
-        q = q.permute(0, 2, 3, 1, 4).reshape(batch * config.kv_heads, group * length, width)
-        k = rotated[:, :, config.heads :].transpose(1, 2).reshape(-1, length, width)
-        v = parts[:, :, config.heads + config.kv_heads :].transpose(1, 2).reshape(-1, length, width)
-        mask = _causal_mask(length, group, qkv.device, qkv.dtype)
-        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=width**-0.5)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(qkv.dtype)
-        out = torch.bmm(weights, v).view(batch, config.kv_heads, group, length, width)
-        return out.permute(0, 3, 1, 2, 4).reshape(batch, length, config.dim)
-
-    def _drop(self, x: torch.Tensor, address: Address, branch: str) -> torch.Tensor:
-        rate = self.config.dropout
-        if rate == 0.0:
-            return x
-        kept = address.uniform(x.shape, f"{self.site}.{branch}", x.device) >= rate
-        return x * kept.to(x.dtype) / (1 - rate)
+        attended = self.attention_out(heads)
+        x = x + attention.drop(attended, address, f"{self.site}.attention", config.dropout)
+        gated = swiglu(self.mlp_gate_up(self.mlp_norm(x)))
+        mlp = self.mlp_down(gated)
+        return x + attention.drop(mlp, address, f"{self.site}.mlp", config.dropout)
 
 
 class Head(nn.Module):
@@ -306,27 +293,6 @@ def _layer_init(config: LlamaConfig) -> InitRule:
         return added if name in outputs else default_init(name, shape)
 
     return rule
-
-
-def _rotate(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    """Rotate neighbouring pairs of [batch, sequence, heads, width] by their position, in fp32."""
-    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
-
-
-@lru_cache(maxsize=8)
-def _rotations(length: int, width: int, base: float, device: torch.device) -> torch.Tensor:
-    """Unit complex numbers [length, 1, width / 2], angles computed in fp64 on CPU."""
-    frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
-    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)[:, None]
-
-
-@lru_cache(maxsize=8)
-def _causal_mask(length: int, group: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """[group * length, length]: 0 up to the own position, minus infinity after it."""
-    mask = torch.full((length, length), float("-inf"), dtype=dtype).triu(1)
-    return mask.repeat(group, 1).to(device)
 
 
 def _require(holds: bool, name: str, message: str, config: LlamaConfig) -> None:

@@ -1,0 +1,457 @@
+"""The inner mesh: DTensor over groups that are ended and formed again; slices and digests."""
+
+import dataclasses
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from tests.core.plans import make_plan
+from tests.train.crew import ADDRESS, make_group
+from torch import nn
+
+from mainstay_core.digest import Digest
+from mainstay_core.errors import InvalidSpecError
+from mainstay_core.ids import JobUid
+from mainstay_core.jobspec import JobConfig
+from mainstay_core.topology import JobShape
+from mainstay_train import blocks, digests, inner, optimizer, workload
+from mainstay_train.chains import ChainGroups
+from mainstay_train.connections import Connections
+from mainstay_train.engine import Engine, inner_mesh
+from mainstay_train.groups import GroupEnded
+from mainstay_train.settings import TrainerSettings
+from mainstay_train.slices import Slice
+
+SMALL = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 64, "sequence": 8}
+SIZE, SEED, STEP = 2, 5, 3
+TYPES = (0, 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """As in a warm parent: what workers need is imported before they are forked."""
+    inner.warm_up()
+    state = engine_of(size=1).state
+    state.apply([torch.zeros(block.layout.size) for block in state.blocks], 1.0, 0.0)
+
+
+def config_of(ranks_per_stage=SIZE, stages=1):
+    shape = JobShape(
+        lanes=1,
+        shards_per_lane=2,
+        replicas=1,
+        min_replicas=1,
+        stages=stages,
+        ranks_per_stage=ranks_per_stage,
+        steps=10,
+        seed=SEED,
+    )
+    return JobConfig(job=JobUid("job"), name="job", shape=shape, entrypoint="", workload={})
+
+
+def engine_of(index=0, *, size=SIZE, hook=lambda _: None, **options):
+    config = config_of(size)
+    engine = Engine.build(
+        workload.load("", {**SMALL, **options}),
+        config,
+        stage=0,
+        num_stages=1,
+        device="cpu",
+        hook=hook,
+        inner=inner_mesh(config, "cpu", index),
+    )
+    engine.state.initialize(SEED)
+    return engine
+
+
+def chain_of(crew, index, name="chain"):
+    return ChainGroups(name, None, make_group(crew.store, index, SIZE, name))
+
+
+def reduced(engine, chain):
+    """Compute all types and sum them, as the only replica."""
+    engine.compute(TYPES, STEP, chain)
+    (partial,) = engine.store.partials.values()
+    engine.reducer.reduced.copy_(partial)
+    return engine
+
+
+def described(engine):
+    """What a rank would vote and tell, and its gradient by place in the model-wide tensors."""
+    masters = engine.state.masters_digest()
+    gradients = engine.state.layout.views(engine.reducer.reduced)
+    params = [p for block in engine.state.layout.blocks for p in block.params]
+    return {
+        "copies": engine.copies_digest(masters.whole.hex()),
+        "masters": masters.counted(engine.inner).hex(),
+        "norms": engine.norms_sq(),
+        "stats": [engine.type_stats[t] for t in TYPES],
+        "bits": engine.gradient_digest(),
+        "gradients": [(p.name, p.part, p.copy, gradients[p.name].numpy().copy()) for p in params],
+    }
+
+
+def run_rank(pipe, crew, index, options):
+    chain = chain_of(crew, index)
+    chain.connect()
+    pipe.send(described(reduced(engine_of(index, **options), chain)))
+
+
+def run_mesh(crew, **options):
+    workers = [crew.fork(run_rank, crew, index, options) for index in range(SIZE)]
+    return [worker.hear() for worker in workers]
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"dropout": 0.1}])
+def test_the_parallel_model_is_the_dense_one_in_other_arithmetic(crew, options):
+    dense = described(reduced(engine_of(size=1, **options), None))
+    ranks = run_mesh(crew, **options)
+
+    total = Digest.zero()
+    for rank in ranks:
+        total += Digest.parse(rank["masters"])
+    assert total.hex() == dense["masters"], "the same first values, each counted once"
+    norm = sum(sum(rank["norms"]) for rank in ranks)
+    near = 0.05 if "dtype" in options else 1e-4
+    assert norm == pytest.approx(sum(dense["norms"]), rel=near)
+    for mine, theirs in zip(ranks[0]["stats"], dense["stats"], strict=True):
+        assert mine.loss_sum == pytest.approx(theirs.loss_sum, rel=near / 10)
+        assert (mine.tokens, mine.data) == (theirs.tokens, theirs.data)
+    assert {(s.loss_sum, s.tokens, s.data) for s in ranks[1]["stats"]} == {(None, None, None)}
+    wholes = {name: torch.from_numpy(gradient) for name, _, _, gradient in dense["gradients"]}
+    covered = {name: torch.zeros_like(whole) for name, whole in wholes.items()}
+    for index, rank in enumerate(ranks):
+        for name, part, copy, gradient in rank["gradients"]:
+            assert copy == (part is None)
+            whole = wholes[part.name if part else name]
+            mine = part.cut(whole) if part else whole
+            torch.testing.assert_close(
+                torch.from_numpy(gradient),
+                mine,
+                rtol=near * 10,
+                atol=near * whole.abs().max().item(),
+            )
+            if part or index == 0:
+                (part.cut(covered[part.name]) if part else covered[name]).add_(1)
+    assert all(bool((count == 1).all()) for count in covered.values()), "each element once"
+
+
+def run_place(pipe, store, stages, size, position):
+    """One rank of a chain, connected as a trainer is, without a quorum around it."""
+    config = config_of(size, stages)
+    settings = TrainerSettings(
+        config=config, pod="a", slot=0, incarnation="a.1", address=ADDRESS, socket="", work_dir=""
+    )
+    lives = [f"{p}.1" for p in range(stages * size)]
+    plan = make_plan({0: lives}, ranks_per_stage=size, quorum=stages)
+    rendezvous = dataclasses.replace(plan.rendezvous, store=store)
+    connections = Connections(settings, "gloo")
+    connections.adopted, connections.index = (
+        dataclasses.replace(plan, rendezvous=rendezvous),
+        position,
+    )
+    stage, index = divmod(position, size)
+    engine = Engine.build(
+        workload.load("", SMALL),
+        config,
+        stage=stage,
+        num_stages=stages,
+        device="cpu",
+        hook=lambda _: None,
+        inner=inner_mesh(config, "cpu", index),
+    )
+    engine.state.initialize(SEED)
+    chain = connections.pipeline("")
+    first = described(reduced(engine, chain))
+    assert connections.pipeline_name == (chain.name if chain else "")
+    engine.drop_held()
+    again = described(reduced(engine, connections.pipeline(connections.pipeline_name)))
+    assert again["bits"] == first["bits"], "a chain that stays keeps its groups"
+    pipe.send(first)
+
+
+@pytest.mark.parametrize("size", [1, SIZE])
+def test_the_bits_of_a_chain_do_not_depend_on_where_stages_are_cut(crew, size):
+    found = []
+    for stages in (1, 2):
+        workers = [
+            crew.fork(run_place, crew.store, stages, size, position)
+            for position in range(stages * size)
+        ]
+        places = [worker.hear() for worker in workers]
+        gradients = {
+            (name, part): gradient.tobytes()
+            for place in places
+            for name, part, _, gradient in place["gradients"]
+        }
+        norms = [norm for place in places for norm in place["norms"]]
+        losses = [stat.loss_sum for place in places for stat in place["stats"]]
+        data = [stat.data for place in places for stat in place["stats"]]
+        found.append(
+            (
+                gradients,
+                sorted(norms),
+                [loss for loss in losses if loss is not None],
+                [d for d in data if d is not None],
+            )
+        )
+        for worker in workers:
+            worker.kill()
+
+    assert found[0] == found[1]
+    assert len(found[0][2]) == len(found[0][3]) == len(TYPES), "told once by the cell"
+
+
+def test_what_inner_ranks_hold_in_copies_has_equal_bits_and_the_rest_has_not(crew):
+    first, second = run_mesh(crew)
+
+    assert first["copies"] == second["copies"] != ""
+    assert first["bits"] != second["bits"]
+    copied = [[g for _, _, copy, g in rank["gradients"] if copy] for rank in (first, second)]
+    assert len(copied[0]) == 5, "two norms of each layer, one of the head"
+    for mine, theirs in zip(*copied, strict=True):
+        assert (mine == theirs).all()
+
+
+def test_a_mesh_that_is_formed_again_computes_the_same_bits(crew):
+    def run(pipe, index):
+        engine = engine_of(index)
+        for name in ("first", "second"):
+            chain = chain_of(crew, index, name)
+            chain.connect()
+            engine.drop_held()
+            pipe.send(described(reduced(engine, chain))["bits"])
+            chain.shutdown("the chain is formed again")
+
+    workers = [crew.fork(run, index) for index in range(SIZE)]
+    first, second = ([worker.hear() for worker in workers] for _ in range(2))
+    assert first == second
+
+
+def test_a_collective_that_waits_for_a_lost_rank_ends_and_complete_types_are_kept(crew):
+    def run(pipe, index):
+        def hook(action):
+            if index == 1 and action.type == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        engine, chain = engine_of(index, hook=hook), chain_of(crew, index)
+        chain.connect()
+        with pytest.raises(GroupEnded):
+            engine.compute(TYPES, STEP, chain)
+        pipe.send([(p.first, p.last) for p in engine.store.held()])
+
+    workers = [crew.fork(run, index) for index in range(SIZE)]
+    assert workers[0].hear() == [(0, 0)]
+
+
+def test_another_thread_ends_a_collective_that_waits_for_a_silent_rank(crew):
+    def run(pipe, index):
+        waits = threading.Event()
+
+        def hook(action):
+            if action.type == 1:
+                pipe.send("there")
+                pipe.recv() if index == 1 else waits.set()
+
+        engine, chain = engine_of(index, hook=hook), chain_of(crew, index)
+        chain.connect()
+        if index == 0:
+
+            def end():
+                waits.wait()
+                chain.shutdown("a newer plan takes the chain apart")
+
+            threading.Thread(target=end).start()
+        with pytest.raises(GroupEnded) as ended:
+            engine.compute(TYPES, STEP, chain)
+        pipe.send(str(ended.value))
+
+    workers = [crew.fork(run, index) for index in range(SIZE)]
+    assert [worker.hear() for worker in workers] == ["there", "there"]
+    assert workers[0].hear() == "a newer plan takes the chain apart"
+    workers[1].say()
+    assert workers[1].hear()
+
+
+def test_a_mistake_in_the_model_is_not_taken_for_a_lost_rank(crew):
+    def run(pipe, index):
+        def hook(action):
+            if action.type == 1:
+                torch.ones(2) @ torch.ones(3)
+
+        engine, chain = engine_of(index, hook=hook), chain_of(crew, index)
+        chain.connect()
+        with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+            engine.compute(TYPES, STEP, chain)
+        pipe.send("told apart")
+        pipe.recv()
+
+    workers = [crew.fork(run, index) for index in range(SIZE)]
+    assert [worker.hear() for worker in workers] == ["told apart"] * SIZE
+
+
+def test_a_model_that_cannot_be_split_is_refused_by_name():
+    mesh = inner.InnerMesh(size=2)
+    one_head = workload.load("", {**SMALL, "kvHeads": 1})
+
+    with pytest.raises(InvalidSpecError, match=r"workload\.config\.kvHeads: is 1, must be a mult"):
+        one_head.inner_fingerprint(mesh)
+
+
+def test_a_workload_whose_blocks_ignore_the_mesh_is_refused():
+    model = workload.load("", SMALL)
+    ignoring = tuple(
+        blocks.BlockSpec(name=spec.name, build=spec.build, draws=spec.draws, loss=spec.loss)
+        for spec in model.blocks
+    )
+    model = workload.Workload(
+        blocks=ignoring,
+        dataset=model.dataset,
+        activation_shape=model.activation_shape,
+        learning_rate=model.learning_rate,
+    )
+
+    assert model.inner_fingerprint(inner.SINGLE) == {}
+    with pytest.raises(InvalidSpecError, match="no block of the workload has a `parallelize`"):
+        model.inner_fingerprint(inner.InnerMesh(size=2))
+
+
+def test_the_fingerprint_names_the_inner_layout_alike_on_every_rank():
+    model = workload.load("", SMALL)
+
+    two = [model.inner_fingerprint(inner.InnerMesh(size=2, index=i))["inner"] for i in range(2)]
+
+    assert two[0] == two[1] != model.inner_fingerprint(inner.InnerMesh(size=1))
+    assert two[0].startswith("2 ranks")
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 10)
+        self.second = nn.Linear(10, 6)
+
+    def forward(self, x):
+        return x + self.second(torch.relu(self.first(x)))
+
+
+def by_styles(module, mesh):
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    styles = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    return parallelize_module(module, mesh, styles, src_data_rank=None)
+
+
+def test_a_users_module_is_parallelised_with_torchs_own_styles(crew):
+    spec = blocks.BlockSpec(name="mlp", build=Plain, parallelize=by_styles)
+    x, dy = torch.randn(2, 3, 6), torch.randn(2, 3, 6)
+    dense = blocks.Block(spec)
+
+    def gradients(block):
+        block.initialize(SEED)
+        tape = block.recompute(x, None)
+        y, dx = tape.output.detach(), block.backward_input(tape, dy)
+        flat = torch.zeros(block.layout.size)
+        views = block.layout.views(flat)
+        block.backward_weight(tape, views)
+        parts = {p.name: (p.part, views[p.name].numpy()) for p in block.layout.params}
+        return y.numpy(), dx.numpy(), parts
+
+    def run(pipe, index):
+        chain = chain_of(crew, index)
+        chain.connect()
+        mesh = inner.InnerMesh(size=SIZE, index=index)
+        pipe.send(gradients(blocks.Block(spec, inner=mesh)))
+        pipe.recv()
+
+    workers = [crew.fork(run, index) for index in range(SIZE)]
+    y, dx, wholes = gradients(dense)
+    for worker in workers:
+        theirs_y, theirs_dx, parts = worker.hear()
+        torch.testing.assert_close(torch.from_numpy(theirs_y), torch.from_numpy(y))
+        torch.testing.assert_close(torch.from_numpy(theirs_dx), torch.from_numpy(dx))
+        assert {n for n, (part, _) in parts.items() if part is None} == {"mlp.second.bias"}
+        for name, (part, gradient) in parts.items():
+            whole = torch.from_numpy(wholes[name][1])
+            mine = part.cut(whole) if part else whole
+            torch.testing.assert_close(torch.from_numpy(gradient), mine)
+
+
+def test_a_block_that_returns_a_distributed_tensor_is_refused(crew):
+    def leaves_it_so(module, mesh):
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+        style = ColwiseParallel(use_local_output=False)
+        return parallelize_module(module, mesh, style, src_data_rank=None)
+
+    spec = blocks.BlockSpec(name="linear", build=lambda: nn.Linear(4, 4), parallelize=leaves_it_so)
+    block = blocks.Block(spec, inner=inner.InnerMesh(size=SIZE))
+
+    with pytest.raises(ValueError, match="'linear' must return a plain tensor"):
+        block.forward(torch.ones(4), None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "start", "size"),
+    [
+        ((7, 5), (2, 0), (3, 5)),
+        ((7, 5), (0, 1), (7, 3)),
+        ((7, 5), (2, 1), (4, 3)),
+        ((3, 4, 5), (0, 1, 0), (3, 2, 5)),
+        ((300, 700), (10, 350), (280, 350)),
+        ((2, 90_000), (0, 1), (2, 80_000)),
+        ((9,), (4,), (5,)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_digests_of_slices_add_up_to_the_whole_tensors(shape, start, size, dtype):
+    whole = torch.randn(shape).to(dtype)
+    part = Slice(name="w", shape=shape, start=start, size=size)
+
+    total = part.digest("master", part.cut(whole).contiguous())
+    for rest in _complement(part):
+        total += rest.digest("master", rest.cut(whole).contiguous())
+
+    assert total == digests.tensor_digest("master:w", whole)
+
+
+def _complement(part):
+    """Slices that together with ``part`` cover the tensor once."""
+    rest = []
+    low, high = [0] * len(part.shape), list(part.shape)
+    for dim, (begin, count) in enumerate(zip(part.start, part.size, strict=True)):
+        for first, last in ((low[dim], begin), (begin + count, high[dim])):
+            if last > first:
+                start = [*part.start[:dim], first, *low[dim + 1 :]]
+                size = [*part.size[:dim], last - first, *high[dim + 1 :]]
+                rest.append(
+                    Slice(name=part.name, shape=part.shape, start=tuple(start), size=tuple(size))
+                )
+    return rest
+
+
+def test_parts_of_a_tensor_are_told_apart_and_copies_are_not():
+    """A checkpoint has the parts of all inner ranks: each reads its own, and any copy."""
+    first, second = (
+        {t.id: t.copy for t in engine_of(i).state.state_tensors()} for i in range(SIZE)
+    )
+
+    assert {i for i in first if i in second} == {i for i, copy in first.items() if copy}
+    assert any("[0:16,0:32]" in i for i in first)
+
+
+def test_a_scalar_of_the_optimizer_is_counted_once_by_the_mesh():
+    states = [engine_of(index).state for index in range(SIZE)]
+
+    for index, state in enumerate(states):
+        steps = [t for t in state.state_tensors() if t.kind == "step"]
+        assert steps
+        assert all(t.copy for t in steps)
+        counted = optimizer.Shared.of(steps).counted(inner.InnerMesh(size=SIZE, index=index))
+        assert (counted == Digest.zero()) == (index == 1)
