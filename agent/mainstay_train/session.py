@@ -342,9 +342,8 @@ class Session:
     def _tell(self, action: rank_events.Tell) -> None:
         self._reporter.tell(self._state, action)
         if action.kind is FactKind.SETTLED:
-            engine = self._engine_for_plan()
-            position = self._state.member_position
-            self._served.open(str(self._plan.quorum), position, action.step, engine.state)
+            position, state = self._state.member_position, self._engine_for_plan().state
+            self._served.open(str(self._plan.quorum), position, action.step, state)
             if self._state.is_lowest:
                 self._reporter.repeat_entries()
 
@@ -356,10 +355,8 @@ class Session:
     def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> None:
         engine = self._engine_for_plan()
         self._hook(Action(Op.CHECKPOINT, engine.stage))
-        state = self._state
-        self._checkpoints.write(
-            action, engine, self._plan, state.index, state.digest, self._writer_hook()
-        )
+        state, hook = self._state, self._writer_hook()
+        self._checkpoints.write(action, engine, self._plan, state.index, state.digest, hook)
 
     def _writer_hook(self) -> Callable[[Op], None]:
         return self._faults.in_background(self._plan, self._state.index, self._state.version)
