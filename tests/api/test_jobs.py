@@ -121,7 +121,7 @@ def test_the_report_of_a_complete_job(job: Any) -> None:
         "data": f"{4:032x}",
     }
     assert report["digests"]["steps"] == [f"{1:032x}", f"{33:032x}", f"{65:032x}"]
-    assert report["steps"] == {"committed": 3, "redone": 0, "lost": 0}
+    assert report["steps"] == {"first": 0, "committed": 3, "redone": 0, "lost": 0}
     assert report["losses"] == [3.0, 2.9, 2.8]
     assert report["step_seconds"] == pytest.approx({"p50": 0.101, "p99": 0.102})
     assert report["recoveries"] == []

@@ -121,8 +121,11 @@ class LocalJob:
         return response.json()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition while the run lives."""
-        while not condition():
+        """Wait for a condition while the run lives; an api that does not answer is no answer."""
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if condition():
+                    return
             if self.process.poll() is not None:
                 raise AssertionError(f"the run ended early\n{self.tails()}")
             self._check_deadline()

@@ -64,7 +64,7 @@ def test_a_stopped_rank_that_goes_on_late_changes_nothing_and_heals(
     # With all votes in, the others commit the step, and begin the next, before it is missed.
     begun = point == "vote-gathered"
     at, gate = f"{point}@{STEP}", f"computing@{STEP + more + 1 + begun}"
-    config = make_config(steps=STEP + 8)
+    config = make_config(steps=STEP + 10)
     world = World(crew, tmp_path, config, halts={"life3": [at], "life0": [gate]})
 
     async def scenario(world):
@@ -83,7 +83,7 @@ def test_a_stopped_rank_that_goes_on_late_changes_nothing_and_heals(
         world.resume(first)
 
     run = play(world, scenario)
-    assert_same(run, undisturbed(crew, steps=STEP + 8))
+    assert_same(run, undisturbed(crew, steps=STEP + 10))
     assert [plan.method for plan in run.plans] == [Method.START, Method.MASK, Method.JOIN]
     settled = [f for f in run.facts if f.kind is FactKind.SETTLED and f.quorum.id == 3]
     assert {f.pod for f in settled} == {"pod0", "pod1", "pod2", "pod3"}
