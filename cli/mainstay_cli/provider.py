@@ -186,6 +186,7 @@ class LocalProvider:
         if as_told and await self._is_job_over():
             return
         evidence = "its work was handed over" if as_told else _evidence(pod)
+        killed = await self._was_killed(pod)
         pod.kill()
         self._pods.remove(pod)
         if self._stopping.is_set():
@@ -193,7 +194,7 @@ class LocalProvider:
         if as_told or pod.let_go:
             logger.info("pod %s has left: %s", pod.name, evidence)
         else:
-            self._count_end(pod)
+            self._count_end(pod, killed=killed)
             logger.warning("pod %s is gone: %s", pod.name, evidence)
         await self._tell_gone(pod, evidence)
         self._family.reap_orphans()
@@ -246,8 +247,14 @@ class LocalProvider:
             raise CliError(str(error), ExitCode.FAILED) from error
         return Pod(uid, name, address, directory, supervisor, launcher)
 
-    def _count_end(self, pod: Pod) -> None:
-        quick = time.monotonic() - pod.started_s < QUICK_END_S
+    async def _was_killed(self, pod: Pod) -> bool:
+        """Whether a pod's end came from outside, as an injected fault's: it could have lived."""
+        if pod.supervisor.ended.done():
+            return pod.supervisor.ended.result() == -signal.SIGKILL
+        return await self._forge.exit_code(pod.uid) == -signal.SIGKILL
+
+    def _count_end(self, pod: Pod, *, killed: bool) -> None:
+        quick = not killed and time.monotonic() - pod.started_s < QUICK_END_S
         self._num_quick_ends = self._num_quick_ends + 1 if quick else 0
         if self._num_quick_ends >= MAX_QUICK_ENDS:
             log = pod.directory / "supervisor.log"
