@@ -66,7 +66,7 @@ class PlanPassing:
     def offer(self) -> None:
         """Compare with the neighbours: for a supervisor that the api does not answer."""
         if self._plan is not None and not self._network.is_cut:
-            for address in neighbours(self._plan, self._pod):
+            for address in self._plan.neighbours(self._pod):
                 self._spawn(self._talk(address, self._plan))
 
     def answer(self, frame: Frame) -> dict[str, Any]:
@@ -111,18 +111,6 @@ class PlanPassing:
                 self._on_plan(codec.decode(Plan, answer.head["plan"]))
         finally:
             writer.close()
-
-
-def neighbours(plan: Plan, pod: PodUid) -> list[str]:
-    """Return the gather servers of the member pods at ring distances 1, 2, 4, ... from ``pod``.
-
-    A pod without a member stands before the first one.
-    """
-    hosts = [h for h in plan.hosts if h.pod != pod and h.gather]
-    position = next((i for i, h in enumerate(plan.hosts) if h.pod == pod), 0)
-    ring = [*hosts[position:], *hosts[:position]]
-    distances = [1 << power for power in range(len(ring).bit_length())]
-    return [ring[distance - 1].gather for distance in distances if distance <= len(ring)]
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> Frame:

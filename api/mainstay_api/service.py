@@ -43,11 +43,11 @@ from mainstay_core.coordinator_events import (
 )
 from mainstay_core.errors import MainstayError, StoreConflictError
 from mainstay_core.facts import Heartbeat
-from mainstay_core.ids import JobUid, PodUid, QuorumId
+from mainstay_core.ids import JobUid, QuorumId
 from mainstay_core.jobspec import JobConfig
-from mainstay_core.jobstate import CoordinatorState, uid_of
+from mainstay_core.jobstate import CoordinatorState, pods_moved
 from mainstay_core.messages import LedgerEntry
-from mainstay_core.restoring import StoreBehindError, is_behind
+from mainstay_core.restoring import refuse_behind
 
 logger = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ class JobService:
         fresh = []
         for entry in entries:
             old = known.get(entry.key)
-            if old is not None and (_same(old, entry) or old.quorum.id > entry.quorum.id):
+            if old is not None and (old.tells_same_as(entry) or old.quorum.id > entry.quorum.id):
                 continue
             if old is not None and old.masters != entry.masters:
                 await self._announce_mismatch(uid, old, entry)
@@ -281,41 +281,20 @@ def _place(entry: LedgerEntry) -> str:
     return f"stage {entry.stage}" + (f", inner rank {entry.inner}" if entry.inner else "")
 
 
-def refuse_behind(state: CoordinatorState, held: QuorumId | None) -> None:
-    """Let nobody tell anything to a store that does not know the plan he holds.
-
-    Raises:
-        StoreBehindError: it does not.
-    """
-    if is_behind(state, held):
-        ours = state.plan.quorum if state.plan is not None else "no plan"
-        raise StoreBehindError(f"you hold {held}, the store has {ours}")
-
-
 def _quorum_in(text: str) -> QuorumId:
     return codec.loads(QuorumId, text)
 
 
-def _same(old: LedgerEntry, new: LedgerEntry) -> bool:
-    """Whether two cells of a stage tell of the same commit: each knows what it has sent itself."""
-    return (old.quorum, old.masters) == (new.quorum, new.masters)
-
-
 def change_of(before: CoordinatorState, outcome: Transition, now_s: float) -> Change:
     """Return what a transition makes visible."""
-    was_gone = {uid_of(p) for p in before.pods if p.gone}
-    was_there = {uid_of(p) for p in before.pods} - was_gone
-    is_gone = {uid_of(p) for p in outcome.state.pods if p.gone}
-    is_there = {uid_of(p) for p in outcome.state.pods} - is_gone
-    arrived: list[PodUid] = sorted(is_there - was_there)
-    gone: list[PodUid] = sorted(is_gone - was_gone)
+    arrived, gone = pods_moved(before, outcome.state)
     return Change(
         state=outcome.state,
         plan=outcome.plan,
         items=tuple(item for a in outcome.actions for item in _item(a, now_s)),
         recoveries=tuple(a.recovery for a in outcome.actions if isinstance(a, RecordRecovery)),
-        arrived=tuple(arrived),
-        gone=tuple(gone),
+        arrived=arrived,
+        gone=gone,
     )
 
 

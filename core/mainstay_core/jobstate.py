@@ -264,6 +264,16 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     )
 
 
+def pods_moved(
+    before: CoordinatorState, after: CoordinatorState
+) -> tuple[tuple[PodUid, ...], tuple[PodUid, ...]]:
+    """Return the pods that have come since ``before``, and those that went, sorted."""
+    was, now = ({uid_of(p): p.gone for p in state.pods} for state in (before, after))
+    came = sorted(pod for pod, gone in now.items() if not gone and was.get(pod, True))
+    went = sorted(pod for pod, gone in now.items() if gone and not was.get(pod, False))
+    return tuple(came), tuple(went)
+
+
 def with_pod(state: CoordinatorState, pod: PodState) -> CoordinatorState:
     """Return the state with ``pod`` added or replaced, in order."""
     others = [p for p in state.pods if uid_of(p) != uid_of(pod)]

@@ -114,6 +114,17 @@ class Plan:
         """Return the SHA-256 of the canonical JSON of the plan."""
         return hashlib.sha256(dumps(self).encode()).hexdigest()
 
+    def neighbours(self, pod: PodUid) -> list[str]:
+        """Return the gather servers of member pods at ring distances 1, 2, 4, ... from ``pod``.
+
+        A pod without a member stands before the first one.
+        """
+        hosts = [h for h in self.hosts if h.pod != pod and h.gather]
+        position = next((i for i, h in enumerate(self.hosts) if h.pod == pod), 0)
+        ring = [*hosts[position:], *hosts[:position]]
+        distances = [1 << power for power in range(len(ring).bit_length())]
+        return [ring[distance - 1].gather for distance in distances if distance <= len(ring)]
+
     def member_of(self, slot: Slot, incarnation: Incarnation) -> Member | None:
         """Return the member that this life of a trainer is, if any."""
         for member in self.members:
@@ -303,6 +314,10 @@ class LedgerEntry:
     def key(self) -> LedgerKey:
         """What it is the entry of."""
         return self.step, self.stage, self.inner
+
+    def tells_same_as(self, other: LedgerEntry) -> bool:
+        """Whether two cells tell of the same commit: each knows what it has sent itself."""
+        return (self.quorum, self.masters) == (other.quorum, other.masters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,17 @@ def is_behind(state: CoordinatorState, held: QuorumId | None) -> bool:
     return held.nonce != ours.nonce and held.nonce not in state.rivals
 
 
+def refuse_behind(state: CoordinatorState, held: QuorumId | None) -> None:
+    """Let nobody tell anything to a store that does not know the plan he holds.
+
+    Raises:
+        StoreBehindError: it does not.
+    """
+    if is_behind(state, held):
+        ours = state.plan.quorum if state.plan is not None else "no plan"
+        raise StoreBehindError(f"you hold {held}, the store has {ours}")
+
+
 def learn_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Transition:
     """Return the state with a supervisor's plan learnt: restored, a rival, known, or older."""
     theirs = event.plan.quorum

@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.agent.test_supervisor import LEDGER, plan
 
-from mainstay_agent.passing import neighbours
 from mainstay_core import codec
 from mainstay_core.facts import FactKind, PodRegistration
 from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
@@ -25,10 +24,10 @@ def hosted(number: int, registrations: list[PodRegistration]) -> Plan:
 def test_neighbours_are_at_distances_that_double() -> None:
     hosts = tuple(Rendezvous(pod=PodUid(f"p{i}"), gather=f"h{i}:1", store="") for i in range(10))
     ten = replace(plan(1), hosts=hosts)
-    assert neighbours(ten, PodUid("p0")) == ["h1:1", "h2:1", "h4:1", "h8:1"]
-    assert neighbours(ten, PodUid("p7")) == ["h8:1", "h9:1", "h1:1", "h5:1"]
-    assert neighbours(ten, PodUid("a-spare"))[:2] == ["h0:1", "h1:1"]
-    assert neighbours(replace(ten, hosts=hosts[:1]), PodUid("p0")) == []
+    assert ten.neighbours(PodUid("p0")) == ["h1:1", "h2:1", "h4:1", "h8:1"]
+    assert ten.neighbours(PodUid("p7")) == ["h8:1", "h9:1", "h1:1", "h5:1"]
+    assert ten.neighbours(PodUid("a-spare"))[:2] == ["h0:1", "h1:1"]
+    assert replace(ten, hosts=hosts[:1]).neighbours(PodUid("p0")) == []
 
 
 def test_every_pod_is_reached_from_every_other() -> None:
@@ -42,7 +41,7 @@ def test_every_pod_is_reached_from_every_other() -> None:
             rounds += 1
             for address in tuple(reached):
                 pod = PodUid("p" + address[1:-2])
-                reached |= set(neighbours(one, pod))
+                reached |= set(one.neighbours(pod))
         assert rounds <= size.bit_length()
 
 

@@ -14,7 +14,7 @@ from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
 from mainstay_api.store import Change, RedisStore, Snapshot, StoreUnavailableError
 from mainstay_api.tasks import end_tasks
-from mainstay_api.ticker import Silence, Ticker
+from mainstay_api.ticker import Ticker
 from mainstay_core import codec
 from mainstay_core.coordinator_events import FactsLearnt, PodRegistered, StepsCommitted
 from mainstay_core.errors import InvalidSpecError, StoreConflictError
@@ -23,6 +23,7 @@ from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId
 from mainstay_core.job_invariants import check_invariants
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.messages import LedgerEntry
+from mainstay_core.silence import Silence
 from mainstay_core.topology import JobShape
 
 SETTINGS = Settings(redis_url="unix://", admin_token="a", agent_token="b")

@@ -30,16 +30,14 @@ from mainstay_core.ids import PodUid, QuorumId
 from mainstay_core.jobstate import CoordinatorState
 from mainstay_core.learning import UnregisteredPodError
 from mainstay_core.messages import LedgerEntry, Plan
-from mainstay_core.restoring import StoreBehindError, is_behind
+from mainstay_core.restoring import StoreBehindError, is_behind, refuse_behind
+from mainstay_core.silence import Silence
 from mainstay_core.sim.deciding import (
     Reply,
     Request,
-    Silence,
     Snapshot,
     UnknownJobError,
     change_of,
-    refuse_behind,
-    same_commit,
 )
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Exchange, Listener
@@ -155,7 +153,7 @@ class Api(Process):
         fresh = []
         for entry in entries:
             old = known[entry.key]
-            if old is not None and (same_commit(old, entry) or old.quorum.id > entry.quorum.id):
+            if old is not None and (old.tells_same_as(entry) or old.quorum.id > entry.quorum.id):
                 continue
             if old is not None:
                 self.world.checks.same_entry(old, entry)
@@ -269,10 +267,11 @@ class Api(Process):
     def _look(self, silence: Silence) -> Steps[Transition]:
         state = (yield from self._load()).state
         seen_s, beats = yield from self._call(lambda data: (dict(data.seen_s), dict(data.beats)))
-        behind_s = silence.update(seen_s, self.world.config.heartbeat_s)
+        seen_us = {PodUid(pod): round(at_s * 1e6) for pod, at_s in seen_s.items()}
+        behind_s = silence.update(seen_us, self.world.config.heartbeat_s)
         wanted = silence.heard.intersection(state.unheard)
         heard = sorted(p for p in wanted if p in beats and not is_behind(state, beats[p]))
-        return (yield from self.apply(Tick(behind_s=behind_s, heard=tuple(map(PodUid, heard)))))
+        return (yield from self.apply(Tick(behind_s=behind_s, heard=tuple(heard))))
 
     # Streams ----------------------------------------------------------------
 

@@ -6,6 +6,7 @@ facts until they are acknowledged, the ledger, the stream.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a mistake
         return self.reply.error in ("unregistered", "store-behind", "unknown-job")
 
 
-class ApiLine(Process):
+class ApiLine(Process, ABC):
     """The part of a supervisor that talks to the api."""
 
     def __init__(self, world: World, pod: PodUid, name: str) -> None:
@@ -83,13 +84,13 @@ class ApiLine(Process):
         self._turn = Signal()
         self._restored_at_s = 0.0
 
+    @abstractmethod
     def feed(self, event: Event) -> None:
         """Have the state machine decide."""
-        raise NotImplementedError
 
+    @abstractmethod
     def registration(self) -> PodRegistration:
         """Return what the pod introduces itself with."""
-        raise NotImplementedError
 
     def passed(self, plan: Plan) -> None:
         """Another supervisor has given a plan."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mainstay_core.coordinator_events import PlanReported
-from mainstay_core.ids import PodUid, Slot
+from mainstay_core.ids import Slot
 from mainstay_core.messages import Plan
 from mainstay_core.sim.network import End
 from mainstay_core.sim.rooms import Holds, Passed
@@ -41,7 +41,7 @@ class Passing:
     def offer(self) -> None:
         """Compare with the neighbours."""
         if self._plan is not None:
-            for address in neighbours(self._plan, self._supervisor.pod):
+            for address in self._plan.neighbours(self._supervisor.pod):
                 self._talk(address, self._plan)
 
     def _talk(self, address: str, plan: Plan) -> None:
@@ -62,15 +62,6 @@ class Passing:
             supervisor.after(OFFER_TIMEOUT_S, end.close)
 
         supervisor.world.network.connect(supervisor, address, opened, _ignore, OFFER_TIMEOUT_S)
-
-
-def neighbours(plan: Plan, pod: PodUid) -> list[str]:
-    """Return the gather servers of the member pods at ring distances 1, 2, 4, ... from ``pod``."""
-    hosts = [h for h in plan.hosts if h.pod != pod and h.gather]
-    position = next((i for i, h in enumerate(plan.hosts) if h.pod == pod), 0)
-    ring = [*hosts[position:], *hosts[:position]]
-    distances = [1 << power for power in range(len(ring).bit_length())]
-    return [ring[distance - 1].gather for distance in distances if distance <= len(ring)]
 
 
 def restoration_of(state: SupervisionState) -> PlanReported | None:
