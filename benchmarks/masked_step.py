@@ -20,20 +20,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
+from support.local_run import running
 
 HERE = Path(__file__).parent
 DEMO = HERE.parent / "examples" / "demo.yaml"
@@ -43,13 +41,6 @@ WARM_UP = 2
 allocated once, the second for the recovery itself."""
 POLL_S = 2.0
 GIVE_UP_S = 420.0
-# A local run makes a new pod for a lost one. Here the lost one is to stay lost.
-LOCAL_RUN = """
-import sys
-from mainstay_cli import local_run, main
-local_run.REPLACEMENTS_PER_POD = 0
-sys.exit(main.main())
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,36 +121,13 @@ def measure(case: Case) -> Measured:
         (path / "faults.yaml").write_text(yaml.safe_dump(case.faults()))
         entries: dict[int, dict[int, dict[str, Any]]] = {}
         stacks: dict[int, int] = {}
-        with _running(path) as process:
+        # A local run makes a new pod for a lost one. Here the lost one is to stay lost.
+        with running(path, 0, "--faults", str(path / "faults.yaml")) as process:
             _follow(path, process, entries, stacks)
             if process.returncode != 0:
                 log = (path / "output.log").read_text()[-2000:]
                 raise RuntimeError(f"{case.name}: exit code {process.returncode}\n{log}")
     return _evaluate(case, entries, stacks)
-
-
-@contextlib.contextmanager
-def _running(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", LOCAL_RUN, "local", "run", str(path / "job.yaml")]
-    command += ["--faults", str(path / "faults.yaml"), "--state-dir", str(path / "state")]
-    command += ["--ui", "plain"]
-    with (path / "output.log").open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"MAINSTAY_HOME": str(path / "home")},
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
-                if process.poll() is None:
-                    process.send_signal(number)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(10)
 
 
 def _follow(

@@ -169,36 +169,45 @@ def _environments() -> Iterator[tuple[int, list[str]]]:
 
 
 @contextlib.contextmanager
+def running(directory: Path, replacements: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the ``job.yaml`` of a directory in local mode; end it with the block."""
+    code = LOCAL_RUN.format(replacements=replacements)
+    command = [sys.executable, "-c", code, "local", "run", str(directory / "job.yaml")]
+    command += [*options, "--state-dir", str(directory / "state"), "--ui", "plain"]
+    with (directory / "output.log").open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"MAINSTAY_HOME": str(directory / "home")},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:
+                process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
+
+
+@contextlib.contextmanager
 def local_run(job: Mapping[str, Any], replacements: int = 1000) -> Iterator[LocalRun]:
     """Run a job in a directory of its own, until the block ends, by a SIGTERM too."""
     signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         (directory / "job.yaml").write_text(yaml.safe_dump(dict(job)))
-        code = LOCAL_RUN.format(replacements=replacements)
-        command = [sys.executable, "-c", code, "local", "run", str(directory / "job.yaml")]
-        command += ["--state-dir", str(directory / "state"), "--ui", "plain"]
-        with (directory / "output.log").open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"MAINSTAY_HOME": str(directory / "home")},
-                start_new_session=True,
-            )
-        try:
-            with httpx.Client(trust_env=False, timeout=20) as client:
-                stages = job["spec"]["parallelism"]["stages"]
-                run = LocalRun(directory=directory, process=process, stages=stages, client=client)
-                _find(run)
-                yield run
-        finally:
-            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
-                if process.poll() is None:
-                    process.send_signal(number)
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(10)
+        with (
+            running(directory, replacements) as process,
+            httpx.Client(trust_env=False, timeout=20) as client,
+        ):
+            stages = job["spec"]["parallelism"]["stages"]
+            run = LocalRun(directory=directory, process=process, stages=stages, client=client)
+            _find(run)
+            yield run
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

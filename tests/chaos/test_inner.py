@@ -66,18 +66,7 @@ def test_what_is_left_of_two_broken_cells_becomes_one(
 
 def test_a_stopped_inner_rank_is_found_by_its_silence_alone(tmp_path: Path, corpus: Path) -> None:
     layout = Layout(ranks_per_stage=2, ranks_per_pod=2, lanes=2, shards_per_lane=2, spares=0)
-    fault = {
-        "at": {"step": 3, "phase": "backward"},
-        "target": {"replica": 1, "stage": 0, "inner": 1},
-        "action": "stop",
-    }
-    for name in ("undisturbed", "disturbed"):
-        (tmp_path / name).mkdir()
-    expected = run_undisturbed(tmp_path / "undisturbed", layout, 8, corpus)
-    job = make_job(layout, 8, corpus, detection={"heartbeatTimeoutSeconds": 3})
-    with local_job(tmp_path / "disturbed", job, [fault]) as run:
-        report = run.report()
-    assert report["digests"] == expected["digests"]
-    assert report["steps"]["lost"] == 0
-    assert "no sign of life" in report["recoveries"][0]["fault"]
+    report = matrix.check_stopped_rank(
+        tmp_path, corpus, layout, {"replica": 1, "stage": 0, "inner": 1}
+    )
     assert len([r for r in report["recoveries"] if r["method"] == "mask"]) == 1

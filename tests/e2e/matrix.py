@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.harness import Layout, run_disturbed
+from tests.e2e.harness import Layout, local_job, make_job, run_disturbed, run_undisturbed
 
 ACTIONS = ("kill-trainer", "kill-pod")
 PHASES = ("forward", "backward", "reduce", "vote", "apply")
@@ -86,3 +86,20 @@ def write_corpus(directory: Path) -> Path:
     for source in Path(__file__).parent.glob("*.py"):
         (directory / source.name).write_text(source.read_text())
     return directory
+
+
+def check_stopped_rank(
+    directory: Path, corpus: Path, layout: Layout, target: dict[str, int]
+) -> dict[str, Any]:
+    """Stop a rank, which only its silence tells; return the report, equal to an undisturbed one."""
+    fault = {"at": {"step": 3, "phase": "backward"}, "target": target, "action": "stop"}
+    for name in ("undisturbed", "disturbed"):
+        (directory / name).mkdir()
+    expected = run_undisturbed(directory / "undisturbed", layout, 8, corpus)
+    job = make_job(layout, 8, corpus, detection={"heartbeatTimeoutSeconds": 3})
+    with local_job(directory / "disturbed", job, [fault]) as run:
+        report = run.report()
+    assert report["digests"] == expected["digests"]
+    assert report["steps"]["lost"] == 0
+    assert "no sign of life" in report["recoveries"][0]["fault"]
+    return report

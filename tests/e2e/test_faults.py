@@ -97,17 +97,4 @@ def test_a_stopped_trainer_is_found_by_its_silence_and_replaced(
     tmp_path: Path, corpus: Path
 ) -> None:
     layout = Layout(stages=2, lanes=2, shards_per_lane=2)
-    fault = {
-        "at": {"step": 3, "phase": "backward"},
-        "target": {"replica": 1, "stage": 0},
-        "action": "stop",
-    }
-    for name in ("undisturbed", "disturbed"):
-        (tmp_path / name).mkdir()
-    expected = run_undisturbed(tmp_path / "undisturbed", layout, 8, corpus)
-    job = make_job(layout, 8, corpus, detection={"heartbeatTimeoutSeconds": 3})
-    with local_job(tmp_path / "disturbed", job, [fault]) as run:
-        report = run.report()
-    assert report["digests"] == expected["digests"]
-    assert report["steps"]["lost"] == 0
-    assert "no sign of life" in report["recoveries"][0]["fault"]
+    matrix.check_stopped_rank(tmp_path, corpus, layout, {"replica": 1, "stage": 0})
