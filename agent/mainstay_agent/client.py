@@ -102,7 +102,11 @@ class ApiClient:
             timeout=REQUEST_TIMEOUT_S,
             # The api is inside: a proxy for the outside world is never meant for it.
             trust_env=False,
-            headers={"Authorization": f"Bearer {settings.read_token()}"},
+            headers={
+                "Authorization": f"Bearer {settings.read_token()}",
+                # Whose token it is: one that was mixed up is refused, on every route.
+                "Mainstay-Pod": settings.pod,
+            },
         )
         self._urls = settings.api_urls
         self._turn = 0

@@ -53,13 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the api and return its exit code: 0 after a signal, 2 when it cannot start."""
     parser = argparse.ArgumentParser(
         prog="python -m mainstay_api",
-        description="Serve the api. Settings come from MAINSTAY_* variables: REDIS_URL, TOKEN (or "
-        "ADMIN_TOKEN and AGENT_TOKEN), API_HOST, API_PORT, REDIS_TIMEOUT_S, LOG_LEVEL.",
+        description="Serve the api. Settings come from MAINSTAY_* variables: REDIS_URL, "
+        "REDIS_PASSWORD, REDIS_CA_FILE, REDIS_TIMEOUT_S, API_HOST, API_PORT, LOG_LEVEL; AUTH=token "
+        "with TOKEN (or ADMIN_TOKEN and AGENT_TOKEN); AUTH=kubernetes with OPERATOR_USER, "
+        "REVIEW_CACHE_S, and outside a pod KUBE_URL, KUBE_TOKEN_FILE, KUBE_CA_FILE.",
     )
     parser.add_argument("--port-file", type=Path, help="write the port there once it is bound")
     options = parser.parse_args(arguments)
     try:
         settings = Settings.from_environment(os.environ)
+        app = create_app(settings, open_store(settings))
         listener = _bind(settings)
     except InvalidSpecError as error:
         sys.stderr.write(f"mainstay-api: {error}\n")
@@ -73,8 +76,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.port_file is not None:
         _write_whole(options.port_file, f"{port}\n")
     logging.getLogger(__name__).info("serving on http://%s:%d", settings.host, port)
-    store = RedisStore(settings.redis_url, settings.max_events, timeout_s=settings.redis_timeout_s)
-    app = create_app(settings, store)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -86,6 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     Server(config, app.state.streams).run(sockets=[listener])
     return 0
+
+
+def open_store(settings: Settings) -> RedisStore:
+    """Return the store that the settings name; nothing is connected yet."""
+    return RedisStore(
+        settings.redis_url,
+        settings.max_events,
+        timeout_s=settings.redis_timeout_s,
+        password=settings.redis_password,
+        ca_file=settings.redis_ca_file,
+    )
 
 
 def _bind(settings: Settings) -> socket.socket:

@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 
 from mainstay_api import problems
+from mainstay_api.auth import Auth, TokenAuth
+from mainstay_api.kube import KubeClient
+from mainstay_api.kube_auth import KubernetesAuth
 from mainstay_api.metrics import LatencyMiddleware, Metrics
 from mainstay_api.routes import agents, faults, health, jobs
 from mainstay_api.service import JobService
@@ -20,8 +23,8 @@ from mainstay_api.ticker import Ticker
 
 DESCRIPTION = """Orders facts about training jobs, commits plans and answers people.
 
-Agents use `/v1/jobs/{job}/agent/...` with the agent token, people everything else
-with the admin token. Errors have one form: `error`, `detail`, `what_to_do`."""
+Agents use `/v1/jobs/{job}/agent/...`, people everything else, each with a bearer
+token: docs/security.md says which. Errors have one form: `error`, `detail`, `what_to_do`."""
 
 
 def create_app(settings: Settings, store: Store) -> FastAPI:
@@ -29,6 +32,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     metrics = Metrics()
     service = JobService(store, settings, metrics)
     streams = Streams(store, settings.keep_alive_s)
+    auth = make_auth(settings)
 
     @contextlib.asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
@@ -41,9 +45,11 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
             await streams.aclose()
             await service.aclose()
             await store.aclose()
+            await auth.aclose()
 
     app = FastAPI(title="Mainstay", version="1", description=DESCRIPTION, lifespan=live)
     app.state.settings = settings
+    app.state.auth = auth
     app.state.service = service
     app.state.streams = streams
     app.state.metrics = metrics
@@ -52,3 +58,11 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     for router in (health.router, agents.router, jobs.router, faults.router):
         app.include_router(router)
     return app
+
+
+def make_auth(settings: Settings) -> Auth:
+    """Return how callers are admitted."""
+    if settings.kube is None:
+        return TokenAuth(settings.admin_token, settings.agent_token)
+    client = KubeClient(settings.kube)
+    return KubernetesAuth(client, settings.operator_user, settings.review_cache_s)

@@ -1,16 +1,16 @@
 """What a route gets handed: the parts of its app, and whether the caller may.
 
-All asynchronous, though they wait for nothing: the framework would send plain
+All asynchronous, though many wait for nothing: the framework would send plain
 functions to a thread and back, at every request.
 """
 
 from __future__ import annotations
 
-import hmac
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
+from mainstay_api.auth import AgentAsk, Auth, Caller
 from mainstay_api.metrics import Metrics
 from mainstay_api.problems import ProblemError, unknown_job
 from mainstay_api.service import JobService
@@ -37,31 +37,64 @@ async def get_metrics(request: Request) -> Metrics:
     return metrics
 
 
-async def require_admin(request: Request) -> None:
-    """Let people and the process provider in."""
+async def get_settings(request: Request) -> Settings:
+    """Return the app's settings."""
     settings: Settings = request.app.state.settings
-    _require(request, "MAINSTAY_ADMIN_TOKEN", settings.admin_token)
+    return settings
 
 
-async def require_agent(request: Request) -> None:
-    """Let supervisors in; whoever may do everything may do this as well."""
-    settings: Settings = request.app.state.settings
-    _require(request, "MAINSTAY_AGENT_TOKEN", settings.agent_token, settings.admin_token)
+async def get_auth(request: Request) -> Auth:
+    """Return how the app admits callers."""
+    auth: Auth = request.app.state.auth
+    return auth
 
 
-def _require(request: Request, name: str, *accepted: str) -> None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    given = token.strip().encode()
-    # Every comparison is made, in constant time: the answer tells nothing about a token.
-    matches = [hmac.compare_digest(given, expected.encode()) for expected in accepted]
-    if scheme.lower() == "bearer" and any(matches):
-        return
-    raise ProblemError(
-        401,
-        "unauthorized",
-        "the token is missing" if not given else "the token is not the one that this needs",
-        f"send 'Authorization: Bearer TOKEN' with the api's {name} (or MAINSTAY_TOKEN)",
+async def require_agent(request: Request, job: str) -> Caller:
+    """Let supervisors of the job in, each for its own pod."""
+    service: JobService = request.app.state.service
+    uid = await service.resolve(job)
+    ask = AgentAsk(
+        token=_token(request),
+        job=job,
+        uid=uid,
+        name=None if uid is None else await service.fetch_name(uid),
+        pod=request.headers.get("mainstay-pod", ""),
+        told=await _pods_told(request),
     )
+    return await (await get_auth(request)).admit_agent(ask)
+
+
+async def require_person(request: Request) -> Caller:
+    """Let in who may read the job, or change it, as the method says; the operator too."""
+    service: JobService = request.app.state.service
+    job = request.path_params.get("job")
+    reads = request.method in ("GET", "HEAD")
+    verb = "list" if job is None else "get" if reads else "patch"
+    uid = None if job is None else await service.resolve(job)
+    name = None if uid is None else await service.fetch_name(uid)
+    return await (await get_auth(request)).admit_person(_token(request), verb, name)
+
+
+async def require_operator(request: Request) -> Caller:
+    """Let in whoever makes the pods."""
+    return await (await get_auth(request)).admit_operator(_token(request))
+
+
+def _token(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+async def _pods_told(request: Request) -> frozenset[str]:
+    """Return the pods for which the body speaks: its own field ``pod``, and that of each fact."""
+    if not await request.body():
+        return frozenset()
+    body = await request.json()
+    if not isinstance(body, dict):
+        return frozenset()
+    facts = body.get("facts")
+    told = [body, *(facts if isinstance(facts, list) else ())]
+    return frozenset(str(t["pod"]) for t in told if isinstance(t, dict) and "pod" in t)
 
 
 async def get_uid(job: str, service: Annotated[JobService, Depends(get_service)]) -> JobUid:
@@ -89,6 +122,10 @@ async def get_held(
     return QuorumId(id=int(number), nonce=nonce)
 
 
+AgentDep = Annotated[Caller, Depends(require_agent)]
+PersonDep = Annotated[Caller, Depends(require_person)]
+AuthDep = Annotated[Auth, Depends(get_auth)]
+SettingsDep = Annotated[Settings, Depends(get_settings)]
 HeldDep = Annotated[QuorumId | None, Depends(get_held)]
 ServiceDep = Annotated[JobService, Depends(get_service)]
 StreamsDep = Annotated[Streams, Depends(get_streams)]

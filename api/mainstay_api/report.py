@@ -30,6 +30,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
     return {
         "uid": state.config.job,
         "name": state.config.name,
+        "namespace": state.config.namespace,
         "state": state.phase.value,
         "reason": reason,
         "step": state.step,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mainstay_api.auth import JobName
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
 from mainstay_api.store import (
@@ -81,13 +82,14 @@ class JobService:
         self._draw_nonce = draw_nonce
         self._locks: dict[JobUid, asyncio.Lock] = {}
         self._known: dict[str, JobUid] = {}
+        self._names: dict[JobUid, JobName] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     async def create(self, config: JobConfig, manifest: dict[str, Any]) -> bool:
         """Store a new job; False when its uid is taken."""
         created = await self.store.create(coordinator.initial(config, self._clock()), manifest)
         if created:
-            self._known.pop(config.name, None)
+            self._known.pop(str(_name_of(config)), None)
         return created
 
     async def restore(
@@ -103,7 +105,7 @@ class JobService:
         return None if report is None else await self.apply(config.job, report)
 
     async def resolve(self, job: str) -> JobUid | None:
-        """Return the uid that ``job`` is, or names."""
+        """Return the uid that ``job`` is, or names: ``name``, in a cluster ``namespace:name``."""
         uid = self._known.get(job)
         if uid is None:
             uid = await self.store.resolve(job)
@@ -111,6 +113,15 @@ class JobService:
                 # A uid never changes its meaning; a name moves on to the next job.
                 self._known[job] = uid
         return uid
+
+    async def fetch_name(self, uid: JobUid) -> JobName | None:
+        """Return what the job is called where it was submitted, None when it is not known."""
+        name = self._names.get(uid)
+        if name is None:
+            snapshot = await self.store.load(uid)
+            if snapshot is not None:
+                name = self._names[uid] = _name_of(snapshot.state.config)
+        return name
 
     def now_s(self) -> float:
         """Return the wall clock of this process."""
@@ -184,6 +195,7 @@ class JobService:
 
     def _vanished(self, uid: JobUid) -> UnknownJobError:
         self._known.clear()
+        self._names.clear()
         return UnknownJobError(f"job {uid} has vanished from the store")
 
     async def _note_durable(self, uid: JobUid, event: PlanDurable) -> None:
@@ -275,6 +287,10 @@ class JobService:
         logger.error("%s: %s", uid, message)
         announce = Announce(reason="LedgerMismatch", message=message, warning=True)
         await self.store.append(uid, "event", history_line(announce, self._clock()))
+
+
+def _name_of(config: JobConfig) -> JobName:
+    return JobName(namespace=config.namespace, name=config.name)
 
 
 def _place(entry: LedgerEntry) -> str:

@@ -10,7 +10,7 @@ server's business (``appendfsync always``, protocol section 9).
 Keys, with ``{uid}`` also the hash tag of a Redis cluster:
 
     mainstay:uids              set     uids of all jobs
-    mainstay:names             hash    name -> uid of the newest job of that name
+    mainstay:names             hash    [namespace:]name -> uid of the newest job of that name
     mainstay:lease             string  the replica that watches for silence
     mainstay:{uid}:job         hash    version, state, phase, quorum, plan, restored, manifest, name
     mainstay:{uid}:stream      stream  plan, inject, stop, event: pushed to supervisors; history
@@ -141,6 +141,8 @@ class RedisStore:
         max_events: length of a job's stream, about.
         max_ledger_steps: newest steps whose entries are kept.
         timeout_s: of one call.
+        password: of the server, unless the url names one.
+        ca_file: certificate of whoever signed the server's; empty: the system's.
     """
 
     def __init__(
@@ -149,9 +151,15 @@ class RedisStore:
         max_events: int = 100_000,
         max_ledger_steps: int = 100_000,
         timeout_s: float = TIMEOUT_S,
+        password: str = "",
+        ca_file: str = "",
     ) -> None:
+        # What the url names wins; a certificate is only for one that asks for TLS.
+        more: dict[str, Any] = {"password": password} if password else {}
+        more |= {"ssl_ca_certs": ca_file} if ca_file and url.startswith("rediss:") else {}
         self._redis = redis.Redis.from_url(
             url,
+            **more,
             decode_responses=True,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
@@ -192,7 +200,9 @@ class RedisStore:
         uid = state.config.job
         keys = [_key(uid, "job"), f"{PREFIX}:uids", f"{PREFIX}:names"]
         phase, text = state.phase.value, json.dumps(manifest)
-        args = [uid, codec.dumps(state), phase, text, state.config.name]
+        config = state.config
+        name = f"{config.namespace}:{config.name}" if config.namespace else config.name
+        args = [uid, codec.dumps(state), phase, text, name]
         return bool(await _call(self._create(keys=keys, args=args)))
 
     async def resolve(self, job: str) -> JobUid | None:

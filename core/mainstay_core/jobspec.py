@@ -20,6 +20,8 @@ class JobConfig:
 
     job: JobUid
     name: str
+    namespace: str = ""
+    """Where its TrainingJob is; empty in local mode."""
     shape: JobShape
     entrypoint: str
     """``module:function`` that returns the workload."""

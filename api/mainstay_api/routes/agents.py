@@ -11,7 +11,8 @@ from fastapi import APIRouter, Depends, Header
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from mainstay_api import examples
-from mainstay_api.deps import HeldDep, ServiceDep, StreamsDep, UidDep, require_agent
+from mainstay_api.auth import JobName, forbidden
+from mainstay_api.deps import AgentDep, HeldDep, ServiceDep, StreamsDep, UidDep, require_agent
 from mainstay_api.problems import ProblemError, stale_facts
 from mainstay_core import codec
 from mainstay_core.coordinator_events import FactsLearnt, FaultFired, PlanReported, PodRegistered
@@ -141,7 +142,9 @@ async def fire_fault(
 
 
 @router.post("/restore", responses=examples.RESTORED)
-async def restore(job: str, service: ServiceDep, body: Restoration) -> JSONResponse:
+async def restore(
+    job: str, service: ServiceDep, caller: AgentDep, body: Restoration
+) -> JSONResponse:
     """Tell a store that lost the job, or fell back to an older state, what it does not know.
 
     The newest plan that was told stands; no plan is derived from an older one. Repeating it is
@@ -153,6 +156,12 @@ async def restore(job: str, service: ServiceDep, body: Restoration) -> JSONRespo
             "malformed",
             f"this is a restoration of {body.config.job}, not of {job}",
             "post it under the job's uid",
+        )
+    named = JobName(namespace=body.config.namespace, name=body.config.name)
+    if caller.job is not None and caller.job != named:
+        raise forbidden(
+            f"this is a restoration of {named}, the token is that of {caller.job}",
+            "restore your own job, as the api gave it to you",
         )
     report = None
     if body.plan is not None:

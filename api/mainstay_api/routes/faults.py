@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from mainstay_api import examples
-from mainstay_api.deps import ServiceDep, UidDep, require_admin
+from mainstay_api.deps import ServiceDep, UidDep, require_operator, require_person
 from mainstay_api.report import show_fault
 from mainstay_core import fault_files
 from mainstay_core.availability import spare_pods
@@ -21,7 +21,7 @@ from mainstay_core.ids import PodUid
 router = APIRouter(
     prefix="/v1/jobs/{job}",
     tags=["faults"],
-    dependencies=[Depends(require_admin)],
+    dependencies=[Depends(require_person)],
     responses=examples.PROBLEMS,
 )
 
@@ -68,7 +68,7 @@ async def ask_faults(uid: UidDep, service: ServiceDep, body: NewFaults) -> JSONR
     return JSONResponse(shown, status_code=201)
 
 
-@router.post("/provider/faults/{fault}/fired")
+@router.post("/provider/faults/{fault}/fired", dependencies=[Depends(require_operator)])
 async def fire_process_fault(
     uid: UidDep, service: ServiceDep, fault: str, body: ProcessFired
 ) -> dict[str, str]:

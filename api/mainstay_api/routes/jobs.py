@@ -11,7 +11,16 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse
 
 from mainstay_api import examples
-from mainstay_api.deps import ServiceDep, UidDep, require_admin
+from mainstay_api.auth import forbidden
+from mainstay_api.deps import (
+    AuthDep,
+    PersonDep,
+    ServiceDep,
+    SettingsDep,
+    UidDep,
+    require_operator,
+    require_person,
+)
 from mainstay_api.problems import ProblemError
 from mainstay_api.report import make_report, show_job, show_members, show_recovery
 from mainstay_api.service import JobService
@@ -34,7 +43,7 @@ from mainstay_core.spec import parse_training_job
 router = APIRouter(
     prefix="/v1/jobs",
     tags=["jobs"],
-    dependencies=[Depends(require_admin)],
+    dependencies=[Depends(require_person)],
     responses=examples.PROBLEMS,
 )
 
@@ -56,6 +65,8 @@ class NewJob:
     """The job as its processes see it, instead of deriving it from the manifest."""
     uid: str | None = None
     """Identity of this run; drawn if left out."""
+    namespace: str = ""
+    """Where its TrainingJob is; empty in local mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +91,13 @@ class NewDrain:
     """UID or name."""
 
 
-@router.post("", status_code=201, responses=examples.JOB)
-async def create_job(service: ServiceDep, body: NewJob) -> JSONResponse:
+@router.post("", status_code=201, responses=examples.JOB, dependencies=[Depends(require_operator)])
+async def create_job(service: ServiceDep, settings: SettingsDep, body: NewJob) -> JSONResponse:
     """Create a job; pods may register from now on."""
+    if settings.auth == "kubernetes":
+        for name in ("uid", "namespace"):
+            if not getattr(body, name):
+                raise InvalidSpecError(name, "is missing; in a cluster a job is a TrainingJob's")
     config = _config_of(body)
     if not await service.create(config, body.manifest):
         raise ProblemError(
@@ -100,21 +115,33 @@ def _config_of(body: NewJob) -> JobConfig:
     try:
         if body.config is not None:
             config = codec.decode(JobConfig, {**body.config, "job": body.uid or uid}, "config")
-            return replace(config, job=uid)
+            return replace(config, job=uid, namespace=body.namespace or config.namespace)
         faults = tuple(
             codec.decode(FaultPoint, fault, f"faults[{i}]") for i, fault in enumerate(body.faults)
         )
     except RemoteProtocolError as error:
         name, _, message = str(error).partition(": ")
         raise InvalidSpecError(name, message) from error
-    return parse_training_job(body.manifest).to_job_config(uid, faults, body.checkpoint_dir)
+    config = parse_training_job(body.manifest).to_job_config(uid, faults, body.checkpoint_dir)
+    return replace(config, namespace=body.namespace)
 
 
 @router.get("", responses=examples.JOBS)
-async def list_jobs(service: ServiceDep) -> JSONResponse:
-    """All jobs, in short."""
-    uids = await service.store.list_uids()
-    return JSONResponse([show_job(await service.load(uid), service.now_s()) for uid in uids])
+async def list_jobs(
+    service: ServiceDep, caller: PersonDep, auth: AuthDep, namespace: str | None = None
+) -> JSONResponse:
+    """All jobs that the caller may see, in short: those of one namespace, or of all."""
+    states = [await service.load(uid) for uid in await service.store.list_uids()]
+    there = {s.config.namespace for s in states} if namespace is None else {namespace}
+    seen = {name for name in there if await auth.may_list(caller, name)}
+    if not seen and not caller.sees_all:
+        raise forbidden(
+            f"{caller.username} may not list trainingjobs.mainstay.dev "
+            + (f"in namespace {namespace}" if namespace else "in any namespace with a job"),
+            "name a namespace in which you may: GET /v1/jobs?namespace=NAME",
+        )
+    shown = [show_job(s, service.now_s()) for s in states if s.config.namespace in seen]
+    return JSONResponse(shown)
 
 
 @router.get("/{job}", responses=examples.JOB)
@@ -215,7 +242,7 @@ async def show_wanted_pods(uid: UidDep, service: ServiceDep) -> JSONResponse:
     return JSONResponse({"state": state.phase.value, **codec.encode(plan_pods(state))})
 
 
-@router.post("/{job}/provider/facts")
+@router.post("/{job}/provider/facts", dependencies=[Depends(require_operator)])
 async def learn_from_provider(
     uid: UidDep, service: ServiceDep, body: ProviderFacts
 ) -> JSONResponse:

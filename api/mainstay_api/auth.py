@@ -1,0 +1,139 @@
+"""Who may ask what: what a request shows, and the check of local mode.
+
+Agents, people and whoever makes the pods (the operator, or the local provider)
+are admitted apart; :mod:`mainstay_api.kube_auth` is the other implementation.
+docs/security.md says what each may do.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from typing import Protocol
+
+from mainstay_api.problems import ProblemError
+from mainstay_core.ids import JobUid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobName:
+    """What a job is called where it was submitted."""
+
+    namespace: str
+    """Empty in local mode."""
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}:{self.name}" if self.namespace else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAsk:
+    """What a supervisor's request says about who sends it."""
+
+    token: str
+    job: str
+    """The job in the path."""
+    uid: JobUid | None
+    """None: the store does not know the job."""
+    name: JobName | None
+    """The name of the known job."""
+    pod: str
+    """The pod that the header names; empty without one."""
+    told: frozenset[str]
+    """The pods for which the body speaks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who was let in."""
+
+    username: str
+    groups: tuple[str, ...] = ()
+    uid: str = ""
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    pod: str = ""
+    """The pod to which the token is bound; empty for people and in local mode."""
+    job: JobName | None = None
+    """Whose ServiceAccount it is; None when the caller is no agent, and in local mode."""
+    sees_all: bool = False
+    """May list the jobs of all namespaces."""
+
+
+class Auth(Protocol):
+    """How callers are admitted. Every method raises ProblemError (401, 403, 503) or admits."""
+
+    async def admit_agent(self, ask: AgentAsk) -> Caller:
+        """Admit a supervisor to the routes of its job."""
+        ...
+
+    async def admit_person(self, token: str, verb: str, job: JobName | None) -> Caller:
+        """Admit a person, or the operator.
+
+        Args:
+            token: what they present.
+            verb: ``get``, ``list`` or ``patch`` of trainingjobs.
+            job: the job; None when no job, or no job that is known, is named.
+        """
+        ...
+
+    async def admit_operator(self, token: str) -> Caller:
+        """Admit whoever makes the pods, and nobody else."""
+        ...
+
+    async def may_list(self, caller: Caller, namespace: str) -> bool:
+        """Return whether the caller may see the jobs of a namespace."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        ...
+
+
+def unauthorized(detail: str, what_to_do: str) -> ProblemError:
+    """Return the answer to a caller who is not known."""
+    return ProblemError(401, "unauthorized", detail, what_to_do)
+
+
+def forbidden(detail: str, what_to_do: str) -> ProblemError:
+    """Return the answer to a caller who is known and may not."""
+    return ProblemError(403, "forbidden", detail, what_to_do)
+
+
+class TokenAuth:
+    """Local mode: one random token for people and the provider, one (or the same) for agents."""
+
+    def __init__(self, admin_token: str, agent_token: str) -> None:
+        if not admin_token or not agent_token:
+            raise ValueError("a token is empty")
+        self._admin = admin_token
+        self._agent = agent_token
+
+    async def admit_agent(self, ask: AgentAsk) -> Caller:
+        """Whoever may do everything may do this as well."""
+        return self._admit(ask.token, "MAINSTAY_AGENT_TOKEN", self._agent, self._admin)
+
+    async def admit_person(self, token: str, verb: str, job: JobName | None) -> Caller:
+        del verb, job
+        return self._admit(token, "MAINSTAY_ADMIN_TOKEN", self._admin)
+
+    async def admit_operator(self, token: str) -> Caller:
+        return self._admit(token, "MAINSTAY_ADMIN_TOKEN", self._admin)
+
+    async def may_list(self, caller: Caller, namespace: str) -> bool:
+        del caller, namespace
+        return True
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    def _admit(self, token: str, name: str, *accepted: str) -> Caller:
+        given = token.encode()
+        # Every comparison is made, in constant time: the answer tells nothing about a token.
+        matches = [hmac.compare_digest(given, expected.encode()) for expected in accepted]
+        if any(matches):
+            return Caller(username="token", sees_all=True)
+        raise unauthorized(
+            "the token is missing" if not given else "the token is not the one that this needs",
+            f"send 'Authorization: Bearer TOKEN' with the api's {name} (or MAINSTAY_TOKEN)",
+        )

@@ -1,0 +1,199 @@
+"""Who may ask what in a cluster: the API server says.
+
+- A supervisor presents its pod's projected token, meant for its job alone. The
+  token is bound to the pod, the pod's ServiceAccount is the job's, and the pod
+  that a request names and speaks for is that pod.
+- The operator presents a token meant for the api and is known by its name.
+- People present a token meant for the api, or the one they use with kubectl, and
+  may read a job here if they may ``get`` it there, and change it if they may ``patch``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import replace
+
+from mainstay_api.auth import AgentAsk, Caller, JobName, forbidden, unauthorized
+from mainstay_api.kube import KubeClient, KubeUnavailableError, Review
+from mainstay_api.problems import ProblemError
+from mainstay_api.reviews import Reviews
+
+logger = logging.getLogger(__name__)
+
+API_AUDIENCE = "mainstay.dev/api"
+JOB_AUDIENCE = "mainstay.dev/jobs/"
+"""Followed by the job's uid."""
+STALE_AGENT_S = 600.0
+"""How long supervisors are known while the API server does not answer."""
+ACCESS_S = 10.0
+"""How long an answer about what somebody may do is used."""
+_ACCOUNT = "system:serviceaccount:"
+
+
+class KubernetesAuth:
+    """Admits by TokenReview and SubjectAccessReview.
+
+    Args:
+        client: of the API server.
+        operator_user: name of the operator's ServiceAccount, as a TokenReview names it.
+        review_cache_s: how long an answer about a token is used.
+    """
+
+    def __init__(self, client: KubeClient, operator_user: str, review_cache_s: float) -> None:
+        self._client = client
+        self._operator_user = operator_user
+        self._agents = Reviews[Review](review_cache_s, stale_s=STALE_AGENT_S)
+        self._people = Reviews[Review](review_cache_s)
+        self._access = Reviews[bool](ACCESS_S)
+        self._owners = Reviews[str | None](ACCESS_S)
+
+    async def admit_agent(self, ask: AgentAsk) -> Caller:
+        todo = (
+            f"send the pod's projected token, whose audience is {JOB_AUDIENCE}{ask.uid or ask.job}"
+        )
+        review = await self._review(self._agents, ask.token, f"{JOB_AUDIENCE}{ask.uid or ask.job}")
+        if not review.authenticated:
+            raise _refused(ask.token, review, todo)
+        name = _account(review.username)
+        if name is None or not review.pod:
+            raise forbidden(f"the token of {review.username} is bound to no pod", todo)
+        if not await self._owns(name, ask):
+            raise forbidden(
+                f"{review.username} is not the ServiceAccount of job {ask.job}",
+                "use the ServiceAccount that the operator made for the job",
+            )
+        speaks_for = {ask.pod} | ask.told
+        if speaks_for != {review.pod}:
+            others = ", ".join(repr(pod) for pod in sorted(speaks_for - {review.pod}))
+            raise forbidden(
+                f"the token is bound to pod {review.pod}, the request speaks for {others}",
+                "name the token's own pod in the header Mainstay-Pod and in the body",
+            )
+        return replace(_caller(review), pod=review.pod, job=name)
+
+    async def _owns(self, name: JobName, ask: AgentAsk) -> bool:
+        """Return whether the ServiceAccount is that of the job that is asked for."""
+        if ask.name is not None:
+            return name == ask.name
+
+        # The store has lost the job, and with it whose it is: the cluster knows.
+        async def fetch() -> str | None:
+            return await self._client.fetch_job_uid(name.namespace, name.name)
+
+        try:
+            uid = await self._owners.ask(name, fetch, lambda uid: uid is not None)
+        except KubeUnavailableError as error:
+            raise _unavailable(error) from error
+        return uid == ask.job
+
+    async def admit_person(self, token: str, verb: str, job: JobName | None) -> Caller:
+        review, ours = await self._person(token)
+        if ours and review.username == self._operator_user:
+            return replace(_caller(review), sees_all=True)
+        if verb == "list":
+            return replace(_caller(review), sees_all=await self._may(review, "list", "", ""))
+        if job is None:
+            # There is no such job: nothing but that will be said.
+            return _caller(review)
+        # A job without a namespace is nobody's, in a cluster.
+        if not job.namespace or not await self._may(review, verb, job.namespace, job.name):
+            raise forbidden(
+                f"{review.username} may not {verb} trainingjobs.mainstay.dev {job.name} "
+                f"in namespace {job.namespace}",
+                f"ask for the right to {verb} it (the roles mainstay-view and mainstay-edit)",
+            )
+        return _caller(review)
+
+    async def admit_operator(self, token: str) -> Caller:
+        review, ours = await self._person(token)
+        if not ours or review.username != self._operator_user:
+            raise forbidden(
+                f"{review.username} is not the operator",
+                "create, change and delete TrainingJobs with kubectl; the operator does the rest",
+            )
+        return replace(_caller(review), sees_all=True)
+
+    async def may_list(self, caller: Caller, namespace: str) -> bool:
+        if caller.sees_all:
+            return True
+        return bool(namespace) and await self._may(_review_of(caller), "list", namespace, "")
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def _person(self, token: str) -> tuple[Review, bool]:
+        """Return whose token it is, and whether it is meant for the api and nobody else."""
+        review = await self._review(self._people, token, API_AUDIENCE)
+        if review.authenticated:
+            return review, True
+        review = await self._review(self._people, token, "")
+        if review.authenticated:
+            return review, False
+        todo = f"send a token: kubectl create token ACCOUNT --audience {API_AUDIENCE}"
+        raise _refused(token, review, todo)
+
+    async def _review(self, reviews: Reviews[Review], token: str, audience: str) -> Review:
+        if not token:
+            return Review(authenticated=False)
+
+        async def ask() -> Review:
+            return await self._client.review_token(token, (audience,) if audience else ())
+
+        # Never the token itself: what a dump of this process shows must be of no use.
+        key = (hashlib.sha256(token.encode()).digest(), audience)
+        try:
+            return await reviews.ask(key, ask, lambda review: review.authenticated)
+        except KubeUnavailableError as error:
+            raise _unavailable(error) from error
+
+    async def _may(self, review: Review, verb: str, namespace: str, name: str) -> bool:
+        async def ask() -> bool:
+            return await self._client.may(review, verb, namespace, name)
+
+        try:
+            return await self._access.ask((review, verb, namespace, name), ask, bool)
+        except KubeUnavailableError as error:
+            raise _unavailable(error) from error
+
+
+def _account(username: str) -> JobName | None:
+    """Return namespace and name of a ServiceAccount, None for anybody else."""
+    if not username.startswith(_ACCOUNT):
+        return None
+    namespace, _, name = username.removeprefix(_ACCOUNT).partition(":")
+    return JobName(namespace=namespace, name=name) if namespace and name else None
+
+
+def _caller(review: Review) -> Caller:
+    return Caller(
+        username=review.username, groups=review.groups, uid=review.uid, extra=review.extra
+    )
+
+
+def _review_of(caller: Caller) -> Review:
+    return Review(
+        authenticated=True,
+        username=caller.username,
+        groups=caller.groups,
+        uid=caller.uid,
+        extra=caller.extra,
+    )
+
+
+def _refused(token: str, review: Review, what_to_do: str) -> ProblemError:
+    if not token:
+        return unauthorized("the token is missing", what_to_do)
+    # The reason may name other audiences and keys: for the log, not for a stranger.
+    logger.info("a token was refused: %s", review.error)
+    return unauthorized("the token is not the one that this needs", what_to_do)
+
+
+def _unavailable(error: KubeUnavailableError) -> ProblemError:
+    logger.warning("the API server is not reached: %s", error)
+    return ProblemError(
+        503,
+        "auth-unavailable",
+        "the Kubernetes API server does not say who is asking",
+        "ask again: training goes on meanwhile, and nothing was decided",
+    )
