@@ -7,7 +7,7 @@ export PYTHON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos sim bench lint format lock clean
+.PHONY: help setup demo test chaos sim bench lint verify crd format lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,15 @@ lint: setup ## Style, types, import rules, lock
 	$(BIN)/mypy -p mainstay_core -p mainstay_api -p mainstay_agent -p mainstay_train -p mainstay_cli
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
+	$(BIN)/python scripts/crd.py --check
 	$(BIN)/python scripts/check_tree.py
+
+verify: setup ## Make what is generated again, and show what drifted from its source
+	$(BIN)/python scripts/crd.py
+	git diff --exit-code -- charts manifests
+
+crd: setup ## Write the CRD that the model describes
+	$(BIN)/python scripts/crd.py
 
 format: setup ## Format, and mend what ruff can
 	$(BIN)/ruff format .

@@ -89,9 +89,30 @@ def load_job(path: Path, name: str | None = None) -> JobFile:
             workload = manifest["spec"]["workload"] | {"entrypoint": entrypoint}
             manifest = manifest | {"spec": manifest["spec"] | {"workload": workload}}
             job = spec.parse_training_job(manifest)
+        _check_local(job)
     except InvalidSpecError as error:
         raise UsageError(f"{path}: {error}") from error
     return JobFile(path=path, manifest=manifest, job=job)
+
+
+def _check_local(job: spec.TrainingJob) -> None:
+    """Refuse what only a cluster's operator brings about and a local run would miss.
+
+    What concerns the cluster alone is left alone, as nothing is missing without it: template,
+    managedBy, priorityClassName, ttlSecondsAfterFinished, topology keys, the budget of repairs,
+    quarantine.
+    """
+    if job.spec.active_deadline_seconds is not None:
+        raise InvalidSpecError(
+            "spec.activeDeadlineSeconds",
+            "is kept by a cluster's operator; a local run ends with its steps or when it is "
+            "stopped: remove it",
+        )
+    if job.spec.suspend:
+        raise InvalidSpecError(
+            "spec.suspend",
+            "is true: there is nothing to run; set it to false, or remove it",
+        )
 
 
 def search_path(job_file: Path) -> tuple[Path, ...]:

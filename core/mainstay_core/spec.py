@@ -22,9 +22,9 @@ from mainstay_core.faults import FaultPoint
 from mainstay_core.ids import JobUid
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.spec_fields import (
+    DEFAULT_MANAGER,
     Checkpoint,
     Detection,
-    IntOrAuto,
     Metadata,
     Parallelism,
     Pipeline,
@@ -37,6 +37,7 @@ from mainstay_core.spec_fields import (
     Workload,
 )
 from mainstay_core.spec_messages import explain
+from mainstay_core.spec_types import IntOrAuto, ManagerName, ObjectName, Seconds, SecondsOrNone
 from mainstay_core.topology import JobShape
 
 API_VERSION = "mainstay.dev/v1alpha1"
@@ -47,20 +48,41 @@ class TrainingJobSpec(Section):
     """What a user asks for."""
 
     suspend: bool = False
+    """Let go of all pods after a checkpoint; false again, and the job goes on where it was."""
+    managed_by: ManagerName = DEFAULT_MANAGER
+    """Who takes care of the job in a cluster. The operator leaves jobs of other managers alone."""
+    active_deadline_seconds: Seconds | None = None
+    """A job that is not complete after so long fails. The clock starts again when a suspended job
+    is resumed. In clusters only."""
+    ttl_seconds_after_finished: SecondsOrNone | None = None
+    """A complete or failed job is deleted so long after its end. In clusters only."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the job's pods, unless the template names one. In clusters only."""
     training: Training
+    """What the job computes."""
     parallelism: Parallelism = Parallelism()
+    """How many ranks serve the job, and in what arrangement."""
     redundancy: IntOrAuto = "Auto"
     """Hosts of a shard type. Auto follows SPARe's optimum (section 5, eq. 8)."""
     pipeline: Pipeline = Pipeline()
+    """The order of work inside a replica."""
     workload: Workload
+    """The user's code."""
     runtime: Runtime = Runtime()
+    """How the ranks compute and talk."""
     template: dict[str, Any] = pydantic.Field(default_factory=dict)
-    """Pod template, kept as it is; local mode makes processes and does not read it."""
+    """Pod template (metadata and spec as in a Deployment), kept as it is. The trainer is the
+    container of that name, or the first. Local mode makes processes and does not read it."""
     spares: Spares = Spares()
+    """Standby pods."""
     detection: Detection = Detection()
+    """When silence counts as a fault."""
     checkpoint: Checkpoint = Checkpoint()
+    """Durable copies of the state."""
     recovery: RecoveryPolicy = RecoveryPolicy()
+    """What a recovery may do."""
     scheduling: Scheduling = Scheduling()
+    """How the job gets its pods."""
 
 
 class TrainingJob(Section):
@@ -226,6 +248,22 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             "spec.detection.heartbeatTimeoutSeconds",
             f"is {detection.heartbeat_timeout_seconds}, must be at least {least}: three times "
             "heartbeatSeconds, so that one late heartbeat is no fault",
+        )
+    recovery = spec.recovery
+    if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
+        raise InvalidSpecError(
+            "spec.recovery.holdBackMaxSeconds",
+            f"is {recovery.hold_back_max_seconds}, must be at least holdBackSeconds "
+            f"({recovery.hold_back_seconds}), which it bounds",
+        )
+    scheduling = spec.scheduling
+    if scheduling.spread_topology_key and (
+        scheduling.spread_topology_key == scheduling.replica_topology_key
+    ):
+        raise InvalidSpecError(
+            "spec.scheduling.spreadTopologyKey",
+            "is the same label as replicaTopologyKey, and pods cannot be kept together and apart "
+            "by one label; use another one",
         )
 
 

@@ -1,41 +1,38 @@
 """The sections of a TrainingJob: one model per group of fields, with defaults and bounds.
 
-:mod:`mainstay_core.spec` puts them together and checks what concerns several.
+:mod:`mainstay_core.spec` puts them together and checks what concerns several. What
+stands under a field is its description in ``kubectl explain``.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 import pydantic
 import pydantic.alias_generators
-import pydantic_core
 
-MAX_NAME_LENGTH = 40
-"""Leaves room for the suffixes of pod names within the 63 characters of a label."""
+from mainstay_core.spec_types import (
+    AbsolutePath,
+    Degree,
+    Entrypoint,
+    IntOrAuto,
+    LabelKey,
+    NotNegative,
+    Percent,
+    Positive,
+    Seconds,
+    SecondsOrNone,
+    Seed,
+    SmallDegree,
+    TrainingJobName,
+)
+
 MAX_AUTO_SHARDS_PER_LANE = 16
 """With 16, a step after one loss among 64 lanes is 1.06x; more types cost more than they win."""
-MAX_SEED = 2**63 - 1
-
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_ENTRYPOINT = re.compile(r"([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*")
-
-
-def _int_or_auto(value: object) -> object:
-    if value == "Auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    raise pydantic_core.PydanticCustomError(
-        "int_or_auto", "is {value}, must be a whole number from 1, or Auto", {"value": repr(value)}
-    )
-
-
-IntOrAuto = Annotated[
-    Annotated[int, pydantic.Field(ge=1)] | Literal["Auto"],
-    pydantic.BeforeValidator(_int_or_auto),
-]
-Positive = Annotated[int, pydantic.Field(ge=1)]
-NotNegative = Annotated[int, pydantic.Field(ge=0)]
+MAX_ARGS = 256
+MAX_CONFIG_FIELDS = 256
+DEFAULT_MANAGER = "mainstay.dev/operator"
+"""``managedBy`` of the jobs that Mainstay's own operator takes care of."""
 
 
 class Section(pydantic.BaseModel):
@@ -47,6 +44,7 @@ class Section(pydantic.BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -55,31 +53,21 @@ class Metadata(Section):
 
     model_config = pydantic.ConfigDict(extra="ignore")
 
-    name: str
+    name: TrainingJobName
     """RFC 1035 label of at most 40 characters."""
     namespace: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
-    @pydantic.field_validator("name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        if not _NAME.fullmatch(value) or len(value) > MAX_NAME_LENGTH:
-            raise ValueError(
-                f"is {value!r}, must be at most {MAX_NAME_LENGTH} lower-case letters, digits and "
-                "'-', starting with a letter and ending with a letter or digit"
-            )
-        return value
-
 
 class Training(Section):
-    """What the job computes. Identifies it: changing any of it makes another job."""
+    """What the job computes. It identifies the job: changing any of it makes another job."""
 
     steps: Positive
     """Optimizer steps of the whole job."""
-    seed: Annotated[int, pydantic.Field(ge=0, le=MAX_SEED)] = 0
+    seed: Seed = 0
     """Of the initial parameters, the data's order and every random draw."""
-    lanes: Positive
+    lanes: Degree
     """Homes of shard types; the most replicas the job can ever have."""
     shards_per_lane: IntOrAuto = "Auto"
     """Shard types of a lane. Auto: the fewest that spread a lost lane evenly over the others,
@@ -94,16 +82,19 @@ class Training(Section):
 
 
 class Parallelism(Section):
-    """How many ranks serve the job, and in what arrangement."""
+    """How many ranks serve the job, and in what arrangement. Only replicas can be changed."""
 
-    replicas: Positive | None = None
-    """Replicas wanted; as many as lanes when left out."""
-    min_replicas: Positive = 1
-    """Replicas with which the job may start when not all pods came in time."""
-    stages: Positive = 1
-    ranks_per_stage: Positive = 1
+    replicas: Degree | None = None
+    """Replicas wanted, within minReplicas..lanes; as many as lanes when left out. Can be changed
+    while the job runs (kubectl scale needs it to be given): the bits stay the same."""
+    min_replicas: Degree = 1
+    """Replicas with which the job may start when not all pods came in time; the fewest that it can
+    be scaled to."""
+    stages: SmallDegree = 1
+    """Pipeline stages of a replica."""
+    ranks_per_stage: SmallDegree = 1
     """Ranks of a cell: the size of the inner mesh that the workload's blocks are spread over."""
-    ranks_per_pod: Positive = 1
+    ranks_per_pod: SmallDegree = 1
     """Slots of a pod; its loss is one fault."""
 
 
@@ -111,103 +102,142 @@ class Pipeline(Section):
     """The order of work inside a replica. It never changes the bits."""
 
     schedule: Literal["1F1B"] = "1F1B"
-    micro_batches: Positive = 1
+    """The order of forward and backward work. 1F1B: one forward, one backward."""
+    micro_batches: Degree = 1
     """Micro-batches of one shard type."""
     order: Literal["InOrder"] = "InOrder"
+    """The order in which a micro-batch visits the stages."""
 
 
 class Workload(Section):
     """The user's code."""
 
-    entrypoint: str
-    """``module:function`` or ``path/to/file.py:function`` that returns the workload."""
-    args: Annotated[tuple[str, ...], pydantic.Field(strict=False)] = ()
-    config: dict[str, Any] = {}
+    entrypoint: Entrypoint
+    """Where the workload comes from: module:function, or path/to/file.py:function with a path in
+    the trainer's image (in local mode: beside the job's file)."""
+    args: Annotated[
+        tuple[Annotated[str, pydantic.Field(max_length=4096)], ...],
+        pydantic.Field(strict=False, max_length=MAX_ARGS),
+    ] = ()
+    """Given to the entrypoint as they are."""
+    config: Annotated[dict[str, Any], pydantic.Field(max_length=MAX_CONFIG_FIELDS)] = {}
     """Given to the entrypoint as it is; its own fields are checked there."""
-
-    @pydantic.field_validator("entrypoint")
-    @classmethod
-    def _check_entrypoint(cls, value: str) -> str:
-        if not _ENTRYPOINT.fullmatch(value):
-            raise ValueError(
-                f"is {value!r}, must be module:function or path/to/file.py:function, "
-                "e.g. mainstay_train.models.llama:workload"
-            )
-        return value
 
 
 class Runtime(Section):
     """How the ranks compute and talk: settings independent of each other."""
 
     device: Literal["Auto", "CPU", "CUDA"] = "Auto"
-    """Auto is CUDA where there is one."""
+    """Where ranks compute. Auto is CUDA where there is one."""
     backend: Literal["Auto", "Gloo", "NCCL"] = "Auto"
-    """Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
+    """How ranks talk. Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
 
 
 class Spares(Section):
-    """Standby pods, warm: registered, torch imported, without state."""
+    """Standby pods without a rank: one of them takes a lost pod's place at once."""
 
-    replicas: NotNegative = 0
+    replicas: Annotated[int, pydantic.Field(ge=0, le=65_536)] = 0
     """Number of standby pods."""
+    mode: Literal["Warm"] = "Warm"
+    """What a standby pod has ready. Warm: it is registered, with torch imported."""
 
 
 class Detection(Section):
     """When silence counts as a fault. Failures that are noticed do not wait for any of these."""
 
-    hang_seconds: Positive = 300
+    hang_seconds: Seconds = 300
     """A rank that runs (does not wait for others) without any progress this long is killed."""
-    heartbeat_seconds: Positive = 1
+    heartbeat_seconds: Seconds = 1
     """Interval of a pod's heartbeat."""
-    heartbeat_timeout_seconds: Positive = 15
-    """A pod this far behind the job's newest heartbeat counts as gone."""
+    heartbeat_timeout_seconds: Seconds = 15
+    """A pod this far behind the job's newest heartbeat counts as gone. At least three times
+    heartbeatSeconds."""
 
 
 class Checkpoint(Section):
     """Durable copies of the state."""
 
-    storage: str | None = None
-    """A directory that all pods see; local mode chooses one in the job's state directory."""
+    storage: AbsolutePath | None = None
+    """A directory that all pods see: in a cluster a volume that the template mounts, needed when
+    everySteps is not 0. Local mode chooses one in the job's state directory when left out."""
     every_steps: NotNegative = 0
     """A checkpoint each time that so many steps are applied since the newest, and one of the
     last step. 0 switches durable checkpoints off."""
-    keep: Annotated[int, pydantic.Field(ge=2)] = 2
+    keep: Annotated[int, pydantic.Field(ge=2, le=10_000)] = 2
     """Complete checkpoints that are kept. At least two: the newest may turn out to be damaged."""
-    resume_from: str | None = None
+    resume_from: AbsolutePath | None = None
     """Directory of an earlier run's checkpoints: go on from the newest good one. Replicas, stages
     and slots per pod may differ. Only read, never changed."""
 
-    @pydantic.field_validator("storage", "resume_from")
-    @classmethod
-    def _check_storage(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError(f"is {value!r}, must be the absolute path of a directory")
-        return value
+
+class RepairWindow(Section):
+    """The budget of repairs: pods that died and are made again. Pods that were preempted, drained
+    or deleted on purpose do not count. Once it is used up, places stay empty, the job goes on with
+    what it has, and the condition Degraded says so, until the window has moved on.
+    """
+
+    seconds: Seconds = 3600
+    """Length of the window; it ends now."""
+    max_repairs: IntOrAuto = "Auto"
+    """Repairs within the window. Auto: twice the job's pods, at least 10."""
+
+
+class Quarantine(Section):
+    """What happens to a node whose devices computed wrongly again and again: its pods' results
+    disagreed with the ledger or with the other cells of their stage.
+    """
+
+    mode: Literal["Off", "DryRun", "Avoid", "Taint"] = "Off"
+    """Off: nothing. DryRun: an Event that names the node and says what would be done. Avoid: new
+    pods of this job stay off the node. Taint: the node gets the taint
+    mainstay.dev/quarantine:NoSchedule, for everybody (the operator must be allowed to patch
+    nodes)."""
+    after_mismatches: Annotated[int, pydantic.Field(ge=1, le=1000)] = 2
+    """Mismatches of one node within the window before anything happens."""
+    window_seconds: Seconds = 86_400
+    """Older mismatches do not count."""
+    max_nodes_percent: Percent = 10
+    """Of the nodes that run the job at most so many are quarantined, rounded down but at least one
+    unless it is 0; beyond that only the Event."""
 
 
 class RecoveryPolicy(Section):
     """What a recovery may do. Rows of the ladder that cannot be executed yet are not offered."""
 
     allow_approximate: Literal[False] = False
+    """Whether a stage whose every copy is gone may be made anew from its neighbours."""
     on_hosts_lost: Literal["Rehost"] = "Rehost"
-    max_restarts: NotNegative = 10
+    """What happens when all hosts of a shard type are lost. Rehost: others host it from then on."""
+    max_restarts: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 10
     """Restarts of one slot's trainer without a commit in between; then it stays down."""
-    restart_grace_seconds: NotNegative = 10
+    restart_grace_seconds: SecondsOrNone = 10
     """How long a lost rank's place waits for its own pod's new trainer before a spare takes it."""
-    handover_seconds: NotNegative = 30
+    handover_seconds: SecondsOrNone = 30
     """How long a pod that is told to end (SIGTERM) serves on until its work is handed over. In a
     cluster the pod's terminationGracePeriodSeconds must be larger. 0: it ends at once."""
-    hold_back_seconds: NotNegative = 1
+    hold_back_seconds: SecondsOrNone = 1
     """A trainer that ends twice in a row without a commit in between is not let in for so long;
     twice as long after each further end. Counted per slot and per failure domain."""
-    hold_back_max_seconds: Positive = 300
+    hold_back_max_seconds: Seconds = 300
     """Bound of that."""
+    window: RepairWindow = RepairWindow()
+    """The budget of repairs, in a cluster. Can be changed while the job runs."""
+    quarantine: Quarantine = Quarantine()
+    """What happens to a node that computes wrongly, in a cluster. Can be changed while the job
+    runs."""
 
 
 class Scheduling(Section):
     """How the job gets its pods."""
 
-    startup_deadline_seconds: Positive = 120
+    startup_deadline_seconds: Seconds = 120
     """Then the job starts with what is there, if that is minReplicas, else it fails."""
+    replica_topology_key: LabelKey | None = None
+    """Label of nodes, e.g. topology.kubernetes.io/rack: the chain of cells that forms a replica is
+    kept within one value of it where that is possible, since its stages talk most."""
+    spread_topology_key: LabelKey | None = None
+    """Label of nodes, e.g. kubernetes.io/hostname: pods are spread over its values, and copies of
+    a stage are kept in different ones where that is possible, so that one loss leaves another
+    copy."""

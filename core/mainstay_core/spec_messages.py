@@ -12,26 +12,18 @@ Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
 
 NOT_YET = {
-    "spec.managedBy": "only Mainstay itself runs a job in this version",
-    "spec.activeDeadlineSeconds": "jobs have no deadline in this version",
-    "spec.ttlSecondsAfterFinished": "needs the operator, which this version lacks",
-    "spec.priorityClassName": "needs the operator, which this version lacks",
     "spec.snapshots": "in-memory snapshots are not in this version; use spec.checkpoint",
     "spec.protection": "failure domains are not in this version",
     "spec.detection.dmr": "checks by re-execution are not in this version",
     "spec.detection.witness": "checks by re-execution are not in this version",
-    "spec.spares.mode": "spares are always warm in this version",
     "spec.recovery.approximateAfterLostSteps": "every recovery is exact in this version",
-    "spec.recovery.window": "the restart budget has no window in this version",
-    "spec.recovery.quarantine": "needs the operator, which this version lacks",
-    "spec.scheduling.gang": "needs the operator, which this version lacks",
-    "spec.scheduling.replicaTopologyKey": "needs the operator, which this version lacks",
-    "spec.scheduling.spreadTopologyKey": "needs the operator, which this version lacks",
+    "spec.scheduling.gang": "pods are not scheduled as a gang in this version; use minReplicas",
 }
 """Fields of the design that this version cannot execute, and why."""
 
 NOT_YET_VALUES = {
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
+    "spec.spares.mode": "spares are always warm in this version; use Warm",
     "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",
     "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "
     "use Rehost",

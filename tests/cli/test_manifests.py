@@ -54,6 +54,35 @@ def test_a_bad_file_is_one_message_that_names_it(tmp_path: Path, text: str, word
     assert str(path) in message(path)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "activeDeadlineSeconds: 60",
+            "spec.activeDeadlineSeconds: is kept by a cluster's",
+        ),
+        ("suspend: true", "spec.suspend: is true: there is nothing to run"),
+    ],
+)
+def test_what_a_local_run_would_miss_without_an_operator_is_refused(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    assert words in message(write(tmp_path, JOB.replace("ENTRYPOINT", "a.b:c") + f"  {line}\n"))
+
+
+def test_what_concerns_a_cluster_alone_is_left_alone_in_a_local_run(tmp_path: Path) -> None:
+    fields = """
+  managedBy: somebody.else/controller
+  ttlSecondsAfterFinished: 60
+  priorityClassName: high
+  template: {spec: {containers: [{name: trainer, image: some-image}]}}
+  recovery: {window: {seconds: 60, maxRepairs: 3}, quarantine: {mode: Taint}}
+  scheduling: {replicaTopologyKey: rack, spreadTopologyKey: kubernetes.io/hostname}
+"""
+    path = write(tmp_path, JOB.replace("ENTRYPOINT", "a.b:c") + fields)
+    assert manifests.load_job(path).job.metadata.name == "demo"
+
+
 def test_a_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
     assert "No such file or directory" in message(tmp_path / "missing.yaml")
     assert "Is a directory" in message(tmp_path)
