@@ -106,6 +106,7 @@ def test_every_setting_reaches_the_config() -> None:
     assert codec.encode(config) == {
         "job": "u",
         "name": "demo",
+        "namespace": "",
         "shape": {
             "lanes": 3,
             "shards_per_lane": 4,
