@@ -7,7 +7,7 @@ export PYTHON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos sim bench lint verify crd format lock clean
+.PHONY: help setup demo test chaos sim bench lint verify crd manifests images format lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,14 @@ lint: setup ## Style, types, import rules, lock
 
 verify: setup ## Make what is generated again, and show what drifted from its source
 	$(BIN)/python scripts/crd.py
+	$(BIN)/python scripts/manifests.py
 	git diff --exit-code -- charts manifests
+
+manifests: setup ## Render manifests/ from the chart (needs helm)
+	$(BIN)/python scripts/manifests.py
+
+images: setup ## Build the images mainstay-operator, -api and -agent (ENGINE=docker, podman or buildah)
+	$(BIN)/python scripts/images.py $(ARGS)
 
 crd: setup ## Write the CRD that the model describes
 	$(BIN)/python scripts/crd.py
