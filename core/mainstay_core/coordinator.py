@@ -50,7 +50,7 @@ from mainstay_core.jobstate import (
     all_settled,
 )
 from mainstay_core.learning import learn_facts, learn_pod, learn_silence, settle_all
-from mainstay_core.leaving import learn_drain, leaving_members
+from mainstay_core.leaving import learn_drain, leaving_members, outgoing_died
 from mainstay_core.outcomes import end_job
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
 from mainstay_core.restoring import hear, hear_silence, learn_plan, reopen
@@ -99,7 +99,7 @@ def is_pending(state: CoordinatorState) -> bool:
         return False
     if state.phase is not JobPhase.RUNNING or state.suspicion is not None or state.unheard:
         return True
-    if leaving_members(state):
+    if leaving_members(state) or (outgoing_died(state) and not all_settled(state)):
         return True
     return state.plan is not None and len(state.plan.chains) != state.wanted
 

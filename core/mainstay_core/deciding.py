@@ -28,7 +28,7 @@ from mainstay_core.jobstate import (
     with_slot,
 )
 from mainstay_core.learning import refusal
-from mainstay_core.leaving import outgoing_died
+from mainstay_core.leaving import outgoing_died, outgoing_missed
 from mainstay_core.membership import Draft
 from mainstay_core.messages import Member, Method, Plan
 from mainstay_core.outcomes import end_job, publish
@@ -118,6 +118,9 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
         return _meet_again(state, "supervisors hold another plan of the same id", now_s, nonce)
     if state.suspicion is not None:
         return _reform(state, now_s, nonce)
+    missed = outgoing_missed(state, now_s)
+    if missed:
+        return _release(state, missed, now_s, nonce)
     if state.phase is JobPhase.RUNNING and all_settled(state):
         return decide_between_faults(state, now_s, nonce)
     return Transition(state=state)
@@ -251,8 +254,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     excluded = _repeat_suspects(state)
     method = Method.MASK if excluded or left else Method.REFORM
     if left:
-        names = ", ".join(slot_name(state, m.slot) for m in left)
-        reason = f"{names} ended before the plan that lets it go was adopted"
+        reason = _ended_early(state, left)
     elif excluded:
         names = ", ".join(slot_name(state, m.slot) for m in excluded)
         reason = f"{names} suspected twice without a commit in between"
@@ -276,6 +278,21 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     suspected = tuple(sorted({*state.suspected_before, *state.suspicion.suspects}))
     opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
     return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _release(
+    state: CoordinatorState, left: tuple[Member, ...], now_s: float, nonce: str
+) -> Transition:
+    """The others wait for a vote that will not come: a planned plan does not interrupt them."""
+    reason = _ended_early(state, left)
+    draft = Draft(method=Method.MASK, planned=False, reason=reason, now_s=now_s, nonce=nonce)
+    plan = membership.mask_plan(state, draft)
+    return publish(open_loss(state, left, plan, reason), plan, JobPhase.RECOVERING)
+
+
+def _ended_early(state: CoordinatorState, left: tuple[Member, ...]) -> str:
+    names = ", ".join(slot_name(state, m.slot) for m in left)
+    return f"{names} ended before the plan that lets it go was adopted"
 
 
 def _repeat_suspects(state: CoordinatorState) -> tuple[Member, ...]:

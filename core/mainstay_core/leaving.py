@@ -86,3 +86,29 @@ def leaving_pods(state: CoordinatorState) -> tuple[PodState, ...]:
 def outgoing_died(state: CoordinatorState) -> tuple[Member, ...]:
     """Return the members that ended between the plan that drops them and its adoption."""
     return tuple(m for m in state.outgoing if not is_living(state, m))
+
+
+def outgoing_missed(state: CoordinatorState, now_s: float) -> tuple[Member, ...]:
+    """Return the members whose end keeps the others from adopting the plan that drops them.
+
+    An end that resets its sockets parks the others, who tell; one that does not (a node
+    without power) leaves them waiting for its votes in the old quorum. A member that ends
+    because the plan is adopted is learnt of just before the others' word of it, so they are
+    given ``probe_s`` to tell.
+    """
+    if state.plan is None or _all_adopted(state):
+        return ()
+    died = outgoing_died(state)
+    overdue = any(now_s - _learnt_s(state, m) >= state.config.probe_s for m in died)
+    return died if overdue else ()
+
+
+def _all_adopted(state: CoordinatorState) -> bool:
+    assert state.plan is not None
+    told = {*state.adopted_at_s, *state.settled_at_s}
+    return all(m.index in told or m.joining for m in state.plan.members)
+
+
+def _learnt_s(state: CoordinatorState, member: Member) -> float:
+    slot = state.slot(member.slot)
+    return slot.learnt_down_s if slot is not None else 0.0

@@ -190,6 +190,38 @@ def test_a_pod_stays_leaving_when_its_supervisor_is_replaced(start: Start) -> No
     assert pods_of(world.plan) == {"pod-0"}
 
 
+def test_a_leaver_that_is_lost_in_silence_before_the_others_have_adopted_is_not_waited_for(
+    start: Start,
+) -> None:
+    """No socket tells the others, and a planned plan does not interrupt them."""
+    world = start()
+    leaver = world.member(1, 0).slot.pod
+    leave(world, leaver)
+    planned = world.plan
+    assert (planned.planned, leaver in pods_of(planned)) == (True, False)
+    world.tick(**{leaver: world.state.config.heartbeat_timeout_s + 1})
+    assert world.plan is planned, "they may be about to adopt it"
+    assert coordinator.is_pending(world.state)
+    world.tick(world.state.config.probe_s)
+    assert (world.plan.planned, world.plan.quorum.id) == (False, planned.quorum.id + 1)
+    assert "before the plan that lets it go was adopted" in world.plan.reason
+    assert pods_of(world.plan) == pods_of(planned)
+    world.settle()
+    world.commit()
+    assert world.state.phase is JobPhase.RUNNING
+
+
+def test_a_leaver_that_ends_after_the_others_have_adopted_disturbs_nobody(start: Start) -> None:
+    world = start()
+    leaver = world.member(1, 0).slot.pod
+    leave(world, leaver)
+    planned = world.plan
+    world.settle()
+    world.pod_gone(leaver)
+    world.tick(10.0)
+    assert world.plan is planned
+
+
 def test_nothing_is_handed_over_before_the_last_step(start: Start) -> None:
     world = start(spares=1, steps=5)
     for _ in range(4):
