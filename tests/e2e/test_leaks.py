@@ -16,8 +16,9 @@ from tests.e2e.harness import Layout, LocalJob, local_job, make_job
 LAYOUT = Layout(lanes=3, spares=0)
 WARM_UP = 2
 KILLS = 7
-POOLED = ("api", "local run", "supervisor")
-"""Their clients keep a few connections open, more or fewer by how requests happened to meet."""
+POOLED = ("api", "redis", "local run", "supervisor")
+"""Clients keep a few connections open, more or fewer by how requests happened to meet; Redis has
+the other ends of the api's."""
 SLACK_SOCKETS = 3
 
 
