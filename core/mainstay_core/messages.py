@@ -260,6 +260,11 @@ class SettleReport:
     state: str = ""
     """Digest of the masters at ``version``."""
     held: tuple[Partial, ...] = ()
+    held_in: int = 0
+    """Id of the quorum in which the oldest of ``held`` was begun."""
+    refused_in: int = -1
+    """Newest quorum known to have refused a step over a bad state: what was computed in it, or
+    before, may come from that state's activations. Told of an invalid state as well."""
     mark: str | None = None
     """Quorum (as text) that reduced the gradient of step = version, if it is held."""
     settled: int = -1

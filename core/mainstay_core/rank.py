@@ -152,7 +152,12 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     tell = Tell(FactKind.ADOPTED, outcome.version, outcome.reason, reached=reached)
     durable = max(r.durable for r in event.reports)
     settled = rank_saving.settled(state, durable)
-    settled = replace(settled, settlement=outcome, step_plan=outcome.step)
+    settled = replace(
+        settled, settlement=outcome, step_plan=outcome.step, refused_in=outcome.refused_in
+    )
+    if mine is StateAction.STAY and state.held and state.held_in <= outcome.refused_in:
+        # The votes that refused the step did not reach this rank: it learns it from the others.
+        return _begin(replace(settled, held=(), mark=None), tell, DropHeld(mark=True))
     if mine is StateAction.STAY:
         return _begin(replace(settled, mark=None), tell)
     if mine is StateAction.ROLL:
@@ -192,6 +197,7 @@ def _on_restored(state: RankState, event: Restored) -> Transition:
         commit=outcome.commit if event.commit is None else event.commit,
         chain=outcome.chain if event.chain is None else event.chain,
         digest=event.digest,
+        recomputed=0,
     )
     return _begin(restored)
 
@@ -215,7 +221,8 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
     if state.version >= state.num_steps:
         return _share_saves(state, *prefix) if rank_saving.is_open(state) else _end(state, *prefix)
     step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
-    new = replace(state, phase=Phase.COMPUTING, step_plan=step_plan)
+    held_in = state.held_in if state.held else state.plan.quorum.id
+    new = replace(state, phase=Phase.COMPUTING, step_plan=step_plan, held_in=held_in)
     return Transition(new, (*prefix, Compute(_todo(new))), f"computes step {state.version}")
 
 
@@ -284,13 +291,18 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
 
 def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
     """The step is not applied: reduce again, compute it again, or give up."""
-    if verdict.hopeless or state.attempt + 1 >= state.max_attempts:
+    worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad
+    if verdict.hopeless or (worn and state.recomputed + 1 >= state.max_attempts):
         failed = replace(state, phase=Phase.FAILED)
         tell = Tell(FactKind.FAILED, state.version, verdict.reason)
         return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
-    if verdict.state_bad:
+    if worn:
+        # Reducing the same partials does not help: one of them may be what is wrong.
+        state = replace(state, recomputed=state.recomputed + 1)
+    if verdict.state_bad or worn:
         # What the chain of a bad state computed is bad in all its stages: nothing held is kept.
-        void = replace(state, held=(), mark=None)
+        assert state.plan is not None
+        void = replace(state, held=(), mark=None, refused_in=state.plan.quorum.id)
         if state.index in verdict.state_bad:
             void = replace(void, valid=False)
         return _park(void, verdict.reason, (), *prefix, DropHeld(mark=True), Leave())
@@ -311,6 +323,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         held=(),
         mark=None,
         attempt=0,
+        recomputed=0,
         adopt_next=False,
         certified_in=certified_in,
         commit=event.commit,

@@ -46,7 +46,8 @@ class RankState:
     clip_norm: float | None
     heal_address: str
     max_attempts: int = 3
-    """Reductions of one step without a plan in between, before the rank gives up."""
+    """Reductions of the same partials, and then computations of the whole step, before the rank
+    gives up."""
     checkpoint_every_steps: int = 0
     """0: no durable checkpoints."""
     phase: Phase = Phase.IDLE
@@ -66,9 +67,15 @@ class RankState:
     digest: str = ""
     """Digest of the masters at ``version``."""
     held: tuple[Partial, ...] = ()
+    held_in: int = 0
+    """Quorum in which the oldest of ``held`` was begun."""
+    refused_in: int = -1
+    """Newest quorum known to have refused a step over a bad state."""
     mark: str | None = None
     settled: int = -1
     attempt: int = 0
+    recomputed: int = 0
+    """How often the step at ``version`` was computed again, as no reduction was agreed on."""
     durable: int = 0
     """Newest version known to be complete on the disk."""
     safe: int = 0
@@ -188,6 +195,7 @@ def report_of(state: RankState) -> SettleReport:
         valid=state.valid,
         heal_address=state.heal_address,
         durable=state.durable,
+        refused_in=state.refused_in,
     )
     if not state.valid:
         return report
@@ -200,6 +208,7 @@ def report_of(state: RankState) -> SettleReport:
         chain=state.chain,
         state=state.digest,
         held=state.held,
+        held_in=state.held_in,
         mark=state.mark,
         settled=state.settled,
     )

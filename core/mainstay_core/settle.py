@@ -70,6 +70,8 @@ class Settlement:
     chain: str
     """Digest chain at ``version``; empty when everything is loaded."""
     step: StepPlan
+    refused_in: int
+    """Newest refusal over a bad state that any report knows: what was held from then is void."""
     pipelines: Mapping[int, str]
     """Replica to the pipeline group that its chain goes on with. Empty: they connect a new one,
     since some cell has lost it; its name must not have been used before."""
@@ -247,10 +249,11 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
     actions = tuple(
         _action(r, version, plan.lineage, certificates, from_disk=from_disk) for r in ordered
     )
+    refused_in = max(r.refused_in for r in ordered)
     held = {
         r.index: r.held
         for r in ordered
-        if actions[r.index] is StateAction.STAY and r.version == version
+        if actions[r.index] is StateAction.STAY and r.version == version and r.held_in > refused_in
     }
     healing = [i for i, a in enumerate(actions) if a is StateAction.HEAL]
     step = plan_step(plan, shards_per_lane, held, healing)
@@ -267,6 +270,7 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
         certified_in=holder.certified_in if holder else None,
         chain=at_version[0].chain if at_version else "",
         step=step,
+        refused_in=refused_in,
         pipelines={c.replica: _pipeline(c, ordered) for c in plan.chains},
         patched=patched,
         reason=_reason(version, origin, actions, patched),

@@ -235,8 +235,20 @@ def test_a_vote_of_no_is_reduced_again_and_the_mark_is_erased() -> None:
     assert outcome.state.held, "what is complete is kept"
 
 
-def test_a_rank_gives_up_after_as_many_attempts_as_it_may() -> None:
+def test_what_cannot_be_agreed_on_is_computed_again_before_a_rank_gives_up() -> None:
     state, no = voting(max_attempts=2), VotesGathered((vote(), vote(ok=False, problem="a check")))
+
+    worn = follow(state, no, Reduced(), no)
+
+    assert (worn.state.phase, worn.state.valid, worn.state.held) == (Phase.PARKED, True, ())
+    assert (worn.state.recomputed, worn.state.refused_in) == (1, 1)
+    assert DropHeld(mark=True) in worn.actions
+    assert rank.step(replace(state, recomputed=1), no).state.phase is Phase.REDUCING
+
+
+def test_a_rank_gives_up_after_as_many_attempts_as_it_may() -> None:
+    state = replace(voting(max_attempts=2), recomputed=1)
+    no = VotesGathered((vote(), vote(ok=False, problem="a check")))
 
     outcome = follow(state, no, Reduced(), no)
 
@@ -267,6 +279,35 @@ def test_nobody_keeps_gradients_that_the_chain_of_a_bad_state_may_have_computed(
     assert (outcome.state.phase, outcome.state.valid) == (Phase.PARKED, True)
     assert (outcome.state.held, outcome.state.mark) == ((), None)
     assert DropHeld(mark=True) in outcome.actions
+
+
+def test_who_missed_the_refused_vote_voids_what_it_holds_when_others_tell() -> None:
+    plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]}, shards_per_lane=1)
+    refused = rank.step(voting(plan), VotesGathered((vote(), vote(state="other"), vote()))).state
+    missed = rank.step(voting(plan), QuorumLost("a reset")).state
+    assert (refused.refused_in, missed.refused_in) == (1, -1)
+    assert missed.held
+    again = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]}, quorum=2, shards_per_lane=1)
+    old = {"held": missed.held, "held_in": missed.held_in}
+    reports = (report(0, settled=1, **old), report(1, valid=False), report(2, refused_in=1))
+
+    outcome = rank.step(
+        rank.step(rank.saw_plan(missed, again), PlanSeen()).state, ReportsGathered(reports)
+    )
+
+    assert (outcome.state.held, outcome.state.refused_in) == ((), 1)
+    assert DropHeld(mark=True) in outcome.actions
+    assert outcome.actions[-1] == Compute((0, 1)), "its own type, and that of the bad state"
+
+
+def test_what_was_computed_after_the_refused_vote_counts() -> None:
+    held = (Partial(lane=0, first=0, last=0),)
+    before = adopting(make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=3), held=held, held_in=2)
+    reports = (report(0, held=held, held_in=2), report(1, refused_in=1))
+
+    outcome = rank.step(before, ReportsGathered(reports))
+
+    assert outcome.state.held == held
 
 
 def test_who_heals_is_checked_against_the_state_that_most_have() -> None:
