@@ -133,7 +133,9 @@ class ApiLine:
                 on_away()
             except ApiRefused as refusal:
                 logger.warning("heartbeat refused: %s", refusal)
-                if refusal.is_unknown:
+                if refusal.is_deleted:
+                    self._feed(Ended("the job was deleted"))
+                elif refusal.is_unknown:
                     await register_again()
             due_s = max(due_s + interval_s, loop.time())
             await asyncio.sleep(due_s - loop.time())

@@ -50,6 +50,11 @@ class ApiRefused(MainstayError):  # noqa: N818 - an answer, not a mistake of our
         """Whether the api does not know the job, the pod or our plan: register again."""
         return self.status == 404 or self.body.get("error") in ("unregistered", "store-behind")
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the job was deleted: there is nothing left to do."""
+        return self.status == 410
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:

@@ -13,10 +13,10 @@ from mainstay_api.auth import Auth, TokenAuth
 from mainstay_api.kube import KubeClient
 from mainstay_api.kube_auth import KubernetesAuth
 from mainstay_api.metrics import LatencyMiddleware, Metrics
-from mainstay_api.routes import agents, faults, health, jobs
+from mainstay_api.routes import agents, faults, health, jobs, operator
 from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
-from mainstay_api.store import Store
+from mainstay_api.storing import Store
 from mainstay_api.streams import Streams
 from mainstay_api.tasks import end_tasks
 from mainstay_api.ticker import Ticker
@@ -55,7 +55,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.metrics = metrics
     app.add_middleware(LatencyMiddleware, metrics=metrics)
     problems.install(app)
-    for router in (health.router, agents.router, jobs.router, faults.router):
+    for router in (health.router, agents.router, jobs.router, operator.router, faults.router):
         app.include_router(router)
     return app
 

@@ -188,6 +188,71 @@ FAULTS: Responses = {
     200: _example("All faults, with what became of each", [_FAULT]),
     201: _example("The new faults", [_FAULT]),
 }
+PODS: Responses = {
+    200: _example(
+        "What whoever makes the pods should bring about",
+        {
+            "state": "running",
+            "num_pods": 5,
+            "leaving": [],
+            "ending": [],
+            "pods": [
+                {
+                    "uid": "3f0c9a5e-demo-0",
+                    "name": "demo-0",
+                    "address": "10.0.1.7",
+                    "domain": "node-a",
+                    "serving": True,
+                    "leaving": "",
+                }
+            ],
+        },
+    )
+}
+FORGOTTEN: Responses = {
+    200: _example("Whether there was such a job", {"uid": "9f86d081884c7d65", "deleted": True})
+}
+SUMMARY: Responses = {
+    200: _example(
+        "The job on one page",
+        {
+            "uid": "9f86d081884c7d65",
+            "name": "demo",
+            "namespace": "training",
+            "state": "running",
+            "reason": "",
+            "recovering": False,
+            "quorum": _QUORUM,
+            "all_reduce_stack": 1,
+            "replicas": {"whole": 4, "wanted": 4, "min": 1, "lanes": 4, "followers": 0},
+            "pods": {
+                "wanted": 9,
+                "living": 9,
+                "serving": 8,
+                "leaving": 0,
+                "spares_wanted": 1,
+                "spares_free": 1,
+            },
+            "training": {
+                "step": 41,
+                "steps": 60,
+                "loss": 3.21,
+                "step_seconds": 0.21,
+                "committed_at_s": 1767225699.9,
+                "goodput": 1.0,
+                "ettr": 0.97,
+            },
+            "recovery": {
+                "active": [],
+                "last": None,
+                "counts": {"mask": 1, "join": 1},
+                "lost_steps": 0,
+                "approximate": 0,
+            },
+            "checkpoint": {"every_steps": 20, "step": 40, "problem": ""},
+        },
+    )
+}
 STREAM: Responses = {
     200: {
         "description": "Server-sent events",

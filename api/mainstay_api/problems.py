@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from mainstay_api.store import StoreUnavailableError, UnknownJobError
+from mainstay_api.storing import ForgottenJobError, StoreUnavailableError, UnknownJobError
 from mainstay_core.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
 from mainstay_core.learning import UnregisteredPodError
 from mainstay_core.restoring import StoreBehindError
@@ -83,6 +83,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RemoteProtocolError, _conflict)
     app.add_exception_handler(StoreConflictError, _busy)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
+    app.add_exception_handler(ForgottenJobError, _forgotten)
     app.add_exception_handler(UnknownJobError, _vanished)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _http)
@@ -137,6 +138,12 @@ async def _unavailable(request: Request, error: Exception) -> JSONResponse:
 async def _vanished(request: Request, error: Exception) -> JSONResponse:
     del error
     return await _problem(request, unknown_job(str(request.path_params.get("job", ""))))
+
+
+async def _forgotten(request: Request, error: Exception) -> JSONResponse:
+    del request
+    todo = "end what still runs of it; a new job gets a uid of its own"
+    return _answer(410, "job-deleted", str(error), todo)
 
 
 async def _malformed(request: Request, error: Exception) -> JSONResponse:

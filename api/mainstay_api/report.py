@@ -14,7 +14,7 @@ from mainstay_core.digest import Digest
 from mainstay_core.facts import Heartbeat, SlotStatus
 from mainstay_core.faulting import FaultStatus, list_faults
 from mainstay_core.ids import PodUid
-from mainstay_core.jobstate import CoordinatorState, is_gone, pod_name, slot_name
+from mainstay_core.jobstate import CoordinatorState, has_members, is_gone, pod_name, slot_name
 from mainstay_core.leaving import leaving_pods
 from mainstay_core.messages import FinalDigests, LedgerEntry, LedgerKey, Recovery
 from mainstay_core.protections import entry_of, protections_of
@@ -57,6 +57,22 @@ def show_protections(state: CoordinatorState) -> dict[str, Any]:
     entry = entry_of(state.fingerprints)
     shown = [codec.encode(p) for p in protections_of(state.shape, entry)]
     return {"entry": entry or None, "protections": shown}
+
+
+def show_pods(state: CoordinatorState) -> list[dict[str, Any]]:
+    """Return one line per living pod, in order: what it is for, and whether it may be ended."""
+    return [
+        {
+            "uid": p.registration.pod,
+            "name": p.registration.name,
+            "address": p.registration.address,
+            "domain": p.registration.domain,
+            "serving": has_members(state, p.registration.pod),
+            "leaving": p.leaving,
+        }
+        for p in state.pods
+        if not p.gone
+    ]
 
 
 def _leaving(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:

@@ -44,11 +44,22 @@ return {1, redis.call('HMGET', KEYS[1], 'quorum', 'phase', 'restored')}
 
 CREATE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
 redis.call('HSET', KEYS[1], 'version', '1', 'state', ARGV[2], 'phase', ARGV[3],
            'manifest', ARGV[4], 'name', ARGV[5])
 redis.call('SADD', KEYS[2], ARGV[1])
 redis.call('HSET', KEYS[3], ARGV[5], ARGV[1])
 return 1
+"""
+
+FORGET = """
+local name = redis.call('HGET', KEYS[1], 'name')
+if name and redis.call('HGET', KEYS[3], name) == ARGV[1] then redis.call('HDEL', KEYS[3], name) end
+redis.call('SREM', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[4], '1', 'EX', ARGV[2])
+local known = redis.call('EXISTS', KEYS[1])
+redis.call('DEL', KEYS[1], unpack(KEYS, 5))
+return known
 """
 
 LEASE = """

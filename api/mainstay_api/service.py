@@ -17,7 +17,7 @@ from typing import Any
 from mainstay_api.auth import JobName
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
-from mainstay_api.store import (
+from mainstay_api.storing import (
     BeatReply,
     Change,
     Snapshot,
@@ -33,11 +33,13 @@ from mainstay_core.coordinator_events import (
     EndJob,
     Event,
     Inject,
+    JobSubmitted,
     PlanDurable,
     PlanReported,
     PublishPlan,
     RecordRecovery,
     StepsCommitted,
+    StopRequested,
     StoreReopened,
     TellFired,
     Transition,
@@ -91,6 +93,29 @@ class JobService:
         if created:
             self._known.pop(str(_name_of(config)), None)
         return created
+
+    async def submit(self, config: JobConfig, manifest: dict[str, Any]) -> bool:
+        """Store a job, or what has changed in it since; False when it was there.
+
+        Raises:
+            InvalidSpecError: something differs that cannot change in a job that exists.
+            ForgottenJobError: it was deleted.
+        """
+        if await self.create(config, manifest):
+            return True
+        await self.apply(config.job, JobSubmitted(config=config))
+        if manifest != await self.store.fetch_manifest(config.job):
+            await self.store.put_manifest(config.job, manifest)
+        return False
+
+    async def forget(self, uid: JobUid) -> bool:
+        """Stop a job and delete everything about it; False when there was nothing."""
+        known = await self.store.load(uid) is not None
+        if known:
+            await self.apply(uid, StopRequested(who="whoever deleted it"))
+        self._known.clear()
+        self._locks.pop(uid, None)
+        return await self.store.forget(uid) or known
 
     async def restore(
         self, config: JobConfig, manifest: dict[str, Any], report: PlanReported | None

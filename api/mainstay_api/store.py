@@ -1,6 +1,6 @@
 """Where jobs are kept: compare-and-set for decisions, plain writes for the rest.
 
-:class:`Store` is what the service needs; :class:`RedisStore` is the only
+:class:`storing.Store` is what the service needs; :class:`RedisStore` is the only
 implementation, in tests too, and this the only module that knows Redis. A
 decision (state, plan, recoveries, history) becomes visible in one script, so a
 plan is durable before anybody sees it and is seen by everybody once it is
@@ -18,14 +18,14 @@ Keys, with ``{uid}`` also the hash tag of a Redis cluster:
     mainstay:{uid}:ledger      hash    step:stage:inner -> LedgerEntry
     mainstay:{uid}:seen        hash    pod -> time of its last heartbeat by the store's clock, us
     mainstay:{uid}:beats       hash    pod -> its last Heartbeat
+    mainstay:{uid}:forgotten   string  it was deleted: no supervisor makes it again
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import redis.asyncio as redis
 from redis.asyncio.connection import AbstractConnection
@@ -35,102 +35,28 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from mainstay_api import scripts
+from mainstay_api.storing import (
+    BeatReply,
+    Change,
+    ForgottenJobError,
+    Snapshot,
+    StoreUnavailableError,
+    StreamItem,
+)
 from mainstay_core import codec
-from mainstay_core.errors import MainstayError, StoreConflictError
+from mainstay_core.errors import StoreConflictError
 from mainstay_core.facts import Heartbeat
 from mainstay_core.ids import JobUid, PodUid
 from mainstay_core.jobstate import CoordinatorState
-from mainstay_core.messages import LedgerEntry, LedgerKey, Plan, Recovery
+from mainstay_core.messages import LedgerEntry, LedgerKey, Recovery
 
 PREFIX = "mainstay"
 TIMEOUT_S = 3.0
 """Of one call, a blocking read included; a server that is silent longer counts as down."""
 
 
-class UnknownJobError(MainstayError):
-    """The store has no such job (any more)."""
-
-
-class StoreUnavailableError(MainstayError):
-    """The store is not reached: nothing was decided, ask again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A job's state and the version that a change of it must name."""
-
-    version: int
-    state: CoordinatorState
-    server: str
-    """Name of the Redis process that it was read from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamItem:
-    """One entry of a job's stream."""
-
-    id: str
-    kind: str
-    """``plan``, ``inject``, ``stop`` or ``event``."""
-    data: str
-    """JSON."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What one decision makes visible."""
-
-    state: CoordinatorState
-    plan: Plan | None = None
-    items: tuple[tuple[str, str], ...] = ()
-    """(kind, JSON) in order."""
-    recoveries: tuple[Recovery, ...] = ()
-    arrived: tuple[PodUid, ...] = ()
-    """Pods that count as heard now."""
-    gone: tuple[PodUid, ...] = ()
-    """Pods whose heartbeats are refused from now on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeatReply:
-    """What a heartbeat is answered with."""
-
-    known: bool
-    """False: the pod has to register first."""
-    quorum: str | None
-    """JSON of the newest quorum's id."""
-    phase: str | None
-    """None: there is no such job."""
-    restored_at_s: float = 0.0
-    """When the job was last restored from a supervisor's plan; 0: never."""
-
-
-class Store(Protocol):
-    """What the service needs of a store. Every method may raise StoreUnavailableError."""
-
-    async def ping(self) -> None: ...
-    async def aclose(self) -> None: ...
-    async def create(self, state: CoordinatorState, manifest: Mapping[str, Any]) -> bool: ...
-    async def resolve(self, job: str) -> JobUid | None: ...
-    async def list_uids(self) -> tuple[JobUid, ...]: ...
-    async def load(self, uid: JobUid) -> Snapshot | None: ...
-    async def fetch_manifest(self, uid: JobUid) -> dict[str, Any]: ...
-    async def fetch_plan(self, uid: JobUid) -> tuple[str | None, str, str]: ...
-    async def commit(self, uid: JobUid, version: int, change: Change) -> None: ...
-    async def append(self, uid: JobUid, kind: str, data: str) -> None: ...
-    async def beat(self, uid: JobUid, heartbeat: Heartbeat) -> BeatReply: ...
-    async def fetch_seen(self, uid: JobUid) -> dict[PodUid, int]: ...
-    async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]: ...
-    async def fetch_recoveries(self, uid: JobUid) -> tuple[Recovery, ...]: ...
-    async def fetch_ledger(
-        self, uid: JobUid, keys: Sequence[LedgerKey]
-    ) -> dict[LedgerKey, LedgerEntry]: ...
-    async def put_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None: ...
-    async def read_stream(
-        self, uid: JobUid, after: str, block_s: float | None
-    ) -> tuple[StreamItem, ...]: ...
-    async def hold_lease(self, holder: str, lease_s: float) -> bool: ...
-    async def release_lease(self, holder: str) -> None: ...
+FORGOTTEN_S = 24 * 3600
+"""How long a deleted job's uid is remembered: longer than any pod of it can go on ending."""
 
 
 class RedisStore:
@@ -176,6 +102,7 @@ class RedisStore:
         self._commit = self._redis.register_script(scripts.COMMIT)
         self._beat = self._redis.register_script(scripts.BEAT)
         self._create = self._redis.register_script(scripts.CREATE)
+        self._forget = self._redis.register_script(scripts.FORGET)
         self._lease = self._redis.register_script(scripts.LEASE)
         self._release = self._redis.register_script(scripts.RELEASE)
 
@@ -196,20 +123,43 @@ class RedisStore:
         await self._redis.aclose()
 
     async def create(self, state: CoordinatorState, manifest: Mapping[str, Any]) -> bool:
-        """Store a new job; False when its uid is taken."""
+        """Store a new job; False when its uid is taken.
+
+        Raises:
+            ForgottenJobError: a job of this uid was deleted.
+        """
         uid = state.config.job
-        keys = [_key(uid, "job"), f"{PREFIX}:uids", f"{PREFIX}:names"]
         phase, text = state.phase.value, json.dumps(manifest)
         config = state.config
         name = f"{config.namespace}:{config.name}" if config.namespace else config.name
         args = [uid, codec.dumps(state), phase, text, name]
-        return bool(await _call(self._create(keys=keys, args=args)))
+        created = int(await _call(self._create(keys=_whole(uid), args=args)))
+        if created < 0:
+            raise ForgottenJobError(f"job {uid} was deleted")
+        return created == 1
+
+    async def forget(self, uid: JobUid) -> bool:
+        """Delete everything about a job; False when there was nothing."""
+        self._cache.pop(uid, None)
+        parts = [_key(uid, p) for p in ("stream", "recoveries", "ledger", "seen", "beats")]
+        known = await _call(self._forget(keys=[*_whole(uid), *parts], args=[uid, FORGOTTEN_S]))
+        return bool(known)
+
+    async def put_manifest(self, uid: JobUid, manifest: Mapping[str, Any]) -> None:
+        """Keep a newer manifest of a job."""
+        await _call(self._redis.hset(_key(uid, "job"), "manifest", json.dumps(manifest)))
 
     async def resolve(self, job: str) -> JobUid | None:
-        """Return the uid that ``job`` is, or names."""
+        """Return the uid that ``job`` is, or names.
+
+        Raises:
+            ForgottenJobError: a job of this uid was deleted.
+        """
         if await _call(self._redis.sismember(f"{PREFIX}:uids", job)):
             return JobUid(job)
         uid = await _call(self._redis.hget(f"{PREFIX}:names", job))
+        if not uid and await _call(self._redis.exists(_key(job, "forgotten"))):
+            raise ForgottenJobError(f"job {job} was deleted")
         return JobUid(uid) if uid else None
 
     async def list_uids(self) -> tuple[JobUid, ...]:
@@ -361,6 +311,11 @@ class RedisStore:
 
 def _key(uid: str, part: str) -> str:
     return f"{PREFIX}:{{{uid}}}:{part}"
+
+
+def _whole(uid: str) -> list[str]:
+    """The keys by which a job is there, or is known not to be."""
+    return [_key(uid, "job"), f"{PREFIX}:uids", f"{PREFIX}:names", _key(uid, "forgotten")]
 
 
 async def _call(pending: Any) -> Any:

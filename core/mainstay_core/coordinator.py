@@ -23,6 +23,7 @@ from mainstay_core.coordinator_events import (
     FactsLearnt,
     FaultFired,
     FaultsAsked,
+    JobSubmitted,
     PlanDurable,
     PlanReported,
     PodRegistered,
@@ -55,6 +56,7 @@ from mainstay_core.outcomes import end_job
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
 from mainstay_core.restoring import hear, hear_silence, learn_plan, reopen
 from mainstay_core.scaling import learn_scale
+from mainstay_core.submission import learn_submission
 
 
 def initial(config: JobConfig, now_s: float) -> CoordinatorState:
@@ -196,6 +198,7 @@ _ALWAYS: dict[type, _Handler] = {
     StopRequested: _on_stop,
     FaultsAsked: ask_faults,
     ScaleRequested: learn_scale,
+    JobSubmitted: learn_submission,
     DrainRequested: learn_drain,
     PlanReported: learn_plan,
     StoreReopened: reopen,
@@ -208,7 +211,9 @@ _WITH_PLAN: dict[type, _Handler] = {
 }
 _ENDED: dict[type, _Handler] = {
     PodRegistered: _on_registered,
-    **dict.fromkeys((FactsLearnt, Tick, StopRequested, PlanDurable, PlanReported), _ignore),
+    **dict.fromkeys(
+        (FactsLearnt, Tick, StopRequested, PlanDurable, PlanReported, JobSubmitted), _ignore
+    ),
     StoreReopened: reopen,
     StepsCommitted: _on_late_commit,
 }

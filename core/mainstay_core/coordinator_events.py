@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from mainstay_core.facts import Fact, PodRegistration
 from mainstay_core.faults import FaultPoint
 from mainstay_core.ids import PodUid, QuorumId
+from mainstay_core.jobspec import JobConfig
 from mainstay_core.jobstate import CoordinatorState, JobPhase
 from mainstay_core.messages import Plan, Recovery
 
@@ -61,6 +62,13 @@ class FaultsAsked:
     """Somebody wants faults injected into the running job; they are checked already."""
 
     faults: tuple[FaultPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """Whoever owns the job's definition has submitted it again."""
+
+    config: JobConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +148,7 @@ Event = (
     | StopRequested
     | ScaleRequested
     | DrainRequested
+    | JobSubmitted
 )
 
 

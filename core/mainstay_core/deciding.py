@@ -51,8 +51,8 @@ def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     for num_replicas in range(wanted, (least if overdue else wanted) - 1, -1):
         plan = membership.start_plan(state, num_replicas, now_s, nonce)
         if plan is not None:
-            fixed = replace(state, fingerprint=_fingerprint_of(state, plan))
-            return result.then(publish(fixed, plan, JobPhase.RUNNING))
+            state = replace(state, fingerprint=_fingerprint_of(state, plan), started_at_s=now_s)
+            return result.then(publish(state, plan, JobPhase.RUNNING))
     if overdue:
         return result.then(end_job(state, JobPhase.FAILED, _missing(state, now_s)))
     return result

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 
 from mainstay_core.facts import PodRegistration
 from mainstay_core.ids import Incarnation, PodUid, Slot
 from mainstay_core.jobspec import JobConfig
+from mainstay_core.lookup import Lookup
 from mainstay_core.messages import FinalDigests, Member, Plan, Recovery
 from mainstay_core.topology import JobShape
 
@@ -172,6 +172,10 @@ class CoordinatorState:
     config: JobConfig
     phase: JobPhase = JobPhase.FORMING
     created_at_s: float
+    started_at_s: float = 0.0
+    """When the first plan was made; 0: not yet, or the store was restored since."""
+    started_step: int = 0
+    """Number of steps that were committed by then: not 0 for a job that goes on."""
     last_id: int = 0
     restarted_id: int = 0
     """Quorum of the last restart: commits of older quorums don't count any more."""
@@ -302,30 +306,8 @@ def with_slots(state: CoordinatorState, slots: Iterable[SlotState]) -> Coordinat
     return replace(state, slots=tuple(kept))
 
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
-
-class _Lookup(Generic[_Key, _Value]):
-    """Finds values of a tuple by key, in constant time for the tuple asked for last.
-
-    A memo, not a state: tuples don't change, so the same one has the same answer.
-    """
-
-    def __init__(self, key: Callable[[_Value], _Key]) -> None:
-        self._key = key
-        self._last: tuple[tuple[_Value, ...], dict[_Key, _Value]] = ((), {})
-
-    def __call__(self, values: tuple[_Value, ...]) -> dict[_Key, _Value]:
-        last, found = self._last
-        if last is not values:
-            found = {self._key(value): value for value in values}
-            self._last = (values, found)
-        return found
-
-
-_by_uid: _Lookup[PodUid, PodState] = _Lookup(uid_of)
-_by_slot: _Lookup[Slot, SlotState] = _Lookup(lambda s: s.slot)
+_by_uid: Lookup[PodUid, PodState] = Lookup(uid_of)
+_by_slot: Lookup[Slot, SlotState] = Lookup(lambda s: s.slot)
 
 
 def is_living(state: CoordinatorState, member: Member) -> bool:

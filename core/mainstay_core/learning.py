@@ -299,6 +299,8 @@ def _all_settled(state: CoordinatorState) -> Transition:
         # A job that goes on from an earlier run's checkpoint begins with the steps of that.
         step = max if plan.method is Method.START else min
         state = replace(state, step=step(state.step, state.settled_step))
+        if plan.method is Method.START:
+            state = replace(state, started_step=state.settled_step or 0)
     if state.phase is JobPhase.RECOVERING:
         state = replace(state, phase=JobPhase.RUNNING)
     message = f"all members of {plan.quorum} go on at step {state.settled_step}"

@@ -55,6 +55,8 @@ def plan_pods(state: CoordinatorState) -> PodsWanted:
     Of the free ones go those that leave, then those that are held back, then
     the newest by name.
     """
+    if state.terminal:
+        return PodsWanted(num_pods=0, leaving=(), ending=())
     num_ranks = state.wanted * len(state.shape.positions)
     num_pods = math.ceil(num_ranks / state.shape.ranks_per_pod) + state.config.spares
     living = [p for p in state.pods if not p.gone]

@@ -24,14 +24,6 @@ def test_a_name_is_the_newest_job_of_that_name(api: Any, new_job: Any) -> None:
     assert api.get(first.path)["uid"] == first.uid
 
 
-def test_a_uid_is_used_once(api: Any, new_job: Any) -> None:
-    job = new_job(api, uid="given-uid-1")
-    assert job.uid == "given-uid-1"
-    from_config = api.get(job.path)["manifest"]
-    reply = api.post("/v1/jobs", {"manifest": from_config, "uid": "given-uid-1"}, status=409)
-    assert reply["error"] == "job-exists"
-
-
 def test_a_job_may_be_given_as_its_processes_see_it(api: Any, job: Any) -> None:
     config = job.register("pod-0")["config"]
     created = api.post("/v1/jobs", {"config": config, "uid": "given-uid-2"}, status=201)

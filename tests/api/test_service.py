@@ -12,7 +12,8 @@ import pytest
 from mainstay_api.metrics import Metrics
 from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
-from mainstay_api.store import Change, RedisStore, Snapshot, StoreUnavailableError
+from mainstay_api.store import RedisStore
+from mainstay_api.storing import Change, Snapshot, StoreUnavailableError
 from mainstay_api.tasks import end_tasks
 from mainstay_api.ticker import Ticker
 from mainstay_core import codec

@@ -22,8 +22,9 @@ from mainstay_api.deps import (
     require_person,
 )
 from mainstay_api.problems import ProblemError
-from mainstay_api.report import make_report, show_job, show_members, show_recovery
+from mainstay_api.report import make_report, show_job, show_members, show_pods, show_recovery
 from mainstay_api.service import JobService
+from mainstay_api.summary import summarize
 from mainstay_core import codec
 from mainstay_core.coordinator_events import (
     DrainRequested,
@@ -64,7 +65,7 @@ class NewJob:
     config: dict[str, Any] | None = None
     """The job as its processes see it, instead of deriving it from the manifest."""
     uid: str | None = None
-    """Identity of this run; drawn if left out."""
+    """Identity of this run, in a cluster the resource's; drawn if left out."""
     namespace: str = ""
     """Where its TrainingJob is; empty in local mode."""
 
@@ -93,21 +94,20 @@ class NewDrain:
 
 @router.post("", status_code=201, responses=examples.JOB, dependencies=[Depends(require_operator)])
 async def create_job(service: ServiceDep, settings: SettingsDep, body: NewJob) -> JSONResponse:
-    """Create a job; pods may register from now on."""
+    """Create a job (201); pods may register from now on.
+
+    With the uid of a job that exists: submit it again (200). ``parallelism.replicas``,
+    ``minReplicas``, ``spares.replicas`` and what only decisions depend on may differ from the
+    last submission; anything else is refused by its field. Repeating it is harmless.
+    """
     if settings.auth == "kubernetes":
         for name in ("uid", "namespace"):
             if not getattr(body, name):
                 raise InvalidSpecError(name, "is missing; in a cluster a job is a TrainingJob's")
     config = _config_of(body)
-    if not await service.create(config, body.manifest):
-        raise ProblemError(
-            409,
-            "job-exists",
-            f"there is a job with uid {config.job} already",
-            "leave the uid out, or GET /v1/jobs/{uid} to see that job",
-        )
+    created = await service.submit(config, body.manifest)
     state = await service.load(config.job)
-    return JSONResponse(show_job(state, service.now_s()), status_code=201)
+    return JSONResponse(show_job(state, service.now_s()), status_code=201 if created else 200)
 
 
 def _config_of(body: NewJob) -> JobConfig:
@@ -150,6 +150,17 @@ async def show_one(uid: UidDep, service: ServiceDep) -> JSONResponse:
     manifest = await service.store.fetch_manifest(uid)
     shown = show_job(await service.load(uid), service.now_s())
     return JSONResponse({**shown, "manifest": manifest})
+
+
+@router.get("/{job}/summary", responses=examples.SUMMARY)
+async def show_summary(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """The job on one page: what its status says, and nothing that grows with its size."""
+    state = await service.load(uid)
+    keys = [(state.step - 1, *p) for p in state.shape.positions] if state.step else []
+    entries = await service.store.fetch_ledger(uid, keys)
+    recoveries = await service.store.fetch_recoveries(uid)
+    newest = [entries[key] for key in keys if key in entries]
+    return JSONResponse(summarize(state, recoveries, newest, service.now_s()))
 
 
 @router.get("/{job}/plan", responses=examples.PLAN_REPLY)
@@ -235,11 +246,12 @@ async def drain_pod(uid: UidDep, service: ServiceDep, body: NewDrain) -> JSONRes
     return JSONResponse(show_job(outcome.state, service.now_s()))
 
 
-@router.get("/{job}/pods")
+@router.get("/{job}/pods", responses=examples.PODS)
 async def show_wanted_pods(uid: UidDep, service: ServiceDep) -> JSONResponse:
     """How many pods the job needs now, and which to end: for whoever makes them."""
     state = await service.load(uid)
-    return JSONResponse({"state": state.phase.value, **codec.encode(plan_pods(state))})
+    wanted = codec.encode(plan_pods(state))
+    return JSONResponse({"state": state.phase.value, **wanted, "pods": show_pods(state)})
 
 
 @router.post("/{job}/provider/facts", dependencies=[Depends(require_operator)])

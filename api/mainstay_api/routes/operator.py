@@ -1,0 +1,26 @@
+"""For whoever owns the jobs' definitions alone: nobody else may make a job be forgotten."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+
+from mainstay_api import examples
+from mainstay_api.deps import ServiceDep, require_operator
+from mainstay_core.ids import JobUid
+
+router = APIRouter(
+    prefix="/v1/jobs",
+    tags=["operator"],
+    dependencies=[Depends(require_operator)],
+    responses=examples.PROBLEMS,
+)
+
+
+@router.delete("/{job}", responses=examples.FORGOTTEN)
+async def forget_job(job: str, service: ServiceDep) -> JSONResponse:
+    """Stop a job and forget everything about it; its uid is never taken up again.
+
+    Named by its uid. Repeating it is harmless, as is a uid that never was.
+    """
+    return JSONResponse({"uid": job, "deleted": await service.forget(JobUid(job))})
