@@ -7,7 +7,7 @@ export PYTHON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos sim bench lint verify crd manifests images format lock clean
+.PHONY: help setup demo test chaos cluster sim bench lint verify crd manifests images format lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test: setup ## All tests, a quick share of the fault matrix included
 
 chaos: setup ## The whole fault matrix, and 40 faults drawn from a seed (ARGS for pytest)
 	@$(BIN)/python -m pytest -ra -v -m chaos tests/chaos $(ARGS)
+
+cluster: setup ## A real Kubernetes to play with, until Ctrl-C (NODES=3; nodes need root)
+	@$(BIN)/python -m tests.cluster up $(NODES)
 
 sim: setup ## 10,000 jobs in simulated time, each with faults drawn from its seed (SEEDS=0:100 for fewer)
 	@$(BIN)/mainstay sim --seeds $(or $(SEEDS),0:10000) $(ARGS)

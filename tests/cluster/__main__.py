@@ -1,0 +1,47 @@
+"""``python -m tests.cluster up [NODES]``: a real cluster to play with, until Ctrl-C.
+
+The same that the tests use, without root a control plane alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+from tests.cluster import leftovers, toolbox
+from tests.cluster.cluster import run_cluster, run_control_plane
+
+
+def main(args: list[str]) -> int:
+    if not args or args[0] not in ("up", "clean"):
+        sys.stderr.write("usage: python -m tests.cluster up [NODES] | clean\n")
+        return 2
+    if args[0] == "clean":
+        leftovers.sweep()
+        return 0
+    num_nodes = int(args[1]) if len(args) > 1 else 3
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        with contextlib.ExitStack() as stack:
+            say = toolbox.say_to_stdout
+            if num_nodes == 0 or os.getuid() != 0:
+                plane = stack.enter_context(run_control_plane(say))
+                say("a control plane is up; nodes need root" if num_nodes else "it is up")
+            else:
+                plane = stack.enter_context(run_cluster(num_nodes, say))
+                say(f"a cluster of {num_nodes} nodes is up")
+            say(f"export KUBECONFIG={plane.kubeconfig} PATH={plane.tools}:$PATH")
+            say("Ctrl-C ends it")
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
+            say("cleaning up")
+    except toolbox.CannotRunError as error:
+        sys.stderr.write(f"cluster: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

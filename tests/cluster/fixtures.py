@@ -1,0 +1,113 @@
+"""Pytest fixtures over a real Kubernetes: `control_plane`, and `cluster` with nodes.
+
+Both last for the session. Their programs are built in the background from the session's start,
+while other tests run; tests that need a cluster come last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster import toolbox
+from tests.cluster.cluster import Cluster, run_cluster, run_control_plane
+from tests.cluster.control_plane import ControlPlane
+
+FIXTURES = {"cluster", "control_plane"}
+ROOT = Path(__file__).parents[2]
+BUILD = [sys.executable, "-m", "tests.cluster.toolbox"]
+_BUILD = pytest.StashKey["subprocess.Popen[str]"]()
+
+
+def needs_cluster(item: pytest.Item) -> bool:
+    return bool(FIXTURES & set(getattr(item, "fixturenames", ())))
+
+
+def needs_build() -> bool:
+    return not toolbox.are_built() and not os.environ.get("KUBEBUILDER_ASSETS")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cluster tests last, those of the control plane before those of nodes."""
+    items.sort(
+        key=lambda item: (needs_cluster(item), "cluster" in getattr(item, "fixturenames", ()))
+    )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to build, out of the way of the tests that come first."""
+    wanted = any(needs_cluster(item) for item in session.items)
+    if not wanted or session.config.option.collectonly or not needs_build():
+        return
+    session.config.stash[_BUILD] = subprocess.Popen(
+        ["nice", "-n", "15", *BUILD],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Wait for the build outside of the first test's own time, and show how far it is."""
+    build = item.config.stash.get(_BUILD, None)
+    if build is not None and needs_cluster(item):
+        del item.config.stash[_BUILD]
+        writer: Any = item.config.get_terminal_writer()
+        writer.line()
+        assert build.stdout is not None
+        for line in build.stdout:
+            writer.line(line.rstrip())
+        build.wait()
+    return (yield)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    build = session.config.stash.get(_BUILD, None)
+    if build is not None:
+        build.terminate()
+        build.wait()
+
+
+@contextlib.contextmanager
+def reason_told() -> Iterator[None]:
+    """Skip with the reason where no cluster can run; fail with it where one is demanded."""
+    try:
+        yield
+    except toolbox.CannotRunError as error:
+        if os.environ.get("MAINSTAY_REQUIRE_CLUSTER"):
+            raise
+        pytest.skip(f"no cluster here: {error}")
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """An API server with etcd, controllers and scheduler, on loopback; needs no root."""
+    with contextlib.ExitStack() as stack:
+        with reason_told():
+            plane = stack.enter_context(run_control_plane(toolbox.say_to_stdout))
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Callable[[int], Cluster]]:
+    """``cluster(n)``: the session's cluster, with at least n living and ready nodes."""
+    with contextlib.ExitStack() as stack:
+        made: list[Cluster] = []
+
+        def ensure(nodes: int) -> Cluster:
+            if made:
+                return made[0].scale(nodes)
+            with reason_told():
+                made.append(stack.enter_context(run_cluster(nodes, toolbox.say_to_stdout)))
+            return made[0]
+
+        yield ensure
