@@ -3,8 +3,8 @@
 Usage: python scripts/images.py [--component NAME] [--tag TAG] [--registry PREFIX] [--no-build]
 
 First what each image holds is put together in build/site, from the lock and this checkout; then
-docker, podman or buildah (ENGINE, or the first on PATH) builds images/Dockerfile. No package index is
-reached from within a build.
+docker, podman or buildah (ENGINE, or the first on PATH) builds images/Dockerfile. No package index
+is reached from within a build.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ def collect(component: str, machine: str) -> Path:
     for name in PACKAGES[component]:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / Path(name).name, ignore=ignored)
+    # A third of what numpy and scipy weigh is their own tests.
+    for tests in [path for path in folder.rglob("tests") if path.is_dir()]:
+        shutil.rmtree(tests, ignore_errors=True)
     for path in (folder / "bin", folder / ".lock"):
         if path.is_dir():
             shutil.rmtree(path)
