@@ -22,7 +22,7 @@ test: setup ## All tests, a quick share of the fault matrix included
 	@$(BIN)/python -m pytest -ra $(ARGS)
 
 chaos: setup ## The whole fault matrix, and 40 faults drawn from a seed (ARGS for pytest)
-	@$(BIN)/python -m pytest -ra -v -m chaos tests/chaos tests/e2e $(ARGS)
+	@$(BIN)/python -m pytest -ra -v -m chaos tests/chaos $(ARGS)
 
 cluster: setup ## A real Kubernetes to play with, until Ctrl-C (NODES=3; nodes need root)
 	@$(BIN)/python -m tests.cluster up $(NODES)
@@ -36,7 +36,7 @@ bench: setup ## The benchmarks: ratios measured within one run
 lint: setup ## Style, types, import rules, lock
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p mainstay_core -p mainstay_api -p mainstay_agent -p mainstay_train -p mainstay_cli
+	$(BIN)/mypy -p mainstay_core -p mainstay_api -p mainstay_agent -p mainstay_train -p mainstay_cli -p mainstay_operator
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/crd.py --check

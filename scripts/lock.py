@@ -30,7 +30,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "train": ("--extra", "train"),
     "cli": ("--extra", "cli"),
     "local": ("--extra", "local"),
-    "dev": ("--extra", "local", "--group", "dev"),
+    "operator": ("--extra", "operator"),
+    "dev": ("--extra", "local", "--extra", "operator", "--group", "dev"),
 }
 BOOTSTRAP = "uv"
 

@@ -120,10 +120,9 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRequested:
-    """Somebody wants another number of replicas, or of spares; None: as many as before."""
+    """Somebody wants another number of replicas."""
 
-    replicas: int | None = None
-    spares: int | None = None
+    replicas: int
     who: str = "a user"
 
 

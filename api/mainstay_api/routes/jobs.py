@@ -79,10 +79,9 @@ class ProviderFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewScale:
-    """How many replicas and spares are wanted; what is left out stays as it is."""
+    """How many replicas are wanted."""
 
-    replicas: int | None = None
-    spares: int | None = None
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,11 +221,11 @@ async def stop_job(uid: UidDep, service: ServiceDep) -> JSONResponse:
 
 @router.post("/{job}/scale", responses=examples.JOB)
 async def scale_job(uid: UidDep, service: ServiceDep, body: NewScale) -> JSONResponse:
-    """Want other numbers of replicas, within minReplicas..lanes, or spares. Repeat it freely.
+    """Want another number of replicas, within minReplicas..lanes. Repeating it is harmless.
 
     Up: new pods join when they are there. Down: whole chains are dropped between steps.
     """
-    outcome = await service.apply(uid, ScaleRequested(replicas=body.replicas, spares=body.spares))
+    outcome = await service.apply(uid, ScaleRequested(replicas=body.replicas))
     return JSONResponse(show_job(outcome.state, service.now_s()))
 
 

@@ -1,0 +1,34 @@
+"""The operator as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from mainstay_core.errors import InvalidSpecError
+from mainstay_operator.handlers import serve
+from mainstay_operator.settings import parse
+
+
+def main() -> int:
+    """Run until told to end; return the exit code."""
+    try:
+        settings = parse(sys.argv[1:], os.environ)
+    except InvalidSpecError as error:
+        print(f"mainstay-operator: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    # kopf tells every event that it passes on.
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    asyncio.run(serve(settings))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,346 @@
+"""The objects of a job, as dicts for server-side apply: pure functions of the job and settings.
+
+Names and contents are deterministic, so applying twice changes nothing. Lists
+that Kubernetes merges by key (environment, volumes, mounts) hold each key once;
+what the operator needs wins over the user's template, which else is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mainstay_operator.resources import (
+    INSTALL,
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_UID,
+    PACKAGE_DIR,
+    POD_DIR,
+    SUPERVISOR,
+    TOKEN_DIR,
+    TRAINER,
+    JobView,
+)
+
+NON_ROOT = 65532
+"""User of our images."""
+GRACE_BEYOND_HANDOVER_S = 30
+"""A pod's grace period beyond the time for its hand-over, for ending by itself."""
+TOKEN_LIFE_S = 3600
+READY_EVERY_S = 5
+_HARDENED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodOptions:
+    """What pods get from the operator's settings, and from what it has learnt."""
+
+    agent_image: str
+    pull_policy: str
+    api_url: str
+    avoid_nodes: tuple[str, ...] = ()
+    """Nodes that new pods should not run on."""
+
+
+def build_service(view: JobView) -> dict[str, Any]:
+    """Return the headless Service that gives pods their names in DNS, ready or not."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(view, view.name),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {LABEL_UID: view.uid},
+        },
+    }
+
+
+def build_service_account(view: JobView) -> dict[str, Any]:
+    """Return the pods' identity: no token of its own, no rights."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": _metadata(view, view.name),
+        "automountServiceAccountToken": False,
+    }
+
+
+def build_secret(view: JobView, secret: str) -> dict[str, Any]:
+    """Return the Secret that the job's pods present to each other; made once."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(view, f"{view.name}-secret"),
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {"secret": secret},
+    }
+
+
+def build_disruption_budget(view: JobView, min_available: int) -> dict[str, Any]:
+    """Return the PodDisruptionBudget: as many pods as serve must stay.
+
+    An integer, as percentages and maxUnavailable need a scale subresource of
+    the owner. Pods that are not ready may always be evicted.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(view, view.name),
+        "spec": {
+            "minAvailable": min_available,
+            "selector": {"matchLabels": {LABEL_UID: view.uid}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def build_network_policy(view: JobView, api_selector: Mapping[str, str]) -> dict[str, Any]:
+    """Return the NetworkPolicy: pods of the job among themselves, the api, and DNS.
+
+    Policies add up: what a job needs beyond this (storage, data) another one allows.
+    """
+    same_job = {"podSelector": {"matchLabels": {LABEL_UID: view.uid}}}
+    api = {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(api_selector)}}
+    dns = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(view, view.name),
+        "spec": {
+            "podSelector": {"matchLabels": {LABEL_UID: view.uid}},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [same_job]}],
+            "egress": [{"to": [same_job]}, {"to": [api]}, {"ports": dns}],
+        },
+    }
+
+
+def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
+    """Return the pod with an index: the supervisor as a sidecar, the trainers in the user's image.
+
+    All pods are alike: ranks are given to slots after scheduling, and a spare is
+    a pod without one.
+    """
+    assert view.job is not None
+    template = copy.deepcopy(dict(view.template))
+    metadata = template.get("metadata") or {}
+    spec: dict[str, Any] = template.get("spec") or {}
+    name = view.pod_name(index)
+    spec.setdefault("securityContext", _pod_security())
+    spec.setdefault("terminationGracePeriodSeconds", _grace_s(view))
+    priority = view.option("priorityClassName")
+    if priority:
+        spec["priorityClassName"] = priority
+    spec |= {
+        "restartPolicy": "OnFailure",
+        "serviceAccountName": view.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "hostname": name,
+        "subdomain": view.name,
+    }
+    spec["volumes"] = _by_key(spec.get("volumes") or (), _volumes(view), "name")
+    own = [_installer(options), _supervisor(view, options)]
+    names = {c["name"] for c in own}
+    spec["initContainers"] = [
+        *own,
+        *(c for c in spec.get("initContainers") or () if c["name"] not in names),
+    ]
+    spec["containers"] = _containers(view, spec.get("containers") or (), options)
+    _place(view, spec, options)
+    labels = {**(metadata.get("labels") or {}), **view.labels(), LABEL_INDEX: str(index)}
+    annotations = dict(metadata.get("annotations") or {})
+    annotations.setdefault("kubectl.kubernetes.io/default-container", _trainer_name(spec))
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**_metadata(view, name), "labels": labels, "annotations": annotations},
+        "spec": spec,
+    }
+
+
+def _metadata(view: JobView, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": view.namespace,
+        "labels": view.labels(),
+        "ownerReferences": [view.owner()],
+    }
+
+
+def _grace_s(view: JobView) -> int:
+    assert view.job is not None
+    return view.job.spec.recovery.handover_seconds + GRACE_BEYOND_HANDOVER_S
+
+
+def _pod_security() -> dict[str, Any]:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": NON_ROOT,
+        "runAsGroup": NON_ROOT,
+        "fsGroup": NON_ROOT,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _volumes(view: JobView) -> list[dict[str, Any]]:
+    token = {
+        "serviceAccountToken": {
+            "audience": f"mainstay.dev/jobs/{view.uid}",
+            "expirationSeconds": TOKEN_LIFE_S,
+            "path": "token",
+        }
+    }
+    secret = {
+        "secret": {
+            "name": f"{view.name}-secret",
+            "items": [{"key": "secret", "path": "job/secret"}],
+        }
+    }
+    return [
+        {"name": "mainstay-run", "emptyDir": {}},
+        {"name": "mainstay-package", "emptyDir": {}},
+        {"name": "mainstay-shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "mainstay-tmp", "emptyDir": {}},
+        {"name": "mainstay-token", "projected": {"sources": [token, secret]}},
+    ]
+
+
+def _mounts() -> list[dict[str, Any]]:
+    return [
+        {"name": "mainstay-run", "mountPath": POD_DIR},
+        {"name": "mainstay-shm", "mountPath": "/dev/shm"},
+        {"name": "mainstay-token", "mountPath": TOKEN_DIR, "readOnly": True},
+    ]
+
+
+def _environment(view: JobView, options: PodOptions) -> list[dict[str, Any]]:
+    assert view.job is not None
+
+    def of_pod(path: str) -> dict[str, Any]:
+        return {"fieldRef": {"fieldPath": path}}
+
+    return [
+        {"name": "MAINSTAY_API_URL", "value": options.api_url},
+        {"name": "MAINSTAY_JOB", "value": view.uid},
+        {"name": "MAINSTAY_POD", "valueFrom": of_pod("metadata.uid")},
+        {"name": "MAINSTAY_POD_NAME", "valueFrom": of_pod("metadata.name")},
+        {"name": "MAINSTAY_ADDRESS", "valueFrom": of_pod("status.podIP")},
+        {"name": "MAINSTAY_POD_DIR", "value": POD_DIR},
+        {"name": "MAINSTAY_NUM_SLOTS", "value": str(view.job.spec.parallelism.ranks_per_pod)},
+        {"name": "MAINSTAY_DOMAIN", "valueFrom": of_pod("spec.nodeName")},
+        {"name": "MAINSTAY_TOKEN_FILE", "value": f"{TOKEN_DIR}/token"},
+        {"name": "MAINSTAY_SECRET_FILE", "value": f"{TOKEN_DIR}/job/secret"},
+    ]
+
+
+def _installer(options: PodOptions) -> dict[str, Any]:
+    """Copies our package to a volume: the user's image need not have it, and versions agree."""
+    return {
+        "name": INSTALL,
+        "image": options.agent_image,
+        "imagePullPolicy": options.pull_policy,
+        "command": ["python", "-m", "mainstay_agent.install", PACKAGE_DIR],
+        "volumeMounts": [{"name": "mainstay-package", "mountPath": PACKAGE_DIR}],
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        "securityContext": {**_HARDENED, "readOnlyRootFilesystem": True},
+    }
+
+
+def _supervisor(view: JobView, options: PodOptions) -> dict[str, Any]:
+    # Readiness is the pod's own affair: never a question to the api or Redis.
+    ready = {
+        "exec": {"command": ["test", "-S", f"{POD_DIR}/supervisor.sock"]},
+        "periodSeconds": READY_EVERY_S,
+        "failureThreshold": 2,
+    }
+    return {
+        "name": SUPERVISOR,
+        "image": options.agent_image,
+        "imagePullPolicy": options.pull_policy,
+        "restartPolicy": "Always",
+        "command": ["python", "-m", "mainstay_agent"],
+        "env": _environment(view, options),
+        "readinessProbe": ready,
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "securityContext": {**_HARDENED, "readOnlyRootFilesystem": True},
+        "volumeMounts": [*_mounts(), {"name": "mainstay-tmp", "mountPath": "/tmp"}],
+    }
+
+
+def _containers(
+    view: JobView, containers: Iterable[Mapping[str, Any]], options: PodOptions
+) -> list[dict[str, Any]]:
+    """Return the user's containers, one of them made into the trainer."""
+    given = [dict(c) for c in containers]
+    if not given:
+        given = [{"name": TRAINER, "image": options.agent_image}]
+    chosen = next((i for i, c in enumerate(given) if c.get("name") == TRAINER), 0)
+    trainer = given[chosen]
+    trainer.setdefault("command", ["python", "-m", "mainstay_train.launcher"])
+    trainer.setdefault("securityContext", dict(_HARDENED))
+    mounts = [*_mounts(), {"name": "mainstay-package", "mountPath": PACKAGE_DIR, "readOnly": True}]
+    trainer["volumeMounts"] = _by_key(trainer.get("volumeMounts") or (), mounts, "mountPath")
+    user = trainer.get("env") or ()
+    path = next((e.get("value") for e in user if e["name"] == "PYTHONPATH"), None)
+    package = {"name": "PYTHONPATH", "value": f"{PACKAGE_DIR}:{path}" if path else PACKAGE_DIR}
+    trainer["env"] = _by_key(user, [*_environment(view, options), package], "name")
+    return given
+
+
+def _trainer_name(spec: Mapping[str, Any]) -> str:
+    names = [c["name"] for c in spec["containers"]]
+    return TRAINER if TRAINER in names else str(names[0])
+
+
+def _by_key(
+    user: Iterable[Mapping[str, Any]], own: Iterable[Mapping[str, Any]], key: str
+) -> list[dict[str, Any]]:
+    """Return both lists as one; ours wins where both have the key."""
+    ours = [dict(item) for item in own]
+    taken = {item[key] for item in ours}
+    return [*(dict(item) for item in user if item[key] not in taken), *ours]
+
+
+def _place(view: JobView, spec: dict[str, Any], options: PodOptions) -> None:
+    """Add what keeps pods of a replica near, copies of a stage apart, and off avoided nodes."""
+    selector = {"matchLabels": {LABEL_JOB: view.name, LABEL_UID: view.uid}}
+    near = view.option("scheduling", "replicaTopologyKey")
+    apart = view.option("scheduling", "spreadTopologyKey")
+    if near:
+        term = {"topologyKey": near, "labelSelector": selector}
+        pods = spec.setdefault("affinity", {}).setdefault("podAffinity", {})
+        wishes = pods.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
+        wishes.append({"weight": 50, "podAffinityTerm": term})
+    if apart:
+        spec.setdefault("topologySpreadConstraints", []).append(
+            {
+                "maxSkew": 1,
+                "topologyKey": apart,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": selector,
+            }
+        )
+    if options.avoid_nodes:
+        avoid = {"key": _HOSTNAME, "operator": "NotIn", "values": sorted(options.avoid_nodes)}
+        _require_of_nodes(spec, avoid)
+
+
+def _require_of_nodes(spec: dict[str, Any], expression: Mapping[str, Any]) -> None:
+    """Add a requirement to each of the alternatives that the template gives."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = required.get("nodeSelectorTerms") or [{}]
+    required["nodeSelectorTerms"] = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), dict(expression)]}
+        for term in terms
+    ]

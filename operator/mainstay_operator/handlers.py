@@ -1,0 +1,175 @@
+"""What kopf calls: watches pass on what they show; the deciding is done elsewhere.
+
+Pods and nodes are indexed and their events wake the job that they concern; no
+handler of kopf's writes anything, so it leaves no annotation and no finalizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import kopf
+
+from mainstay_core.ids import PodUid
+from mainstay_core.pods_seen import SeenNode, SeenPod
+from mainstay_operator.api_line import ApiLine
+from mainstay_operator.fleet import Fleet
+from mainstay_operator.hands import Hands
+from mainstay_operator.kube import KubeClient
+from mainstay_operator.observing import see_node, see_pod
+from mainstay_operator.resources import (
+    FINALIZER,
+    GROUP,
+    LABEL_UID,
+    PLURAL,
+    VERSION,
+    view_job,
+)
+from mainstay_operator.settings import Settings
+
+INACTIVITY_S = 70.0
+"""A watch without any event or bookmark for so long is opened anew."""
+SERVER_TIMEOUT_S = 240
+CLIENT_TIMEOUT_S = 270
+
+
+class Operator:
+    """The handlers of one operator, in a registry of their own.
+
+    Args:
+        settings: of the operator.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack = contextlib.AsyncExitStack()
+        self._fleet: Fleet | None = None
+        self._kube: KubeClient | None = None
+        self._pods: Mapping[str, Iterable[SeenPod]] = {}
+        self._node_index: Mapping[str, Iterable[SeenNode]] = {}
+
+    @property
+    def fleet(self) -> Fleet:
+        """All jobs; there is one from the start on."""
+        assert self._fleet is not None
+        return self._fleet
+
+    def register(self) -> kopf.OperatorRegistry:
+        """Return a registry with all handlers."""
+        registry = kopf.OperatorRegistry()
+        jobs = (GROUP, VERSION, PLURAL)
+        kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
+        kopf.on.login(registry=registry)(kopf.login_with_service_account)
+        kopf.on.startup(registry=registry)(self.start)
+        kopf.on.cleanup(registry=registry)(self.stop)
+        permanent = kopf.ErrorsMode.PERMANENT
+        kopf.on.probe(registry=registry, id="operator", errors=permanent)(self.probe)
+        kopf.on.event(*jobs, registry=registry, id="job")(self.on_job)
+        of_jobs = {LABEL_UID: kopf.PRESENT}
+        kopf.index("pods", labels=of_jobs, registry=registry, id="pods_by_job")(self.index_pod)
+        kopf.on.event("pods", labels=of_jobs, registry=registry, id="pod")(self.on_pod)
+        if self._settings.watch_nodes:
+            kopf.index("nodes", registry=registry, id="nodes_by_name")(self.index_node)
+            kopf.on.event("nodes", registry=registry, id="node")(self.on_node)
+        return registry
+
+    async def start(self, settings: kopf.OperatorSettings, **kwargs: Any) -> None:
+        """Open the lines to the cluster and the api."""
+        configure(settings)
+        self._pods = kwargs["pods_by_job"]
+        self._node_index = kwargs.get("nodes_by_name", {})
+        own = self._settings
+        self._kube = await self._stack.enter_async_context(KubeClient(qps=own.qps, burst=own.burst))
+        api = await self._stack.enter_async_context(ApiLine(own.api_url, own.read_token))
+        instance = os.environ.get("HOSTNAME") or socket.gethostname()
+        self._fleet = Fleet(
+            indexed=lambda uid: tuple(self._pods.get(uid, ())),
+            nodes=self._nodes if own.watch_nodes else lambda: None,
+            hands=Hands(self._kube, own, instance),
+            api=api,
+            settings=own,
+        )
+
+    async def stop(self, **_: Any) -> None:
+        """Close the lines."""
+        await self._stack.aclose()
+
+    async def probe(self, **_: Any) -> dict[str, Any]:
+        """Answer the liveness probe; fail if nothing has been heard or done for too long."""
+        age_s, slowest_s = self.fleet.age_s(), self.fleet.slowest_s()
+        if age_s > self._settings.max_idle_s:
+            raise kopf.PermanentError(f"nothing was heard or done for {age_s:.0f} s")
+        assert self._kube is not None
+        return {
+            "event_age_s": round(age_s, 3),
+            "slowest_look_s": round(slowest_s, 3),
+            "jobs": self.fleet.num_jobs,
+            "requests": dict(sorted(self._kube.requests.items())),
+        }
+
+    async def on_job(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+        """A job is there, has changed, or is no more."""
+        if event["type"] == "DELETED":
+            self.fleet.forget_job(body["metadata"]["uid"])
+        else:
+            self.fleet.learn_job(view_job(body))
+
+    async def on_pod(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+        """A pod of a job has changed, or is no more."""
+        metadata = body["metadata"]
+        job, uid = metadata["labels"][LABEL_UID], PodUid(metadata["uid"])
+        self.fleet.learn_pod(job, uid, deleted=event["type"] == "DELETED")
+
+    async def on_node(self, **_: Any) -> None:
+        """A node has changed, or is no more."""
+        self.fleet.learn_node()
+
+    def index_pod(self, body: kopf.Body, **_: Any) -> dict[str, SeenPod]:
+        """Pods by the uid of their job."""
+        return {body["metadata"]["labels"][LABEL_UID]: see_pod(body)}
+
+    def index_node(self, body: kopf.Body, **_: Any) -> dict[str, SeenNode]:
+        """Nodes by name."""
+        return {body["metadata"]["name"]: see_node(body)}
+
+    def _nodes(self) -> Mapping[str, SeenNode]:
+        return {name: next(iter(self._node_index[name])) for name in self._node_index}
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Have kopf write nothing, notice a silent watch, and see only pods of jobs."""
+    settings.persistence.finalizer = FINALIZER
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    settings.posting.enabled = False
+    settings.watching.inactivity_timeout = INACTIVITY_S
+    settings.watching.server_timeout = SERVER_TIMEOUT_S
+    settings.watching.client_timeout = CLIENT_TIMEOUT_S
+    settings.watching.label_selectors["pods"] = LABEL_UID
+
+
+async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> None:
+    """Run the operator until it is told to end."""
+    flag = asyncio.Event()
+    operator = Operator(settings)
+    running = asyncio.create_task(
+        kopf.operator(
+            registry=operator.register(),
+            standalone=True,
+            clusterwide=not settings.namespace_list,
+            namespaces=settings.namespace_list,
+            liveness_endpoint=settings.liveness_url or None,
+            ready_flag=flag,
+        )
+    )
+    waiting = asyncio.create_task(flag.wait())
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if ready is not None and not running.done():
+        ready()
+    await running

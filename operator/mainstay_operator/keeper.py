@@ -1,0 +1,383 @@
+"""One job: looks at what is wanted and what is, again and again, and makes them agree.
+
+Level-triggered: every look starts from the whole of what is known, so an event
+that was lost, or an operator that was away, costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mainstay_core.conditions import (
+    JobSeen,
+    JobSummary,
+    count_pods,
+    find_problems,
+)
+from mainstay_core.ids import PodUid
+from mainstay_core.pod_losses import Loss, Wishes, find_losses
+from mainstay_core.pods_seen import SeenNode, SeenPod
+from mainstay_core.repairing import Repair, plan_repair
+from mainstay_operator import lifecycle, reporting, telling
+from mainstay_operator.api_line import ApiError, ApiLine
+from mainstay_operator.events import Note
+from mainstay_operator.hands import Hands, NameTakenError
+from mainstay_operator.kube import KubeError
+from mainstay_operator.pod_cache import PodCache
+from mainstay_operator.reporting import PodRecord
+from mainstay_operator.resources import FINALIZER, LABEL_UID, JobView
+from mainstay_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+COALESCE_S = 0.05
+"""Events that come so close together are one look."""
+OBJECTS_S = 600.0
+"""Between two applies of objects that nobody is known to have changed."""
+RESTORE_S = 30.0
+"""A store that lost a running job is restored by its supervisors; after so long the job is
+submitted anew."""
+MAX_BACKOFF_S = 30.0
+EVENTS_OLD_S = 900.0
+"""What happened so long before the operator came is not told again."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What a keeper knows beside the job itself; all of it can be found out again."""
+
+    record: PodRecord
+    wishes: Wishes | None = None
+    wishes_at_s: float = 0.0
+    summary: Mapping[str, Any] | None = None
+    summary_at_s: float = 0.0
+    api_problem: str = "the api has not been asked yet"
+    submitted: int = -1
+    """Generation that the api was given last."""
+    unknown_since_s: float = 0.0
+    objects_at_s: float = -OBJECTS_S
+    min_available: int = -1
+    before: dict[PodUid, SeenPod] = field(default_factory=dict)
+    """Pods that lived at the last look, and lost ones that the api was not told of yet."""
+    accounted: set[PodUid] = field(default_factory=set)
+    """Losses that were told as Events and counted."""
+    taken: set[int] = field(default_factory=set)
+    """Indexes whose names belong to pods of somebody else."""
+    repair: Repair | None = None
+    status: Mapping[str, Any] = field(default_factory=dict)
+    status_at_s: float = 0.0
+    recoveries_told: int = -1
+    resync_at_s: float = 0.0
+    told_ends: dict[tuple[PodUid, str], int] = field(default_factory=dict)
+    """Restarts by pod and container that were told as Events."""
+    told: set[tuple[str, str]] = field(default_factory=set)
+    """Reason and key of what was told of recoveries."""
+    deadline: str = ""
+
+
+class Keeper:
+    """Keeps one job.
+
+    Args:
+        view: the job.
+        pods: what is known of its pods.
+        nodes: returns the nodes by name, None if they are not watched.
+        hands: acts in the cluster.
+        api: line to the api.
+        settings: of the operator.
+    """
+
+    def __init__(
+        self,
+        view: JobView,
+        *,
+        pods: PodCache,
+        nodes: Callable[[], Mapping[str, SeenNode] | None],
+        hands: Hands,
+        api: ApiLine,
+        settings: Settings,
+    ) -> None:
+        self.view = view
+        self.pods = pods
+        self._nodes = nodes
+        self._hands = hands
+        self._api = api
+        self._settings = settings
+        self._wake = asyncio.Event()
+        self._memory = _Memory(record=PodRecord.of_status(view.status), status=view.status)
+        self._started_s = time.time()
+        self.looked_at_s = 0.0
+        """Monotonic clock of the last finished look."""
+
+    def update(self, view: JobView) -> None:
+        """Learn that the job's object has changed."""
+        # Its status is ours: what comes back by the watch may be older than what was written.
+        self.view = view
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again soon."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Keep the job until it is no more."""
+        failures = 0
+        while True:
+            self._wake.clear()
+            try:
+                done = await self.look()
+                failures = 0
+            except KubeError as error:
+                failures += 1
+                done = False
+                logger.warning("%s/%s: %s", self.view.namespace, self.view.name, error)
+            self.looked_at_s = asyncio.get_running_loop().time()
+            if done:
+                return
+            pause_s = self._pause_s() if not failures else min(MAX_BACKOFF_S, 0.5 * 2**failures)
+            try:
+                await asyncio.wait_for(self._wake.wait(), pause_s)
+                await asyncio.sleep(COALESCE_S)
+            except TimeoutError:
+                pass
+
+    def _pause_s(self) -> float:
+        wishes = self._memory.wishes
+        if wishes is not None and (wishes.over or wishes.suspended):
+            return min(self._settings.resync_s, 10 * self._settings.poll_s)
+        return self._settings.poll_s
+
+    async def look(self) -> bool:
+        """Make what is agree with what is wanted, once; return whether the job is no more."""
+        view, memory = self.view, self._memory
+        if view.deleted_at_s is not None:
+            return await lifecycle.let_go(view, self._api, self._hands, self._settings)
+        if not view.ours:
+            return False
+        if FINALIZER not in view.finalizers:
+            await self._hands.add_finalizer(view)
+        if view.invalid:
+            await self._write_status()
+            return False
+        now_s = time.time()
+        if now_s - memory.objects_at_s > OBJECTS_S or memory.submitted != view.generation:
+            await self._hands.keep_objects(view)
+            memory.objects_at_s = now_s
+        await self._resync(now_s)
+        await self._tell_losses()
+        await self._ask_api()
+        if memory.wishes is not None and not memory.api_problem:
+            await self._repair(memory.wishes)
+        await self._keep_budget()
+        await self._write_status()
+        return await lifecycle.expire(view, memory.status, self._hands)
+
+    # --- what is seen -----------------------------------------------------------------------------
+
+    async def _resync(self, now_s: float) -> None:
+        """Compare with a list what the watch has shown."""
+        if now_s - self._memory.resync_at_s < self._settings.resync_s:
+            return
+        known = {p.uid for p in self.pods.list()}
+        listed = await self._hands.kube.list(
+            "pods", self.view.namespace, f"{LABEL_UID}={self.view.uid}"
+        )
+        if self.pods.put_right((PodUid(p["metadata"]["uid"]) for p in listed), known):
+            logger.warning("%s: the watch has missed the end of pods", self.view.name)
+        self._memory.resync_at_s = now_s
+
+    async def _tell_losses(self) -> None:
+        """Tell of pods that are gone at once, by what the api was last heard to want."""
+        memory = self._memory
+        if memory.wishes is None:
+            return
+        losses = find_losses(
+            memory.before, self.pods.list(), self._nodes(), memory.wishes, time.time()
+        )
+        facts = [loss.fact() for loss in losses if loss.uid in memory.wishes.living]
+        if not facts:
+            return
+        try:
+            await self._api.tell(self.view.uid, facts)
+        except ApiError as error:
+            logger.warning("%s: %s", self.view.name, error)
+            return
+        # Heard: the next wishes will not take them for living.
+        memory.wishes_at_s = 0.0
+
+    # --- the api ----------------------------------------------------------------------------------
+
+    async def _ask_api(self) -> None:
+        """Submit the job if it is due, pass on what was asked for, learn what is wanted."""
+        memory, view = self._memory, self.view
+        try:
+            if memory.submitted != view.generation:
+                await self._api.submit(view.uid, view.namespace, view.manifest)
+                memory.submitted = view.generation
+                memory.wishes_at_s = 0.0
+            memory.deadline = memory.deadline or lifecycle.find_deadline(
+                view, memory.status, time.time()
+            )
+            if memory.deadline and not (memory.wishes is not None and memory.wishes.over):
+                await self._api.ask(view.uid, "stop")
+            if time.time() - memory.wishes_at_s >= self._settings.poll_s:
+                memory.wishes = reporting.read_wishes(await self._api.fetch(view.uid, "pods"))
+                memory.wishes_at_s = time.time()
+            memory.api_problem = ""
+            memory.unknown_since_s = 0.0
+        except ApiError as error:
+            memory.api_problem = str(error)
+            if error.unknown_job:
+                self._note_unknown()
+
+    def _note_unknown(self) -> None:
+        """The api does not know the job: its supervisors restore it, else it is submitted anew."""
+        memory, now_s = self._memory, time.time()
+        memory.unknown_since_s = memory.unknown_since_s or now_s
+        nobody = not any(p.ready for p in self.pods.list())
+        if nobody or now_s - memory.unknown_since_s > RESTORE_S:
+            memory.submitted = -1
+            memory.unknown_since_s = 0.0
+
+    # --- pods -------------------------------------------------------------------------------------
+
+    async def _repair(self, wishes: Wishes) -> None:
+        memory, view, now_s = self._memory, self.view, time.time()
+        pods = self.pods.list()
+        settings = self._settings
+        counted = memory.record.counted_times()
+        before = memory.before
+        repair = plan_repair(
+            before=before,
+            pods=pods,
+            nodes=self._nodes(),
+            wishes=wishes,
+            accounted=memory.accounted,
+            taken=memory.taken,
+            counted=counted,
+            policy=view.repair_policy(
+                force_delete_s=settings.force_delete_s,
+                image_pull_s=settings.image_pull_s,
+                ignore_cordon=settings.ignore_cordon,
+            ),
+            now_s=now_s,
+        )
+        if memory.repair is None or repair.reason != memory.repair.reason:
+            logger.info("%s/%s: %s", view.namespace, view.name, repair.reason)
+        memory.repair = repair
+        notes = self._account(repair.losses)
+        told = await self._tell_facts(repair)
+        made, errors = await self._hands.make_pods(view, repair.make)
+        self.pods.note_made(made)
+        memory.record = replace(memory.record, made=memory.record.made + len(made))
+        errors += await self._hands.end_pods(view, repair.end)
+        memory.taken |= {e.index for e in errors if isinstance(e, NameTakenError)}
+        notes += telling.of_repair(repair, made, errors)
+        notes += telling.of_container_ends(pods, memory.told_ends)
+        lost = {loss.uid for loss in repair.losses}
+        memory.before = {p.uid: p for p in [*pods, *made] if p.uid not in lost and not p.ended}
+        if not told:
+            memory.before |= {uid: before[uid] for uid in lost if uid in before}
+        await self._hands.tell(view, notes)
+
+    def _account(self, losses: tuple[Loss, ...]) -> list[Note]:
+        """Count losses once, however often they are seen; return what to tell of them."""
+        memory = self._memory
+        new = [loss for loss in losses if loss.uid not in memory.accounted]
+        memory.record = memory.record.with_losses(new)
+        memory.accounted |= {loss.uid for loss in new}
+        return telling.of_losses(new)
+
+    async def _tell_facts(self, repair: Repair) -> bool:
+        if not repair.tell:
+            return True
+        try:
+            await self._api.tell(self.view.uid, repair.tell)
+        except ApiError as error:
+            self._memory.api_problem = str(error)
+            return False
+        self._memory.wishes_at_s = 0.0
+        return True
+
+    async def _keep_budget(self) -> None:
+        """Have the PodDisruptionBudget follow the quorum."""
+        memory = self._memory
+        wishes = memory.wishes
+        if wishes is None:
+            return
+        wanted = 0 if wishes.over or wishes.suspended else wishes.serving
+        if wanted != memory.min_available:
+            await self._hands.keep_disruption_budget(self.view, wanted)
+            memory.min_available = wanted
+
+    # --- status -----------------------------------------------------------------------------------
+
+    async def _write_status(self) -> None:
+        memory, now_s = self._memory, time.time()
+        await self._learn_summary(now_s)
+        seen = self._seen()
+        status = reporting.build_status(
+            replace(self.view, status=dict(memory.status)),
+            seen,
+            memory.summary,
+            memory.record,
+            now_s,
+        )
+        if status == memory.status:
+            return
+        due = now_s - memory.status_at_s >= self._settings.status_s
+        if not due and not reporting.is_urgent(memory.status, status):
+            return
+        if await self._hands.write_status(self.view, status):
+            memory.status, memory.status_at_s = status, now_s
+
+    async def _learn_summary(self, now_s: float) -> None:
+        memory = self._memory
+        due = now_s - memory.summary_at_s >= min(self._settings.poll_s, self._settings.status_s)
+        ended = memory.summary is not None and memory.summary["state"] in reporting.OVER
+        if memory.api_problem or not due or ended or self.view.invalid:
+            return
+        try:
+            memory.summary = await self._api.fetch(self.view.uid, "summary")
+            memory.summary_at_s = now_s
+            total = sum(memory.summary["recovery"]["counts"].values())
+            mark = 2 * total - len(memory.summary["recovery"]["active"])
+            if mark != memory.recoveries_told:
+                recoveries = await self._api.fetch(self.view.uid, "recoveries")
+                await self._tell_recoveries(recoveries)
+                memory.recoveries_told = mark
+        except ApiError as error:
+            memory.api_problem = str(error)
+
+    async def _tell_recoveries(self, recoveries: list[dict[str, Any]]) -> None:
+        since_s = self._started_s - EVENTS_OLD_S
+        notes = telling.of_recoveries(recoveries, since_s)
+        notes = [n for n in notes if (n.reason, n.key) not in self._memory.told]
+        self._memory.told |= {(n.reason, n.key) for n in notes}
+        await self._hands.tell(self.view, notes)
+
+    def _seen(self) -> JobSeen:
+        memory, view = self._memory, self.view
+        pods, wishes = self.pods.list(), memory.wishes
+        summary: JobSummary | None = None
+        if memory.summary is not None:
+            summary = reporting.read_summary(memory.summary)
+        wanted = wishes.num_pods if wishes is not None else (view.job.num_pods if view.job else 0)
+        serving = wishes.serving if wishes is not None else 0
+        return JobSeen(
+            initialized=memory.submitted >= 0,
+            invalid=view.invalid,
+            api_problem=memory.api_problem,
+            summary=summary,
+            pods=count_pods(pods, wishes, wanted, serving),
+            spares_wanted=view.job.spec.spares.replicas if view.job else 0,
+            suspend=view.suspend,
+            suspended=wishes is not None and wishes.suspended,
+            problems=find_problems(pods, memory.repair),
+            deadline=memory.deadline,
+        )

@@ -1,0 +1,235 @@
+"""The Kubernetes API in plain dicts: few verbs, bounded in requests per second, counted.
+
+Models are left out on purpose: turning objects into them costs more than all
+the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from mainstay_core.errors import MainstayError
+from mainstay_operator.resources import FIELD_MANAGER, GROUP, PLURAL, VERSION
+
+TIMEOUT_S = 30.0
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_PATHS = {
+    "pods": "/api/v1",
+    "services": "/api/v1",
+    "serviceaccounts": "/api/v1",
+    "secrets": "/api/v1",
+    "events": "/api/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+    PLURAL: f"/apis/{GROUP}/{VERSION}",
+}
+KINDS = {
+    "Pod": "pods",
+    "Service": "services",
+    "ServiceAccount": "serviceaccounts",
+    "Secret": "secrets",
+    "Event": "events",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "NetworkPolicy": "networkpolicies",
+    "TrainingJob": PLURAL,
+}
+
+
+class KubeError(MainstayError):
+    """The Kubernetes API refused, or was not reached (status 0)."""
+
+    def __init__(self, message: str, status: int, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Bucket:
+    """A token bucket: ``burst`` at once, ``qps`` per second in the long run. Time is given."""
+
+    qps: float
+    burst: int
+    level: float = -1.0
+    at_s: float = 0.0
+
+    def take(self, now_s: float) -> float:
+        """Take one token; return how long to wait before using it."""
+        if self.level < 0 and self.at_s == 0.0:
+            self.level, self.at_s = float(self.burst), now_s
+        self.level = min(float(self.burst), self.level + (now_s - self.at_s) * self.qps)
+        self.at_s = now_s
+        self.level -= 1.0
+        return max(0.0, -self.level / self.qps)
+
+
+class KubeClient:
+    """Talks to the Kubernetes API. Use as an asynchronous context manager.
+
+    Args:
+        qps: requests per second in the long run.
+        burst: requests at once.
+    """
+
+    def __init__(self, *, qps: float, burst: int) -> None:
+        self._bucket = Bucket(qps=qps, burst=burst)
+        self._client: client.ApiClient | None = None
+        self.requests: Counter[str] = Counter()
+        """Requests so far by verb and resource."""
+
+    async def __aenter__(self) -> KubeClient:
+        configuration = client.Configuration()
+        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+            config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        else:
+            await config.load_kube_config(  # type: ignore[no-untyped-call]
+                client_configuration=configuration
+            )
+        configuration.retries = 0
+        self._client = client.ApiClient(configuration)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._client is not None:
+            await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def apply(self, body: Mapping[str, Any], manager: str = FIELD_MANAGER) -> dict[str, Any]:
+        """Make or change an object by server-side apply; fields of ours that others took return."""
+        path = _path_of(body)
+        query = {"fieldManager": manager, "force": "true"}
+        return await self._request("PATCH", path, body, _APPLY, query)
+
+    async def apply_status(self, body: Mapping[str, Any], manager: str) -> dict[str, Any]:
+        """Apply the status of an object."""
+        path = _path_of(body) + "/status"
+        query = {"fieldManager": manager, "force": "true"}
+        return await self._request("PATCH", path, body, _APPLY, query)
+
+    async def create(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Make an object; None if there is one of this name."""
+        resource = KINDS[body["kind"]]
+        path = _path(resource, body["metadata"]["namespace"])
+        try:
+            return await self._request(
+                "POST", path, body, "application/json", {"fieldManager": FIELD_MANAGER}
+            )
+        except KubeError as error:
+            if error.status == 409:
+                return None
+            raise
+
+    async def fetch(self, resource: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """Return an object; None if there is none."""
+        try:
+            return await self._request("GET", _path(resource, namespace, name))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, resource: str, namespace: str, selector: str) -> list[dict[str, Any]]:
+        """Return the objects with these labels, as the server's cache has them."""
+        query = {"labelSelector": selector, "resourceVersion": "0"}
+        reply = await self._request("GET", _path(resource, namespace), query=query)
+        return list(reply.get("items") or ())
+
+    async def merge(
+        self, resource: str, namespace: str, name: str, patch: Mapping[str, Any]
+    ) -> None:
+        """Change some fields of an object; nothing if there is none."""
+        path = _path(resource, namespace, name)
+        try:
+            await self._request("PATCH", path, patch, _MERGE, {"fieldManager": FIELD_MANAGER})
+        except KubeError as error:
+            if error.status != 404:
+                raise
+
+    async def delete(
+        self, resource: str, namespace: str, name: str, uid: str, *, force: bool = False
+    ) -> bool:
+        """Delete the object with this uid; return whether it was there."""
+        body: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        if force:
+            body["gracePeriodSeconds"] = 0
+        try:
+            await self._request(
+                "DELETE", _path(resource, namespace, name), body, "application/json"
+            )
+        except KubeError as error:
+            # Conflict: an object of this name has another uid, so ours is gone.
+            if error.status in (404, 409):
+                return False
+            raise
+        return True
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        assert self._client is not None
+        wait_s = self._bucket.take(asyncio.get_running_loop().time())
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        self.requests[f"{method} {_resource_in(path)}"] += 1
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = self._client.configuration.host + path
+        if query:
+            url += "?" + urlencode(query)
+        try:
+            response = await self._client.call_api(
+                method, url, headers, body, _request_timeout=TIMEOUT_S
+            )
+            data = await response.read()  # type: ignore[no-untyped-call]
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise KubeError(f"{method} {path}: the server is not reached: {error!r}", 0) from error
+        return _reply(method, path, response.status, data)
+
+
+def _reply(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
+    try:
+        reply = json.loads(data) if data else {}
+    except ValueError:
+        reply = {"message": data[:200].decode(errors="replace")}
+    if status < 400:
+        return dict(reply)
+    message = reply.get("message", "")
+    raise KubeError(
+        f"{method} {path}: refused with {status}: {message}", status, str(reply.get("reason", ""))
+    )
+
+
+def _path(resource: str, namespace: str, name: str = "") -> str:
+    path = f"{_PATHS[resource]}/namespaces/{namespace}/{resource}"
+    return f"{path}/{name}" if name else path
+
+
+def _path_of(body: Mapping[str, Any]) -> str:
+    metadata = body["metadata"]
+    return _path(KINDS[body["kind"]], metadata["namespace"], metadata["name"])
+
+
+def _resource_in(path: str) -> str:
+    parts = path.split("/namespaces/", 1)[-1].split("/")
+    resource = parts[1] if len(parts) > 1 else parts[0]
+    return f"{resource}/status" if path.endswith("/status") else resource

@@ -1,0 +1,60 @@
+"""What is known of a job's pods: the watch's index, put right by what the operator did itself.
+
+The watch tells everything, but a moment late, and what vanished while it was
+cut off it never tells. So what the operator has just made counts before its
+event comes, and a list, taken now and then, removes what is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from mainstay_core.ids import PodUid
+from mainstay_core.pods_seen import SeenPod
+
+
+class PodCache:
+    """The pods of one job.
+
+    Args:
+        indexed: returns the pods that the watch has shown and not seen deleted.
+    """
+
+    def __init__(self, indexed: Callable[[], Iterable[SeenPod]]) -> None:
+        self._indexed = indexed
+        self._made: dict[PodUid, SeenPod] = {}
+        """Made by us, not yet shown by the watch."""
+        self._gone: set[PodUid] = set()
+        """Not there any more, though the watch has not said so."""
+
+    def list(self) -> tuple[SeenPod, ...]:
+        """Return the pods that exist, as far as is known."""
+        pods = {p.uid: p for p in self._indexed()}
+        self._gone &= pods.keys()
+        for uid in [uid for uid in self._made if uid in pods]:
+            del self._made[uid]
+        return tuple(p for uid, p in {**self._made, **pods}.items() if uid not in self._gone)
+
+    def note_made(self, pods: Iterable[SeenPod]) -> None:
+        """Learn of pods that were just made."""
+        self._made |= {p.uid: p for p in pods}
+
+    def note_deleted(self, uid: PodUid) -> None:
+        """Learn from the watch that a pod is no more."""
+        self._made.pop(uid, None)
+
+    def put_right(self, listed: Iterable[PodUid], since: Iterable[PodUid]) -> bool:
+        """Learn from a list which pods there are; return whether something was wrong.
+
+        Args:
+            listed: uids that a list has shown.
+            since: uids that were known before the list was asked for: what came
+                later may be missing in it.
+        """
+        there = set(listed)
+        missing = {uid for uid in since if uid not in there}
+        found = {p.uid for p in self.list()} & missing
+        self._gone |= found
+        for uid in found:
+            self._made.pop(uid, None)
+        return bool(found)

@@ -1,0 +1,188 @@
+"""Names, labels and annotations of what the operator makes, and its view of a TrainingJob."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from mainstay_core.errors import InvalidSpecError
+from mainstay_core.ids import JobUid
+from mainstay_core.pods_seen import Toleration
+from mainstay_core.repairing import RepairPolicy
+from mainstay_core.spec import TrainingJob, parse_training_job
+from mainstay_core.spec_fields import DEFAULT_MANAGER
+
+GROUP = "mainstay.dev"
+VERSION = "v1alpha1"
+PLURAL = "trainingjobs"
+KIND = "TrainingJob"
+FIELD_MANAGER = "mainstay-operator"
+STATUS_MANAGER = "mainstay-operator-status"
+FINALIZER = f"{GROUP}/finalizer"
+LABEL_JOB = f"{GROUP}/job-name"
+LABEL_UID = f"{GROUP}/job-uid"
+LABEL_INDEX = f"{GROUP}/pod-index"
+ENDED_FOR = f"{GROUP}/ended-for"
+"""Annotation of a pod that the operator itself deletes: why. It is no failure then."""
+TOKEN_DIR = "/var/run/secrets/mainstay.dev"
+POD_DIR = "/run/mainstay"
+PACKAGE_DIR = "/opt/mainstay"
+TRAINER = "trainer"
+SUPERVISOR = "supervisor"
+INSTALL = "install"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A TrainingJob object as the operator uses it."""
+
+    namespace: str
+    name: str
+    uid: JobUid
+    generation: int
+    manifest: dict[str, Any]
+    """Without what Kubernetes adds: what the api is given."""
+    status: dict[str, Any] = field(default_factory=dict)
+    finalizers: tuple[str, ...] = ()
+    resource_version: str = ""
+    deleted_at_s: float | None = None
+    created_at_s: float = 0.0
+    job: TrainingJob | None = None
+    """None if the specification cannot be used."""
+    invalid: str = ""
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The specification as it was written."""
+        spec: Mapping[str, Any] = self.manifest.get("spec") or {}
+        return spec
+
+    @property
+    def template(self) -> Mapping[str, Any]:
+        """The user's pod template."""
+        template: Mapping[str, Any] = self.spec.get("template") or {}
+        return template
+
+    @property
+    def ours(self) -> bool:
+        """Whether this operator is asked to act on it."""
+        return bool(self.spec.get("managedBy", DEFAULT_MANAGER) == DEFAULT_MANAGER)
+
+    @property
+    def suspend(self) -> bool:
+        """Whether nobody should compute."""
+        return bool(self.spec.get("suspend", False))
+
+    def owner(self) -> dict[str, Any]:
+        """Return the reference by which everything of the job goes with it."""
+        return {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels of everything of the job."""
+        return {
+            "app.kubernetes.io/name": "mainstay",
+            "app.kubernetes.io/instance": self.name,
+            "app.kubernetes.io/component": "trainer",
+            "app.kubernetes.io/part-of": "mainstay",
+            "app.kubernetes.io/managed-by": FIELD_MANAGER,
+            LABEL_JOB: self.name,
+            LABEL_UID: self.uid,
+        }
+
+    def pod_name(self, index: int) -> str:
+        """Return the name of the pod with an index."""
+        return f"{self.name}-{index}"
+
+    def option(self, *path: str, default: Any = None) -> Any:
+        """Return a field of the specification by its path, or the default."""
+        value: Any = self.spec
+        for key in path:
+            if not isinstance(value, Mapping) or value.get(key) is None:
+                return default
+            value = value[key]
+        return value
+
+    def repair_policy(
+        self, *, force_delete_s: float, image_pull_s: float, ignore_cordon: bool
+    ) -> RepairPolicy:
+        """Return what a repair of this job may do."""
+        pod_spec = self.template.get("spec") or {}
+        tolerations = tuple(
+            Toleration(
+                key=t.get("key") or "",
+                operator=t.get("operator") or "Equal",
+                value=t.get("value") or "",
+                effect=t.get("effect") or "",
+            )
+            for t in pod_spec.get("tolerations") or ()
+        )
+        assert self.job is not None
+        window = self.job.spec.recovery.window
+        most = window.max_repairs
+        return RepairPolicy(
+            max_repairs=max(10, 2 * self.job.num_pods) if most == "Auto" else most,
+            window_s=float(window.seconds),
+            force_delete_s=force_delete_s,
+            stuck_image_s=image_pull_s,
+            ignore_cordon=ignore_cordon,
+            tolerations=tolerations,
+        )
+
+
+def view_job(body: Mapping[str, Any]) -> JobView:
+    """Return the view of a TrainingJob object."""
+    metadata = body["metadata"]
+    manifest = {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "metadata": {"name": metadata["name"], "namespace": metadata.get("namespace")},
+        "spec": _plain(body.get("spec") or {}),
+    }
+    job, invalid = None, ""
+    try:
+        job = parse_training_job(manifest)
+    except InvalidSpecError as error:
+        invalid = str(error)
+    deleted = metadata.get("deletionTimestamp")
+    return JobView(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=JobUid(metadata["uid"]),
+        generation=int(metadata.get("generation", 0)),
+        manifest=manifest,
+        status=_plain(body.get("status") or {}),
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        resource_version=str(metadata.get("resourceVersion", "")),
+        deleted_at_s=parse_time(deleted) if deleted else None,
+        created_at_s=parse_time(metadata.get("creationTimestamp")),
+        job=job,
+        invalid=invalid,
+    )
+
+
+def parse_time(text: str | None) -> float:
+    """Return the wall clock of a Kubernetes time; 0 of none."""
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+def show_time(at_s: float) -> str:
+    """Return a wall clock as Kubernetes writes it."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _plain(value: Any) -> Any:
+    """Return a deep copy in plain dicts and lists."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value

@@ -1,0 +1,412 @@
+"""An operator as its own process on a real control plane, with a real api and Redis.
+
+There is no kubelet: tests bind pods to nodes that are names only, write their
+status, and play their supervisors at the api.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from tests.api.conftest import Redis
+from tests.cluster.client import ApiError
+from tests.cluster.control_plane import ControlPlane
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "operator-tests"
+GIVE_UP_S = 120.0
+JOBS = "/apis/mainstay.dev/v1alpha1"
+AGENT_IMAGE = "mainstay-agent:test"
+
+
+def manifest(name: str = "demo", **spec: Any) -> dict[str, Any]:
+    """A job of four worker pods and a spare."""
+    return {
+        "apiVersion": "mainstay.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "training": {"steps": 60, "seed": 1, "lanes": 2, "shardsPerLane": 2},
+            "parallelism": {"stages": 2},
+            "spares": {"replicas": 1},
+            "workload": {"entrypoint": "package.module:workload", "config": {}},
+            "template": {"spec": {"containers": [{"name": "trainer", "image": "torch:test"}]}},
+            **spec,
+        },
+    }
+
+
+def wait(until: Callable[[], Any], what: str) -> Any:
+    """Return the first true answer."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while not (answer := until()):
+        assert time.monotonic() < deadline, f"{what}: not within {GIVE_UP_S:.0f} s"
+        time.sleep(0.03)
+    return answer
+
+
+class ApiProcess:
+    """``python -m mainstay_api`` on a port that it keeps over restarts, and its Redis."""
+
+    def __init__(self, directory: Path) -> None:
+        self.redis = Redis(directory)
+        self.redis.start()
+        self._log = directory / "api.log"
+        self._port_file = directory / "port"
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.port = taken.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {TOKEN}"},
+            trust_env=False,
+            timeout=30,
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        self._port_file.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            "MAINSTAY_REDIS_URL": self.redis.url,
+            "MAINSTAY_TOKEN": TOKEN,
+            "MAINSTAY_API_PORT": str(self.port),
+        }
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mainstay_api", "--port-file", str(self._port_file)],
+                env=environment,
+                stderr=log,
+                stdout=log,
+            )
+        wait(self._port_file.exists, f"the api's start, see {self._log}")
+
+    def stop(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        self.stop()
+        self.client.close()
+        self.redis.stop()
+
+    def get(self, path: str) -> Any:
+        reply = self.client.get(path)
+        reply.raise_for_status()
+        return reply.json()
+
+    def post(self, path: str, body: Any) -> Any:
+        reply = self.client.post(path, json=body)
+        assert reply.is_success, reply.text
+        return reply.json()
+
+
+class OperatorProcess:
+    """``python -m mainstay_operator``."""
+
+    def __init__(self, plane: ControlPlane, directory: Path, **environment: str) -> None:
+        self._log = directory / "operator.log"
+        self._ready = directory / "operator.ready"
+        self._environment = {
+            **os.environ,
+            "KUBECONFIG": str(plane.kubeconfig),
+            "MAINSTAY_AGENT_IMAGE": AGENT_IMAGE,
+            "MAINSTAY_TOKEN": TOKEN,
+            "MAINSTAY_LIVENESS_URL": "",
+            "MAINSTAY_POLL_S": "0.2",
+            "MAINSTAY_STATUS_S": "1",
+            **environment,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mainstay_operator"],
+                env=self._environment,
+                stderr=log,
+                stdout=log,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Kill it with -9, in whatever it is doing."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+class World:
+    """One namespace of the control plane with the job's own operator, api and Redis."""
+
+    def __init__(self, plane: ControlPlane, directory: Path, **environment: str) -> None:
+        self.plane = plane
+        self.kube = plane.api
+        self.namespace = plane.make_namespace()
+        self.api = ApiProcess(directory)
+        self.operator = OperatorProcess(
+            plane,
+            directory,
+            MAINSTAY_API_URL=self.api.url,
+            MAINSTAY_NAMESPACES=self.namespace,
+            **environment,
+        )
+        self.operator.start()
+
+    def close(self) -> None:
+        self.operator.stop()
+        with contextlib.suppress(ApiError):
+            self.kube.delete(f"/api/v1/namespaces/{self.namespace}")
+        self.api.close()
+
+    # --- objects ---
+
+    def path(self, resource: str, name: str = "") -> str:
+        base = {
+            "trainingjobs": JOBS,
+            "poddisruptionbudgets": "/apis/policy/v1",
+            "networkpolicies": "/apis/networking.k8s.io/v1",
+        }.get(resource, "/api/v1")
+        path = f"{base}/namespaces/{self.namespace}/{resource}"
+        return f"{path}/{name}" if name else path
+
+    def submit(self, body: dict[str, Any]) -> Job:
+        made = self.kube.create(self.path("trainingjobs"), body)
+        return Job(self, made["metadata"]["name"], made["metadata"]["uid"])
+
+    def events(self, reason: str = "") -> list[dict[str, Any]]:
+        found = self.kube.list(self.path("events"))
+        return [e for e in found if not reason or e["reason"] == reason]
+
+    def make_node(self, name: str, **labels: str) -> None:
+        """A node that is a name only."""
+        with contextlib.suppress(ApiError):
+            self.kube.create(
+                "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "spec": {}}
+            )
+        status = {"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}
+        self.kube.patch(f"/api/v1/nodes/{name}/status", {"status": status})
+
+
+class Job:
+    """A job in the cluster, and its supervisors at the api."""
+
+    def __init__(self, world: World, name: str, uid: str) -> None:
+        self.world = world
+        self.name = name
+        self.uid = uid
+        self._lives = itertools.count()
+
+    @property
+    def path(self) -> str:
+        return self.world.path("trainingjobs", self.name)
+
+    def get(self) -> dict[str, Any]:
+        return self.world.kube.get(self.path)
+
+    def patch(self, **spec: Any) -> None:
+        self.world.kube.patch(self.path, {"spec": spec})
+
+    def delete(self) -> None:
+        self.world.kube.delete(self.path)
+
+    def wait_status(self, until: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
+        """Wait until the status is as wanted; return it."""
+        found = self.world.kube.wait(
+            self.path, lambda job: job is not None and until(job.get("status") or {}), what
+        )
+        assert found is not None
+        return dict(found["status"])
+
+    def wait_condition(self, kind: str, status: str, reason: str = "") -> dict[str, Any]:
+        def holds(shown: dict[str, Any]) -> bool:
+            condition = condition_of(shown, kind)
+            return condition.get("status") == status and reason in ("", condition.get("reason"))
+
+        return condition_of(self.wait_status(holds, f"{kind} {status} {reason}"), kind)
+
+    # --- pods ---
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Its pods, those that are being deleted among them, by index."""
+        found = self.world.kube.list(
+            self.world.path("pods"), labelSelector=f"mainstay.dev/job-uid={self.uid}"
+        )
+        return sorted(found, key=lambda p: int(p["metadata"]["labels"]["mainstay.dev/pod-index"]))
+
+    def names(self) -> list[str]:
+        return [p["metadata"]["name"] for p in self.pods()]
+
+    def wait_pods(self, *names: str) -> list[dict[str, Any]]:
+        """Wait until exactly these pods exist."""
+        wait(lambda: set(self.names()) == set(names), f"pods {names}, not {self.names()}")
+        return self.pods()
+
+    def bind(self, pod: dict[str, Any], node: str) -> None:
+        name = pod["metadata"]["name"]
+        self.world.kube.create(
+            self.world.path("pods", name) + "/binding",
+            {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+            },
+        )
+
+    def set_pod(self, pod: dict[str, Any], **status: Any) -> None:
+        path = self.world.path("pods", pod["metadata"]["name"])
+        self.world.kube.patch(f"{path}/status", {"status": status})
+
+    def set_ready(self, pods: Iterable[dict[str, Any]]) -> None:
+        for pod in pods:
+            condition = {"type": "Ready", "status": "True"}
+            self.set_pod(pod, phase="Running", conditions=[condition])
+
+    # --- supervisors ---
+
+    def agent(self, path: str, body: Any) -> Any:
+        return self.world.api.post(f"/v1/jobs/{self.uid}/agent/{path}", body)
+
+    def register(self, pods: Iterable[dict[str, Any]]) -> None:
+        """The pods' supervisors come, and say that a trainer is up in each slot."""
+        for pod in pods:
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            self.agent(
+                "pods",
+                {
+                    "pod": uid,
+                    "name": name,
+                    "address": "127.0.0.1",
+                    "gather": f"{name}:1",
+                    "store": f"{name}:2",
+                    "num_slots": 1,
+                    "pid": 1,
+                },
+            )
+            self.fact("trainer-up", uid, f"life{next(self._lives)}", fingerprint={"torch": "2"})
+
+    def fact(self, kind: str, pod: str, life: str, **fields: Any) -> None:
+        fact = {
+            "kind": kind,
+            "pod": pod,
+            "slot": 0,
+            "incarnation": life,
+            "observed_at_s": time.time(),
+            **fields,
+        }
+        self.agent("facts", {"facts": [fact]})
+
+    def plan(self) -> dict[str, Any]:
+        return dict(self.world.api.get(f"/v1/jobs/{self.uid}/plan")["plan"] or {})
+
+    def wanted(self) -> dict[str, Any]:
+        return dict(self.world.api.get(f"/v1/jobs/{self.uid}/pods"))
+
+    def settle(self, step: int = 0) -> None:
+        """All members of the newest plan go on in it."""
+        plan = self.plan()
+        facts = [
+            {
+                "kind": kind,
+                "pod": m["slot"]["pod"],
+                "slot": 0,
+                "incarnation": m["incarnation"],
+                "quorum": plan["quorum"],
+                "step": step,
+                "observed_at_s": time.time(),
+            }
+            for kind in ("adopted", "settled")
+            for m in plan["members"]
+        ]
+        self.agent("facts", {"facts": facts})
+
+    def commit(self, step: int) -> None:
+        """All stages commit a step."""
+        quorum = self.plan()["quorum"]
+        entries = [
+            {
+                "step": step,
+                "stage": stage,
+                "quorum": quorum,
+                "gradient": "0" * 32,
+                "masters": f"{step * 16 + stage:032x}",
+                "data": "0" * 32,
+                "loss": 3.0,
+                "norm": 1.0,
+                "tokens": 128,
+                "step_s": 0.1,
+                "replicas": 2,
+                "committed_at_s": time.time(),
+            }
+            for stage in (0, 1)
+        ]
+        self.agent("ledger", {"entries": entries})
+
+    def run(self, *names: str) -> list[dict[str, Any]]:
+        """Wait for the pods, and have them run and train."""
+        pods = self.wait_pods(*names)
+        self.set_ready(pods)
+        self.register(pods)
+        wait(self.plan, "the first plan")
+        self.settle()
+        return pods
+
+
+def condition_of(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    found = [c for c in status.get("conditions") or () if c["type"] == kind]
+    return dict(found[0]) if found else {}
+
+
+def apply_crd(plane: ControlPlane) -> None:
+    for body in yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()):
+        plane.api.apply(body)
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
+        plane.api.wait(path, _is_established)
+
+
+def _is_established(crd: dict[str, Any] | None) -> bool:
+    conditions = ((crd or {}).get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+
+@contextlib.contextmanager
+def world_on(plane: ControlPlane, directory: Path, **environment: str) -> Iterator[World]:
+    """A world that is taken down at the end; the operator's log is shown if a test fails."""
+    apply_crd(plane)
+    world = World(plane, directory, **environment)
+    try:
+        yield world
+    finally:
+        world.close()
+        sys.stdout.write(world.operator.log()[-20_000:])
