@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mainstay_train import blocks, data, draws, initialization, numerics, split
-from mainstay_train.models import llama
+from mainstay_train.models import llama, llama_config
 
 ADDRESS = draws.Address(1, 2, 3, 0)
 
@@ -20,7 +20,7 @@ def _spec(build, **changes):
 
 
 def _layer(**changes):
-    config = llama.LlamaConfig(
+    config = llama_config.LlamaConfig(
         dim=24, layers=2, heads=4, kv_heads=2, hidden=40, sequence=10, micro_batch_size=2, **changes
     )
     return llama.block_specs(config)

@@ -4,7 +4,7 @@ from torch import nn
 
 from mainstay_core.errors import InvalidSpecError
 from mainstay_train import blocks, fingerprint, numerics, workload
-from mainstay_train.models import llama
+from mainstay_train.models import llama_config
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 
@@ -81,7 +81,7 @@ def test_a_missing_dependency_of_the_users_module_is_named(tmp_path, monkeypatch
 )
 def test_a_wrong_configuration_names_key_value_and_rule(config, message):
     with pytest.raises(InvalidSpecError, match=message):
-        llama.parse_config(config)
+        llama_config.parse_config(config)
 
 
 def test_arguments_for_the_built_in_model_are_refused():

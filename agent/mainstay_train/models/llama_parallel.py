@@ -12,7 +12,7 @@ where, so first values and digests are those of the fused one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +23,7 @@ from mainstay_train import split
 from mainstay_train.draws import Address
 from mainstay_train.layout import Origin
 from mainstay_train.models import attention
-
-if TYPE_CHECKING:
-    from mainstay_train.models.llama import LlamaConfig
+from mainstay_train.models.llama_config import LlamaConfig
 
 
 def origins(config: LlamaConfig) -> dict[str, Origin]:
