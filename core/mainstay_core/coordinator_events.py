@@ -120,9 +120,10 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRequested:
-    """Somebody wants another number of replicas."""
+    """Somebody wants another number of replicas, or of spares; None: as many as before."""
 
-    replicas: int
+    replicas: int | None = None
+    spares: int | None = None
     who: str = "a user"
 
 

@@ -17,7 +17,6 @@ from mainstay_core.spec_status import TrainingJobStatus
 GROUP, VERSION = "mainstay.dev", "v1alpha1"
 PLURAL = "trainingjobs"
 VALIDATIONS = "x-kubernetes-validations"
-PRESERVE = "x-kubernetes-preserve-unknown-fields"
 MAX_EXACT = 2**53
 
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (
@@ -47,6 +46,7 @@ _KEPT = (
     "minProperties",
     "maxProperties",
     "anyOf",
+    "additionalProperties",
     "x-kubernetes-int-or-string",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
@@ -115,7 +115,11 @@ def build_schema() -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            # A rule names the name, and the server asks that its path is declared.
+            "metadata": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 253}},
+            },
             "spec": _model_schema(TrainingJobSpec),
             "status": _without_defaults(_model_schema(TrainingJobStatus)),
         },
@@ -154,10 +158,8 @@ def _structural(node: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, A
     own_words = _prose(node.get("description", ""))
     if "$ref" in node:
         schema = _structural(defs[node["$ref"].rpartition("/")[2]], defs)
-        words = schema.pop("description", "")
-        # The section's own words say more where they begin alike.
-        if words.startswith(own_words.rstrip(".")):
-            own_words = words
+        own_words = own_words or schema.get("description", "")
+        schema.pop("description", None)
     elif _is_optional(node):
         present = next(item for item in node["anyOf"] if item.get("type") != "null")
         schema = _structural(present, defs)
@@ -165,12 +167,17 @@ def _structural(node: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, A
         schema.pop("description", None)
     else:
         schema = _plain(node, defs)
-    default = node.get("default")
-    if "properties" in schema and isinstance(default, Mapping):
-        default = {}
+    default = _present(node.get("default"))
     if default is not None and default != []:
         schema["default"] = default
     return {"description": own_words, **schema} if own_words else schema
+
+
+def _present(default: Any) -> Any:
+    """Return a default without what is left out; in whole, as rules are checked on it as well."""
+    if not isinstance(default, Mapping):
+        return default
+    return {key: _present(value) for key, value in default.items() if value is not None}
 
 
 def _is_optional(node: Mapping[str, Any]) -> bool:
@@ -190,9 +197,9 @@ def _plain(node: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:
         schema.setdefault("x-kubernetes-list-type", "atomic")
         schema["items"] = _structural(node["items"], defs)
     if node.get("type") == "object":
-        if "properties" not in node:
-            schema[PRESERVE] = True
-        else:
+        if node.get("additionalProperties") is False:
+            del schema["additionalProperties"]
+        if "properties" in node:
             schema["properties"] = {
                 name: _structural(child, defs) for name, child in node["properties"].items()
             }

@@ -26,23 +26,38 @@ class PodsWanted:
 
 
 def learn_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> Transition:
-    """Return the state with another number of replicas wanted.
+    """Return the state with another number of replicas or spares wanted.
 
     Raises:
-        InvalidSpecError: the number is not within minReplicas..lanes.
+        InvalidSpecError: replicas are not within minReplicas..lanes, spares are
+            negative, or neither is given.
     """
     del now_s
-    shape, wanted = state.shape, event.replicas
-    if not shape.min_replicas <= wanted <= shape.lanes:
+    shape, config = state.shape, state.config
+    least, most = shape.min_replicas, shape.lanes
+    replicas = state.wanted if event.replicas is None else event.replicas
+    spares = config.spares if event.spares is None else event.spares
+    if event.replicas is None and event.spares is None:
+        raise InvalidSpecError("replicas", "is missing; say how many replicas or spares are wanted")
+    if not least <= replicas <= most:
         raise InvalidSpecError(
-            "replicas",
-            f"is {wanted}, must be within minReplicas..lanes, {shape.min_replicas}..{shape.lanes}",
+            "replicas", f"is {replicas}, must be within minReplicas..lanes, {least}..{most}"
         )
-    if wanted == state.wanted:
-        return Transition(state=state, reason=f"{wanted} replicas are wanted already")
-    message = f"{wanted} replicas are wanted instead of {state.wanted}: {event.who} asked for it"
+    if spares < 0:
+        raise InvalidSpecError("spares", f"is {spares}, must be at least 0")
+    changes = []
+    if replicas != state.wanted:
+        changes.append(f"{replicas} replicas are wanted instead of {state.wanted}")
+        state = replace(state, scaled_to=replicas)
+    if spares != config.spares:
+        changes.append(f"{spares} spares are wanted instead of {config.spares}")
+        state = replace(state, config=replace(config, spares=spares))
+    if not changes:
+        reason = f"{replicas} replicas and {spares} spares are wanted already"
+        return Transition(state=state, reason=reason)
+    message = f"{' and '.join(changes)}: {event.who} asked for it"
     return Transition(
-        state=replace(state, scaled_to=wanted),
+        state=state,
         actions=(Announce(reason="Scaled", message=message),),
         reason=message,
     )

@@ -37,7 +37,14 @@ from mainstay_core.spec_fields import (
     Workload,
 )
 from mainstay_core.spec_messages import explain
-from mainstay_core.spec_types import IntOrAuto, ManagerName, ObjectName, Seconds, SecondsOrNone
+from mainstay_core.spec_types import (
+    IntOrAuto,
+    ManagerName,
+    ObjectName,
+    PodTemplate,
+    Seconds,
+    SecondsOrNone,
+)
 from mainstay_core.topology import JobShape
 
 API_VERSION = "mainstay.dev/v1alpha1"
@@ -59,30 +66,21 @@ class TrainingJobSpec(Section):
     priority_class_name: ObjectName | None = None
     """PriorityClass of the job's pods, unless the template names one. In clusters only."""
     training: Training
-    """What the job computes."""
     parallelism: Parallelism = Parallelism()
-    """How many ranks serve the job, and in what arrangement."""
     redundancy: IntOrAuto = "Auto"
     """Hosts of a shard type. Auto follows SPARe's optimum (section 5, eq. 8)."""
     pipeline: Pipeline = Pipeline()
-    """The order of work inside a replica."""
     workload: Workload
-    """The user's code."""
     runtime: Runtime = Runtime()
-    """How the ranks compute and talk."""
-    template: dict[str, Any] = pydantic.Field(default_factory=dict)
-    """Pod template (metadata and spec as in a Deployment), kept as it is. The trainer is the
-    container of that name, or the first. Local mode makes processes and does not read it."""
+    template: PodTemplate = pydantic.Field(default_factory=dict)
+    """Pod template: metadata and spec as in a Deployment, kept as they are. The trainer is the
+    container of that name, or the first. Can be changed while the job is suspended. Local mode
+    makes processes and does not read it."""
     spares: Spares = Spares()
-    """Standby pods."""
     detection: Detection = Detection()
-    """When silence counts as a fault."""
     checkpoint: Checkpoint = Checkpoint()
-    """Durable copies of the state."""
     recovery: RecoveryPolicy = RecoveryPolicy()
-    """What a recovery may do."""
     scheduling: Scheduling = Scheduling()
-    """How the job gets its pods."""
 
 
 class TrainingJob(Section):

@@ -6,13 +6,14 @@ stands under a field is its description in ``kubectl explain``.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 import pydantic.alias_generators
 
 from mainstay_core.spec_types import (
     AbsolutePath,
+    Config,
     Degree,
     Entrypoint,
     IntOrAuto,
@@ -30,7 +31,6 @@ from mainstay_core.spec_types import (
 MAX_AUTO_SHARDS_PER_LANE = 16
 """With 16, a step after one loss among 64 lanes is 1.06x; more types cost more than they win."""
 MAX_ARGS = 256
-MAX_CONFIG_FIELDS = 256
 DEFAULT_MANAGER = "mainstay.dev/operator"
 """``managedBy`` of the jobs that Mainstay's own operator takes care of."""
 
@@ -86,7 +86,7 @@ class Parallelism(Section):
 
     replicas: Degree | None = None
     """Replicas wanted, within minReplicas..lanes; as many as lanes when left out. Can be changed
-    while the job runs (kubectl scale needs it to be given): the bits stay the same."""
+    while the job runs, also by kubectl scale: the bits stay the same."""
     min_replicas: Degree = 1
     """Replicas with which the job may start when not all pods came in time; the fewest that it can
     be scaled to."""
@@ -120,7 +120,7 @@ class Workload(Section):
         pydantic.Field(strict=False, max_length=MAX_ARGS),
     ] = ()
     """Given to the entrypoint as they are."""
-    config: Annotated[dict[str, Any], pydantic.Field(max_length=MAX_CONFIG_FIELDS)] = {}
+    config: Config = {}
     """Given to the entrypoint as it is; its own fields are checked there."""
 
 
@@ -136,7 +136,9 @@ class Runtime(Section):
 
 
 class Spares(Section):
-    """Standby pods without a rank: one of them takes a lost pod's place at once."""
+    """Standby pods without a rank: one of them takes a lost pod's place at once. Can be changed
+    while the job runs.
+    """
 
     replicas: Annotated[int, pydantic.Field(ge=0, le=65_536)] = 0
     """Number of standby pods."""
@@ -223,10 +225,7 @@ class RecoveryPolicy(Section):
     hold_back_max_seconds: Seconds = 300
     """Bound of that."""
     window: RepairWindow = RepairWindow()
-    """The budget of repairs, in a cluster. Can be changed while the job runs."""
     quarantine: Quarantine = Quarantine()
-    """What happens to a node that computes wrongly, in a cluster. Can be changed while the job
-    runs."""
 
 
 class Scheduling(Section):

@@ -148,7 +148,6 @@ class LastRecovery(Section):
     finished_at: Timestamp | None = None
     """When the next step was committed."""
     seconds: RecoverySeconds | None = None
-    """Where the time went."""
 
 
 class RecoveryCount(Section):
@@ -168,7 +167,6 @@ class RecoverySummary(Section):
     active: Annotated[tuple[ActiveRecovery, ...], pydantic.Field(max_length=16)] = ()
     """The recoveries under way."""
     last: LastRecovery | None = None
-    """The newest recovery that ended."""
     counts: Annotated[
         tuple[RecoveryCount, ...],
         pydantic.Field(max_length=32, json_schema_extra=_map_by("method")),
@@ -274,16 +272,9 @@ class TrainingJobStatus(Section):
     ] = ()
     """Observations, one per type."""
     pods: PodCounts | None = None
-    """The job's pods, spares included."""
     training: TrainingStatus | None = None
-    """How far the training is."""
     quorum: QuorumStatus | None = None
-    """The membership in force."""
     recovery: RecoverySummary | None = None
-    """What happened, and what was done about it."""
     protection: ProtectionStatus | None = None
-    """What the job is protected from."""
     repair: RepairStatus | None = None
-    """Pods that were made again."""
     quarantine: QuarantineStatus | None = None
-    """Nodes that the job stays off."""

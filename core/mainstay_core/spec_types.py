@@ -89,6 +89,42 @@ IntOrAuto = Annotated[
         }
     ),
 ]
+FREE_FIELDS: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": {"x-kubernetes-preserve-unknown-fields": True},
+    "maxProperties": 256,
+}
+"""Schema of fields that are not ours to know. Not an object that preserves unknown fields: the API
+server takes two of those for equal in CEL when they have as many fields of other names."""
+
+
+def _pod_template(value: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(value) - {"metadata", "spec"})
+    if unknown or not isinstance(value.get("spec"), dict):
+        found = f"has {unknown[0]}" if unknown else "has no spec"
+        raise ValueError(f"{found}, must be a pod template: metadata and spec as in a Deployment")
+    if not isinstance(value.get("metadata", {}), dict):
+        raise ValueError("has no fields in metadata, must be a pod template as in a Deployment")
+    return value
+
+
+PodTemplate = Annotated[
+    dict[str, Any],
+    pydantic.AfterValidator(_pod_template),
+    pydantic.WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "metadata": {"description": "Labels and annotations of the pods.", **FREE_FIELDS},
+                "spec": {"description": "The pods' own specification.", **FREE_FIELDS},
+            },
+            "required": ["spec"],
+        }
+    ),
+]
+Config = Annotated[
+    dict[str, Any], pydantic.Field(max_length=256), pydantic.WithJsonSchema(FREE_FIELDS)
+]
 Positive = Annotated[int, pydantic.Field(ge=1, le=MAX_STEPS)]
 NotNegative = Annotated[int, pydantic.Field(ge=0, le=MAX_STEPS)]
 Degree = Annotated[int, pydantic.Field(ge=1, le=MAX_DEGREE)]

@@ -137,6 +137,8 @@ def test_a_running_job_is_scaled_within_its_bounds(job: Any) -> None:
     wanted = job.api.get(f"{job.path}/pods")
     assert (wanted["state"], wanted["num_pods"]) == ("running", 2)
     assert len(wanted["ending"]) == 2
+    job.api.post(f"{job.path}/scale", {"spares": 2})
+    assert job.api.get(f"{job.path}/pods")["num_pods"] == 4
 
 
 def test_a_pod_is_drained_by_uid_or_name(job: Any) -> None:

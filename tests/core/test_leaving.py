@@ -311,3 +311,24 @@ def test_a_scale_before_the_start_counts_for_the_first_plan(new_world: Start) ->
         world.register(f"pod-{i}")
         world.up(f"pod-{i}")
     assert [c.replica for c in world.plan.chains] == [0, 1]
+
+
+def test_other_numbers_of_spares_want_more_pods_or_end_free_ones(start: Start) -> None:
+    world = start(spares=1)  # a ninth pod; the job's own number of spares is 0
+    num_serving = plan_pods(world.state).num_pods
+    world.send(ScaleRequested(spares=3))
+    assert plan_pods(world.state).num_pods == num_serving + 3
+    world.send(ScaleRequested(spares=0))
+    wanted = plan_pods(world.state)
+    assert (wanted.num_pods, len(wanted.ending)) == (num_serving, 1)
+    assert world.plan.quorum.id == 1, "spares have no part in the quorum"
+
+
+@pytest.mark.parametrize(
+    ("event", "words"), [(ScaleRequested(), "is missing"), (ScaleRequested(spares=-1), "least 0")]
+)
+def test_a_scale_without_a_number_or_below_nothing_is_refused(
+    start: Start, event: ScaleRequested, words: str
+) -> None:
+    with pytest.raises(InvalidSpecError, match=words):
+        start().send(event)

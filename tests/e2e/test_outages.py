@@ -91,6 +91,31 @@ def outlast_the_timeout() -> None:
     time.sleep(HEARTBEAT_TIMEOUT_S + 0.5)
 
 
+@pytest.mark.chaos
+def test_redis_hangs_for_a_minute_in_mid_recovery(run: Run, expected: Any) -> None:
+    cluster = run.cluster
+    members = run.stand_at(3)
+    quorum = cluster.quorum()
+    kill(members[1])
+    cluster.wait_until(lambda: cluster.quorum() > quorum)
+    cluster.redis.pause()
+    # The survivors need nobody to go on, as far as the next gate.
+    run.open(4)
+    run.reach(6)
+    run.open(6)
+    run.reach(7)
+    kill(members[2])
+    time.sleep(60.0)
+    cluster.redis.resume()
+    run.open(7)
+    for gate in (9, 12):
+        run.stand_at(gate)
+        run.open(gate + 1)
+    report = run.finish(expected)
+    gone = [event for event in report["events"] if event["reason"] == "PodGone"]
+    assert gone == [], "nobody is evicted by an outage"
+
+
 def test_redis_is_emptied_and_falls_back(run: Run, expected: Any) -> None:
     cluster = run.cluster
     # Emptied while nothing else happens.

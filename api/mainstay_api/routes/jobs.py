@@ -79,9 +79,10 @@ class ProviderFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewScale:
-    """How many replicas are wanted."""
+    """How many replicas and spares are wanted; what is left out stays as it is."""
 
-    replicas: int
+    replicas: int | None = None
+    spares: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,11 +222,11 @@ async def stop_job(uid: UidDep, service: ServiceDep) -> JSONResponse:
 
 @router.post("/{job}/scale", responses=examples.JOB)
 async def scale_job(uid: UidDep, service: ServiceDep, body: NewScale) -> JSONResponse:
-    """Want another number of replicas, within minReplicas..lanes. Repeating it is harmless.
+    """Want other numbers of replicas, within minReplicas..lanes, or spares. Repeat it freely.
 
     Up: new pods join when they are there. Down: whole chains are dropped between steps.
     """
-    outcome = await service.apply(uid, ScaleRequested(replicas=body.replicas))
+    outcome = await service.apply(uid, ScaleRequested(replicas=body.replicas, spares=body.spares))
     return JSONResponse(show_job(outcome.state, service.now_s()))
 
 

@@ -1,0 +1,503 @@
+"""The CRD on a real API server: what it accepts, what it refuses, and in which words."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster.client import Api, ApiError
+from tests.cluster.control_plane import ControlPlane
+
+from mainstay_core import crd, crd_rules, spec
+from mainstay_core.ids import JobUid
+from mainstay_core.spec_status import CONDITION_TYPES
+
+ROOT = Path(__file__).parents[2]
+JOBS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"
+SMALLEST: dict[str, Any] = {
+    "apiVersion": spec.API_VERSION,
+    "kind": spec.KIND,
+    "metadata": {"name": "demo"},
+    "spec": {
+        "training": {"steps": 60, "lanes": 4},
+        "workload": {"entrypoint": "mainstay_train.models.llama:workload", "config": {"dim": 8}},
+    },
+}
+NAME = "must be at most 40 lower-case letters, digits and '-'"
+FIXED = "cannot be changed: it is part of what the job is"
+AUTO = "must be a whole number from 1 to 65536, or Auto"
+LABEL = "must be the key of a node's label, e.g. topology.kubernetes.io/zone"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A manifest that breaks one rule."""
+
+    at: str
+    """Field that the rule blames."""
+    kind: str
+    """type: the model's of one field; cross: between fields; change: of a change."""
+    path: str
+    """What to set in the smallest job (for a change: in a job that is there)."""
+    value: Any
+    words: str
+
+
+REFUSED = [
+    Refused("metadata.name", "cross", "metadata.name", "n" * 41, NAME),
+    Refused("metadata.name", "cross", "metadata.name", "1demo", NAME),
+    Refused("metadata.name", "cross", "metadata.name", "a.b", NAME),
+    Refused(
+        "spec.parallelism.replicas",
+        "cross",
+        "spec.parallelism.replicas",
+        5,
+        "must be at most spec.training.lanes: a lane has at most one replica",
+    ),
+    Refused(
+        "spec.parallelism.minReplicas",
+        "cross",
+        "spec.parallelism.minReplicas",
+        5,
+        "must be at most the replicas: parallelism.replicas, or training.lanes",
+    ),
+    Refused(
+        "spec.parallelism.minReplicas",
+        "cross",
+        "spec.parallelism",
+        {"replicas": 2, "minReplicas": 3},
+        "must be at most the replicas: parallelism.replicas, or training.lanes",
+    ),
+    Refused(
+        "spec.parallelism.ranksPerPod",
+        "cross",
+        "spec.parallelism",
+        {"replicas": 2, "stages": 2, "ranksPerPod": 5},
+        "must be at most the number of ranks: replicas x stages x ranksPerStage",
+    ),
+    Refused(
+        "spec.redundancy",
+        "cross",
+        "spec.redundancy",
+        5,
+        "must be at most spec.training.lanes, or Auto: a shard type has at most one host",
+    ),
+    Refused(
+        "spec.runtime.backend",
+        "cross",
+        "spec.runtime",
+        {"device": "CPU", "backend": "NCCL"},
+        "is NCCL, which needs CUDA; use Gloo or Auto with device CPU",
+    ),
+    Refused(
+        "spec.detection.heartbeatTimeoutSeconds",
+        "cross",
+        "spec.detection",
+        {"heartbeatSeconds": 4, "heartbeatTimeoutSeconds": 11},
+        "must be at least three times heartbeatSeconds",
+    ),
+    Refused(
+        "spec.recovery.holdBackMaxSeconds",
+        "cross",
+        "spec.recovery",
+        {"holdBackSeconds": 9, "holdBackMaxSeconds": 8},
+        "must be at least holdBackSeconds, which it bounds",
+    ),
+    Refused(
+        "spec.scheduling.spreadTopologyKey",
+        "cross",
+        "spec.scheduling",
+        {"replicaTopologyKey": "rack", "spreadTopologyKey": "rack"},
+        "pods cannot be kept together and apart by one label",
+    ),
+    Refused(
+        "spec.checkpoint",
+        "cross",
+        "spec.checkpoint",
+        {"everySteps": 5},
+        "everySteps needs storage in a cluster",
+    ),
+    Refused("spec.redundancy", "type", "spec.redundancy", "auto", AUTO),
+    Refused("spec.redundancy", "type", "spec.redundancy", 0, AUTO),
+    Refused("spec.training.shardsPerLane", "type", "spec.training.shardsPerLane", 0, AUTO),
+    Refused(
+        "spec.recovery.window.maxRepairs", "type", "spec.recovery.window.maxRepairs", "None", AUTO
+    ),
+    Refused(
+        "spec.managedBy", "type", "spec.managedBy", "somebody", "must be a domain and a path, e.g."
+    ),
+    Refused(
+        "spec.priorityClassName",
+        "type",
+        "spec.priorityClassName",
+        "High",
+        "must be the name of an object of the cluster",
+    ),
+    Refused(
+        "spec.workload.entrypoint",
+        "type",
+        "spec.workload.entrypoint",
+        "llama",
+        "must be module:function or path/to/file.py:function, e.g.",
+    ),
+    Refused(
+        "spec.checkpoint.storage",
+        "type",
+        "spec.checkpoint.storage",
+        "s3://bucket",
+        "must be the absolute path of a directory",
+    ),
+    Refused(
+        "spec.checkpoint.resumeFrom",
+        "type",
+        "spec.checkpoint.resumeFrom",
+        "earlier",
+        "must be the absolute path of a directory",
+    ),
+    Refused(
+        "spec.scheduling.replicaTopologyKey",
+        "type",
+        "spec.scheduling.replicaTopologyKey",
+        "a b",
+        LABEL,
+    ),
+    Refused(
+        "spec.scheduling.spreadTopologyKey", "type", "spec.scheduling.spreadTopologyKey", "/", LABEL
+    ),
+    Refused("spec.managedBy", "change", "spec.managedBy", "other.io/controller", FIXED),
+    Refused("spec.priorityClassName", "change", "spec.priorityClassName", "high", FIXED),
+    Refused("spec.training", "change", "spec.training.steps", 61, FIXED),
+    Refused("spec.training", "change", "spec.training.seed", 1, FIXED),
+    Refused("spec.parallelism.minReplicas", "change", "spec.parallelism.minReplicas", 2, FIXED),
+    Refused("spec.parallelism.stages", "change", "spec.parallelism.stages", 2, FIXED),
+    Refused("spec.parallelism.ranksPerStage", "change", "spec.parallelism.ranksPerStage", 2, FIXED),
+    Refused("spec.parallelism.ranksPerPod", "change", "spec.parallelism.ranksPerPod", 2, FIXED),
+    Refused("spec.redundancy", "change", "spec.redundancy", 2, FIXED),
+    Refused("spec.pipeline", "change", "spec.pipeline.microBatches", 2, FIXED),
+    Refused("spec.workload", "change", "spec.workload.entrypoint", "a:b", FIXED),
+    Refused("spec.workload", "change", "spec.workload.args", ["x"], FIXED),
+    Refused("spec.workload", "change", "spec.workload.config.dim", 9, FIXED),
+    Refused("spec.workload", "change", "spec.workload.config", {"dim": None, "heads": 8}, FIXED),
+    Refused("spec.runtime", "change", "spec.runtime.recompute", True, FIXED),
+    Refused("spec.detection", "change", "spec.detection.hangSeconds", 9, FIXED),
+    Refused("spec.checkpoint", "change", "spec.checkpoint.storage", "/data", FIXED),
+    Refused("spec.recovery.maxRestarts", "change", "spec.recovery.maxRestarts", 3, FIXED),
+    Refused(
+        "spec.recovery.restartGraceSeconds", "change", "spec.recovery.restartGraceSeconds", 3, FIXED
+    ),
+    Refused("spec.recovery.handoverSeconds", "change", "spec.recovery.handoverSeconds", 3, FIXED),
+    Refused("spec.recovery.holdBackSeconds", "change", "spec.recovery.holdBackSeconds", 3, FIXED),
+    Refused(
+        "spec.recovery.holdBackMaxSeconds", "change", "spec.recovery.holdBackMaxSeconds", 9, FIXED
+    ),
+    Refused("spec.scheduling", "change", "spec.scheduling.spreadTopologyKey", "rack", FIXED),
+    Refused(
+        "spec.template",
+        "change",
+        "spec.template",
+        {"spec": {"nodeName": "n"}},
+        "can be changed while the job is suspended only",
+    ),
+]
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "the smallest": {},
+    "a suspended one of another manager": {
+        "suspend": True,
+        "managedBy": "kueue.x-k8s.io/multikueue",
+    },
+    "deadline, ttl, priority": {
+        "activeDeadlineSeconds": 1,
+        "ttlSecondsAfterFinished": 0,
+        "priorityClassName": "research.high",
+    },
+    "as many replicas as lanes": {"parallelism": {"replicas": 4, "minReplicas": 4}},
+    "as many ranks to a pod as there are": {
+        "parallelism": {"replicas": 2, "stages": 2, "ranksPerStage": 2, "ranksPerPod": 8}
+    },
+    "redundancy as a number": {"redundancy": 4},
+    "redundancy Auto": {"redundancy": "Auto"},
+    "NCCL on CUDA": {"runtime": {"device": "CUDA", "backend": "NCCL"}},
+    "three heartbeats": {"detection": {"heartbeatSeconds": 4, "heartbeatTimeoutSeconds": 12}},
+    "checkpoints": {"checkpoint": {"everySteps": 5, "storage": "/data", "resumeFrom": "/old"}},
+    "two topology keys": {
+        "scheduling": {
+            "replicaTopologyKey": "topology.kubernetes.io/rack",
+            "spreadTopologyKey": "kubernetes.io/hostname",
+        }
+    },
+    "a budget and a quarantine": {
+        "recovery": {
+            "window": {"seconds": 60, "maxRepairs": 3},
+            "quarantine": {"mode": "Taint", "afterMismatches": 3, "maxNodesPercent": 5},
+        }
+    },
+    "an entrypoint in a file": {"workload": {"entrypoint": "examples/own_loop.py:train"}},
+}
+FREE: list[tuple[str, Any]] = [
+    ("spec.suspend", True),
+    ("spec.parallelism.replicas", 2),
+    ("spec.spares.replicas", 3),
+    ("spec.activeDeadlineSeconds", 60),
+    ("spec.ttlSecondsAfterFinished", 60),
+    ("spec.recovery.window.maxRepairs", 7),
+    ("spec.recovery.quarantine.mode", "Taint"),
+]
+"""What may change while a job runs."""
+
+
+def at(path: str, value: Any) -> dict[str, Any]:
+    """A merge patch that sets one field."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def merged(base: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict) or not isinstance(base, dict):
+        return copy.deepcopy(patch)
+    return {**base, **{key: merged(base.get(key), value) for key, value in patch.items()}}
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: ControlPlane) -> Api:
+    """The API server, with the CRD that the chart installs."""
+    manifest = yaml.safe_load((ROOT / "manifests/crd.yaml").read_text())
+    control_plane.api.apply(manifest)
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd.PLURAL}.{crd.GROUP}"
+
+    def established(found: dict[str, Any] | None) -> bool:
+        conditions = ((found or {}).get("status") or {}).get("conditions") or []
+        problems = [c for c in conditions if c["type"] == "NonStructuralSchema"]
+        assert problems == []
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+    control_plane.api.wait(path, established, "established")
+    return control_plane.api
+
+
+@pytest.fixture
+def job(api: Api) -> Iterator[str]:
+    """The path of a small job that is there."""
+    manifest = merged(SMALLEST, {"metadata": {"name": None, "generateName": "job-"}})
+    del manifest["metadata"]["name"]
+    path = f"{JOBS}/{api.create(JOBS, manifest)['metadata']['name']}"
+    yield path
+    api.delete(path)
+
+
+def rules_of_the_crd() -> set[tuple[str, str]]:
+    """All rules, as (field that is blamed, kind)."""
+    found = {
+        (f"{rule.section}{rule.field}".lstrip("."), "change" if rule.forbidden else "cross")
+        for rule in crd_rules.RULES
+    }
+
+    def walk(node: dict[str, Any], path: str) -> None:
+        # Rules without a reason are those of the model's types.
+        if any("reason" not in rule for rule in node.get(crd.VALIDATIONS, ())):
+            found.add((path, "type"))
+        for name, child in node.get("properties", {}).items():
+            walk(child, f"{path}.{name}".lstrip("."))
+
+    walk(crd.build_schema(), "")
+    return found
+
+
+def test_every_rule_has_a_manifest_that_breaks_it() -> None:
+    assert {(case.at, case.kind) for case in REFUSED} == rules_of_the_crd()
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda c: f"{c.kind}-{c.path}-{c.value}"[:60])
+def test_what_breaks_a_rule_is_refused_with_the_field_and_what_would_be_right(
+    api: Api, request: pytest.FixtureRequest, case: Refused
+) -> None:
+    change = at(case.path, case.value)
+    send = (
+        partial(api.patch, request.getfixturevalue("job"), change)
+        if case.kind == "change"
+        else partial(api.create, JOBS, merged(SMALLEST, change))
+    )
+    with pytest.raises(ApiError) as refused:
+        send(dryRun="All")
+    assert refused.value.status == 422
+    assert f"{case.at}: " in refused.value.message
+    assert case.words in refused.value.message
+
+
+@pytest.mark.parametrize("fields", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_keeps_the_rules_is_accepted(api: Api, fields: dict[str, Any]) -> None:
+    manifest = merged(SMALLEST, {"spec": fields})
+    made = api.create(JOBS, manifest, dryRun="All", fieldValidation="Strict")
+    # What the API server made of it, defaults filled in, is the same job to the model.
+    uid = JobUid("u")
+    ours = spec.parse_training_job(manifest).to_job_config(uid)
+    assert spec.parse_training_job(made).to_job_config(uid) == ours
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in REFUSED if case.kind != "change" and case.at != "spec.checkpoint"],
+    ids=lambda c: f"{c.path}-{c.value}"[:60],
+)
+def test_the_model_refuses_the_same_at_the_same_field(case: Refused) -> None:
+    with pytest.raises(spec.InvalidSpecError) as refused:
+        spec.parse_training_job(merged(SMALLEST, at(case.path, case.value)))
+    assert refused.value.field == case.at
+
+
+@pytest.mark.parametrize(("path", "value"), FREE)
+def test_what_may_change_changes(api: Api, job: str, path: str, value: Any) -> None:
+    changed: Any = api.patch(job, at(path, value))
+    for name in path.split("."):
+        changed = changed[name]
+    assert changed == value
+
+
+def test_the_template_changes_while_the_job_is_suspended(api: Api, job: str) -> None:
+    api.patch(job, at("spec.suspend", True))
+    api.patch(job, at("spec.template", {"spec": {"nodeName": "a"}}))
+    changed = api.patch(job, {"spec": {"suspend": False, "template": {"spec": {"nodeName": "b"}}}})
+    assert changed["spec"]["template"] == {"spec": {"nodeName": "b"}}
+    with pytest.raises(ApiError, match="while the job is suspended only"):
+        api.patch(job, at("spec.template", {"spec": {"nodeName": "c"}}))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_examples_are_accepted(api: Api, path: Path) -> None:
+    manifest = yaml.safe_load(path.read_text())
+    if isinstance(manifest, list):
+        pytest.skip("a faults file")
+    checkpoint = manifest["spec"].get("checkpoint", {})
+    if checkpoint.get("everySteps") and "storage" not in checkpoint:
+        # Local mode has a directory for them; a cluster has to be told one.
+        with pytest.raises(ApiError, match="everySteps needs storage in a cluster"):
+            api.create(JOBS, manifest, dryRun="All")
+        checkpoint["storage"] = "/checkpoints"
+    api.create(JOBS, manifest, dryRun="All", fieldValidation="Strict")
+
+
+@pytest.mark.parametrize("field", ["snapshots", "protection", "paralelism"])
+def test_a_field_that_nothing_executes_is_unknown(api: Api, field: str) -> None:
+    with pytest.raises(ApiError, match=f'unknown field "spec.{field}"'):
+        api.create(
+            JOBS,
+            merged(SMALLEST, {"spec": {field: {"enabled": True}}}),
+            dryRun="All",
+            fieldValidation="Strict",
+        )
+
+
+def test_a_template_of_200_kib_fits_and_comes_back_as_it_was(
+    api: Api, control_plane: ControlPlane
+) -> None:
+    words = [f"{number:04d}-" + "x" * 1019 for number in range(200)]
+    container = {"name": "trainer", "image": "some-image", "args": words}
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [container]}}
+    manifest = merged(SMALLEST, {"metadata": {"name": "large"}, "spec": {"template": template}})
+    control_plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(manifest))
+    made = api.get(f"{JOBS}/large")
+    assert made["spec"]["template"] == template
+    # As large as it is, every rule can still be checked on a change.
+    api.patch(f"{JOBS}/large", at("spec.suspend", True))
+    api.delete(f"{JOBS}/large")
+
+
+def test_replicas_are_scaled_within_the_lanes(
+    api: Api, control_plane: ControlPlane, job: str
+) -> None:
+    name = job.rpartition("/")[2]
+    control_plane.kubectl("scale", "mtj", name, "--replicas=2")
+    assert api.get(job)["spec"]["parallelism"]["replicas"] == 2
+    said = control_plane.kubectl("scale", "mtj", name, "--replicas=5", check=False)
+    assert "must be at most spec.training.lanes" in said
+
+
+def test_the_status_is_written_apart_and_shown_in_columns(
+    api: Api, control_plane: ControlPlane, job: str
+) -> None:
+    moment = "2026-01-02T03:04:05Z"
+    status = {
+        "observedGeneration": 1,
+        "state": "Running",
+        "ready": "4/4",
+        "spares": "1/1",
+        "startTime": moment,
+        "conditions": [
+            {
+                "type": kind,
+                "status": "Unknown",
+                "reason": "NotObserved",
+                "message": "",
+                "lastTransitionTime": moment,
+            }
+            for kind in CONDITION_TYPES
+        ],
+        "training": {"step": 17, "loss": "2.5", "ettr": "0.97"},
+        "quorum": {"id": "3", "replicas": 4},
+        "recovery": {"total": 2, "last": {"method": "mask", "exact": True}},
+    }
+    before = api.patch(job, {"status": status})
+    assert "status" not in before, "only through the subresource"
+    after = api.patch(f"{job}/status", {"status": status, "spec": {"suspend": True}})
+    assert after["status"] == status
+    assert after["spec"]["suspend"] is False
+    name = job.rpartition("/")[2]
+    header, row = control_plane.kubectl("get", "mtj", name).splitlines()
+    assert header.split() == ["NAME", "STATE", "READY", "SPARES", "STEP", "RECOVERIES", "AGE"]
+    assert row.split()[:6] == [name, "Running", "4/4", "1/1", "17", "2"]
+    wide = control_plane.kubectl("get", "mainstay", "-o", "wide").splitlines()
+    assert wide[0].split()[-4:] == ["REPLICAS", "LOSS", "ETTR", "LAST"]
+    assert "trainingjob.mainstay.dev/" in control_plane.kubectl("get", "all", "-o", "name")
+
+
+def test_two_writers_of_conditions_keep_each_others(api: Api, job: str) -> None:
+    def condition(kind: str, reason: str) -> dict[str, str]:
+        return {
+            "type": kind,
+            "status": "True",
+            "reason": reason,
+            "message": "",
+            "lastTransitionTime": "2026-01-02T03:04:05Z",
+        }
+
+    name = job.rpartition("/")[2]
+    for manager, mine in (
+        ("one", condition("Ready", "A")),
+        ("other", condition("Queued", "B")),
+    ):
+        body = {
+            "apiVersion": spec.API_VERSION,
+            "kind": spec.KIND,
+            "metadata": {"name": name},
+            "status": {"conditions": [mine]},
+        }
+        api.request(
+            "PATCH",
+            f"{job}/status",
+            body,
+            params={"fieldManager": manager},
+            headers={"Content-Type": "application/apply-patch+yaml"},
+        )
+    kept = {c["type"]: c["reason"] for c in api.get(job)["status"]["conditions"]}
+    assert kept == {"Ready": "A", "Queued": "B"}
+
+
+def test_explain_reads_well(api: Api, control_plane: ControlPlane) -> None:
+    recovery = control_plane.kubectl("explain", "mtj.spec.recovery")
+    assert "What a recovery may do." in recovery
+    assert "maxRestarts\t<integer>" in recovery
+    assert "Restarts of one slot's trainer without a commit in between; then it stays" in recovery
+    window = control_plane.kubectl("explain", "mtj.spec.recovery.window")
+    assert "The budget of repairs: pods that died and are made again." in window
+    mode = control_plane.kubectl("explain", "mtj.spec.recovery.quarantine.mode")
+    assert "enum: Avoid, DryRun, Off, Taint" in mode or "ENUM" in mode
+    assert "The newest recovery that ended." in control_plane.kubectl(
+        "explain", "mtj.status.recovery"
+    )
