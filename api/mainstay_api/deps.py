@@ -81,7 +81,14 @@ async def require_operator(request: Request) -> Caller:
 
 
 def _token(request: Request) -> str:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    """Return what the caller shows, in either of two headers.
+
+    The API server of a cluster, as a proxy of the api's Service, takes ``Authorization`` for
+    itself and does not pass it on.
+    """
+    headers = request.headers
+    shown = headers.get("authorization") or headers.get("mainstay-authorization", "")
+    scheme, _, token = shown.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 

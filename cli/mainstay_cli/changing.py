@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mainstay_cli import client, state_dir
+from mainstay_cli import runs
 from mainstay_cli.exits import UsageError
 
 
@@ -44,18 +44,18 @@ def describe_leaving(leaving: dict[str, Any]) -> str:
     return f"pod {leaving['pod']} hands its work over: {leaving['reason']}{limit}{waits}"
 
 
-def _running(job: str) -> state_dir.RunRecord:
-    record = state_dir.find_record(job)
-    if not state_dir.is_running(record):
+def _running(job: str) -> runs.Run:
+    run = runs.find(job)
+    if not run.is_running():
         raise UsageError(f"job {job} is not running")
-    return record
+    return run
 
 
-async def _scale(record: state_dir.RunRecord, replicas: int) -> dict[str, Any]:
-    async with client.connect(record) as api:
-        return await api.scale_job(record.job, replicas)
+async def _scale(run: runs.Run, replicas: int) -> dict[str, Any]:
+    async with run.connect() as api:
+        return await api.scale_job(run.job, replicas)
 
 
-async def _drain(record: state_dir.RunRecord, pod: str) -> dict[str, Any]:
-    async with client.connect(record) as api:
-        return await api.drain_pod(record.job, pod)
+async def _drain(run: runs.Run, pod: str) -> dict[str, Any]:
+    async with run.connect() as api:
+        return await api.drain_pod(run.job, pod)

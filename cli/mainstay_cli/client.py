@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ssl
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,14 +33,35 @@ class ApiError(CliError):
 
 
 class ApiClient:
-    """Talks to one api. Use as an asynchronous context manager."""
+    """Talks to one api. Use as an asynchronous context manager.
 
-    def __init__(self, url: str, token: str) -> None:
+    Args:
+        url: of the api; may have a path, as behind the proxy of a cluster's API server.
+        token: shown to the api.
+        verify: certificates of a server that is asked by https.
+        headers: shown as well; an ``Authorization`` is for whoever stands between us and the
+            api, which then gets the token in a header of its own.
+        proxy: of the way to the server.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        verify: ssl.SSLContext | bool = True,
+        headers: Mapping[str, str] | None = None,
+        proxy: str | None = None,
+    ) -> None:
+        between = headers or {}
+        name = "Mainstay-Authorization" if "Authorization" in between else "Authorization"
         self._http = httpx.AsyncClient(
             base_url=url,
-            headers={"Authorization": f"Bearer {token}"},
+            headers={**between, name: f"Bearer {token}"},
             timeout=TIMEOUT_S,
             trust_env=False,
+            verify=verify,
+            proxy=proxy,
         )
 
     async def __aenter__(self) -> Self:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mainstay_cli import client, manifests, state_dir
+from mainstay_cli import manifests, runs
 from mainstay_cli.exits import UsageError
 
 app = typer.Typer(help="Inject faults into a running job; docs/faults.md.", no_args_is_help=True)
@@ -80,8 +80,7 @@ def inject(
             "delayMs": delay_ms if slow else None,
         }
         entries = [_given(entry)]
-    record = _running(job)
-    listed = asyncio.run(_inject(record, entries))
+    listed = asyncio.run(_inject(_running(job), entries))
     print(json.dumps(listed, indent=1) if as_json else render(listed))
 
 
@@ -172,18 +171,18 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def _running(job: str | None) -> state_dir.RunRecord:
-    record = state_dir.find_record(job)
-    if not state_dir.is_running(record):
-        raise UsageError(f"{record.name} has ended: nothing can be injected or listed any more")
-    return record
+def _running(job: str | None) -> runs.Run:
+    run = runs.find(job)
+    if not run.is_running():
+        raise UsageError(f"{run.name} has ended: nothing can be injected or listed any more")
+    return run
 
 
-async def _inject(record: state_dir.RunRecord, entries: list[Any]) -> list[dict[str, Any]]:
-    async with client.connect(record) as api:
-        return await api.inject_faults(record.job, entries)
+async def _inject(run: runs.Run, entries: list[Any]) -> list[dict[str, Any]]:
+    async with run.connect() as api:
+        return await api.inject_faults(run.job, entries)
 
 
-async def _fetch(record: state_dir.RunRecord) -> list[dict[str, Any]]:
-    async with client.connect(record) as api:
-        return list(await api.fetch(record.job, "faults"))
+async def _fetch(run: runs.Run) -> list[dict[str, Any]]:
+    async with run.connect() as api:
+        return list(await api.fetch(run.job, "faults"))

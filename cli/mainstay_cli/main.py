@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -160,17 +161,28 @@ def diff_reports(
 
 
 def main() -> None:
-    """Run the command line: one message for an error, and the exit code that belongs to it."""
+    """Run the command line."""
+    run_app(app, sys.argv[1:], "mainstay")
+
+
+def run_app(commands: typer.Typer, arguments: Sequence[str], program: str) -> None:
+    """Run commands: one message for an error, and the exit code that belongs to it.
+
+    Args:
+        commands: what there is to run.
+        arguments: what the user wrote.
+        program: what the user calls it.
+    """
     signal.signal(signal.SIGINT, _interrupt)
     try:
-        app()
+        commands(list(arguments), prog_name=program)
     except BrokenPipeError:
         # The reader of our output has left, e.g. ``| head``.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (MainstayError, OSError) as error:
         if os.environ.get("MAINSTAY_DEBUG") == "1":
             raise
-        print(f"mainstay: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         sys.exit(int(error.code if isinstance(error, CliError) else ExitCode.FAILED))
 
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
-from mainstay_cli import client, state_dir
+from mainstay_cli import runs
 from mainstay_cli.changing import describe_leaving
 from mainstay_cli.progress import describe_recovery, one_line
 
 
 def show(job: str | None, *, as_json: bool) -> None:
-    """Print the status of a local job; of one that has ended, how it ended.
+    """Print the status of a job; of one that has ended and left its api, how it ended.
 
     Raises:
         UsageError: there is no such job.
     """
-    record = state_dir.find_record(job)
-    running = state_dir.is_running(record)
-    status = asyncio.run(_fetch(record)) if running else _ended(record)
+    run = runs.find(job)
+    status = asyncio.run(fetch(run)) if run.is_running() else _ended(run)
     print(json.dumps(status, indent=1) if as_json else render(status))
 
 
@@ -75,30 +73,30 @@ def describe_held_back(held: dict[str, Any]) -> str:
     )
 
 
-async def _fetch(record: state_dir.RunRecord) -> dict[str, Any]:
-    async with client.connect(record) as api:
+async def fetch(run: runs.Run) -> dict[str, Any]:
+    """Return what the api says of a job.
+
+    Raises:
+        ApiError: it does not answer, or refuses.
+    """
+    async with run.connect() as api:
         return {
             "running": True,
-            "job": await api.fetch(record.job),
-            "members": await api.fetch(record.job, "members"),
-            "recoveries": await api.fetch(record.job, "recoveries"),
-            "url": record.url,
-            "state_dir": record.state_dir,
+            "job": await api.fetch(run.job),
+            "members": await api.fetch(run.job, "members"),
+            "recoveries": await api.fetch(run.job, "recoveries"),
+            **run.describe_place(),
         }
 
 
-def _ended(record: state_dir.RunRecord) -> dict[str, Any]:
+def _ended(run: runs.Run) -> dict[str, Any]:
     """Return what the report of an ended run says; a run that was killed left none."""
-    path = Path(record.state_dir) / "report.json"
-    try:
-        report = json.loads(path.read_text())
-    except (OSError, ValueError):
-        report = {}
+    report = run.load_report()
     return {
         "running": False,
         "job": {
-            "uid": record.job,
-            "name": record.name,
+            "uid": run.job,
+            "name": run.name,
             "state": report.get("state", "ended without a report"),
             "reason": report.get("reason", ""),
             "step": report.get("steps", {}).get("committed", "?"),
@@ -107,5 +105,5 @@ def _ended(record: state_dir.RunRecord) -> dict[str, Any]:
         },
         "members": [],
         "recoveries": report.get("recoveries", []),
-        "state_dir": record.state_dir,
+        **run.describe_place(),
     }

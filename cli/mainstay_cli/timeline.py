@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from mainstay_cli import client, state_dir
+from mainstay_cli import runs
 from mainstay_cli.exits import UsageError
 from mainstay_cli.progress import one_line
 
@@ -17,13 +16,12 @@ STAGES = ("detect_s", "decide_s", "fence_s", "load_s", "resume_s")
 
 
 def show(job: str | None, *, as_json: bool) -> None:
-    """Print the timeline of a local job, running or ended.
+    """Print the timeline of a job, running or ended.
 
     Raises:
         UsageError: there is no such job.
     """
-    record = state_dir.find_record(job)
-    recoveries, events = _fetch(record)
+    recoveries, events = _fetch(runs.find(job))
     if as_json:
         print(json.dumps({"recoveries": recoveries, "events": events}, indent=1))
         return
@@ -62,26 +60,21 @@ def render(recoveries: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _fetch(record: state_dir.RunRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _fetch(run: runs.Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return (recoveries, events), from the api while it lives and from the report afterwards."""
-    if state_dir.is_running(record):
-        return asyncio.run(_fetch_live(record))
-    report = Path(record.state_dir) / "report.json"
-    try:
-        data = json.loads(report.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"job {record.name} has ended without a report (see {record.state_dir}/logs)"
-        ) from error
-    return list(data.get("recoveries", [])), list(data.get("events", []))
+    if run.is_running():
+        return asyncio.run(_fetch_live(run))
+    report = run.load_report()
+    if not report:
+        place = run.describe_place().get("state_dir", "")
+        raise UsageError(f"job {run.name} has ended without a report (see {place}/logs)")
+    return list(report.get("recoveries", [])), list(report.get("events", []))
 
 
-async def _fetch_live(
-    record: state_dir.RunRecord,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    async with client.connect(record) as api:
-        recoveries = await api.fetch(record.job, "recoveries")
-        events = await api.fetch(record.job, "events")
+async def _fetch_live(run: runs.Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    async with run.connect() as api:
+        recoveries = await api.fetch(run.job, "recoveries")
+        events = await api.fetch(run.job, "events")
     return list(recoveries), list(events)
 
 

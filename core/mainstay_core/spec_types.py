@@ -99,6 +99,8 @@ server takes two of those for equal in CEL when they have as many fields of othe
 
 
 def _pod_template(value: dict[str, Any]) -> dict[str, Any]:
+    if not value:
+        return value
     unknown = sorted(set(value) - {"metadata", "spec"})
     if unknown or not isinstance(value.get("spec"), dict):
         found = f"has {unknown[0]}" if unknown else "has no spec"

@@ -182,7 +182,7 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
         ("spec.recovery.allowApproximate", True, "every recovery is exact"),
         ("spec.recovery.onHostsLost", "Restart", "use Rehost"),
         ("spec.runtime", {"device": "CPU", "backend": "NCCL"}, "needs CUDA"),
-        ("spec.template", {}, "has no spec, must be a pod template"),
+        ("spec.template", {"metadata": {}}, "has no spec, must be a pod template"),
         ("spec.template", {"spec": {}, "kind": "Pod"}, "has kind, must be a pod template"),
         ("spec.recovery", {"holdBackSeconds": 9, "holdBackMaxSeconds": 8}, "least holdBackSeconds"),
         ("spec.recovery.window.maxRepairs", 0, "must be a whole number from 1 to 65536, or Auto"),
