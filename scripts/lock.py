@@ -31,6 +31,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "cli": ("--extra", "cli"),
     "local": ("--extra", "local"),
     "operator": ("--extra", "operator"),
+    "kubectl": ("--extra", "kubectl"),
     "dev": ("--extra", "local", "--extra", "operator", "--group", "dev"),
 }
 BOOTSTRAP = "uv"
