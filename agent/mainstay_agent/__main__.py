@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 
+from mainstay_agent import probe
 from mainstay_agent import settings as supervisor_settings
 from mainstay_core.errors import InvalidSpecError, MainstayError
 
@@ -16,6 +17,11 @@ logger = logging.getLogger("mainstay_agent")
 def main() -> int:
     """Run a supervisor with the settings of flags and environment; return the exit code."""
     try:
+        asked = supervisor_settings.parse_check(sys.argv[1:], os.environ)
+        if asked is not None:
+            why_not = probe.check(*asked)
+            print(why_not or "ok")  # noqa: T201 - a command line's answer
+            return 1 if why_not else 0
         settings = supervisor_settings.parse(sys.argv[1:], os.environ)
     except InvalidSpecError as error:
         print(f"{error} (see --help)", file=sys.stderr)  # noqa: T201 - a command line's answer

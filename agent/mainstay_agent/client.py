@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ import httpx
 
 from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.settings import SupervisorSettings
+from mainstay_agent.token import Token
 from mainstay_core import codec
 from mainstay_core.errors import MainstayError, RemoteProtocolError
 from mainstay_core.facts import Fact, Heartbeat, PodRegistration
@@ -100,21 +102,20 @@ class ApiClient:
     """
 
     def __init__(self, settings: SupervisorSettings, network: NetworkCut | None = None) -> None:
-        self._settings = settings
         self._network = network or NetworkCut()
         self._base = f"/v1/jobs/{settings.job}/agent"
         self._http = httpx.AsyncClient(
             timeout=REQUEST_TIMEOUT_S,
             # The api is inside: a proxy for the outside world is never meant for it.
             trust_env=False,
-            headers={
-                "Authorization": f"Bearer {settings.read_token()}",
-                # Whose token it is: one that was mixed up is refused, on every route.
-                "Mainstay-Pod": settings.pod,
-            },
+            # Whose token it is: one that was mixed up is refused, on every route.
+            headers={"Mainstay-Pod": settings.pod},
         )
+        self._token = Token(settings)
         self._urls = settings.api_urls
         self._turn = 0
+        self.supervisor = secrets.token_hex(8)
+        """Random name of this process: what one tells counts until another one registers."""
         self.held: QuorumId | None = None
         """Quorum of the newest plan held here; every request names it (protocol section 9)."""
 
@@ -133,7 +134,8 @@ class ApiClient:
 
     async def post_facts(self, facts: Iterable[Fact]) -> Plan | None:
         """Tell facts; return the plan in force, if the api names one."""
-        return _plan_in(await self._post("facts", {"facts": [codec.encode(f) for f in facts]}))
+        body = {"facts": [codec.encode(f) for f in facts], "supervisor": self.supervisor}
+        return _plan_in(await self._post("facts", body))
 
     async def post_ledger(self, entries: Iterable[LedgerEntry]) -> None:
         """Mirror ledger entries."""
@@ -177,7 +179,7 @@ class ApiClient:
             ApiUnavailable: it cannot be opened or broke.
             ApiRefused: the api will not stream to this pod.
         """
-        headers = {"Accept": "text/event-stream"}
+        headers = {"Accept": "text/event-stream", "Authorization": self._token.header}
         if cursor:
             headers["Last-Event-ID"] = cursor
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=STREAM_SILENCE_S)
@@ -205,7 +207,9 @@ class ApiClient:
     async def _request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         self._require_network()
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        headers = {"Content-Type": "application/json"} if content else {}
+        headers = {"Authorization": self._token.header}
+        if content:
+            headers["Content-Type"] = "application/json"
         if self.held is not None:
             headers["Mainstay-Quorum"] = str(self.held)
         try:
@@ -225,8 +229,7 @@ class ApiClient:
     def _raise_for(self, response: httpx.Response) -> None:
         status = response.status_code
         if status == 401:
-            # A projected token is replaced while we run: read it again, the caller tries again.
-            self._http.headers["Authorization"] = f"Bearer {self._settings.read_token()}"
+            self._token.read_again()  # the caller tries again
             raise ApiUnavailable("401: the token was refused")
         if status >= 500 or status == 429:
             self._turn += 1

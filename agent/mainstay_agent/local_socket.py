@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import stat
 import struct
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,10 +84,16 @@ class Peer(asyncio.Protocol):
 
 
 async def listen(path: Path, owner: Peers) -> asyncio.Server:
-    """Serve the pod's Unix socket, replacing one that a former supervisor left."""
+    """Serve the pod's Unix socket, replacing one that a former supervisor left.
+
+    It is the supervisor's user's alone, unless the directory hands its group on (setgid, as
+    a cluster's volume with an fsGroup): then that group's as well, for a trainer container of
+    another user.
+    """
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
-    old = os.umask(0o077)
+    shared = bool(path.parent.stat().st_mode & stat.S_ISGID)
+    old = os.umask(0o007 if shared else 0o077)
     try:
         return await asyncio.get_running_loop().create_unix_server(
             lambda: Peer(owner), str(path), backlog=128

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +118,10 @@ class Processes:
         """Kill the launcher's process group, then our own: nothing of the pod is left."""
         if self.launcher is not None and self.launcher.pid:
             kill_group(self.launcher.pid)
+        if os.getpid() == 1:
+            # Nothing kills the first process of a container from inside; its launcher, in the
+            # other container, ends when our socket does.
+            os._exit(128 + signal.SIGKILL)
         kill_group(os.getpid())
 
     def watch_parent(self) -> None:

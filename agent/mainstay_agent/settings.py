@@ -14,13 +14,16 @@ from mainstay_core.errors import InvalidSpecError
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket (unix(7), sun_path without its final zero)."""
 
+SOCKET_NAME = "supervisor.sock"
+"""In the pod's directory."""
+
 _EPILOG = """\
 Every option may be given by the environment instead; an option wins.
 SIGTERM: the pod serves on until its work is handed over to others, for at most
 the job's recovery.handoverSeconds; SIGINT ends it at once.
 Exit codes: 0 the job is over, or the pod's work is handed over; 1 the parent is
 gone or something unexpected happened; 2 bad settings; 143 ended by a signal
-before its work was handed over.
+before its work was handed over. With --check: 0 it is well, 1 it is not.
 
 example:
   MAINSTAY_TOKEN_FILE=/run/token python -m mainstay_agent --api-url http://127.0.0.1:8000 \\
@@ -48,7 +51,8 @@ class SupervisorSettings:
     """Failure domain, e.g. the node's name."""
     token: str = ""
     token_file: Path | None = None
-    """Read instead of ``token``, and again when the api refuses it: projected tokens rotate."""
+    """Read instead of ``token``, and again when it changes or the api refuses it: projected tokens
+    rotate."""
     parent_fd: int | None = None
     """Read end of a pipe from the parent; its end is this pod's end."""
 
@@ -60,7 +64,7 @@ class SupervisorSettings:
     @property
     def socket(self) -> Path:
         """The Unix socket for launcher and trainers."""
-        return self.pod_dir / "supervisor.sock"
+        return self.pod_dir / SOCKET_NAME
 
     def read_token(self) -> str:
         """Return the token to present.
@@ -104,6 +108,20 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SupervisorSet
         raise InvalidSpecError("--api-url", f"is {args.api_url!r}, which holds no url")
     _check(settings)
     return settings
+
+
+def parse_check(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Path, str] | None:
+    """Return the supervisor's socket and what is to be checked there; None if nothing is.
+
+    Raises:
+        InvalidSpecError: the directory of the pod is missing.
+    """
+    args = _parser(environ).parse_args(arguments)
+    if args.check is None:
+        return None
+    if not args.pod_dir:
+        raise InvalidSpecError("--pod-dir", "is missing; give it, or MAINSTAY_POD_DIR")
+    return Path(args.pod_dir) / SOCKET_NAME, str(args.check)
 
 
 def _check(settings: SupervisorSettings) -> None:
@@ -156,6 +174,11 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("pod_dir", "directory for socket and logs; a short path")
     add("domain", "failure domain, e.g. the node's name")
     add("token_file", "file with the bearer token; MAINSTAY_TOKEN holds the token itself")
+    parser.add_argument(
+        "--check",
+        choices=("ready", "live"),
+        help="ask the supervisor that runs in POD_DIR how it is; exit with 0 if it is well",
+    )
     slots = environ.get("MAINSTAY_NUM_SLOTS", "1")
     parser.add_argument(
         "--num-slots",

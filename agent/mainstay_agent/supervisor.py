@@ -39,7 +39,7 @@ from mainstay_core.frames import Frame
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.messages import LedgerEntry, Plan
-from mainstay_core.supervision import initial, next_due_s, step
+from mainstay_core.supervision import initial, next_due_s, readiness, step
 from mainstay_core.supervision_events import (
     Action,
     Committed,
@@ -255,6 +255,8 @@ class Supervisor:
             self._on_launcher(peer, frame)
         elif frame.kind == "hello":
             self._on_hello(peer, frame)
+        elif frame.kind == "check":
+            peer.send({"kind": "checked", "why_not": readiness(self._state)})
         else:
             raise RemoteProtocolError(f"{frame.kind!r} before hello")
 
@@ -274,9 +276,16 @@ class Supervisor:
         self._processes.launcher = peer
         self._store = str(frame.head["store"])
         self._launcher_known.set()
-        if self._registered is not None:
-            self._spawn(self._register_again())
-        self._feed(LauncherUp())
+        if self._registered is None:
+            self._feed(LauncherUp())
+        else:
+            self._spawn(self._welcome(peer))
+
+    async def _welcome(self, launcher: Peer) -> None:
+        """Another launcher: nothing is forked before the api knows of its rendezvous store."""
+        await self._register_again()
+        if self._processes.launcher is launcher:
+            self._feed(LauncherUp())
 
     def _on_launcher_frame(self, frame: Frame) -> None:
         head = frame.head
@@ -371,6 +380,7 @@ class Supervisor:
             num_slots=self._settings.num_slots,
             domain=self._settings.domain,
             pid=os.getpid(),
+            supervisor=self._client.supervisor,
         )
 
     def _heartbeat(self) -> Heartbeat:

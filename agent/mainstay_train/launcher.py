@@ -35,6 +35,7 @@ from mainstay_core import codec
 from mainstay_core.errors import MainstayError
 from mainstay_core.frames import Frame, FrameParser, pack
 from mainstay_train import network_cut, processes
+from mainstay_train.output import Relay
 from mainstay_train.settings import DEFAULT_TRAINER, LauncherSettings, TrainerSettings
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Launcher:
         self._run_trainer = processes.resolve(settings.trainer)
         self._give_up = tuple(give_up)
         self._selector = selectors.DefaultSelector()
+        self._relay = Relay(self._selector)
         self._children: dict[int, _Child] = {}
         self._parser = FrameParser()
         self._stopping = False
@@ -126,6 +128,8 @@ class Launcher:
                     return EXIT_STORE_DIED
                 elif key.fd in self._children:
                     self._report_end(self._children[key.fd])
+                elif self._relay.has(key.fd):
+                    self._relay.pass_on(key.fd)
         return 0
 
     def _receive(self) -> bool:
@@ -151,8 +155,11 @@ class Launcher:
             logger.warning("the supervisor sent an unknown frame: %s", frame.kind)
 
     def _fork(self, slot: int, settings: TrainerSettings) -> None:
-        log = Path(settings.work_dir) / f"trainer-{slot}.log"
+        relayed = self._relay.open(f"slot {slot}") if self._settings.relay else None
+        log = Path(settings.work_dir) / f"trainer-{slot}.log" if relayed is None else relayed
         pid = processes.fork(lambda: self._train(settings), log, self._inherited())
+        if relayed is not None:
+            os.close(relayed)
         child = _Child(slot, settings.incarnation, pid, os.pidfd_open(pid))
         self._children[child.pidfd] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ)
@@ -181,6 +188,7 @@ class Launcher:
             self._store_line,
             self._told_to_end,
             self._wakes,
+            self._relay,
             *self._give_up,
         ]
 
@@ -213,7 +221,7 @@ class Launcher:
         self._supervisor.sendall(pack(head))
 
     def _start_store(self) -> int:
-        log = Path(self._settings.pod_dir) / "store.log"
+        log = None if self._settings.relay else Path(self._settings.pod_dir) / "store.log"
         self._store_pid = processes.fork(
             lambda: _host_store(self._listener, self._store_end), log, self._own()
         )
@@ -229,6 +237,7 @@ class Launcher:
         if self._store_pid:
             os.kill(self._store_pid, signal.SIGKILL)
             processes.reap(self._store_pid)
+        self._relay.drain()
 
 
 def run_launcher(settings: LauncherSettings, give_up: Iterable[processes.Closable] = ()) -> int:
@@ -279,6 +288,11 @@ def _connect(settings: LauncherSettings) -> socket.socket:
                     f"no supervisor at {settings.socket} after {settings.connect_s:g} s"
                 ) from error
             time.sleep(CONNECT_RETRY_S)
+        except PermissionError as error:
+            line.close()
+            raise MainstayError(
+                f"{settings.socket} belongs to another user; give the pod a securityContext.fsGroup"
+            ) from error
 
 
 def main() -> int:
@@ -305,9 +319,9 @@ def main() -> int:
     parser.add_argument(
         "--preload",
         action="append",
-        default=[],
+        default=os.environ.get("MAINSTAY_PRELOAD", "").split(),
         metavar="MODULE",
-        help="import it before forking; may be repeated",
+        help="import it before forking; may be repeated [MAINSTAY_PRELOAD, parted by spaces]",
     )
     args = parser.parse_args()
     processes.log_to_stderr()
@@ -320,6 +334,7 @@ def main() -> int:
                 socket=args.socket or str(Path(args.pod_dir) / "supervisor.sock"),
                 address=args.address,
                 trainer=args.trainer,
+                relay=True,
             )
         )
     except (MainstayError, ImportError) as error:

@@ -90,7 +90,7 @@ def require_single_thread() -> None:
 
 def fork(
     run: Callable[[], int],
-    log: Path | None,
+    log: Path | int | None,
     give_up: Iterable[Closable],
     *,
     new_group: bool = False,
@@ -98,11 +98,11 @@ def fork(
     """Fork a child that executes ``run`` and ends with its result as exit code; return its pid.
 
     The child is killed when this process ends. Its output goes to ``log``
-    (appended), its input is empty. An exception is logged and gives code 1.
+    (a file is appended to), its input is empty. An exception is logged and gives code 1.
 
     Args:
         run: what the child does.
-        log: file for stdout and stderr; None keeps the parent's.
+        log: file, or open descriptor, for stdout and stderr; None keeps the parent's.
         give_up: the parent's open things, closed in the child.
         new_group: make the child the leader of a session and process group of its own.
     """
@@ -134,7 +134,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _become_child(
-    parent: int, log: Path | None, give_up: Iterable[Closable], new_group: bool
+    parent: int, log: Path | int | None, give_up: Iterable[Closable], new_group: bool
 ) -> None:
     die_with_parent(parent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
@@ -146,7 +146,11 @@ def _become_child(
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    if log is not None:
+    if isinstance(log, int):
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+    elif log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, 1)

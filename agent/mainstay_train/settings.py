@@ -40,6 +40,9 @@ class LauncherSettings:
     """Path of the supervisor's Unix socket."""
     address: str
     """Address of the pod: the rendezvous store is bound to it."""
+    relay: bool = False
+    """Whether what trainers print goes to the launcher's own output, each line marked with its
+    slot, as in a container; else to files in ``work_dir``."""
     trainer: str = DEFAULT_TRAINER
     """``module:function``, called with TrainerSettings, returns the exit code."""
     connect_s: float = 60.0

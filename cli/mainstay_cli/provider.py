@@ -4,7 +4,8 @@ It stands in for the operator: it makes no recovery decision. It tells the api
 what it knows for certain (a pod is gone), and keeps as many pods as the api says
 are wanted: it makes missing ones and ends (SIGTERM) the free ones that the api
 names, surplus or drained. A pod is two process groups, its supervisor's and its launcher's with the
-trainers; when either ends the whole pod counts as gone and the rest is killed.
+trainers. Like a kubelet it starts a launcher again that ends with an error; when the supervisor
+ends the whole pod counts as gone and the rest is killed.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ QUICK_END_S = 5.0
 MAX_QUICK_ENDS = 5
 """So many in a row mean that pods cannot live here; the run ends with the reason."""
 TELL_AGAIN_S = 0.5
+RELAUNCH_AFTER_S = 0.2
+"""Between two launchers of a pod; if its supervisor ends meanwhile, the pod is over."""
 LOOK_S = 0.5
 """How often the api is asked how many pods are wanted."""
 
@@ -179,9 +182,7 @@ class LocalProvider:
         self._pods.append(pod)
         if self._stopping.is_set():
             return
-        await asyncio.wait(
-            [pod.supervisor.ended, pod.launcher.ended], return_when=asyncio.FIRST_COMPLETED
-        )
+        await self._watch(pod)
         as_told = await self._ended_as_told(pod)
         if as_told and await self._is_job_over():
             return
@@ -202,6 +203,26 @@ class LocalProvider:
             self._take_replacement()
         self._let_go(pod)
         self._fill(group)
+
+    async def _watch(self, pod: Pod) -> None:
+        """Wait until a pod is over; meanwhile start launchers again that end with an error."""
+        while True:
+            ends = [pod.supervisor.ended, pod.launcher.ended]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if pod.supervisor.ended.done() or await self._forge.exit_code(pod.uid) == 0:
+                return
+            await asyncio.wait([pod.supervisor.ended], timeout=RELAUNCH_AFTER_S)
+            over = pod.supervisor.ended.done() or self._stopping.is_set() or pod.let_go
+            if over or self._replacements_left == 0:
+                return
+            self._replacements_left -= 1
+            self._count_end(pod, killed=await self._was_killed(pod))
+            logger.warning("pod %s: %s; another one is started", pod.name, _evidence(pod))
+            try:
+                pod.launcher = await self._forge.launch(pod.uid, pod.directory, pod.address)
+            except RemoteProtocolError as error:
+                raise CliError(str(error), ExitCode.FAILED) from error
+            pod.started_s = time.monotonic()
 
     def _take_replacement(self) -> None:
         """Take one replacement from the budget; without any left a place stays empty."""

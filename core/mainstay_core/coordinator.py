@@ -112,7 +112,7 @@ def _on_registered(state: CoordinatorState, event: PodRegistered, now_s: float) 
 
 
 def _on_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Transition:
-    known = learn_facts(state, event.facts, now_s)
+    known = learn_facts(state, event.facts, now_s, event.supervisor)
     return replace(known, state=hear(known.state, {fact.pod for fact in event.facts}))
 
 

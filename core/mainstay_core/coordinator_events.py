@@ -30,6 +30,8 @@ class FactsLearnt:
     """Facts told together are decided on together: a pod's loss is one plan."""
 
     facts: tuple[Fact, ...]
+    supervisor: str = ""
+    """Name of the supervisor's process that tells them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ class PodRegistration:
     domain: str = ""
     """Failure domain (node, rack)."""
     pid: int = 0
+    supervisor: str = ""
+    """Random name of the supervisor's process: in containers all have the same pid."""
 
 
 class FactKind(enum.StrEnum):

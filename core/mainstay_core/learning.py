@@ -51,7 +51,7 @@ def learn_pod(state: CoordinatorState, registration: PodRegistration, now_s: flo
     if known is not None and here and known.registration == registration:
         return Transition(state=state, reason="already registered")
     # What a restored plan says of a pod has no process: whoever registers has always been there.
-    replaced = known is not None and (known.gone or known.registration.pid != registration.pid)
+    replaced = known is not None and (known.gone or _is_another(known.registration, registration))
     if replaced and not placeholder:
         state = end_all(state, registration.pod, "its supervisor was replaced", now_s, now_s)
     # A pod that leaves never changes its mind, whatever becomes of its supervisor.
@@ -71,8 +71,21 @@ def learn_pod(state: CoordinatorState, registration: PodRegistration, now_s: flo
     )
 
 
-def learn_facts(state: CoordinatorState, facts: tuple[Fact, ...], now_s: float) -> Transition:
+def _is_another(old: PodRegistration, new: PodRegistration) -> bool:
+    """Whether another process than before supervises the pod."""
+    return (old.pid, old.supervisor) != (new.pid, new.supervisor)
+
+
+def learn_facts(
+    state: CoordinatorState, facts: tuple[Fact, ...], now_s: float, supervisor: str = ""
+) -> Transition:
     """Return the state with all facts learnt, in order.
+
+    Args:
+        state: what is known.
+        facts: what was told.
+        now_s: wall clock.
+        supervisor: name of the supervisor's process that tells, if it says so.
 
     Raises:
         RemoteProtocolError: a fact names a pod or slot that has to register first.
@@ -80,7 +93,7 @@ def learn_facts(state: CoordinatorState, facts: tuple[Fact, ...], now_s: float) 
     result = Transition(state=state)
     stale = []
     for fact in facts:
-        _check_known(result.state, fact)
+        _check_known(result.state, fact, supervisor)
         outcome = _FACTS[fact.kind](result.state, fact, now_s)
         stale.append(outcome.stale)
         result = result.then(outcome)
@@ -101,13 +114,16 @@ def learn_silence(
     return result
 
 
-def _check_known(state: CoordinatorState, fact: Fact) -> None:
+def _check_known(state: CoordinatorState, fact: Fact, supervisor: str) -> None:
     pod = state.pod(fact.pod)
     if fact.kind is FactKind.POD_GONE:
         return
     if pod is None or pod.gone:
         why = "is unknown" if pod is None else f"counts as gone ({pod.why})"
         raise UnregisteredPodError(f"pod {fact.pod} {why}: register it, then tell its trainers")
+    if supervisor and not pod.placeholder and supervisor != pod.registration.supervisor:
+        # Sent before it ended, or by one that does not know that it was replaced.
+        raise UnregisteredPodError(f"pod {fact.pod} has another supervisor, not {supervisor}")
     if fact.kind is FactKind.LEAVING:
         return
     if fact.slot is None or state.slot(Slot(pod=fact.pod, index=fact.slot)) is None:

@@ -108,16 +108,24 @@ def _registered(state: SupervisionState, event: Registered, now_s: float) -> Tra
 
 
 def _launcher_lost(state: SupervisionState, event: object, now_s: float) -> Transition:
-    """All trainers are gone; whether a launcher comes back is not ours to promise."""
+    """All trainers are gone; when a launcher comes back is not ours to promise.
+
+    Their own sockets may have ended first, with the promise of a restart: that is taken back.
+    """
     del event
     actions: list[Action] = []
     slots = []
+    why = "the launcher of its pod ended, and all trainers with it"
     for slot in state.slots:
-        if slot.phase is SlotPhase.UP:
-            slot, tell = tell_down(state, slot, "the launcher ended", False, now_s)
+        lived = slot.phase in (SlotPhase.FORKING, SlotPhase.UP, SlotPhase.ENDING)
+        promised = slot.down is not None and slot.down.restarting
+        if slot.phase is SlotPhase.UP or (promised and slot.phase in _PROMISED):
+            slot, tell = tell_down(state, slot, why, False, now_s)
             actions.append(tell)
-        phase = SlotPhase.GIVEN_UP if slot.done else SlotPhase.DOWN
-        slots.append(replace(slot, phase=phase, incarnation=None, pid=0))
+        restarts = slot.restarts + lived
+        over = slot.done or restarts > state.settings.max_restarts
+        phase = SlotPhase.GIVEN_UP if over else SlotPhase.DOWN
+        slots.append(replace(slot, phase=phase, incarnation=None, pid=0, restarts=restarts))
     state = replace(state, slots=tuple(slots), launcher_up=False)
     return Transition(state, tuple(actions), "the launcher ended")
 
@@ -244,6 +252,19 @@ def _advance(state: SupervisionState, now_s: float, nonce: str) -> Transition:
     return Transition(state, tuple(actions))
 
 
+def readiness(state: SupervisionState) -> str:
+    """Return why the pod is not ready; empty if every slot has a trainer that is up.
+
+    A question to the pod alone: neither the api nor a quorum comes into it.
+    """
+    if state.ending or state.leaving is not None:
+        return state.ending or "it leaves"
+    if not state.launcher_up:
+        return "no launcher is connected"
+    down = [s for s in state.slots if s.phase is not SlotPhase.UP and not s.done]
+    return ", ".join(f"slot {s.index} is {s.phase}" for s in down)
+
+
 def next_due_s(state: SupervisionState) -> float | None:
     """Return when the next ``Tick`` has something to do at the latest, if it ever has."""
     times = [slot.restart_at_s for slot in state.slots if slot.phase is SlotPhase.BACKOFF]
@@ -258,6 +279,9 @@ def next_due_s(state: SupervisionState) -> float | None:
             times.append(slot.progress_at_s + state.settings.hang_s)
     return min(times, default=None)
 
+
+_PROMISED = (SlotPhase.ENDING, SlotPhase.BACKOFF)
+"""Where the end of a slot's trainer was told with the promise of another one."""
 
 _PodHandler = Callable[[SupervisionState, Any, float], Transition]
 

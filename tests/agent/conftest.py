@@ -237,10 +237,19 @@ def make_pod(api: PlayedApi) -> Iterator[Any]:
     # Not tmp_path: a Unix socket's path must stay below 108 characters.
     with tempfile.TemporaryDirectory(prefix="mainstay-") as root:
 
-        def make(num_slots: int = 1, url: str = api.url) -> Pod:
-            uid = f"pod-{len(pods)}-{secrets.token_hex(2)}"
-            directory = Path(root) / uid
-            directory.mkdir()
+        def make(
+            num_slots: int = 1,
+            url: str = api.url,
+            uid: str = "",
+            directory: Path | None = None,
+            mode: int = 0o700,
+            **more: str,
+        ) -> Pod:
+            uid = uid or f"pod-{len(pods)}-{secrets.token_hex(2)}"
+            if directory is None:
+                directory = Path(root) / uid
+                directory.mkdir()
+                directory.chmod(mode)
             environ = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(sys.path),
@@ -251,8 +260,9 @@ def make_pod(api: PlayedApi) -> Iterator[Any]:
                 "MAINSTAY_ADDRESS": ADDRESS,
                 "MAINSTAY_POD_DIR": str(directory),
                 "MAINSTAY_NUM_SLOTS": str(num_slots),
+                **more,
             }
-            with (directory / "supervisor.log").open("wb") as log:
+            with (directory / "supervisor.log").open("ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "mainstay_agent"],
                     stdin=subprocess.PIPE,

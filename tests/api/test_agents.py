@@ -149,3 +149,27 @@ def test_without_the_token_nobody_gets_in_and_is_told_what_to_do(job: Any) -> No
             assert reply.status_code == 401
             assert reply.json()["error"] == "unauthorized"
             assert "Authorization: Bearer" in reply.json()["what_to_do"]
+
+
+def test_another_supervisor_of_the_same_pod_ends_what_the_first_had(job: Any) -> None:
+    """In containers every supervisor has pid 1: its random name tells them apart."""
+    for i in range(4):
+        job.register(f"pod-{i}", supervisor=f"first-{i}")
+        job.up(f"pod-{i}")
+    job.settle()
+    assert job.plan()["quorum"]["id"] == 1
+    job.register("pod-3", supervisor="first-3")
+    assert job.plan()["quorum"]["id"] == 1
+    job.register("pod-3", supervisor="second-3")
+    plan = job.plan()
+    assert (plan["quorum"]["id"], plan["method"]) == (2, "mask")
+    assert "pod-3" not in [m["slot"]["pod"] for m in plan["members"]]
+
+
+def test_what_a_former_supervisor_told_last_does_not_count(job: Any) -> None:
+    job.register("pod-0", supervisor="first")
+    job.register("pod-0", supervisor="second")
+    fact = {"kind": "trainer-up", "pod": "pod-0", "slot": 0, "incarnation": "old-life"}
+    late = {"facts": [fact], "supervisor": "first"}
+    assert job.agent("facts", late, status=409)["error"] == "unregistered"
+    job.agent("facts", {**late, "supervisor": "second"})

@@ -137,6 +137,7 @@ EXAMPLES: dict[str, Any] = {
         num_slots=2,
         domain="rack-1",
         pid=123,
+        supervisor="5f3a",
     ),
     "fact-trainer-up": Fact(
         kind=FactKind.TRAINER_UP,

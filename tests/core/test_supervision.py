@@ -12,7 +12,7 @@ from mainstay_core.errors import LocalProtocolError
 from mainstay_core.facts import Fact, FactKind, SlotStatus
 from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.messages import Chain, Member, Method, Plan, Rendezvous
-from mainstay_core.supervision import initial, next_due_s, step
+from mainstay_core.supervision import initial, next_due_s, readiness, step
 from mainstay_core.supervision_events import (
     Committed,
     Ended,
@@ -353,6 +353,36 @@ def test_without_its_launcher_every_trainer_is_down_and_a_new_launcher_forks_ane
     forks = pod.feed(LauncherUp())
     assert len(forks) == 2
     assert not lives & {fork.incarnation for fork in forks}
+
+
+def test_a_launchers_end_takes_back_the_restart_that_its_trainers_ends_promised() -> None:
+    pod = Pod(2).bring_up()
+    assert told(pod.feed(SocketEnded(0, pod.life(0)))) == [(FactKind.TRAINER_DOWN, 0, True)]
+    actions = pod.feed(LauncherLost())
+    assert told(actions) == [(FactKind.TRAINER_DOWN, 0, False), (FactKind.TRAINER_DOWN, 1, False)]
+    assert all("launcher of its pod ended" in tell.fact.evidence for tell in of(actions, Tell))
+
+
+def test_launchers_that_end_again_and_again_are_counted_as_restarts() -> None:
+    pod = Pod().bring_up()
+    for _ in range(SETTINGS.max_restarts):
+        pod.feed(LauncherLost())
+        pod.feed(LauncherUp())
+        pod.say_hello()
+    pod.feed(LauncherLost())
+    assert pod.feed(LauncherUp()) == []
+    assert pod.phase() is SlotPhase.GIVEN_UP
+
+
+def test_a_pod_is_ready_while_every_slot_has_a_trainer() -> None:
+    pod = Pod(2)
+    assert readiness(pod.state) == "no launcher is connected"
+    pod.bring_up()
+    assert readiness(pod.state) == ""
+    pod.feed(SocketEnded(1, pod.life(1)))
+    assert readiness(pod.state) == "slot 1 is ending"
+    pod.feed(LeaveAsked("drained"))
+    assert readiness(pod.state) == "it leaves"
 
 
 def test_at_the_jobs_end_trainers_are_stopped_and_the_pod_leaves_when_they_have_ended() -> None:

@@ -165,11 +165,11 @@ class LocalJob:
         self.wait_until(ready)
 
     def kill_one(self, half: str) -> None:
-        """Kill -9 the supervisor or the launcher of the pod of the first rank."""
+        """Kill -9 the supervisor of the pod of the first rank, or its launcher and all trainers."""
         trainer = int(self.fetch("members")[0]["pid"])
-        launcher = int(Path(f"/proc/{trainer}/stat").read_text().rpartition(")")[2].split()[1])
         if half == "launcher":
-            os.kill(launcher, signal.SIGKILL)
+            # What an out-of-memory kill of the trainer container does.
+            os.killpg(os.getpgid(trainer), signal.SIGKILL)
             return
         # Both halves of a pod have its directory; only the supervisor is named after its module.
         pod = next(

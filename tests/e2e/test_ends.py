@@ -141,14 +141,13 @@ def test_a_user_error_in_the_workload_is_told_and_ends_the_run(
         assert processes_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("half", ["supervisor", "launcher"])
-def test_a_pod_of_which_one_half_dies_is_made_anew(tmp_path: Path, corpus: Path, half: str) -> None:
+def test_a_pod_whose_supervisor_dies_is_made_anew(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "gates").mkdir()
     layout = Layout(stages=1, lanes=2, spares=1)
     spec = make_job(layout, 5, corpus, tmp_path / "gates", [HELD_AT])
     with local_job(tmp_path, spec) as job:
         job.wait_for_members(HELD_AT, layout.num_cells)
-        job.kill_one(half)
+        job.kill_one("supervisor")
         # Its place is taken by the spare while the job is held, then the pod is made anew.
         job.wait_until(lambda: "is gone" in (tmp_path / "output.log").read_text())
         (tmp_path / "gates" / str(HELD_AT)).touch()

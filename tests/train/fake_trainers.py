@@ -64,6 +64,11 @@ def run(settings: TrainerSettings) -> int:
         line.send(
             kind="log", level="info", text=f"{torch.get_num_threads()} {settings.config.name}"
         )
+    if what == "print":
+        sys.stdout.write(f"said {value}\n")
+        sys.stdout.flush()
+        os.system("echo by a child >&2; printf 'without an end'")
+        return 0
     if what == "status":
         line.send(kind="status", phase="computing", waiting=False, step=1, progress=1, quorum=None)
     if what == "chat":

@@ -350,3 +350,29 @@ def test_a_trainer_that_cannot_be_found_is_refused_by_name(pod: Pod) -> None:
     assert done.returncode == 2
     assert "json:no_such_function" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_in_a_container_what_trainers_print_is_the_containers_output(pod: Pod) -> None:
+    environ = dict(os.environ)
+    environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-m", "mainstay_train.launcher", "--socket", pod.path]
+    command += ["--pod-dir", str(pod.dir), "--trainer", "fake_trainers:run"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+    ) as process:
+        launcher = pod.accept()
+        launcher.expect("launcher-hello")
+        for slot in range(2):
+            pod.fork(launcher, f"print:it {slot}", slot)
+            assert launcher.expect("exited")["code"] == 0
+        launcher.send(kind="stop")
+        output = process.communicate()[0].splitlines()
+    assert process.returncode == 0
+    for slot in range(2):
+        lines = [line for line in output if line.startswith(f"[slot {slot}] ")]
+        assert lines == [
+            f"[slot {slot}] said it {slot}",
+            f"[slot {slot}] by a child",
+            f"[slot {slot}] without an end",
+        ]
+    assert not list(pod.dir.glob("*.log"))

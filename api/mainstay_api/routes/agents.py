@@ -38,6 +38,8 @@ class Facts:
     """What was learnt, in order; told together, decided together."""
 
     facts: tuple[Fact, ...]
+    supervisor: str = ""
+    """Name of the supervisor's process that tells them, as in its registration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,9 @@ async def take_heartbeat(uid: UidDep, service: ServiceDep, heartbeat: Heartbeat)
 @router.post("/facts", responses=examples.PLAN_REPLY)
 async def learn_facts(uid: UidDep, service: ServiceDep, held: HeldDep, body: Facts) -> JSONResponse:
     """Learn facts and answer with the current plan; 409 with it when all facts are stale."""
-    outcome = await service.apply(uid, FactsLearnt(facts=body.facts), held)
+    outcome = await service.apply(
+        uid, FactsLearnt(facts=body.facts, supervisor=body.supervisor), held
+    )
     plan = codec.encode(outcome.state.plan) if outcome.state.plan else None
     if outcome.stale:
         raise stale_facts(outcome.reason, json.dumps(plan) if plan else None)
