@@ -1,0 +1,315 @@
+"""The chart as Helm renders it, judged by a real API server: valid objects, least rights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+from tests.chart.charts import (
+    CHART,
+    MATRIX,
+    MONITORING,
+    ROOT,
+    WORKLOADS,
+    container_of,
+    environment_of,
+    find,
+    render,
+)
+from tests.cluster.control_plane import ControlPlane
+
+from mainstay_api.settings import Settings as ApiSettings
+
+
+@pytest.fixture(scope="module")
+def restricted(control_plane: ControlPlane) -> str:
+    """A namespace that lets in restricted pods alone."""
+    return control_plane.make_namespace(
+        **{"pod-security.kubernetes.io/enforce": "restricted"}  # type: ignore[arg-type]
+    )
+
+
+def dry_run(plane: ControlPlane, objects: list[dict[str, Any]]) -> None:
+    text = yaml.safe_dump_all(objects)
+    command = ["apply", "--server-side", "--dry-run=server", "--validate=strict"]
+    plane.kubectl(*command, "--force-conflicts", "-f", "-", stdin=text)
+
+
+def test_helm_finds_nothing_to_complain_of(control_plane: ControlPlane) -> None:
+    control_plane.helm("lint", "--strict", str(CHART))
+
+
+@pytest.mark.parametrize("name", sorted(MATRIX))
+def test_what_is_rendered_is_valid(control_plane: ControlPlane, restricted: str, name: str) -> None:
+    objects = render(control_plane, restricted, *MATRIX[name])
+    dry_run(control_plane, objects)
+    for workload in (o for o in objects if o["kind"] in WORKLOADS):
+        template = workload["spec"]["template"]
+        # What is refused in a workload's pods is refused to its controller only, later.
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {**template["metadata"], "name": "p", "namespace": restricted},
+            "spec": {
+                **template["spec"],
+                "serviceAccountName": "default",
+                "priorityClassName": "",
+            },
+        }
+        claims = workload["spec"].get("volumeClaimTemplates", ())
+        pod["spec"]["volumes"] = [
+            *template["spec"].get("volumes", ()),
+            *({"name": c["metadata"]["name"], "emptyDir": {}} for c in claims),
+        ]
+        dry_run(control_plane, [pod])
+
+
+REFUSED = {
+    "a misspelt name": ("api.replica=2", "replica"),
+    "a misspelt section": ("rediss.enabled=true", "rediss"),
+    "no api": ("api.replicas=0", "api/replicas"),
+    "a number as a text": ("api.replicas=two", "api/replicas"),
+    "a port that is none": ("api.service.port=70000", "port"),
+    "a digest that is none": ("api.image.digest=latest", "digest"),
+    "a policy that is none": ("image.pullPolicy=Sometimes", "pullPolicy"),
+    "a namespace that is none": ("watchNamespaces={Team_A}", "watchNamespaces"),
+    "a namespace twice": ("watchNamespaces={a,a}", "watchNamespaces"),
+    "redis nowhere": ("redis.internal.enabled=false", "host"),
+    "redis as root": ("redis.internal.runAsUser=0", "runAsUser"),
+    "a size that is none": ("redis.internal.persistence.size=big", "size"),
+    "two operators": ("operator.replicas=2", "replicas"),
+    "an interval that is none": ("metrics.podMonitor.interval=often", "interval"),
+    "answers used for ever": ("api.reviewCacheSeconds=100000", "reviewCacheSeconds"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_values_that_cannot_be_meant_are_refused_by_name(
+    control_plane: ControlPlane, name: str
+) -> None:
+    value, words = REFUSED[name]
+    command = ["template", "mainstay", str(CHART), "--set", value]
+    said = control_plane.helm(*command, check=False)
+    assert "values don't meet the specifications of the schema" in said
+    assert words in said
+
+
+def test_every_value_is_in_the_schema_and_described() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def compare(schema: dict[str, Any], values: dict[str, Any], path: str) -> None:
+        known = schema.get("properties")
+        if known is None:
+            return
+        assert schema["additionalProperties"] is False, path
+        assert set(values) == set(known) - {"global"}, path
+        for key, value in values.items():
+            if isinstance(value, dict):
+                compare(known[key], value, f"{path}.{key}")
+
+    # The registry of an image is the chart's unless the component names one.
+    for component in ("operator", "api", "agent"):
+        values[component]["image"] |= {"registry": "", "pullPolicy": ""}
+    compare(schema, values, "values")
+
+
+def test_monitors_and_rules_are_left_out_where_nobody_would_read_them(
+    control_plane: ControlPlane,
+) -> None:
+    values = MATRIX["metrics"]
+    kinds = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    without = render(control_plane, "default", *values)
+    assert not kinds & {o["kind"] for o in without}
+    having = render(control_plane, "default", *values, options=("--api-versions", MONITORING))
+    found = {o["kind"]: o for o in having if o["kind"] in kinds}
+    assert set(found) == kinds
+    labels = container_labels(find(having, "Deployment", "mainstay-api"))
+    for kind, endpoints in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
+        spec = found[kind]["spec"]
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        assert [(e["port"], e["path"]) for e in spec[endpoints]] == [("http", "/metrics")]
+    assert found["PrometheusRule"]["metadata"]["labels"]["release"] == "prometheus"
+
+
+def container_labels(workload: dict[str, Any]) -> dict[str, str]:
+    return dict(workload["spec"]["template"]["metadata"]["labels"])
+
+
+def test_all_our_images_are_named_by_the_values(control_plane: ControlPlane) -> None:
+    objects = render(control_plane, "default", *MATRIX["images"])
+    operator = find(objects, "Deployment", "mainstay-operator")
+    api = find(objects, "Deployment", "mainstay-api")
+    digest = "sha256:" + "0123456789abcdef" * 4
+    team = "images.example.com/team"
+    assert container_of(api)["image"] == f"{team}/mainstay-api@{digest}"
+    assert container_of(operator)["image"] == f"{team}/mainstay-operator:v9"
+    environment = environment_of(operator)
+    assert environment["MAINSTAY_AGENT_IMAGE"] == "other.example.com/mainstay-agent:1.2.3"
+    assert environment["MAINSTAY_AGENT_PULL_POLICY"] == "Always"
+    spec = api["spec"]["template"]["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+
+
+@pytest.mark.parametrize("name", sorted(MATRIX))
+def test_the_api_can_read_the_settings_that_the_chart_gives(
+    control_plane: ControlPlane, name: str
+) -> None:
+    objects = render(control_plane, "spaces", *MATRIX[name])
+    apis = [
+        o for o in objects if o["kind"] == "Deployment" and o["metadata"]["name"].endswith("-api")
+    ]
+    environment = {
+        key: value if isinstance(value, str) else "from a secret"
+        for key, value in environment_of(apis[0]).items()
+    }
+    # What the kubelet adds.
+    settings = ApiSettings.from_environment({**environment, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert settings.host == "0.0.0.0"
+    account = "mine" if name == "own accounts" else "mainstay-operator"
+    account = "something-else-operator" if name == "another name" else account
+    assert settings.operator_user == f"system:serviceaccount:spaces:{account}"
+    if name == "external redis":
+        assert settings.redis_url == "rediss://mainstay@redis.example.com:6380/0"
+        assert settings.redis_ca_file == "/etc/mainstay/redis/ca.crt"
+
+
+def test_the_operator_can_read_the_settings_that_the_chart_gives(
+    control_plane: ControlPlane,
+) -> None:
+    settings = pytest.importorskip("mainstay_operator.settings")
+    objects = render(control_plane, "spaces", "watchNamespaces={a,b}")
+    environment = environment_of(find(objects, "Deployment", "mainstay-operator"))
+    known = {settings.variable_of(name) for name in settings.Settings.__dataclass_fields__}
+    assert set(environment) <= known, "the operator would not read these"
+    read = settings.parse([], environment)
+    assert read.namespace_list == ("a", "b")
+    assert read.api_url == "http://mainstay-api.spaces.svc:8080"
+    everywhere = render(control_plane, "spaces", "rbac.cluster=true")
+    environment = environment_of(find(everywhere, "Deployment", "mainstay-operator"))
+    assert settings.parse([], environment).namespace_list == ()
+
+
+def test_the_manifest_is_what_the_chart_renders(control_plane: ControlPlane, tmp_path: Any) -> None:
+    helm = control_plane.tools / "helm"
+    command = [sys.executable, str(ROOT / "scripts/manifests.py"), "--check"]
+    environment = {"HELM": str(helm), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_manifest_holds_no_password_and_is_valid(control_plane: ControlPlane) -> None:
+    objects = list(yaml.safe_load_all((ROOT / "manifests/install.yaml").read_text()))
+    assert not [o for o in objects if o["kind"] == "Secret"]
+    if control_plane.api.find("/api/v1/namespaces/mainstay-system") is None:
+        control_plane.make_namespace("mainstay-system")
+    dry_run(control_plane, objects)
+
+
+def test_a_release_goes_in_is_upgraded_with_its_password_and_leaves_nothing(
+    control_plane: ControlPlane,
+) -> None:
+    namespace = control_plane.make_namespace()
+    # The CRD is the whole cluster's, and other tests use it.
+    options = ["--namespace", namespace, "--set", "crds.enabled=false,fullnameOverride=told"]
+    before = what_is_there(control_plane, namespace)
+    said = control_plane.helm("install", "told", str(CHART), *options)
+    # The three next commands.
+    assert said.count("\n  kubectl ") == 3
+    path = f"/api/v1/namespaces/{namespace}/secrets/told-redis"
+    password = control_plane.api.get(path)["data"]["password"]
+    assert len(password) > 40
+    more = ["--set", "api.replicas=3,operator.quarantineNodes=true"]
+    control_plane.helm("upgrade", "told", str(CHART), *options, *more)
+    assert control_plane.api.get(path)["data"]["password"] == password
+    deployments = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+    assert control_plane.api.get(f"{deployments}/told-api")["spec"]["replicas"] == 3
+    control_plane.helm("uninstall", "told", "--namespace", namespace)
+    control_plane.api.wait(f"{deployments}/told-api", lambda found: found is None)
+    assert what_is_there(control_plane, namespace) == before
+
+
+def what_is_there(plane: ControlPlane, namespace: str) -> set[str]:
+    kinds = "deployments,statefulsets,services,secrets,serviceaccounts,roles,rolebindings,pdb"
+    listed = plane.kubectl("get", kinds, "-n", namespace, "-o", "name").split()
+    wide = plane.kubectl("get", "clusterroles,clusterrolebindings", "-o", "name").split()
+    return {*listed, *(name for name in wide if namespace in name)}
+
+
+RIGHTS = {
+    # (account, verb, resource, where): by default, and with quarantine
+    ("operator", "patch", "trainingjobs.mainstay.dev/status", "own"): True,
+    ("operator", "create", "pods", "own"): True,
+    ("operator", "delete", "pods", "own"): True,
+    ("operator", "create", "pods", "other"): False,
+    ("operator", "get", "secrets", "own"): True,
+    ("operator", "list", "secrets", "own"): False,
+    ("operator", "get", "secrets", "other"): False,
+    ("operator", "create", "pods/exec", "own"): False,
+    ("operator", "create", "roles.rbac.authorization.k8s.io", "own"): False,
+    ("operator", "delete", "trainingjobs.mainstay.dev", "own"): False,
+    ("operator", "list", "nodes", "cluster"): True,
+    ("operator", "patch", "nodes", "cluster"): False,
+    ("operator", "create", "tokenreviews.authentication.k8s.io", "cluster"): False,
+    ("api", "create", "tokenreviews.authentication.k8s.io", "cluster"): True,
+    ("api", "create", "subjectaccessreviews.authorization.k8s.io", "cluster"): True,
+    ("api", "get", "trainingjobs.mainstay.dev", "own"): True,
+    ("api", "get", "trainingjobs.mainstay.dev", "other"): False,
+    ("api", "patch", "trainingjobs.mainstay.dev", "own"): False,
+    ("api", "get", "secrets", "own"): False,
+    ("api", "list", "pods", "own"): False,
+    ("api", "list", "nodes", "cluster"): False,
+}
+
+
+def test_everybody_may_what_they_need_and_nothing_else(control_plane: ControlPlane) -> None:
+    system, own, other = (control_plane.make_namespace() for _ in range(3))
+    places = {"own": own, "other": other, "cluster": ""}
+
+    def install(*more: str) -> None:
+        objects = render(control_plane, system, f"watchNamespaces={{{own}}}", *more)
+        for o in objects:
+            if o["kind"] == "ServiceAccount" or o["kind"].startswith(("Role", "ClusterRole")):
+                control_plane.api.apply(o, system)
+
+    def may(account: str, verb: str, resource: str, where: str) -> bool:
+        name, _, rest = resource.partition(".")
+        group, _, below = rest.partition("/")
+        name, _, part = name.partition("/")
+        spec = {
+            "user": f"system:serviceaccount:{system}:mainstay-{account}",
+            "resourceAttributes": {
+                "namespace": places[where],
+                "verb": verb,
+                "group": group,
+                "resource": name,
+                "subresource": below or part,
+            },
+        }
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        return bool(control_plane.api.create(path, {"spec": spec})["status"]["allowed"])
+
+    install()
+    found = {question: may(*question) for question in RIGHTS}
+    assert found == RIGHTS
+    install("operator.quarantineNodes=true", "rbac.cluster=true")
+    for question, expected in RIGHTS.items():
+        account, verb, resource, where = question
+        widened = (where == "other" and verb in ("create", "get")) or resource == "nodes"
+        if account == "operator" and widened and verb != "list":
+            assert may(*question), question
+        elif where != "other":
+            assert may(*question) == expected, question
+
+
+def test_a_name_that_is_too_long_is_cut_where_names_still_differ(
+    control_plane: ControlPlane,
+) -> None:
+    long = "a-release-with-a-name-of-fifty-three-characters-12345"
+    rendered = control_plane.helm("template", long, str(CHART), "-n", "n" * 63)
+    names = [o["metadata"]["name"] for o in yaml.safe_load_all(rendered) if o]
+    assert all(len(name) <= 63 for name in names if ":" not in name and "." not in name)
