@@ -81,6 +81,8 @@ class Operator:
     async def start(self, settings: kopf.OperatorSettings, **kwargs: Any) -> None:
         """Open the lines to the cluster and the api."""
         configure(settings)
+        # Namespaced rights let nobody watch namespaces and CRDs: kopf would try for half a minute.
+        settings.scanning.disabled = bool(self._settings.namespace_list)
         self._pods = kwargs["pods_by_job"]
         self._node_index = kwargs.get("nodes_by_name", {})
         own = self._settings

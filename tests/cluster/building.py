@@ -131,6 +131,7 @@ def trainer_template(**container: Any) -> dict[str, Any]:
                     "name": "trainer",
                     "image": BASE,
                     "imagePullPolicy": "IfNotPresent",
+                    "command": ["python3", "-m", "mainstay_train.launcher"],
                     "env": [
                         {"name": "PYTHONPATH", "value": SITE},
                         {"name": "OMP_NUM_THREADS", "value": "1"},

@@ -32,9 +32,15 @@ async def carry(
 
 
 async def serve(listening: socket.socket, host: str, port: int) -> None:
-    server = await asyncio.start_server(
-        lambda reader, writer: carry(reader, writer, host, port), sock=listening
-    )
+    carrying: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Held here: the loop itself lets go of tasks that still wait.
+        task = asyncio.create_task(carry(reader, writer, host, port))
+        carrying.add(task)
+        task.add_done_callback(carrying.discard)
+
+    server = await asyncio.start_server(accept, sock=listening)
     await server.serve_forever()
 
 
