@@ -1,0 +1,146 @@
+"""Mainstay on a real cluster: the chart installed by Helm, images from the Dockerfile, and jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.cluster import building
+from tests.cluster.client import Object
+from tests.cluster.cluster import Cluster
+from tests.cluster.toolbox import Say
+
+ROOT = Path(__file__).parents[2]
+RELEASE = "mainstay"
+SYSTEM = "mainstay-system"
+JOBS = "jobs"
+REDIS_USER = 999
+TRAINING_JOBS = f"/apis/mainstay.dev/v1alpha1/namespaces/{JOBS}/trainingjobs"
+VALUES: dict[str, Any] = {
+    "image": {"registry": building.REGISTRY, "tag": building.TAG},
+    "watchNamespaces": [JOBS],
+    "api": {"replicas": 2},
+    "redis": {
+        "internal": {
+            "image": {
+                "registry": building.REGISTRY,
+                "repository": "debian",
+                "tag": f"{building.SUITE}-slim",
+            },
+            "runAsUser": REDIS_USER,
+        }
+    },
+}
+MODEL = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 64, "sequence": 16}
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+class Platform:
+    """An installed release. Its own namespace enforces restricted pods; jobs run in another."""
+
+    def __init__(self, cluster: Cluster, say: Say) -> None:
+        self.cluster = cluster
+        self.api = cluster.api
+        self.gates = cluster.dir / "gates"
+        self.gates.mkdir()
+        self.gates.chmod(0o777)
+        if not (cluster.dir / "build").exists():
+            cluster.add_image(building.build_images(cluster.dir / "build", say))
+        cluster.make_namespace(SYSTEM, **RESTRICTED)
+        cluster.make_namespace(JOBS)
+        self._make_volume()
+
+    def install(self, **values: Any) -> str:
+        """Install or upgrade the release; wait until all of it is ready; return Helm's words."""
+        path = self.cluster.dir / "values.json"
+        path.write_text(json.dumps({**VALUES, **values}))
+        chart = str(ROOT / "charts" / "mainstay")
+        action = ["upgrade", "--install", RELEASE, chart, "-n", SYSTEM]
+        return self.cluster.helm(*action, "-f", str(path), "--wait", "--timeout", "3m")
+
+    def apply(self, job: Object) -> Object:
+        return self.api.apply(job, JOBS)
+
+    def job(self, name: str) -> Object:
+        return self.api.get(f"{TRAINING_JOBS}/{name}")
+
+    def wait(self, name: str, until: Callable[[Object | None], Any], what: str = "") -> Object:
+        seen = self.api.wait(f"{TRAINING_JOBS}/{name}", until, what)
+        return seen or {}
+
+    def pods(self, name: str) -> list[Object]:
+        """The job's pods that are not on their way out, by index."""
+        listed = self.api.list(
+            f"/api/v1/namespaces/{JOBS}/pods", labelSelector=f"mainstay.dev/job-name={name}"
+        )
+        pods = [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def open_gates(self, *steps: int) -> None:
+        for step in steps:
+            (self.gates / str(step)).touch()
+
+    def fetch(self, uid: str, what: str) -> Any:
+        """A part of a job as the api shows it to a person with the admin's rights."""
+        url = self.cluster.reach(f"{RELEASE}-api", SYSTEM)
+        token = self.cluster.tokens["admin"]
+        answer = httpx.get(
+            f"{url}/v1/jobs/{uid}/{what}",
+            headers={"Authorization": f"Bearer {token}"},
+            trust_env=False,
+            timeout=30,
+        )
+        answer.raise_for_status()
+        return answer.json()
+
+    def _make_volume(self) -> None:
+        """The volume that the store claims: the cluster has nobody who makes volumes."""
+        data = self.cluster.dir / "redis"
+        data.mkdir()
+        os.chown(data, REDIS_USER, REDIS_USER)
+        self.api.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": "redis"},
+                "spec": {
+                    "capacity": {"storage": "8Gi"},
+                    "accessModes": ["ReadWriteOnce"],
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "hostPath": {"path": str(data)},
+                },
+            }
+        )
+
+
+def make_job(platform: Platform, name: str, steps: int, *gates: int, **spec: Any) -> Object:
+    """A tiny job of three lanes, a pod each, and a spare; it waits before the steps of ``gates``."""
+    template = building.trainer_template()
+    container = template["spec"]["containers"][0]
+    mounts = {"gates": (platform.gates, "/gates"), "code": (ROOT / "tests" / "e2e", "/code")}
+    for volume, (path, target) in mounts.items():
+        template["spec"]["volumes"].append({"name": volume, "hostPath": {"path": str(path)}})
+        container["volumeMounts"].append({"name": volume, "mountPath": target})
+    container["resources"] = {"limits": {"memory": "1Gi"}}
+    return {
+        "apiVersion": "mainstay.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "training": {"steps": steps, "seed": 11, "lanes": 3, "shardsPerLane": 1},
+            "parallelism": {"replicas": 3, "minReplicas": 1, "stages": 1},
+            "spares": {"replicas": 1},
+            "runtime": {"device": "CPU", "backend": "Gloo"},
+            "workload": {
+                "entrypoint": "/code/gated_llama.py:workload",
+                "config": MODEL,
+                "args": ["/gates", *map(str, gates)],
+            },
+            "template": template,
+            **spec,
+        },
+    }
