@@ -123,7 +123,7 @@ buildah rm "$container"
 def trainer_template(**container: Any) -> dict[str, Any]:
     """A job's pod template: Debian's Python, with torch from this environment, read-only."""
     if sys.version_info[:2] != (3, 11):
-        raise CannotRunError("training pods mount this environment's torch: it needs Python 3.11")
+        raise CannotRunError("training pods mount this environment's torch: needs Python 3.11")
     return {
         "spec": {
             "containers": [

@@ -118,7 +118,7 @@ class Platform:
 
 
 def make_job(platform: Platform, name: str, steps: int, *gates: int, **spec: Any) -> Object:
-    """A tiny job of three lanes, a pod each, and a spare; it waits before the steps of ``gates``."""
+    """A tiny job of three lanes, a pod each, and a spare; it waits before steps with gates."""
     template = building.trainer_template()
     container = template["spec"]["containers"][0]
     mounts = {"gates": (platform.gates, "/gates"), "code": (ROOT / "tests" / "e2e", "/code")}
