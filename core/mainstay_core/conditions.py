@@ -107,6 +107,8 @@ class JobSeen:
     initialized: bool = False
     invalid: str = ""
     """Why the specification cannot be used."""
+    refused: str = ""
+    """Why the newest change of the specification was not taken."""
     api_problem: str = ""
     """Why the api has not said anything lately; empty if it has."""
     summary: JobSummary | None = None
@@ -276,6 +278,8 @@ def _degraded(seen: JobSeen) -> Condition:
     if seen.problems and not over:
         reason, message = seen.problems[0]
         return Condition(type=kind, status=True, reason=reason, message=message)
+    if seen.refused and not over:
+        return Condition(type=kind, status=True, reason="ChangeRefused", message=seen.refused)
     unknown = _unknown(seen, kind)
     if unknown is not None:
         return unknown

@@ -107,7 +107,12 @@ def find_losses(
 
 def is_lost(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
     """Whether an existing pod is surely gone: it has ended, or its node is no more."""
-    return pod.ended or (nodes is not None and bool(pod.node) and pod.node not in nodes)
+    return pod.ended or _has_lost_node(pod, nodes)
+
+
+def _has_lost_node(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+    node = nodes.get(pod.node) if nodes is not None else None
+    return node is not None and node.gone
 
 
 def _why_lost(
@@ -116,7 +121,7 @@ def _why_lost(
     """Return the cause, and the evidence in one sentence."""
     if pod.ended_for:
         return LossCause.ENDED, f"the operator ended pod {pod.name}: {pod.ended_for}"
-    if nodes is not None and pod.node and pod.node not in nodes:
+    if _has_lost_node(pod, nodes):
         return LossCause.NODE_LOST, f"node {pod.node} of pod {pod.name} is no more"
     if pod.disruption is not None:
         why = f"pod {pod.name} on node {pod.node or '(none)'} was {pod.disruption.value}"

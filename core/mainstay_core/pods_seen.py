@@ -103,6 +103,8 @@ class SeenNode:
     """One node of the cluster."""
 
     name: str
+    gone: bool = False
+    """Its object was seen and then deleted. A node that was never seen may just be new."""
     ready: bool = True
     cordoned: bool = False
     taints: tuple[Taint, ...] = ()

@@ -16,6 +16,8 @@ from mainstay_core.ids import PodUid
 from mainstay_core.pod_losses import Loss, Wishes, find_losses, is_lost
 from mainstay_core.pods_seen import SeenNode, SeenPod, Taint, Toleration
 
+KEEP_FAILED = 3
+"""Failed pods that are left for their logs."""
 HINT_TAINTS = frozenset(
     {
         "node.kubernetes.io/not-ready",
@@ -108,16 +110,12 @@ def plan_repair(
         if p.uid in leaves and p.uid in wishes.living and p.uid not in wishes.leaving
     ]
     kept, ending = _sort_out(living, leaves, wishes, policy, now_s)
-    ending += [
-        PodEnd(uid=p.uid, name=p.name, why="it has ended")
-        for p in existing
-        if p.ended and not p.terminating and not wishes.over
-    ]
+    ending += [] if wishes.over else _swept(existing)
     ending += _forced(existing, nodes, wishes, policy, now_s)
     wanted = 0 if wishes.over or wishes.suspended else wishes.num_pods
     missing = max(0, wanted - len(kept))
     spent = sum(at_s > now_s - policy.window_s for at_s in counted)
-    spent += sum(loss.counts for loss in losses if loss.uid not in accounted)
+    spent += sum(loss.counts and loss.uid not in accounted for loss in losses)
     held_back = min(missing, max(0, spent - policy.max_repairs))
     make = free_indexes([*(p.index for p in existing), *taken], missing - held_back)
     return Repair(
@@ -217,6 +215,14 @@ def _stuck_on_image(living: list[SeenPod], policy: RepairPolicy, now_s: float) -
     ]
 
 
+def _swept(pods: list[SeenPod]) -> list[PodEnd]:
+    """Pods that have ended: a few that failed stay for their logs, the newest."""
+    ended = [p for p in pods if p.ended and not p.terminating]
+    failed = sorted((p for p in ended if p.failure), key=lambda p: (p.created_at_s, p.uid))
+    kept = {p.uid for p in failed[-KEEP_FAILED:]}
+    return [_end(p, "it has ended") for p in ended if p.uid not in kept]
+
+
 def _forced(
     pods: list[SeenPod],
     nodes: Mapping[str, SeenNode] | None,
@@ -239,7 +245,8 @@ def _forced(
         if p.terminating
         and p.ends_by_s <= late_s
         and p.uid not in wishes.living
-        and not (p.node in nodes and nodes[p.node].ready)
+        and p.node in nodes
+        and (nodes[p.node].gone or not nodes[p.node].ready)
     ]
 
 

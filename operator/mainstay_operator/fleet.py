@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from mainstay_core.ids import PodUid
 from mainstay_core.pods_seen import SeenNode, SeenPod
 from mainstay_operator.api_line import ApiLine
 from mainstay_operator.hands import Hands
@@ -77,18 +76,20 @@ class Fleet:
         if task is not None:
             task.cancel()
 
-    def learn_pod(self, job: str, uid: PodUid, *, deleted: bool) -> None:
+    def learn_pod(self, job: str, pod: SeenPod, *, deleted: bool) -> None:
         """Learn that a pod of a job has changed, or is no more."""
         self._hear()
         keeper = self._keepers.get(job)
         if keeper is not None:
             if deleted:
-                keeper.pods.note_deleted(uid)
+                keeper.pods.note_deleted(pod)
             keeper.wake()
 
-    def learn_node(self) -> None:
-        """Learn that some node is not what it was."""
+    def learn_node(self, *, changed: bool) -> None:
+        """Learn of a node; wake the jobs if it is not what it was."""
         self._hear()
+        if not changed:
+            return
         for keeper in self._keepers.values():
             keeper.wake()
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import kopf
 
-from mainstay_core.ids import PodUid
 from mainstay_core.pods_seen import SeenNode, SeenPod
 from mainstay_operator.api_line import ApiLine
 from mainstay_operator.fleet import Fleet
@@ -51,7 +50,7 @@ class Operator:
         self._fleet: Fleet | None = None
         self._kube: KubeClient | None = None
         self._pods: Mapping[str, Iterable[SeenPod]] = {}
-        self._node_index: Mapping[str, Iterable[SeenNode]] = {}
+        self._nodes: dict[str, SeenNode] = {}
 
     @property
     def fleet(self) -> Fleet:
@@ -74,6 +73,7 @@ class Operator:
         kopf.index("pods", labels=of_jobs, registry=registry, id="pods_by_job")(self.index_pod)
         kopf.on.event("pods", labels=of_jobs, registry=registry, id="pod")(self.on_pod)
         if self._settings.watch_nodes:
+            # An index, though nobody reads it: what is indexed is listed before anything is done.
             kopf.index("nodes", registry=registry, id="nodes_by_name")(self.index_node)
             kopf.on.event("nodes", registry=registry, id="node")(self.on_node)
         return registry
@@ -84,14 +84,13 @@ class Operator:
         # Namespaced rights let nobody watch namespaces and CRDs: kopf would try for half a minute.
         settings.scanning.disabled = bool(self._settings.namespace_list)
         self._pods = kwargs["pods_by_job"]
-        self._node_index = kwargs.get("nodes_by_name", {})
         own = self._settings
         self._kube = await self._stack.enter_async_context(KubeClient(qps=own.qps, burst=own.burst))
         api = await self._stack.enter_async_context(ApiLine(own.api_url, own.read_token))
         instance = os.environ.get("HOSTNAME") or socket.gethostname()
         self._fleet = Fleet(
             indexed=lambda uid: tuple(self._pods.get(uid, ())),
-            nodes=self._nodes if own.watch_nodes else lambda: None,
+            nodes=lambda: self._nodes if own.watch_nodes else None,
             hands=Hands(self._kube, own, instance),
             api=api,
             settings=own,
@@ -124,23 +123,27 @@ class Operator:
     async def on_pod(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         """A pod of a job has changed, or is no more."""
         metadata = body["metadata"]
-        job, uid = metadata["labels"][LABEL_UID], PodUid(metadata["uid"])
-        self.fleet.learn_pod(job, uid, deleted=event["type"] == "DELETED")
+        deleted = event["type"] == "DELETED"
+        self.fleet.learn_pod(metadata["labels"][LABEL_UID], see_pod(body), deleted=deleted)
 
-    async def on_node(self, **_: Any) -> None:
-        """A node has changed, or is no more."""
-        self.fleet.learn_node()
+    async def on_node(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+        """A node has changed, or is no more. Most changes are its heartbeats: no news."""
+        node = see_node(body)
+        if event["type"] == "DELETED":
+            node = SeenNode(name=node.name, gone=True)
+        changed = self._nodes.get(node.name) != node
+        self._nodes[node.name] = node
+        self.fleet.learn_node(changed=changed)
 
     def index_pod(self, body: kopf.Body, **_: Any) -> dict[str, SeenPod]:
         """Pods by the uid of their job."""
         return {body["metadata"]["labels"][LABEL_UID]: see_pod(body)}
 
     def index_node(self, body: kopf.Body, **_: Any) -> dict[str, SeenNode]:
-        """Nodes by name."""
-        return {body["metadata"]["name"]: see_node(body)}
-
-    def _nodes(self) -> Mapping[str, SeenNode]:
-        return {name: next(iter(self._node_index[name])) for name in self._node_index}
+        """Nodes by name; what is seen of them is kept, as deleted ones count as well."""
+        node = see_node(body)
+        self._nodes.setdefault(node.name, node)
+        return {}
 
 
 def configure(settings: kopf.OperatorSettings) -> None:

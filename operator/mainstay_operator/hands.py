@@ -22,6 +22,7 @@ from mainstay_operator.resources import (
     GROUP,
     KIND,
     LABEL_UID,
+    PLURAL,
     STATUS_MANAGER,
     VERSION,
     JobView,
@@ -72,23 +73,20 @@ class Hands:
 
     async def add_finalizer(self, view: JobView) -> None:
         """Have a deletion wait until the job's record is dealt with."""
-        patch = {
-            "metadata": {
-                "resourceVersion": view.resource_version,
-                "finalizers": [*view.finalizers, FINALIZER],
-            }
-        }
-        await self.kube.merge("trainingjobs", view.namespace, view.name, patch)
+        await self._set_finalizers(view, [*view.finalizers, FINALIZER])
 
     async def remove_finalizer(self, view: JobView) -> None:
         """Let a deletion go on."""
-        patch = {
-            "metadata": {
-                "resourceVersion": view.resource_version,
-                "finalizers": [f for f in view.finalizers if f != FINALIZER],
-            }
-        }
-        await self.kube.merge("trainingjobs", view.namespace, view.name, patch)
+        await self._set_finalizers(view, [f for f in view.finalizers if f != FINALIZER])
+
+    async def _set_finalizers(self, view: JobView, finalizers: list[str]) -> None:
+        """Replace the list, unless the object has changed meanwhile: then the next look does."""
+        metadata = {"resourceVersion": view.resource_version, "finalizers": finalizers}
+        try:
+            await self.kube.merge(PLURAL, view.namespace, view.name, {"metadata": metadata})
+        except KubeError as error:
+            if error.status != 409:
+                raise
 
     async def keep_objects(self, view: JobView) -> None:
         """Make, or bring back to what they should be, the objects beside the pods."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from mainstay_core.conditions import (
@@ -19,15 +19,16 @@ from mainstay_core.conditions import (
     count_pods,
     find_problems,
 )
-from mainstay_core.ids import PodUid
 from mainstay_core.pod_losses import Loss, Wishes, find_losses
-from mainstay_core.pods_seen import SeenNode, SeenPod
+from mainstay_core.pods_seen import SeenNode
 from mainstay_core.repairing import Repair, plan_repair
 from mainstay_operator import lifecycle, reporting, telling
 from mainstay_operator.api_line import ApiError, ApiLine
 from mainstay_operator.events import Note
 from mainstay_operator.hands import Hands, NameTakenError
 from mainstay_operator.kube import KubeError
+from mainstay_operator.memory import Memory
+from mainstay_operator.observing import see_pod
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.reporting import PodRecord
 from mainstay_operator.resources import FINALIZER, LABEL_UID, JobView
@@ -37,47 +38,14 @@ logger = logging.getLogger(__name__)
 
 COALESCE_S = 0.05
 """Events that come so close together are one look."""
-OBJECTS_S = 600.0
-"""Between two applies of objects that nobody is known to have changed."""
+OBJECTS_EVERY = 10
+"""Looks at everything between two applies of objects that nobody is known to have changed."""
 RESTORE_S = 30.0
 """A store that lost a running job is restored by its supervisors; after so long the job is
 submitted anew."""
 MAX_BACKOFF_S = 30.0
 EVENTS_OLD_S = 900.0
 """What happened so long before the operator came is not told again."""
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What a keeper knows beside the job itself; all of it can be found out again."""
-
-    record: PodRecord
-    wishes: Wishes | None = None
-    wishes_at_s: float = 0.0
-    summary: Mapping[str, Any] | None = None
-    summary_at_s: float = 0.0
-    api_problem: str = "the api has not been asked yet"
-    submitted: int = -1
-    """Generation that the api was given last."""
-    unknown_since_s: float = 0.0
-    objects_at_s: float = -OBJECTS_S
-    min_available: int = -1
-    before: dict[PodUid, SeenPod] = field(default_factory=dict)
-    """Pods that lived at the last look, and lost ones that the api was not told of yet."""
-    accounted: set[PodUid] = field(default_factory=set)
-    """Losses that were told as Events and counted."""
-    taken: set[int] = field(default_factory=set)
-    """Indexes whose names belong to pods of somebody else."""
-    repair: Repair | None = None
-    status: Mapping[str, Any] = field(default_factory=dict)
-    status_at_s: float = 0.0
-    recoveries_told: int = -1
-    resync_at_s: float = 0.0
-    told_ends: dict[tuple[PodUid, str], int] = field(default_factory=dict)
-    """Restarts by pod and container that were told as Events."""
-    told: set[tuple[str, str]] = field(default_factory=set)
-    """Reason and key of what was told of recoveries."""
-    deadline: str = ""
 
 
 class Keeper:
@@ -109,7 +77,7 @@ class Keeper:
         self._api = api
         self._settings = settings
         self._wake = asyncio.Event()
-        self._memory = _Memory(record=PodRecord.of_status(view.status), status=view.status)
+        self._memory = Memory(record=PodRecord.of_status(view.status), status=view.status)
         self._started_s = time.time()
         self.looked_at_s = 0.0
         """Monotonic clock of the last finished look."""
@@ -165,9 +133,10 @@ class Keeper:
             await self._write_status()
             return False
         now_s = time.time()
-        if now_s - memory.objects_at_s > OBJECTS_S or memory.submitted != view.generation:
+        late_s = OBJECTS_EVERY * self._settings.resync_s
+        if now_s - memory.objects_at_s > late_s or memory.submitted != view.generation:
             await self._hands.keep_objects(view)
-            memory.objects_at_s = now_s
+            memory.objects_at_s, memory.min_available = now_s, -1
         await self._resync(now_s)
         await self._tell_losses()
         await self._ask_api()
@@ -187,13 +156,16 @@ class Keeper:
         listed = await self._hands.kube.list(
             "pods", self.view.namespace, f"{LABEL_UID}={self.view.uid}"
         )
-        if self.pods.put_right((PodUid(p["metadata"]["uid"]) for p in listed), known):
-            logger.warning("%s: the watch has missed the end of pods", self.view.name)
+        if self.pods.put_right(map(see_pod, listed), known):
+            logger.warning("%s: the watch has missed pods", self.view.name)
         self._memory.resync_at_s = now_s
 
     async def _tell_losses(self) -> None:
         """Tell of pods that are gone at once, by what the api was last heard to want."""
         memory = self._memory
+        words = self.pods.last_words
+        memory.before |= {uid: pod for uid, pod in words.items() if uid in memory.before}
+        words.clear()
         if memory.wishes is None:
             return
         losses = find_losses(
@@ -216,10 +188,7 @@ class Keeper:
         """Submit the job if it is due, pass on what was asked for, learn what is wanted."""
         memory, view = self._memory, self.view
         try:
-            if memory.submitted != view.generation:
-                await self._api.submit(view.uid, view.namespace, view.manifest)
-                memory.submitted = view.generation
-                memory.wishes_at_s = 0.0
+            await self._submit()
             memory.deadline = memory.deadline or lifecycle.find_deadline(
                 view, memory.status, time.time()
             )
@@ -235,9 +204,26 @@ class Keeper:
             if error.unknown_job:
                 self._note_unknown()
 
+    async def _submit(self) -> None:
+        """Make the job known, or what changed in it; what is refused is shown, not repeated."""
+        memory, view = self._memory, self.view
+        if memory.submitted == view.generation:
+            return
+        try:
+            await self._api.submit(view.uid, view.namespace, view.manifest)
+            memory.refused = ""
+        except ApiError as error:
+            if not error.refused:
+                raise
+            memory.refused = str(error)
+        memory.submitted = view.generation
+        memory.wishes_at_s = 0.0
+
     def _note_unknown(self) -> None:
         """The api does not know the job: its supervisors restore it, else it is submitted anew."""
         memory, now_s = self._memory, time.time()
+        if memory.refused:
+            return
         memory.unknown_since_s = memory.unknown_since_s or now_s
         nobody = not any(p.ready for p in self.pods.list())
         if nobody or now_s - memory.unknown_since_s > RESTORE_S:
@@ -288,6 +274,8 @@ class Keeper:
     def _account(self, losses: tuple[Loss, ...]) -> list[Note]:
         """Count losses once, however often they are seen; return what to tell of them."""
         memory = self._memory
+        if memory.wishes is not None and memory.wishes.over:
+            return []  # they have done their work
         new = [loss for loss in losses if loss.uid not in memory.accounted]
         memory.record = memory.record.with_losses(new)
         memory.accounted |= {loss.uid for loss in new}
@@ -370,8 +358,9 @@ class Keeper:
         wanted = wishes.num_pods if wishes is not None else (view.job.num_pods if view.job else 0)
         serving = wishes.serving if wishes is not None else 0
         return JobSeen(
-            initialized=memory.submitted >= 0,
-            invalid=view.invalid,
+            initialized=memory.wishes is not None,
+            invalid=view.invalid or (memory.refused if memory.wishes is None else ""),
+            refused=memory.refused,
             api_problem=memory.api_problem,
             summary=summary,
             pods=count_pods(pods, wishes, wanted, serving),

@@ -26,6 +26,8 @@ class PodCache:
         """Made by us, not yet shown by the watch."""
         self._gone: set[PodUid] = set()
         """Not there any more, though the watch has not said so."""
+        self.last_words: dict[PodUid, SeenPod] = {}
+        """Deleted pods as they were at the very end; whoever has used them removes them."""
 
     def list(self) -> tuple[SeenPod, ...]:
         """Return the pods that exist, as far as is known."""
@@ -39,22 +41,25 @@ class PodCache:
         """Learn of pods that were just made."""
         self._made |= {p.uid: p for p in pods}
 
-    def note_deleted(self, uid: PodUid) -> None:
-        """Learn from the watch that a pod is no more."""
-        self._made.pop(uid, None)
+    def note_deleted(self, pod: SeenPod) -> None:
+        """Learn from the watch that a pod is no more, and how it was at the end."""
+        self._made.pop(pod.uid, None)
+        self.last_words[pod.uid] = pod
 
-    def put_right(self, listed: Iterable[PodUid], since: Iterable[PodUid]) -> bool:
+    def put_right(self, listed: Iterable[SeenPod], since: Iterable[PodUid]) -> bool:
         """Learn from a list which pods there are; return whether something was wrong.
 
         Args:
-            listed: uids that a list has shown.
+            listed: what the list has shown.
             since: uids that were known before the list was asked for: what came
                 later may be missing in it.
         """
-        there = set(listed)
-        missing = {uid for uid in since if uid not in there}
-        found = {p.uid for p in self.list()} & missing
-        self._gone |= found
-        for uid in found:
+        there = {p.uid: p for p in listed}
+        known = {p.uid for p in self.list()}
+        missing = {uid for uid in since if uid not in there} & known
+        self._gone |= missing
+        for uid in missing:
             self._made.pop(uid, None)
-        return bool(found)
+        unseen = [p for uid, p in there.items() if uid not in known and uid not in self.last_words]
+        self.note_made(unseen)
+        return bool(missing or unseen)

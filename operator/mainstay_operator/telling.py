@@ -13,18 +13,30 @@ from mainstay_operator.events import Note
 from mainstay_operator.hands import NameTakenError
 from mainstay_operator.reporting import TIMES, show_quorum
 
+MAX_NAMES = 8
+"""Names in one Event."""
+
 
 def of_losses(losses: Iterable[Loss]) -> list[Note]:
-    """Return what is told of pods that are no more."""
-    return [
-        Note(
-            reason=loss.cause.value,
-            message=loss.evidence,
-            key=loss.uid,
-            warning=loss.cause not in (LossCause.ENDED, LossCause.LEFT),
+    """Return what is told of pods that are no more: one Event per cause and node."""
+    groups: dict[tuple[LossCause, str], list[Loss]] = {}
+    for loss in losses:
+        groups.setdefault((loss.cause, loss.node), []).append(loss)
+    notes = []
+    for (cause, node), lost in groups.items():
+        message = lost[0].evidence
+        if len(lost) > 1:
+            where = f" on node {node}" if node else ""
+            message = f"{len(lost)} pods{where}: {_names(p.name for p in lost)}: {message}"
+        notes.append(
+            Note(
+                reason=cause.value,
+                message=message,
+                key=",".join(loss.uid for loss in lost),
+                warning=cause not in (LossCause.ENDED, LossCause.LEFT),
+            )
         )
-        for loss in losses
-    ]
+    return notes
 
 
 def of_recoveries(recoveries: Iterable[Mapping[str, Any]], since_s: float) -> list[Note]:
@@ -67,7 +79,7 @@ def of_repair(repair: Repair, made: list[SeenPod], errors: list[Exception]) -> l
     """Return what is told of a repair that was carried out."""
     notes = []
     if made:
-        names = ", ".join(p.name for p in made[:8]) + (" ..." if len(made) > 8 else "")
+        names = _names(p.name for p in made)
         uids = ",".join(p.uid for p in made)
         notes.append(Note(reason="PodsMade", message=f"{len(made)} pods: {names}", key=uids))
     notes += [
@@ -123,3 +135,9 @@ def of_container_ends(
                 )
             )
     return notes
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - MAX_NAMES} more" if len(listed) > MAX_NAMES else ""
+    return ", ".join(listed[:MAX_NAMES]) + more

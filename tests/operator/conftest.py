@@ -8,7 +8,16 @@ import pytest
 from tests.operator.world import World, world_on
 
 
+@pytest.fixture(scope="module")
+def world(control_plane: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One operator for the jobs of a module's tests: each has a name of its own."""
+    environment = {"MAINSTAY_RESYNC_S": "0.5"}
+    with world_on(control_plane, tmp_path_factory.mktemp("world"), **environment) as made:
+        yield made
+
+
 @pytest.fixture
-def world(control_plane: Any, tmp_path: Path) -> Iterator[World]:
-    with world_on(control_plane, tmp_path) as made:
+def own_world(control_plane: Any, tmp_path: Path) -> Iterator[World]:
+    """For tests that end the operator, the api or Redis."""
+    with world_on(control_plane, tmp_path, MAINSTAY_FINALIZER_S="3") as made:
         yield made

@@ -1,0 +1,49 @@
+"""What a keeper remembers between its looks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mainstay_core.ids import PodUid
+from mainstay_core.pod_losses import Wishes
+from mainstay_core.pods_seen import SeenPod
+from mainstay_core.repairing import Repair
+from mainstay_operator.reporting import PodRecord
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a keeper knows beside the job itself; all of it can be found out again."""
+
+    record: PodRecord
+    wishes: Wishes | None = None
+    wishes_at_s: float = 0.0
+    summary: Mapping[str, Any] | None = None
+    summary_at_s: float = 0.0
+    api_problem: str = "the api has not been asked yet"
+    submitted: int = -1
+    """Generation that the api was given last."""
+    refused: str = ""
+    """Why the api did not take the job as it is now."""
+    unknown_since_s: float = 0.0
+    objects_at_s: float = -math.inf
+    min_available: int = -1
+    before: dict[PodUid, SeenPod] = field(default_factory=dict)
+    """Pods that lived at the last look, and lost ones that the api was not told of yet."""
+    accounted: set[PodUid] = field(default_factory=set)
+    """Losses that were told as Events and counted."""
+    taken: set[int] = field(default_factory=set)
+    """Indexes whose names belong to pods of somebody else."""
+    repair: Repair | None = None
+    status: Mapping[str, Any] = field(default_factory=dict)
+    status_at_s: float = 0.0
+    recoveries_told: int = -1
+    resync_at_s: float = 0.0
+    told_ends: dict[tuple[PodUid, str], int] = field(default_factory=dict)
+    """Restarts by pod and container that were told as Events."""
+    told: set[tuple[str, str]] = field(default_factory=set)
+    """Reason and key of what was told of recoveries."""
+    deadline: str = ""

@@ -1,0 +1,158 @@
+"""Conditions and state, from what the api says and what is seen of the pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainstay_core.conditions import (
+    Condition,
+    ConditionType,
+    JobSeen,
+    JobSummary,
+    PodCounts,
+    State,
+    derive_conditions,
+    derive_state,
+    with_times,
+)
+from mainstay_core.spec_status import CONDITION_TYPES
+
+RUNNING = JobSummary(state="running", step=3, steps=9, replicas=2, replicas_wanted=2)
+PODS = PodCounts(wanted=5, ready=5, serving=4)
+
+
+def seen(**fields: Any) -> JobSeen:
+    base = {"initialized": True, "summary": RUNNING, "pods": PODS, "spares_wanted": 1}
+    return JobSeen(**{**base, **fields})
+
+
+def shown(job: JobSeen) -> dict[str, tuple[bool | None, str]]:
+    return {c.type.value: (c.status, c.reason) for c in derive_conditions(job)}
+
+
+def test_all_conditions_are_there_from_the_beginning() -> None:
+    conditions = derive_conditions(JobSeen())
+
+    assert tuple(c.type.value for c in conditions) == CONDITION_TYPES
+    assert shown(JobSeen())["Ready"] == (None, "Starting")
+
+
+def test_a_job_that_trains() -> None:
+    conditions = shown(seen())
+
+    assert conditions["Ready"] == (True, "Training")
+    assert conditions["Degraded"] == (False, "AsAsked")
+    assert conditions["Protected"] == (True, "Replicated")
+    assert conditions["SparesAvailable"] == (True, "SparesReady")
+    assert derive_state(seen())[0] is State.RUNNING
+
+
+def test_a_job_that_lost_a_replica_and_recovers() -> None:
+    summary = JobSummary(
+        state="running",
+        replicas=1,
+        replicas_wanted=2,
+        recovering=("rank r1.s0 on demo-3/0 was killed",),
+        method="mask",
+    )
+    job = seen(summary=summary, pods=PodCounts(wanted=5, ready=3, serving=3))
+
+    conditions = shown(job)
+
+    assert conditions["Recovering"] == (True, "Mask")
+    assert conditions["Degraded"] == (True, "ReplicasLost")
+    assert conditions["Protected"] == (False, "Unprotected")
+    assert conditions["SparesAvailable"] == (False, "NoSpareReady")
+    assert derive_state(job) == (State.RECOVERING, "rank r1.s0 on demo-3/0 was killed")
+
+
+def test_what_the_api_has_not_said_lately_is_unknown() -> None:
+    conditions = shown(seen(api_problem="the api is not reached"))
+
+    for kind in ("Ready", "Degraded", "Recovering", "Protected", "SparesAvailable"):
+        assert conditions[kind] == (None, "ApiUnreachable")
+
+
+def test_an_end_stays_known_when_the_api_is_away() -> None:
+    done = JobSummary(state="complete", step=9, steps=9)
+    job = seen(summary=done, api_problem="the api is not reached")
+
+    assert shown(job)["Complete"] == (True, "AllStepsCommitted")
+    assert shown(job)["Ready"] == (False, "Complete")
+    assert derive_state(job)[0] is State.COMPLETE
+
+
+def test_what_keeps_pods_from_starting_degrades() -> None:
+    job = seen(problems=(("ImagePullFailed", "2 pods, demo-0 among them"),))
+
+    assert shown(job)["Degraded"] == (True, "ImagePullFailed")
+
+
+def test_failures_have_their_reasons() -> None:
+    def reason(**fields: Any) -> tuple[bool | None, str]:
+        return shown(seen(**fields))["Failed"]
+
+    assert reason(invalid="spec.training.lanes: is 0") == (True, "InvalidSpec")
+    assert reason(deadline="late") == (True, "DeadlineExceeded")
+    assert reason(summary=JobSummary(state="stopped")) == (True, "Stopped")
+    assert reason(summary=JobSummary(state="failed", reason="no")) == (True, "Failed")
+    assert reason() == (False, "NotFailed")
+
+
+def test_suspension_is_asked_for_and_then_true() -> None:
+    assert shown(seen(suspend=True))["Suspended"] == (False, "Suspending")
+    suspended = seen(suspend=True, suspended=True, summary=JobSummary(state="suspended"))
+    assert shown(suspended)["Suspended"] == (True, "Suspended")
+    assert derive_state(suspended)[0] is State.SUSPENDED
+
+
+def test_a_time_changes_with_the_status_alone() -> None:
+    first = Condition(type=ConditionType.READY, status=True, reason="Training", message="2 of 2")
+    old = with_times([first], [], 1, "then")
+
+    same = Condition(type=ConditionType.READY, status=True, reason="Other", message="1 of 2")
+    other = Condition(type=ConditionType.READY, status=None, reason="Other", message="")
+
+    assert with_times([same], old, 2, "now")[0]["lastTransitionTime"] == "then"
+    assert with_times([other], old, 2, "now")[0]["lastTransitionTime"] == "now"
+    assert with_times([other], old, 2, "now")[0]["status"] == "Unknown"
+
+
+@given(
+    st.sampled_from(
+        [
+            "forming",
+            "running",
+            "recovering",
+            "waiting",
+            "suspended",
+            "complete",
+            "failed",
+            "stopped",
+        ]
+    ),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["", "not reached"]),
+    st.sampled_from(["", "late"]),
+)
+def test_ends_exclude_each_other_and_training(
+    state: str, suspend: bool, suspended: bool, problem: str, deadline: str
+) -> None:
+    summary = JobSummary(state=state, replicas=2, replicas_wanted=2)
+    job = seen(
+        summary=summary,
+        suspend=suspend,
+        suspended=suspended,
+        api_problem=problem,
+        deadline=deadline,
+    )
+    conditions = shown(job)
+
+    assert not (conditions["Complete"][0] and conditions["Failed"][0])
+    if summary.over:
+        assert conditions["Ready"][0] is False
+        assert conditions["Complete"][0] or conditions["Failed"][0]
