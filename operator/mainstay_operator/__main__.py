@@ -24,8 +24,9 @@ def main() -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    # kopf tells every event that it passes on.
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    # kopf tells every event that it passes on, aiohttp every probe that it answers.
+    for name in ("kopf", "aiohttp.access"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     asyncio.run(serve(settings))
     return 0
 

@@ -168,7 +168,7 @@ async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> 
             standalone=True,
             clusterwide=not settings.namespace_list,
             namespaces=settings.namespace_list,
-            liveness_endpoint=settings.liveness_url or None,
+            liveness_endpoint=None if settings.liveness_url == "off" else settings.liveness_url,
             ready_flag=flag,
         )
     )

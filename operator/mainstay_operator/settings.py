@@ -59,7 +59,7 @@ class Settings:
     max_idle_s: float = 300.0
     """Without any event or answer for so long the operator says that it is not alive."""
     liveness_url: str = "http://0.0.0.0:8080/healthz"
-    """Where the operator answers probes."""
+    """Where the operator answers probes; off: nowhere."""
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -102,7 +102,7 @@ _HELP = {
         "qps": "Requests to the Kubernetes API in a second, on average.",
         "burst": "Requests at once before that average counts.",
         "max_idle_s": "Seconds without any event or answer until the liveness probe fails.",
-        "liveness_url": "Where the operator answers probes.",
+        "liveness_url": "Where the operator answers probes; off: nowhere.",
         "log_level": "debug, info, warning or error.",
     }.items()
 }

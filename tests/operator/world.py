@@ -126,7 +126,7 @@ class OperatorProcess:
             "KUBECONFIG": str(plane.kubeconfig),
             "MAINSTAY_AGENT_IMAGE": AGENT_IMAGE,
             "MAINSTAY_TOKEN": TOKEN,
-            "MAINSTAY_LIVENESS_URL": "",
+            "MAINSTAY_LIVENESS_URL": "off",
             "MAINSTAY_POLL_S": "0.2",
             "MAINSTAY_STATUS_S": "1",
             **environment,
