@@ -93,6 +93,13 @@ class Fleet:
         for keeper in self._keepers.values():
             keeper.wake()
 
+    async def close(self) -> None:
+        """Keep no job any more."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def age_s(self) -> float:
         """Return for how long nothing was heard of the cluster and no look was finished.
 

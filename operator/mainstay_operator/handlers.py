@@ -22,7 +22,6 @@ from mainstay_operator.hands import Hands
 from mainstay_operator.kube import KubeClient
 from mainstay_operator.observing import see_node, see_pod
 from mainstay_operator.resources import (
-    FINALIZER,
     GROUP,
     LABEL_UID,
     PLURAL,
@@ -31,6 +30,7 @@ from mainstay_operator.resources import (
 )
 from mainstay_operator.settings import Settings
 
+KOPF_FINALIZER = f"{GROUP}/kopf"
 INACTIVITY_S = 70.0
 """A watch without any event or bookmark for so long is opened anew."""
 SERVER_TIMEOUT_S = 240
@@ -98,6 +98,8 @@ class Operator:
 
     async def stop(self, **_: Any) -> None:
         """Close the lines."""
+        if self._fleet is not None:
+            await self._fleet.close()
         await self._stack.aclose()
 
     async def probe(self, **_: Any) -> dict[str, Any]:
@@ -148,7 +150,8 @@ class Operator:
 
 def configure(settings: kopf.OperatorSettings) -> None:
     """Have kopf write nothing, notice a silent watch, and see only pods of jobs."""
-    settings.persistence.finalizer = FINALIZER
+    # Never used, as no handler needs one; a finalizer of kopf's that none needs it takes away.
+    settings.persistence.finalizer = KOPF_FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     settings.posting.enabled = False

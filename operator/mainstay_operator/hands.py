@@ -87,6 +87,7 @@ class Hands:
         except KubeError as error:
             if error.status != 409:
                 raise
+            logger.debug("%s/%s has changed meanwhile: %s", view.namespace, view.name, error)
 
     async def keep_objects(self, view: JobView) -> None:
         """Make, or bring back to what they should be, the objects beside the pods."""

@@ -96,7 +96,7 @@ class KubeClient:
             await config.load_kube_config(  # type: ignore[no-untyped-call]
                 client_configuration=configuration
             )
-        configuration.retries = 0
+        configuration.retries = None  # looks are repeated, not requests
         self._client = client.ApiClient(configuration)
         return self
 
