@@ -18,7 +18,12 @@ MATRIX: dict[str, tuple[str, ...]] = {
     "as it comes": (),
     "all namespaces": ("rbac.cluster=true",),
     "named namespaces": ("watchNamespaces={default,kube-public}",),
-    "without rights": ("rbac.create=false", "rbac.aggregate=false", "crds.enabled=false"),
+    "without rights": (
+        "rbac.create=false",
+        "rbac.aggregate=false",
+        "rbac.reach=null",
+        "crds.enabled=false",
+    ),
     "own accounts": (
         "operator.serviceAccount.create=false",
         "operator.serviceAccount.name=mine",

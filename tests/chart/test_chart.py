@@ -306,6 +306,23 @@ def test_everybody_may_what_they_need_and_nothing_else(control_plane: ControlPla
             assert may(*question) == expected, question
 
 
+def test_everybody_reaches_the_api_and_no_other_service_through_the_api_server(
+    control_plane: ControlPlane,
+) -> None:
+    system = control_plane.make_namespace()
+    for o in render(control_plane, system):
+        if o["kind"] in ("Role", "RoleBinding", "Service"):
+            control_plane.api.apply(o, system)
+    alice = control_plane.api_as("alice")
+    path = f"/api/v1/namespaces/{system}/services"
+    for name, status in (("http:mainstay-api:8080", 503), ("http:mainstay-redis:6379", 403)):
+        for method in ("GET", "POST"):
+            # 503: nobody runs the api here.
+            reply = alice.http.request(method, f"{path}/{name}/proxy/v1/jobs")
+            assert reply.status_code == status, (name, method, reply.text)
+    assert alice.http.get(f"{path}/mainstay-api").status_code == 403
+
+
 def test_a_name_that_is_too_long_is_cut_where_names_still_differ(
     control_plane: ControlPlane,
 ) -> None:
