@@ -33,18 +33,22 @@ class Pod:
 
 
 class World:
-    """Everything is real but the kubelet: nobody runs the pods."""
+    """Everything is real but the kubelet: nobody runs the pods.
 
-    def __init__(self, plane: ControlPlane, directory: Path) -> None:
+    The rights are the chart's, rendered with ``values``: what they leave out, the tests find.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, directory: Path, values: str = "rbac.cluster=true"
+    ) -> None:
         self.plane = plane
         self.directory = directory
         self._count = itertools.count()
         self.system = plane.make_namespace(f"system-{secrets.token_hex(3)}")
         self.apply_crd()
-        # The rights are the chart's own: what they leave out, the tests find.
         rendered = plane.helm(
             *["template", "mainstay", str(ROOT / "charts/mainstay"), "-n", self.system],
-            *["--set", "crds.enabled=false,rbac.cluster=true", "--skip-tests"],
+            *["--set", f"crds.enabled=false,{values}", "--skip-tests"],
         )
         kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
         for manifest in yaml.safe_load_all(rendered):

@@ -1,0 +1,93 @@
+"""The operator does all its work with the rights that the chart gives it in one namespace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.api.conftest import Api, Redis
+from tests.api.kube_world import API, Pod, World
+from tests.cluster.control_plane import ControlPlane
+from tests.operator.world import OperatorProcess, manifest, wait
+
+
+def write_kubeconfig(plane: ControlPlane, token: str, path: Path) -> None:
+    config = yaml.safe_load(plane.kubeconfig.read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    path.write_text(yaml.safe_dump(config))
+
+
+def test_an_operator_with_the_charts_rights_is_refused_nothing(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    namespace = control_plane.make_namespace()
+    world = World(control_plane, tmp_path, f"watchNamespaces={{{namespace}}}")
+    kubeconfig, token = tmp_path / "kubeconfig", tmp_path / "token"
+    write_kubeconfig(control_plane, world.token(world.system, "mainstay-operator"), kubeconfig)
+    token.write_text(world.token(world.system, "mainstay-operator", API))
+    redis = Redis(tmp_path)
+    redis.start()
+    api = Api(
+        redis.url,
+        auth="kubernetes",
+        kube=world.kube_settings(),
+        operator_user=world.operator_user,
+    )
+    operator = OperatorProcess(
+        control_plane,
+        tmp_path,
+        KUBECONFIG=str(kubeconfig),
+        MAINSTAY_TOKEN_FILE=str(token),
+        MAINSTAY_API_URL=api.url,
+        MAINSTAY_NAMESPACES=namespace,
+    )
+    operator.start()
+    try:
+        live_through(control_plane, world, api, namespace)
+        assert "forbidden" not in operator.log().lower(), operator.log()
+        assert "Traceback" not in operator.log(), operator.log()
+    finally:
+        operator.stop()
+        api.stop()
+        redis.stop()
+
+
+def live_through(plane: ControlPlane, world: World, api: Api, namespace: str) -> None:
+    """A job is made, a pod known by its token; it is lost and made anew; the job is deleted."""
+    kube = plane.api
+    base = f"/apis/mainstay.dev/v1alpha1/namespaces/{namespace}/trainingjobs"
+    uid = kube.create(base, manifest("demo"))["metadata"]["uid"]
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+
+    def is_there(pod: dict[str, Any] | None) -> bool:
+        return pod is not None
+
+    made = kube.wait(f"{pods}/demo-0", is_there)
+    assert made is not None
+    pod = Pod("demo-0", made["metadata"]["uid"], "demo", namespace)
+    # What the kubelet projects into the operator's pods: the api knows them by it.
+    with api.new_client(world.pod_token(pod, uid)) as supervisor:
+        supervisor.headers["Mainstay-Pod"] = pod.uid
+        registration = {
+            "pod": pod.uid,
+            "name": pod.name,
+            "address": "127.0.0.1",
+            "gather": "a:1",
+            "store": "a:2",
+            "num_slots": 1,
+        }
+        path = f"/v1/jobs/{uid}/agent/pods"
+        wait(lambda: supervisor.post(path, json=registration).is_success, "the pod's registration")
+    kube.delete(f"{pods}/demo-0")
+    kube.wait(
+        f"{pods}/demo-0",
+        lambda found: found is not None and found["metadata"]["uid"] != pod.uid,
+        "a new pod",
+    )
+    kube.wait(f"{base}/demo", lambda job: job is not None and bool(job.get("status")), "a status")
+    events = f"/api/v1/namespaces/{namespace}/events"
+    wait(lambda: any(e["reason"] == "PodDeleted" for e in kube.list(events)), "an Event")
+    kube.delete(f"{base}/demo")
+    kube.wait(f"{base}/demo", lambda job: job is None, "the job's end")
