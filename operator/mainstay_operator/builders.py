@@ -31,6 +31,8 @@ GRACE_BEYOND_HANDOVER_S = 30
 """A pod's grace period beyond the time for its hand-over, for ending by itself."""
 TOKEN_LIFE_S = 3600
 READY_EVERY_S = 5
+LIVE_EVERY_S = 20
+PROBE_TIMEOUT_S = 10
 _HARDENED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -135,7 +137,9 @@ def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
     metadata = template.get("metadata") or {}
     spec: dict[str, Any] = template.get("spec") or {}
     name = view.pod_name(index)
-    spec.setdefault("securityContext", _pod_security())
+    security = spec.setdefault("securityContext", _pod_security())
+    # The containers may run as different users: they meet in the group of the shared volumes.
+    security.setdefault("fsGroup", NON_ROOT)
     spec.setdefault("terminationGracePeriodSeconds", _grace_s(view))
     priority = view.option("priorityClassName")
     if priority:
@@ -257,11 +261,20 @@ def _installer(options: PodOptions) -> dict[str, Any]:
 
 
 def _supervisor(view: JobView, options: PodOptions) -> dict[str, Any]:
-    # Readiness is the pod's own affair: never a question to the api or Redis.
+    # Asked of the supervisor's own socket: never a question to the api or Redis.
+    check = ["python", "-m", "mainstay_agent", "--check"]
     ready = {
-        "exec": {"command": ["test", "-S", f"{POD_DIR}/supervisor.sock"]},
+        "exec": {"command": [*check, "ready"]},
         "periodSeconds": READY_EVERY_S,
+        "timeoutSeconds": PROBE_TIMEOUT_S,
         "failureThreshold": 2,
+    }
+    live = {
+        "exec": {"command": [*check, "live"]},
+        "initialDelaySeconds": LIVE_EVERY_S,
+        "periodSeconds": LIVE_EVERY_S,
+        "timeoutSeconds": PROBE_TIMEOUT_S,
+        "failureThreshold": 6,
     }
     return {
         "name": SUPERVISOR,
@@ -271,6 +284,7 @@ def _supervisor(view: JobView, options: PodOptions) -> dict[str, Any]:
         "command": ["python", "-m", "mainstay_agent"],
         "env": _environment(view, options),
         "readinessProbe": ready,
+        "livenessProbe": live,
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": {**_HARDENED, "readOnlyRootFilesystem": True},
         "volumeMounts": [*_mounts(), {"name": "mainstay-tmp", "mountPath": "/tmp"}],

@@ -1,0 +1,181 @@
+"""The objects of a job: what the operator needs wins, the rest of the template is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.operator.world import manifest
+
+from mainstay_operator.builders import (
+    PodOptions,
+    build_disruption_budget,
+    build_network_policy,
+    build_pod,
+    build_service,
+)
+from mainstay_operator.resources import JobView, view_job
+
+OPTIONS = PodOptions(agent_image="ours:1", pull_policy="Never", api_url="http://api")
+
+
+def view(**spec: Any) -> JobView:
+    body = manifest(**spec)
+    body["metadata"] |= {"uid": "u-1", "namespace": "train", "resourceVersion": "7"}
+    made = view_job(body)
+    assert not made.invalid
+    return made
+
+
+def pod(template: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    if template is not None:
+        spec["template"] = template
+    return build_pod(view(**spec), 3, OPTIONS)
+
+
+def by_name(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    assert len({i["name"] for i in items}) == len(items)
+    return {i["name"]: i for i in items}
+
+
+def test_the_same_job_makes_the_same_pod() -> None:
+    assert pod() == pod()
+
+
+def test_a_pod_is_a_supervisor_beside_the_user_s_trainer() -> None:
+    spec = pod()["spec"]
+    init = by_name(spec["initContainers"])
+
+    assert list(init) == ["install", "supervisor"]
+    assert init["supervisor"]["restartPolicy"] == "Always"
+    assert init["supervisor"]["image"] == "ours:1"
+    (trainer,) = spec["containers"]
+    assert trainer["image"] == "torch:test"
+    assert trainer["command"] == ["python", "-m", "mainstay_train.launcher"]
+    assert by_name(trainer["env"])["PYTHONPATH"]["value"] == "/opt/mainstay"
+    assert spec["restartPolicy"] == "OnFailure"
+
+
+def test_pods_have_no_rights_and_a_token_for_this_job_alone() -> None:
+    spec = pod()["spec"]
+    (token, secret) = by_name(spec["volumes"])["mainstay-token"]["projected"]["sources"]
+
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["serviceAccountName"] == "demo"
+    assert token["serviceAccountToken"]["audience"] == "mainstay.dev/jobs/u-1"
+    assert secret["secret"]["name"] == "demo-secret"
+
+
+def test_a_pod_is_within_the_restricted_profile_unless_the_template_says_otherwise() -> None:
+    spec = pod()["spec"]
+
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*spec["initContainers"], *spec["containers"]):
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+    rdma = {
+        "spec": {
+            "hostNetwork": True,
+            "securityContext": {"runAsUser": 0},
+            "containers": [
+                {
+                    "name": "trainer",
+                    "image": "x",
+                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                }
+            ],
+        }
+    }
+    spec = pod(rdma)["spec"]
+    assert spec["hostNetwork"] is True
+    assert spec["securityContext"] == {"runAsUser": 0, "fsGroup": 65532}
+    assert spec["containers"][0]["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+
+
+def test_what_the_template_gives_is_kept() -> None:
+    template = {
+        "metadata": {"labels": {"team": "a", "mainstay.dev/job-uid": "no"}},
+        "spec": {
+            "nodeSelector": {"gpu": "h200"},
+            "terminationGracePeriodSeconds": 500,
+            "volumes": [{"name": "data", "hostPath": {"path": "/data"}}],
+            "initContainers": [{"name": "warm", "image": "warm"}],
+            "containers": [
+                {"name": "log", "image": "log"},
+                {
+                    "name": "trainer",
+                    "image": "torch",
+                    "command": ["/venv/bin/python", "-m", "mainstay_train.launcher"],
+                    "env": [
+                        {"name": "PYTHONPATH", "value": "/code"},
+                        {"name": "MAINSTAY_JOB", "value": "another"},
+                    ],
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                    "resources": {"limits": {"nvidia.com/gpu": "8"}},
+                },
+            ],
+        },
+    }
+    made = pod(template)
+    spec = made["spec"]
+    containers = by_name(spec["containers"])
+    env = by_name(containers["trainer"]["env"])
+
+    assert made["metadata"]["labels"]["team"] == "a"
+    assert made["metadata"]["labels"]["mainstay.dev/job-uid"] == "u-1"
+    assert spec["nodeSelector"] == {"gpu": "h200"}
+    assert spec["terminationGracePeriodSeconds"] == 500
+    assert list(by_name(spec["initContainers"])) == ["install", "supervisor", "warm"]
+    assert "command" not in containers["log"]
+    assert containers["trainer"]["command"][0] == "/venv/bin/python"
+    assert env["PYTHONPATH"]["value"] == "/opt/mainstay:/code"
+    assert env["MAINSTAY_JOB"]["value"] == "u-1"
+    assert {m["mountPath"] for m in containers["trainer"]["volumeMounts"]} >= {"/data", "/dev/shm"}
+    assert "data" in by_name(spec["volumes"])
+
+
+def test_a_pod_outlasts_its_hand_over() -> None:
+    assert pod(recovery={"handoverSeconds": 120})["spec"]["terminationGracePeriodSeconds"] == 150
+
+
+def test_topology_keys_place_pods() -> None:
+    spec = pod(scheduling={"replicaTopologyKey": "rack", "spreadTopologyKey": "zone"})["spec"]
+
+    (near,) = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    (apart,) = spec["topologySpreadConstraints"]
+    assert near["podAffinityTerm"]["topologyKey"] == "rack"
+    assert (apart["topologyKey"], apart["whenUnsatisfiable"]) == ("zone", "ScheduleAnyway")
+
+
+def test_avoided_nodes_are_kept_off_beside_what_the_template_requires() -> None:
+    options = PodOptions(
+        agent_image="x", pull_policy="Never", api_url="http://a", avoid_nodes=("n2", "n1")
+    )
+    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {}]
+    node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    template = {"spec": {"affinity": {"nodeAffinity": node}, "containers": []}}
+
+    spec = build_pod(view(template=template), 0, options)["spec"]
+
+    affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    avoid = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}
+    assert [t["matchExpressions"][-1] for t in affinity["nodeSelectorTerms"]] == [avoid, avoid]
+
+
+def test_the_service_names_pods_before_they_are_ready() -> None:
+    spec = build_service(view())["spec"]
+
+    assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
+
+
+def test_the_budget_is_an_integer() -> None:
+    assert build_disruption_budget(view(), 4)["spec"]["minAvailable"] == 4
+
+
+def test_the_network_policy_lets_the_job_its_api_and_dns_through() -> None:
+    spec = build_network_policy(view(), {"app": "api"})["spec"]
+
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert len(spec["ingress"]) == 1
+    assert {"protocol": "UDP", "port": 53} in spec["egress"][2]["ports"]

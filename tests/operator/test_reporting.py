@@ -1,0 +1,167 @@
+"""Status, Events and settings, from values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.operator.test_builders import view
+
+from mainstay_core.conditions import JobSeen
+from mainstay_core.errors import InvalidSpecError
+from mainstay_core.ids import PodUid
+from mainstay_core.pod_losses import Loss, LossCause
+from mainstay_core.spec_status import TrainingJobStatus
+from mainstay_operator import telling
+from mainstay_operator.events import Note, build_event
+from mainstay_operator.kube import Bucket
+from mainstay_operator.reporting import (
+    PodRecord,
+    build_status,
+    is_urgent,
+    read_summary,
+    read_wishes,
+)
+from mainstay_operator.settings import parse
+
+RECOVERY: dict[str, Any] = {
+    "quorum": "q2-ab",
+    "method": "mask",
+    "exact": True,
+    "fault": "rank r1.s0 on demo-3/0: killed",
+    "reason": "every stage has another cell",
+    "from_step": 7,
+    "lost_steps": 0,
+    "started_at_s": 1000.0,
+    "first_commit_after_s": 0.5,
+    "done": True,
+    "detect_s": 0.1,
+}
+SUMMARY: dict[str, Any] = {
+    "state": "running",
+    "reason": "",
+    "quorum": {"id": 2, "nonce": "ab"},
+    "all_reduce_stack": 2,
+    "replicas": {"whole": 1, "wanted": 2, "min": 1, "lanes": 2, "followers": 1},
+    "training": {"step": 8, "steps": 60, "loss": 2.5, "step_seconds": 0.1234, "ettr": 0.9},
+    "recovery": {"active": [], "last": RECOVERY, "counts": {"mask": 1}},
+    "checkpoint": {"step": 0, "problem": ""},
+    "entry": "blocks",
+    "protections": [{"name": "mask", "given": True, "why": "others go on"}],
+}
+
+
+def loss(index: int, cause: LossCause = LossCause.FAILED, node: str = "n1") -> Loss:
+    return Loss(
+        uid=PodUid(f"u{index}"),
+        name=f"demo-{index}",
+        node=node,
+        cause=cause,
+        evidence=f"pod demo-{index} failed: code 1",
+        at_s=1000.0,
+    )
+
+
+def test_the_status_is_what_the_schema_says() -> None:
+    seen = JobSeen(initialized=True, summary=read_summary(SUMMARY), spares_wanted=1)
+    record = PodRecord(made=6).with_losses([loss(3)])
+
+    status = build_status(view(), seen, SUMMARY, record, 2000.0)
+
+    TrainingJobStatus.model_validate_json(json.dumps(status))
+    assert status["state"] == "Running"
+    assert status["training"]["stepSeconds"] == "0.123"
+    assert status["recovery"]["total"] == 1
+    assert status["recovery"]["last"]["seconds"] == {"detect": "0.1"}
+    assert PodRecord.of_status(status) == record
+
+
+def test_what_the_operator_ended_is_no_loss() -> None:
+    record = PodRecord().with_losses([loss(1, LossCause.ENDED), loss(2, LossCause.EVICTED)])
+
+    assert (record.counted, record.uncounted) == (0, 1)
+
+
+def test_only_conditions_and_state_are_urgent() -> None:
+    base = {"state": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+    assert not is_urgent({**base, "training": {"step": 1}}, {**base, "training": {"step": 2}})
+    assert is_urgent({**base, "state": "Recovering"}, base)
+
+
+def test_wishes_are_read_from_the_api_s_reply() -> None:
+    pods = [{"uid": "a", "name": "demo-0", "serving": True, "leaving": ""}]
+    pods.append({"uid": "b", "name": "demo-1", "serving": False, "leaving": ""})
+    reply = {"state": "running", "num_pods": 3, "leaving": ["b"], "ending": ["b"], "pods": pods}
+
+    wishes = read_wishes(reply)
+
+    assert (wishes.num_pods, wishes.serving, wishes.over) == (3, 1, False)
+    assert wishes.living == {"a": "demo-0", "b": "demo-1"}
+
+
+def test_a_recovery_is_told_with_rank_method_reason_and_times() -> None:
+    began, ended = telling.of_recoveries([RECOVERY], 0.0)
+
+    assert began.reason == "RecoveryMask"
+    assert "rank r1.s0 on demo-3/0" in began.message
+    assert "every stage has another cell" in began.message
+    assert ended.reason == "Recovered"
+    assert "detect 0.100 s" in ended.message
+    assert telling.of_recoveries([RECOVERY], 2000.0) == []
+
+
+def test_a_rack_s_loss_is_one_event_per_cause_and_node() -> None:
+    notes = telling.of_losses([*(loss(i) for i in range(12)), loss(20, LossCause.PREEMPTED, "n2")])
+
+    assert [n.reason for n in notes] == ["PodFailed", "PodPreempted"]
+    assert "12 pods on node n1" in notes[0].message
+    assert "and 4 more" in notes[0].message
+
+
+def test_the_same_note_is_the_same_event() -> None:
+    note = Note(reason="PodsMade", message="5 pods", key="u1")
+    first, second = (build_event(view(), note, at_s, "a") for at_s in (1.0, 2.0))
+
+    assert first["metadata"]["name"] == second["metadata"]["name"]
+    other = build_event(view(), Note(reason="PodsMade", message="5 pods", key="u2"), 1.0, "a")
+    assert other["metadata"]["name"] != first["metadata"]["name"]
+
+
+def test_requests_are_bounded_in_the_long_run() -> None:
+    bucket = Bucket(qps=10.0, burst=5)
+
+    waits = [bucket.take(100.0) for _ in range(7)]
+
+    assert waits[:5] == [0.0] * 5
+    assert waits[5:] == pytest.approx([0.1, 0.2])
+    assert bucket.take(200.0) == 0.0
+
+
+def test_settings_name_what_is_wrong() -> None:
+    enough = {
+        "MAINSTAY_API_URL": "http://a",
+        "MAINSTAY_AGENT_IMAGE": "x",
+        "MAINSTAY_TOKEN": "t",
+    }
+    settings = parse([], {**enough, "MAINSTAY_NAMESPACES": "a, b", "MAINSTAY_WATCH_NODES": "false"})
+    assert settings.namespace_list == ("a", "b")
+    assert settings.watch_nodes is False
+    for wrong, name in (
+        ({**enough, "MAINSTAY_QPS": "many"}, "MAINSTAY_QPS"),
+        ({**enough, "MAINSTAY_WATCH_NODES": "maybe"}, "MAINSTAY_WATCH_NODES"),
+        ({**enough, "MAINSTAY_TOKEN": ""}, "MAINSTAY_TOKEN_FILE"),
+        ({}, "MAINSTAY_API_URL"),
+    ):
+        with pytest.raises(InvalidSpecError, match=name):
+            parse([], wrong)
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+
+    shown = capsys.readouterr().out
+    assert "MAINSTAY_FORCE_DELETE_S" in shown
+    assert "MAINSTAY_RESYNC_S" in shown
