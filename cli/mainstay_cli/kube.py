@@ -145,7 +145,7 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
     except (config.ConfigException, OSError, ValueError) as error:
         where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         raise UsageError(f"no cluster: {where}: {error}") from error
-    shown = configuration.get_api_key_with_prefix("authorization") or ""
+    shown = configuration.get_api_key_with_prefix("BearerToken", "authorization") or ""
     return Access(
         url=configuration.host,
         token=shown.removeprefix("Bearer ").strip(),
