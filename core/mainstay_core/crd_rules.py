@@ -139,7 +139,6 @@ UNCHANGEABLE: tuple[Rule, ...] = (
     _constant("spec", ".managedBy"),
     _constant("spec", ".priorityClassName", optional=True),
     _constant("spec", ".training"),
-    _constant("spec.parallelism", ".minReplicas"),
     _constant("spec.parallelism", ".stages"),
     _constant("spec.parallelism", ".ranksPerStage"),
     _constant("spec.parallelism", ".ranksPerPod"),
@@ -164,7 +163,7 @@ UNCHANGEABLE: tuple[Rule, ...] = (
         forbidden=True,
     ),
 )
-"""What a change must leave alone. Free to change: suspend, parallelism.replicas, spares,
-activeDeadlineSeconds, ttlSecondsAfterFinished, recovery.window and recovery.quarantine."""
+"""What a change must leave alone. Free to change: suspend, parallelism.replicas and minReplicas,
+spares, activeDeadlineSeconds, ttlSecondsAfterFinished, recovery.window and recovery.quarantine."""
 
 RULES = CROSS_FIELD + CLUSTER_ONLY + UNCHANGEABLE

@@ -82,14 +82,16 @@ class Training(Section):
 
 
 class Parallelism(Section):
-    """How many ranks serve the job, and in what arrangement. Only replicas can be changed."""
+    """How many ranks serve the job, and in what arrangement. Replicas can be changed while the job
+    runs, the rest cannot.
+    """
 
     replicas: Degree | None = None
     """Replicas wanted, within minReplicas..lanes; as many as lanes when left out. Can be changed
     while the job runs, also by kubectl scale: the bits stay the same."""
     min_replicas: Degree = 1
     """Replicas with which the job may start when not all pods came in time; the fewest that it can
-    be scaled to."""
+    be scaled to. Can be changed while the job runs."""
     stages: SmallDegree = 1
     """Pipeline stages of a replica."""
     ranks_per_stage: SmallDegree = 1

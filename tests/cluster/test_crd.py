@@ -175,7 +175,6 @@ REFUSED = [
     Refused("spec.priorityClassName", "change", "spec.priorityClassName", "high", FIXED),
     Refused("spec.training", "change", "spec.training.steps", 61, FIXED),
     Refused("spec.training", "change", "spec.training.seed", 1, FIXED),
-    Refused("spec.parallelism.minReplicas", "change", "spec.parallelism.minReplicas", 2, FIXED),
     Refused("spec.parallelism.stages", "change", "spec.parallelism.stages", 2, FIXED),
     Refused("spec.parallelism.ranksPerStage", "change", "spec.parallelism.ranksPerStage", 2, FIXED),
     Refused("spec.parallelism.ranksPerPod", "change", "spec.parallelism.ranksPerPod", 2, FIXED),
@@ -243,6 +242,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 FREE: list[tuple[str, Any]] = [
     ("spec.suspend", True),
     ("spec.parallelism.replicas", 2),
+    ("spec.parallelism.minReplicas", 2),
     ("spec.spares.replicas", 3),
     ("spec.activeDeadlineSeconds", 60),
     ("spec.ttlSecondsAfterFinished", 60),

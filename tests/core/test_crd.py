@@ -16,6 +16,7 @@ SCHEMA = crd.build_schema()
 FREE = {
     "spec.suspend",
     "spec.parallelism.replicas",
+    "spec.parallelism.minReplicas",
     "spec.spares",
     "spec.activeDeadlineSeconds",
     "spec.ttlSecondsAfterFinished",

@@ -1,0 +1,161 @@
+"""What `kubectl mainstay` makes of its command line and of what the cluster says; tests/cluster has
+the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainstay_cli import kube, kubectl, runs
+from mainstay_cli.cluster_jobs import ClusterJob, ClusterJobs, Options
+from mainstay_cli.exits import UsageError
+
+INSIDE = "http://mainstay-api.mainstay-system.svc:8080"
+PROXY = "https://server:6443/api/v1/namespaces/{}/services/http:{}/proxy"
+
+
+def member(replica: int | None, stage: int | None, inner: int | None, pod: str) -> dict[str, Any]:
+    rank = "spare" if replica is None else f"r{replica}.s{stage}.i{inner}"
+    return {"rank": rank, "replica": replica, "stage": stage, "inner": inner, "slot": f"{pod}/0"}
+
+
+MEMBERS = [member(0, 0, 0, "j-0"), member(0, 1, 0, "j-1"), member(1, 0, 1, "j-4")]
+
+
+class Pods(ClusterJobs):
+    """A cluster whose pods are given."""
+
+    def __init__(self, options: Options, told: str | None) -> None:
+        super().__init__(options)
+        self.access = kube.Access(url="https://server:6443", token="mine", namespace="research")
+        env = [{"name": "MAINSTAY_API_URL", "value": told}] if told else []
+        self.pods = [{"spec": {"initContainers": [{"env": env}], "containers": [{}]}}]
+
+    def list_pods(self, job: ClusterJob) -> list[kube.Object]:  # noqa: ARG002 - there is one job
+        return self.pods
+
+
+def route(told: str | None, api: str | None = None) -> tuple[str, bool]:
+    cluster = Pods(Options(api=api), told)
+    manifest = {"metadata": {"name": "j", "namespace": "research", "uid": "u"}}
+    found = cluster.find_route(ClusterJob(manifest, cluster))
+    return found.url, found.through is not None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-n", "research", "status", "j", "--json"],
+        ["status", "-n", "research", "j", "--json"],
+        ["status", "j", "--json", "--namespace=research"],
+    ],
+)
+def test_options_of_the_cluster_stand_anywhere(arguments: list[str]) -> None:
+    options, rest = kubectl.parse_options(arguments)
+    assert options == Options(namespace="research")
+    assert rest == ["status", "j", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("told", "api", "url", "through"),
+    [
+        (INSIDE, None, PROXY.format("mainstay-system", "mainstay-api:8080"), True),
+        (INSIDE + "/", None, PROXY.format("mainstay-system", "mainstay-api:8080"), True),
+        ("http://a.b.svc.cluster.local", None, PROXY.format("b", "a:80"), True),
+        (None, None, PROXY.format("mainstay-system", "mainstay-api:8080"), True),
+        ("https://api.example.com", None, "https://api.example.com", False),
+        (INSIDE, "ops/api:9", PROXY.format("ops", "api:9"), True),
+        (INSIDE, "http://127.0.0.1:1/", "http://127.0.0.1:1", False),
+    ],
+)
+def test_the_api_is_where_the_user_says_or_the_pods_were_told_or_as_usual(
+    told: str | None, api: str | None, url: str, through: bool
+) -> None:
+    assert route(told, api) == (url, through)
+
+
+def test_what_is_no_address_is_refused() -> None:
+    with pytest.raises(UsageError, match="neither NAMESPACE/SERVICE:PORT nor a URL"):
+        route(INSIDE, "somewhere")
+
+
+@pytest.mark.parametrize(
+    ("rank", "pod"), [("r0.s0", "j-0"), ("r0.s1.i0", "j-1"), ("r1.s0.i1", "j-4")]
+)
+def test_a_rank_is_served_by_a_pod(rank: str, pod: str) -> None:
+    assert kubectl.find_pod(MEMBERS, rank) == pod
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        ("r1.s1", "nobody serves r1.s1 now; there are: r0.s0.i0, r0.s1.i0, r1.s0.i1"),
+        ("0", "'0' is no rank; name one as in status, e.g. r1.s0"),
+    ],
+)
+def test_a_rank_that_nobody_serves_is_named_with_those_that_are(rank: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        kubectl.find_pod([*MEMBERS, member(None, None, None, "j-9")], rank)
+
+
+def test_without_a_token_a_service_account_has_to_be_named() -> None:
+    cluster = Pods(Options(), None)
+    cluster.access = kube.Access(url="https://server:6443")
+    with pytest.raises(UsageError, match="name a ServiceAccount that may get trainingjobs"):
+        _ = cluster.token
+
+
+def test_conditions_worth_a_look_are_shown() -> None:
+    def condition(kind: str, status: str) -> dict[str, str]:
+        return {"type": kind, "status": status, "reason": "R", "message": f"{kind} is {status}"}
+
+    status = {
+        "state": "Recovering",
+        "ready": "3/4",
+        "spares": "0/1",
+        "conditions": [
+            condition("Initialized", "True"),
+            condition("Ready", "False"),
+            condition("Degraded", "True"),
+            condition("Recovering", "False"),
+            condition("Protected", "True"),
+        ],
+    }
+    text = kubectl.render_object({"metadata": {"namespace": "n", "name": "j"}, "status": status})
+    assert text.splitlines() == [
+        "n/j: Recovering, pods ready 3/4, spares 0/1",
+        "  Ready: Ready is False",
+        "  Degraded: Degraded is True",
+    ]
+
+
+@pytest.mark.parametrize("user", [{"token": "secret"}, {"client-certificate": "x"}])
+def test_a_kubeconfig_is_read_as_kubectl_reads_it(tmp_path: Path, user: dict[str, str]) -> None:
+    pytest.importorskip("kubernetes")
+    context = {"cluster": "c", "user": "u", "namespace": "research"}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "one",
+        "clusters": [{"name": "c", "cluster": {"server": "http://server:1"}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [
+            {"name": "one", "context": context},
+            {"name": "other", "context": {"cluster": "c", "user": "u"}},
+        ],
+    }
+    path = tmp_path / "config"
+    path.write_text(json.dumps(config))
+    access = kube.load_access(str(path), None)
+    assert (access.url, access.namespace) == ("http://server:1", "research")
+    assert access.token == user.get("token", "")
+    assert kube.load_access(str(path), "other").namespace == "default"
+    with pytest.raises(UsageError, match="no cluster"):
+        kube.load_access(str(path), "third")
+
+
+def test_without_a_cluster_jobs_are_looked_for_on_this_machine() -> None:
+    assert runs.PLACE.get() is None
