@@ -143,7 +143,7 @@ def _explanation(response: httpx.Response) -> str:
         body = response.text
     if isinstance(body, dict) and body.get("kind") == "Status":
         # Not the api's own words: those of a cluster's API server on the way to it.
-        hint = "; the chart's rbac.reachApi gives that right" if response.status_code == 403 else ""
+        hint = "; the chart's rbac.reach gives that right" if response.status_code == 403 else ""
         return f"the API server did not pass it on: {body.get('message')}{hint}"
     if isinstance(body, dict) and "detail" in body:
         todo = f"; {body['what_to_do']}" if body.get("what_to_do") else ""

@@ -341,4 +341,4 @@ def test_an_api_that_is_not_there_leaves_what_the_cluster_itself_knows(
     text = town.said("status", "alpha", "--api", f"{town.world.system}/nothing:80", token=viewer)
     assert text.startswith(f"{town.namespace}/alpha: not seen by the operator yet")
     assert "the API server did not pass it on: " in text
-    assert "rbac.reachApi" in text, "that service is not one that everybody may reach"
+    assert "rbac.reach" in text, "that service is not one that everybody may reach"
