@@ -48,6 +48,10 @@ class Checkpointing:
         self._background = Background("checkpoints")
         self._copy: HostCopy | None = None
         self._status = SaveStatus()
+        self._void_nonce = ""
+        """Of the attempt whose part here was copied from a bad state."""
+        self._attempt = (0, "")
+        """Version and nonce of the newest part that was begun here."""
         self._changing = threading.Lock()
 
     @property
@@ -154,6 +158,7 @@ class Checkpointing:
             self._failed(action.version, str(rank), error)
             return
         copy = self._copy
+        self._attempt = (action.version, nonce)
 
         def job() -> None:
             try:
@@ -169,9 +174,20 @@ class Checkpointing:
             except (OSError, IntegrityError, RuntimeError) as error:
                 self._failed(action.version, str(rank), error)
                 return
-            self._update(checkpoint_safe=action.version, checkpoint_nonce=nonce)
+            with self._changing:
+                if nonce != self._void_nonce:
+                    safe = replace(self._status, checkpoint_safe=action.version)
+                    self._status = replace(safe, checkpoint_nonce=nonce)
 
         self._background.submit(job)
+
+    def void(self, version: int) -> None:
+        """Never call the part of a version safe, written or not: its state was found bad."""
+        with self._changing:
+            if self._attempt[0] == version:
+                self._void_nonce = self._attempt[1]
+            if self._status.checkpoint_safe == version:
+                self._status = replace(self._status, checkpoint_safe=None, checkpoint_nonce="")
 
     def _write(self, version: int, nonce: str, part: Part, reached: Reached) -> None:
         assert self._directory is not None

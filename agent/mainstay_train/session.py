@@ -62,8 +62,7 @@ class Session:
             lambda fault: self._faults.hear(fault),
         )
         self._connections.on_plan = self._uplink.pass_plan
-        shape = self._config.shape
-        self._faults = FaultPoints(self._config.faults, shape.replicas, self._uplink)
+        self._faults = FaultPoints(self._config.faults, self._config.shape.replicas, self._uplink)
         self._reporter = Reporter(self._uplink, status)
         self._served = ServedState(self._connections)
         heal_server = HealServer(settings.address, self._served.state_at, self._serves)
@@ -193,6 +192,8 @@ class Session:
                 self._write_checkpoint(action)
             case rank_events.RenameCheckpoint():
                 self._checkpoints.complete(action, self._plan, self._writer_hook())
+            case rank_events.VoidSave():
+                self._checkpoints.void(action.version)
             case rank_events.Finish():
                 self._finish()
             case _:

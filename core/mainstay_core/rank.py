@@ -44,6 +44,7 @@ from mainstay_core.rank_events import (
     ShareSaves,
     Tell,
     TodoDone,
+    VoidSave,
     VotesGathered,
     WaitForPlan,
 )
@@ -304,7 +305,7 @@ def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> 
         assert state.plan is not None
         void = replace(state, held=(), mark=None, refused_in=state.plan.quorum.id)
         if state.index in verdict.state_bad:
-            void = replace(void, valid=False)
+            void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
         return _park(void, verdict.reason, (), *prefix, DropHeld(mark=True), Leave())
     again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
     return replace(again, actions=(*prefix, *again.actions))

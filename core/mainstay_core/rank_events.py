@@ -211,6 +211,13 @@ class RenameCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class VoidSave:
+    """Never call this rank's part of ``version`` safe: it was copied from a bad state."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShareSaves:
     """After the last step: finish what is being written, then exchange statuses.
 
@@ -238,6 +245,7 @@ Action = (
     | Apply
     | WriteCheckpoint
     | RenameCheckpoint
+    | VoidSave
     | ShareSaves
     | Finish
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mainstay_core.digest import Digest
 from mainstay_core.messages import Commit, Plan, Vote
@@ -67,9 +67,16 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         state_bad=state_bad,
         hopeless=hopeless,
         adopt_planned=adopt,
-        saves=judge_saves(plan, votes),
+        saves=_certified(judge_saves(plan, votes), votes[0].step, state_bad),
         reason="; ".join(problems) or "all votes say yes",
     )
+
+
+def _certified(saves: Saves, step: int, state_bad: Sequence[int]) -> Saves:
+    """A version is complete only if the votes on it, or later ones, found all states good."""
+    if saves.safe is not None and saves.safe.version >= step and state_bad:
+        return replace(saves, safe=None)
+    return saves
 
 
 def _hopeless(commit: Commit) -> str:

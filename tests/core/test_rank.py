@@ -42,6 +42,7 @@ from mainstay_core.rank_events import (
     Settle,
     Tell,
     TodoDone,
+    VoidSave,
     VotesGathered,
     WaitForPlan,
     WriteCheckpoint,
@@ -268,6 +269,7 @@ def test_a_rank_in_doubt_of_its_state_parks_with_nothing() -> None:
     assert (outcome.state.phase, outcome.state.valid) == (Phase.PARKED, False)
     assert Leave() in outcome.actions
     assert DropHeld(mark=True) in outcome.actions
+    assert VoidSave(0) in outcome.actions, "what it has copied of that state is bad, too"
 
 
 def test_nobody_keeps_gradients_that_the_chain_of_a_bad_state_may_have_computed() -> None:

@@ -226,6 +226,17 @@ def test_an_attempt_of_an_older_quorum_counts_when_all_its_parts_are_safe() -> N
     assert judged(votes).saves.safe == Attempt(version=4, nonce="older")
 
 
+@pytest.mark.parametrize(("version", "is_safe"), [(4, True), (5, False), (6, False)])
+def test_a_version_whose_states_differ_is_not_completed(version: int, is_safe: bool) -> None:
+    plan = make_plan({r: [f"{'abc'[r]}.1"] for r in range(3)})
+    part = {"checkpoint_safe": version, "checkpoint_nonce": "n"}
+    votes = [replace(v, step=5, **part) for v in votes_of(plan)]
+
+    assert judge(plan, votes, None, "").saves.safe is not None
+    votes[0] = replace(votes[0], state="other")
+    assert (judge(plan, votes, None, "").saves.safe is not None) is is_safe
+
+
 def test_votes_say_who_still_writes_and_which_version_is_durable() -> None:
     votes = votes_of()
     votes[1] = replace(votes[1], checkpoint_busy=True)

@@ -234,6 +234,25 @@ def test_a_copy_that_does_not_have_the_states_digest_is_never_safe(trainer):
     assert "digest" in trainer.told[0][1]
 
 
+def test_a_part_whose_state_is_found_bad_is_never_safe(trainer):
+    (state,) = make_states(1, seed=3)
+    trainer.write(10, state)
+    trainer.checkpoints.wait_idle()
+    trainer.checkpoints.void(10)
+    assert trainer.checkpoints.status().checkpoint_safe is None
+    trainer.halt_at = Op.CHECKPOINT_SAFE
+    trainer.write(12, state)
+    trainer.halted.wait()
+    trainer.checkpoints.void(12)
+    trainer.halt_at = None
+    trainer.go_on.set()
+    trainer.checkpoints.wait_idle()
+    assert trainer.checkpoints.status().checkpoint_safe is None
+    trainer.write(12, state, nonce="beef")
+    trainer.checkpoints.wait_idle()
+    assert trainer.checkpoints.status().checkpoint_nonce == "beef", "another attempt counts"
+
+
 def written(root, version=10):
     trainer = Trainer(root)
     trainer.checkpoints.start(FINGERPRINT)

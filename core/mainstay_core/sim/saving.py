@@ -28,6 +28,7 @@ class Saving:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._status, self._running = SaveStatus(), 0
+        self._attempt, self._void_nonce = (0, ""), ""
 
     def status(self) -> SaveStatus:
         """What to say of it in a vote."""
@@ -44,13 +45,22 @@ class Saving:
         assert self._trainer.compute is not None
         part = Part(self._trainer.compute.params, action.commit, action.chain)
         self._running += 1
+        self._attempt = (action.version, nonce)
         self._trainer.spawn(self._write(action.version, nonce, position, part))
+
+    def void(self, version: int) -> None:
+        """Never call the part of a version safe."""
+        if self._attempt[0] == version:
+            self._void_nonce = self._attempt[1]
+        if self._status.checkpoint_safe == version:
+            self._status = replace(self._status, checkpoint_safe=None, checkpoint_nonce="")
 
     def _write(self, version: int, nonce: str, position: int, part: Part) -> Steps[None]:
         world = self._trainer.world
         yield world.pace.copy_s()
         world.disk.write_part(version, nonce, position, part)
-        self._status = replace(self._status, checkpoint_safe=version, checkpoint_nonce=nonce)
+        if nonce != self._void_nonce:
+            self._status = replace(self._status, checkpoint_safe=version, checkpoint_nonce=nonce)
         self._done()
 
     def complete(self, action: rank_events.RenameCheckpoint) -> None:

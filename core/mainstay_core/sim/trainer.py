@@ -169,6 +169,8 @@ class Trainer(Process):
                 self.connections.leave()
             case rank_events.RenameCheckpoint():
                 self._saving.complete(action)
+            case rank_events.VoidSave():
+                self._saving.void(action.version)
             case rank_events.Finish():
                 self._finish()
         return None
