@@ -45,7 +45,7 @@ lint: setup ## Style, types, import rules, lock
 verify: setup ## Make what is generated again, and show what drifted from its source
 	$(BIN)/python scripts/crd.py
 	$(BIN)/python scripts/manifests.py
-	git diff --exit-code -- charts manifests
+	git diff --exit-code -- charts manifests docs/trainingjob.md
 
 manifests: setup ## Render manifests/ from the chart (needs helm)
 	$(BIN)/python scripts/manifests.py
@@ -53,7 +53,7 @@ manifests: setup ## Render manifests/ from the chart (needs helm)
 images: setup ## Build the images mainstay-operator, -api and -agent (ENGINE=docker, podman or buildah)
 	$(BIN)/python scripts/images.py $(ARGS)
 
-crd: setup ## Write the CRD that the model describes
+crd: setup ## Write the CRD and the reference that the model describes
 	$(BIN)/python scripts/crd.py
 
 format: setup ## Format, and mend what ruff can
