@@ -12,7 +12,7 @@ from mainstay_core.program import Action, Op
 from mainstay_train.uplink import Status, Uplink
 
 WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
-TELL_DURABLE = (FactKind.SETTLED, FactKind.CHECKPOINT)
+TELL_DURABLE = (FactKind.SETTLED, FactKind.CHECKPOINT, FactKind.PAUSED)
 KEPT_ENTRIES = 32
 """Ledger entries told again by a rank that takes over telling them: who did so before may be gone,
 with what it had not told yet. Under load that is more than the last one."""

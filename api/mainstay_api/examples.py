@@ -221,6 +221,7 @@ SUMMARY: Responses = {
             "namespace": "training",
             "state": "running",
             "reason": "",
+            "suspend": False,
             "recovering": False,
             "quorum": _QUORUM,
             "all_reduce_stack": 1,

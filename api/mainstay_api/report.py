@@ -24,7 +24,7 @@ REPORT_VERSION = 1
 
 def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
     """Return a job in short; what is left of times, in seconds, at ``now_s``."""
-    plan = state.plan
+    plan = state.in_force
     reason = state.waiting.reason if state.waiting else state.outcome
     members = plan.members if plan else ()
     return {
@@ -33,6 +33,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "namespace": state.config.namespace,
         "state": state.phase.value,
         "reason": reason,
+        "suspend": state.suspend,
         "step": state.step,
         "steps": state.shape.steps,
         "quorum": codec.encode(plan.quorum) if plan else None,
@@ -67,7 +68,7 @@ def show_pods(state: CoordinatorState) -> list[dict[str, Any]]:
             "name": p.registration.name,
             "address": p.registration.address,
             "domain": p.registration.domain,
-            "serving": has_members(state, p.registration.pod),
+            "serving": state.in_force is not None and has_members(state, p.registration.pod),
             "leaving": p.leaving,
         }
         for p in state.pods
@@ -111,7 +112,7 @@ def show_members(
     state: CoordinatorState, beats: Mapping[PodUid, Heartbeat]
 ) -> list[dict[str, Any]]:
     """Return one line per rank, in index order, then one per trainer without a rank."""
-    plan = state.plan
+    plan = state.in_force
     members = plan.members if plan else ()
     lines = [
         {

@@ -34,7 +34,7 @@ def summarize(
         newest: the ledger's entries of the newest committed step.
         now_s: wall clock.
     """
-    plan, reason = state.plan, state.waiting.reason if state.waiting else state.outcome
+    plan, reason = state.in_force, state.waiting.reason if state.waiting else state.outcome
     entries = tuple(newest)
     return {
         "uid": state.config.job,
@@ -42,6 +42,7 @@ def summarize(
         "namespace": state.config.namespace,
         "state": state.phase.value,
         "reason": reason,
+        "suspend": state.suspend,
         "recovering": state.phase in UNSETTLED,
         "quorum": codec.encode(plan.quorum) if plan else None,
         "all_reduce_stack": plan.all_reduce_stack if plan else 0,
@@ -87,7 +88,8 @@ def _training(
 ) -> dict[str, Any]:
     again = sum(r.lost_steps + r.redone_steps for r in recoveries)
     committed_at_s = max((e.committed_at_s for e in entries), default=None)
-    until_s = committed_at_s if state.terminal and committed_at_s else now_s
+    still = state.terminal or state.phase is JobPhase.SUSPENDED
+    until_s = committed_at_s if still and committed_at_s else now_s
     return {
         "step": state.step,
         "steps": state.shape.steps,

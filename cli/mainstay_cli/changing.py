@@ -1,4 +1,4 @@
-"""``mainstay scale`` and ``mainstay drain``: planned changes of a running job's membership."""
+"""``mainstay scale``, ``drain``, ``suspend``, ``resume``: planned changes of a running job."""
 
 from __future__ import annotations
 
@@ -36,6 +36,25 @@ def drain(job: str, pod: str) -> None:
     print(f"{shown['name']}: pod {pod} serves no rank and gets none any more")
 
 
+def suspend(job: str, *, wanted: bool) -> None:
+    """Ask that a job stands still, its state saved, or that it goes on.
+
+    Raises:
+        UsageError: there is no such running job.
+        CliError: the api refused, e.g. the job writes no checkpoints.
+    """
+    shown = asyncio.run(_suspend(_running(job), wanted))
+    saved = shown["checkpoint"]["step"]
+    if not wanted:
+        where = f"from the checkpoint of step {saved}" if saved else "from the start"
+        now = shown["state"]
+        print(f"{shown['name']}: goes on" + (f" {where}" if now == "forming" else f", is {now}"))
+    elif shown["state"] == "suspended":
+        print(f"{shown['name']}: suspended, the checkpoint of step {saved} is complete")
+    else:
+        print(f"{shown['name']}: saves its state and stops; mainstay status says when it stands")
+
+
 def describe_leaving(leaving: dict[str, Any]) -> str:
     """Return one leaving pod's line."""
     left_s = leaving["left_s"]
@@ -54,6 +73,11 @@ def _running(job: str) -> runs.Run:
 async def _scale(run: runs.Run, replicas: int) -> dict[str, Any]:
     async with run.connect() as api:
         return await api.scale_job(run.job, replicas)
+
+
+async def _suspend(run: runs.Run, wanted: bool) -> dict[str, Any]:
+    async with run.connect() as api:
+        return await api.suspend_job(run.job, suspend=wanted)
 
 
 async def _drain(run: runs.Run, pod: str) -> dict[str, Any]:

@@ -108,6 +108,11 @@ class ApiClient:
         """Want another number of replicas; return the job as it is then shown."""
         return dict(await self._request("POST", f"/v1/jobs/{job}/scale", {"replicas": replicas}))
 
+    async def suspend_job(self, job: str, *, suspend: bool) -> dict[str, Any]:
+        """Have a job stand still without pods, or go on; return the job as it is now."""
+        what = "suspend" if suspend else "resume"
+        return dict(await self._request("POST", f"/v1/jobs/{job}/{what}"))
+
     async def drain_pod(self, job: str, pod: str) -> dict[str, Any]:
         """Have a pod's work handed over; return the job as it is then shown."""
         return dict(await self._request("POST", f"/v1/jobs/{job}/drain", {"pod": pod}))

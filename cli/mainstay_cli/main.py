@@ -114,6 +114,25 @@ def drain_pod(
 
 
 @app.command(
+    "suspend",
+    help="Have a running job save its state and stand still, without pods, until mainstay resume. "
+    "No step is lost, and the bits stay the same. The job needs checkpoint.everySteps.\n\n"
+    "Example: mainstay suspend demo",
+)
+def suspend_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) -> None:
+    changing.suspend(job, wanted=True)
+
+
+@app.command(
+    "resume",
+    help="Have a suspended job go on: pods are made, and load the checkpoint.\n\n"
+    "Example: mainstay resume demo",
+)
+def resume_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) -> None:
+    changing.suspend(job, wanted=False)
+
+
+@app.command(
     "sim",
     help="Run whole jobs in simulated time, one per seed: the real decisions under drawn faults, "
     "every invariant of the protocol checked after every event.\n\n"

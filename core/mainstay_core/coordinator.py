@@ -32,12 +32,19 @@ from mainstay_core.coordinator_events import (
     StepsCommitted,
     StopRequested,
     StoreReopened,
+    SuspendRequested,
     Tick,
     Transition,
 )
-from mainstay_core.deciding import decide_forming, decide_running, decide_waiting
-from mainstay_core.durability import note_reached
+from mainstay_core.deciding import (
+    decide_forming,
+    decide_running,
+    decide_suspended,
+    decide_waiting,
+)
+from mainstay_core.durability import learn_checkpoint, note_reached
 from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.facts import FactKind
 from mainstay_core.faulting import ask_faults, inject_into_spares, record_fired
 from mainstay_core.forgetting import forget_gone
 from mainstay_core.holdbacks import forgive_members
@@ -49,19 +56,23 @@ from mainstay_core.jobstate import (
     CoordinatorState,
     JobPhase,
     all_settled,
+    uid_of,
 )
 from mainstay_core.learning import learn_facts, learn_pod, learn_silence, settle_all
 from mainstay_core.leaving import learn_drain, leaving_members, outgoing_died
+from mainstay_core.losses import lose_pod
 from mainstay_core.outcomes import end_job
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
 from mainstay_core.restoring import hear, hear_silence, learn_plan, reopen
 from mainstay_core.scaling import learn_scale
 from mainstay_core.submission import learn_submission
+from mainstay_core.suspension import learn_suspend
 
 
 def initial(config: JobConfig, now_s: float) -> CoordinatorState:
     """Return the state of a job that nobody has joined yet."""
-    return CoordinatorState(config=config, created_at_s=now_s)
+    phase = JobPhase.SUSPENDED if config.suspend else JobPhase.FORMING
+    return CoordinatorState(config=config, phase=phase, created_at_s=now_s, suspend=config.suspend)
 
 
 def step(state: CoordinatorState, event: Event, now_s: float, nonce: str) -> Transition:
@@ -97,11 +108,13 @@ def step(state: CoordinatorState, event: Event, now_s: float, nonce: str) -> Tra
 
 def is_pending(state: CoordinatorState) -> bool:
     """Return whether something waits for time to pass, so that ticks should be frequent."""
-    if state.terminal:
+    if state.terminal or state.phase is JobPhase.SUSPENDED:
         return False
     if state.phase is not JobPhase.RUNNING or state.suspicion is not None or state.unheard:
         return True
     if leaving_members(state) or (outgoing_died(state) and not all_settled(state)):
+        return True
+    if state.plan is not None and (state.suspend or state.plan.pause):
         return True
     return state.plan is not None and len(state.plan.chains) != state.wanted
 
@@ -184,6 +197,32 @@ def _on_late_commit(state: CoordinatorState, event: StepsCommitted, now_s: float
     )
 
 
+def _on_settling_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Transition:
+    """Of a suspended job only this is news: that pods are gone, and what is on the disk."""
+    kinds = (FactKind.POD_GONE, FactKind.CHECKPOINT)
+    known = {uid_of(p) for p in state.pods}
+    facts = tuple(f for f in event.facts if f.kind in kinds and f.pod in known)
+    result = Transition(state=state, reason="the job is suspended")
+    for fact in facts:
+        if fact.kind is FactKind.CHECKPOINT:
+            result = result.then(learn_checkpoint(result.state, fact, now_s))
+        else:
+            at_s = fact.observed_at_s or now_s
+            result = result.then(lose_pod(result.state, fact.pod, fact.evidence, at_s, now_s))
+    return result
+
+
+def _on_suspended_commit(
+    state: CoordinatorState, event: StepsCommitted, now_s: float
+) -> Transition:
+    """The ledger's last entries may come after the last trainer's goodbye: they still count."""
+    del now_s
+    if state.plan is None or event.quorum.id > state.plan.quorum.id:
+        raise RemoteProtocolError(f"a job that is {state.phase} accepts no StepsCommitted")
+    state = replace(state, step=max(state.step, event.step + 1))
+    return Transition(state=state, reason=f"step {event.step} was committed, told late")
+
+
 def _ignore(state: CoordinatorState, event: Event, now_s: float) -> Transition:
     del event, now_s
     return Transition(state=state, reason=f"the job is {state.phase}")
@@ -199,6 +238,7 @@ _ALWAYS: dict[type, _Handler] = {
     FaultsAsked: ask_faults,
     ScaleRequested: learn_scale,
     JobSubmitted: learn_submission,
+    SuspendRequested: learn_suspend,
     DrainRequested: learn_drain,
     PlanReported: learn_plan,
     StoreReopened: reopen,
@@ -212,14 +252,29 @@ _WITH_PLAN: dict[type, _Handler] = {
 _ENDED: dict[type, _Handler] = {
     PodRegistered: _on_registered,
     **dict.fromkeys(
-        (FactsLearnt, Tick, StopRequested, PlanDurable, PlanReported, JobSubmitted), _ignore
+        (
+            FactsLearnt,
+            Tick,
+            StopRequested,
+            PlanDurable,
+            PlanReported,
+            JobSubmitted,
+            SuspendRequested,
+        ),
+        _ignore,
     ),
     StoreReopened: reopen,
     StepsCommitted: _on_late_commit,
 }
 
 _ACCEPTS: dict[JobPhase, dict[type, _Handler]] = {
-    JobPhase.FORMING: _ALWAYS,
+    JobPhase.FORMING: {**_ALWAYS, StepsCommitted: _on_suspended_commit},
+    JobPhase.SUSPENDED: {
+        **_ALWAYS,
+        FactsLearnt: _on_settling_facts,
+        StepsCommitted: _on_suspended_commit,
+        PlanDurable: _on_durable,
+    },
     JobPhase.RUNNING: _WITH_PLAN,
     JobPhase.RECOVERING: _WITH_PLAN,
     JobPhase.WAITING: _WITH_PLAN,
@@ -237,6 +292,7 @@ _DECIDE: dict[JobPhase, Callable[[CoordinatorState, float, str], Transition]] = 
     JobPhase.RUNNING: decide_running,
     JobPhase.RECOVERING: decide_running,
     JobPhase.WAITING: decide_waiting,
+    JobPhase.SUSPENDED: decide_suspended,
 }
 
 _ILLEGAL: dict[type, type[LocalProtocolError] | type[RemoteProtocolError]] = {

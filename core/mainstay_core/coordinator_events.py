@@ -67,6 +67,14 @@ class FaultsAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuspendRequested:
+    """Somebody wants the job to stand still, without pods, or to go on."""
+
+    suspend: bool
+    who: str = "a user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
     """Whoever owns the job's definition has submitted it again."""
 
@@ -152,6 +160,7 @@ Event = (
     | ScaleRequested
     | DrainRequested
     | JobSubmitted
+    | SuspendRequested
 )
 
 
@@ -207,7 +216,7 @@ class TellFired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndJob:
-    """The job is over: every pod is told to stop."""
+    """The job is over, or suspended: every pod is told to stop."""
 
     state: JobPhase
     reason: str

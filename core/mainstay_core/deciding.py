@@ -34,6 +34,7 @@ from mainstay_core.messages import Member, Method, Plan
 from mainstay_core.outcomes import end_job, publish
 from mainstay_core.recovery_times import open_loss, open_suspicion
 from mainstay_core.reshaping import decide_between_faults
+from mainstay_core.suspension import has_paused, pause_plan, resume_now, suspend_now
 
 MAX_PROBE_DOUBLINGS = 5
 """A quorum that fails again and again is re-formed ever more slowly, up to 32 x probe_s."""
@@ -41,8 +42,11 @@ MAX_PROBE_DOUBLINGS = 5
 
 def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     """Publish the first plan once enough trainers are up, or give up at the deadline."""
+    if state.suspend:
+        return suspend_now(state, now_s)
     wanted, least = state.wanted, state.shape.min_replicas
-    overdue = now_s - state.created_at_s >= state.config.startup_deadline_s
+    since_s = state.forming_since_s or state.created_at_s
+    overdue = now_s - since_s >= state.config.startup_deadline_s
     if not overdue and len(usable_slots(state, now_s)) < wanted * len(state.shape.positions):
         return Transition(state=state)
     # Only now: before, the lowest slot could still be one that comes up later.
@@ -111,6 +115,8 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     """Complete, recover, re-form or join: the first that is due."""
     if _is_finishing(state):
         return _decide_finishing(state)
+    if has_paused(state) and state.suspend:
+        return suspend_now(state, now_s)
     lost = lost_members(state)
     if lost:
         return _recover(state, lost, now_s, nonce)
@@ -121,9 +127,14 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     missed = outgoing_missed(state, now_s)
     if missed:
         return _release(state, missed, now_s, nonce)
-    if state.phase is JobPhase.RUNNING and all_settled(state):
-        return decide_between_faults(state, now_s, nonce)
-    return Transition(state=state)
+    assert state.plan is not None
+    if state.plan.pause and not state.suspend:
+        return _meet_again(state, "the job is not to be suspended any more", now_s, nonce)
+    if state.phase is not JobPhase.RUNNING or not all_settled(state) or state.plan.pause:
+        return Transition(state=state)
+    if state.suspend and state.shape.steps - state.step > 1:
+        return publish(state, pause_plan(state, now_s, nonce), JobPhase.RUNNING)
+    return decide_between_faults(state, now_s, nonce)
 
 
 def _is_finishing(state: CoordinatorState) -> bool:
@@ -221,6 +232,9 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     assert state.waiting is not None
     if _is_finishing(state):
         return _decide_finishing(state)
+    if state.suspend:
+        # Some stage has no state left to save: what is on the disk is what there is.
+        return suspend_now(state, now_s)
     lost = lost_members(state)
     if not lost:
         reason = "the members that were silent are heard again"
@@ -230,6 +244,12 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
         reason = f"waited {now_s - state.waiting.since_s:.0f} s: {state.waiting.reason}"
         return result.then(end_job(result.state, JobPhase.FAILED, reason))
     return result
+
+
+def decide_suspended(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Form again once nobody wants the job to stand still any more."""
+    del nonce
+    return Transition(state=state) if state.suspend else resume_now(state, now_s)
 
 
 def _meet_again(state: CoordinatorState, reason: str, now_s: float, nonce: str) -> Transition:

@@ -45,6 +45,7 @@ class FactKind(enum.StrEnum):
     LEAVING = "leaving"
     FAILED = "failed"
     CHECKPOINT = "checkpoint"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ class Fact:
     FINISHED      a member has applied the last step; ``final`` holds its digests
     LEAVING       the pod will end (``evidence``: why) and works on meanwhile; repeated
     CHECKPOINT    version ``durable`` is complete; with ``evidence``, why one is late or failed
+    PAUSED        a member of a pausing plan has saved what it can (``durable``), computes no more
     FAILED        the trainer cannot go on by itself and says why (a bug or a user error), job fails
     """
 
@@ -75,7 +77,7 @@ class Fact:
     fingerprint: dict[str, str] | None = None
     final: FinalDigests | None = None
     durable: int | None = None
-    """Newest complete durable version that the teller knows (SETTLED, CHECKPOINT)."""
+    """Newest complete durable version that the teller knows (SETTLED, CHECKPOINT, PAUSED)."""
     reached: int | None = None
     """Newest version that any member of the settle held before it (ADOPTED)."""
     observed_at_s: float = 0.0

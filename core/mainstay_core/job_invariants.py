@@ -17,7 +17,8 @@ def check_invariants(state: CoordinatorState) -> None:
     assert shape.min_replicas <= state.wanted <= shape.lanes, "wanted replicas out of bounds"
     plan = state.plan
     if plan is None:
-        assert state.phase in {JobPhase.FORMING, *TERMINAL}, f"{state.phase} without a plan"
+        without = {JobPhase.FORMING, JobPhase.SUSPENDED, *TERMINAL}
+        assert state.phase in without, f"{state.phase} without a plan"
         return
     assert plan.quorum.id == state.last_id, "the plan is not the newest quorum"
     assert plan.unplanned_id <= plan.quorum.id, "unplanned id above the quorum's"

@@ -70,4 +70,6 @@ class JobConfig:
     """Then the job starts with min_replicas, or fails."""
     max_restarts: int = 10
     """Restarts of one slot's trainer without a commit in between, then it stays down."""
+    suspend: bool = False
+    """Whether the job's definition wants it to stand still."""
     faults: tuple[FaultPoint, ...] = ()

@@ -36,6 +36,7 @@ class JobPhase(enum.StrEnum):
     RUNNING = "running"
     RECOVERING = "recovering"
     WAITING = "waiting"
+    SUSPENDED = "suspended"
     COMPLETE = "complete"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -173,13 +174,20 @@ class CoordinatorState:
     phase: JobPhase = JobPhase.FORMING
     created_at_s: float
     started_at_s: float = 0.0
-    """When the first plan was made; 0: not yet, or the store was restored since."""
+    """When the first plan since the start, or the last suspension, was made; 0: not yet, or the
+    store was restored since."""
     started_step: int = 0
     """Number of steps that were committed by then: not 0 for a job that goes on."""
     last_id: int = 0
     restarted_id: int = 0
     """Quorum of the last restart: commits of older quorums don't count any more."""
     plan: Plan | None = None
+    forming_since_s: float = 0.0
+    """When it began to form again after a suspension; 0: never."""
+    suspend: bool = False
+    """Whether somebody wants the job to stand still, without pods."""
+    paused: tuple[int, ...] = ()
+    """Members of a pausing plan that have saved what they can."""
     scaled_to: int | None = None
     """Replicas that somebody asked for in the running job."""
     outgoing: tuple[Member, ...] = ()
@@ -244,6 +252,11 @@ class CoordinatorState:
     def wanted(self) -> int:
         """Replicas wanted now. Invariant: min_replicas <= wanted <= lanes."""
         return self.shape.replicas if self.scaled_to is None else self.scaled_to
+
+    @property
+    def in_force(self) -> Plan | None:
+        """The plan that trainers follow; None while there are none to follow it."""
+        return None if self.phase in (JobPhase.FORMING, JobPhase.SUSPENDED) else self.plan
 
     @property
     def terminal(self) -> bool:

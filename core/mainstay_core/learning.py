@@ -33,6 +33,7 @@ from mainstay_core.leaving import learn_leaving
 from mainstay_core.losses import end_all, end_slot, lose_pod, note_end
 from mainstay_core.messages import FinalDigests, Member, Method
 from mainstay_core.recovery_times import close_known, plan_settled
+from mainstay_core.suspension import learn_paused
 
 
 class UnregisteredPodError(RemoteProtocolError):
@@ -377,4 +378,5 @@ _FACTS: dict[FactKind, Callable[[CoordinatorState, Fact, float], Transition]] = 
     FactKind.FINISHED: _finished,
     FactKind.FAILED: _failed,
     FactKind.CHECKPOINT: learn_checkpoint,
+    FactKind.PAUSED: learn_paused,
 }

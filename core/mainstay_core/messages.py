@@ -27,6 +27,7 @@ class Method(enum.StrEnum):
     RESTART = "restart"
     WAIT = "wait"
     HAND_OVER = "hand-over"
+    SUSPEND = "suspend"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -108,6 +109,8 @@ class Plan:
     on to each other, and a store that lost the job knows where the next quorum may meet."""
     replicas_wanted: int = 0
     """Replicas that were wanted when it was made; a store that lost the job learns it from here."""
+    pause: bool = False
+    """Whether its members save their state and compute no further: the job is to be suspended."""
     version: int = VERSION
 
     def digest(self) -> str:

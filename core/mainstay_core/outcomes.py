@@ -40,6 +40,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         settled_at_s={},
         settled_step=None,
         commits=0,
+        paused=(),
         suspicion=None,
         waiting=None,
         rivals=(),

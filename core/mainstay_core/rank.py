@@ -217,9 +217,10 @@ def _begin(state: RankState, *prefix: Action) -> Transition:
 def _compute(state: RankState, *prefix: Action) -> Transition:
     """Begin (or go on with) the step at ``version``, or finish."""
     assert state.plan is not None
-    if state.version >= state.num_steps and must_adopt(state):
+    over = state.version >= state.num_steps or state.plan.pause
+    if over and must_adopt(state):
         return _adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
-    if state.version >= state.num_steps:
+    if over:
         return _share_saves(state, *prefix) if rank_saving.is_open(state) else _end(state, *prefix)
     step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
     held_in = state.held_in if state.held else state.plan.quorum.id
@@ -228,12 +229,16 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
 
 
 def _share_saves(state: RankState, *prefix: Action) -> Transition:
-    """The last step is applied, its checkpoint not yet complete: only then may the job end."""
+    """No further step, and this one's checkpoint is not yet complete: only then may all end."""
     saving = replace(state, phase=Phase.SAVING)
-    return Transition(saving, (*prefix, ShareSaves(state.save_round)), "saves the last version")
+    return Transition(saving, (*prefix, ShareSaves(state.save_round)), "saves its version")
 
 
 def _end(state: RankState, *prefix: Action) -> Transition:
+    if state.version < state.num_steps:
+        paused = replace(state, phase=Phase.PAUSED)
+        tell = Tell(FactKind.PAUSED, state.version)
+        return Transition(paused, (*prefix, tell, WaitForPlan()), "the job is to be suspended")
     done = replace(state, phase=Phase.FINISHED)
     return Transition(done, (*prefix, Finish(), WaitForPlan()), "the last step is applied")
 
@@ -357,6 +362,7 @@ _TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
     (Phase.IDLE, PlanSeen): _on_plan_idle,
     (Phase.PARKED, PlanSeen): _on_plan,
     (Phase.FINISHED, PlanSeen): _on_plan,
+    (Phase.PAUSED, PlanSeen): _on_plan,
     (Phase.FAILED, PlanSeen): _ignore,
     (Phase.SETTLING, ReportsGathered): _on_reports,
     (Phase.SETTLING, QuorumLost): _on_lost,

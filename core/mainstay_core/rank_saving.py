@@ -61,15 +61,15 @@ def begin_due(state: RankState) -> tuple[RankState, tuple[Action, ...]]:
 
 
 def is_open(state: RankState) -> bool:
-    """Whether the last version has still to become durable before the job ends."""
-    return state.checkpoint_every_steps > 0 and state.durable < state.num_steps
+    """Whether this version has still to become durable before the job ends, or is suspended."""
+    return state.checkpoint_every_steps > 0 and state.durable < state.version
 
 
 def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, ...], bool]:
-    """Return what follows from everybody's status after the last step, and whether that is all.
+    """Return what follows from everybody's status after no further step, and whether that is all.
 
     Nobody writes any more when these statuses are exchanged. Rounds go on until the
-    last version is durable, or was tried in this quorum in vain: a disk that is full
+    version is durable, or was tried in this quorum in vain: a disk that is full
     must not keep a job from ending.
     """
     before = state.safe
@@ -78,10 +78,11 @@ def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, 
         return state, actions, True
     if state.safe > before:
         return state, actions, False
-    if state.tried < state.num_steps:
+    if state.tried < state.version:
         state, write = _begin(state)
         return state, (*actions, *write), False
-    why = f"the checkpoint of the last step, {state.num_steps}, could not be completed"
+    last = "the last step" if state.version >= state.num_steps else "this step"
+    why = f"the checkpoint of {last}, {state.version}, could not be completed"
     tell = (Tell(FactKind.CHECKPOINT, state.version, why),) if state.index == 0 else ()
     return state, (*actions, *tell), True
 

@@ -31,6 +31,7 @@ class Phase(enum.StrEnum):
     VOTING = "voting"
     APPLYING = "applying"
     SAVING = "saving"
+    PAUSED = "paused"
     FINISHED = "finished"
     FAILED = "failed"
 

@@ -9,7 +9,14 @@ from mainstay_core.availability import held_until_s
 from mainstay_core.coordinator_events import Announce, ScaleRequested, Transition
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.ids import PodUid
-from mainstay_core.jobstate import CoordinatorState, PodState, has_members, natural, uid_of
+from mainstay_core.jobstate import (
+    CoordinatorState,
+    JobPhase,
+    PodState,
+    has_members,
+    natural,
+    uid_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,9 @@ def plan_pods(state: CoordinatorState) -> PodsWanted:
     """
     if state.terminal:
         return PodsWanted(num_pods=0, leaving=(), ending=())
+    if state.phase is JobPhase.SUSPENDED:
+        ending = tuple(uid_of(p) for p in state.pods if not p.gone)
+        return PodsWanted(num_pods=0, leaving=(), ending=ending)
     num_ranks = state.wanted * len(state.shape.positions)
     num_pods = math.ceil(num_ranks / state.shape.ranks_per_pod) + state.config.spares
     living = [p for p in state.pods if not p.gone]

@@ -173,6 +173,7 @@ class TrainingJob(Section):
             spares=spec.spares.replicas,
             startup_deadline_s=float(spec.scheduling.startup_deadline_seconds),
             max_restarts=spec.recovery.max_restarts,
+            suspend=spec.suspend,
             faults=faults,
         )
 

@@ -11,13 +11,26 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from mainstay_core.coordinator_events import Announce, JobSubmitted, Transition
+from mainstay_core.coordinator_events import (
+    Announce,
+    JobSubmitted,
+    SuspendRequested,
+    Transition,
+)
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.jobstate import CoordinatorState
+from mainstay_core.suspension import learn_suspend
 
 MUTABLE_SHAPE = ("replicas", "min_replicas")
-MUTABLE = ("spares", "startup_deadline_s", "restart_grace_s", "hold_back_s", "hold_back_max_s")
+MUTABLE = (
+    "suspend",
+    "spares",
+    "startup_deadline_s",
+    "restart_grace_s",
+    "hold_back_s",
+    "hold_back_max_s",
+)
 """What only decisions depend on: trainers and supervisors that run do not hold a copy of it."""
 _NOT_SUBMITTED = ("job", "faults")
 
@@ -59,7 +72,6 @@ def learn_submission(state: CoordinatorState, event: JobSubmitted, now_s: float)
     Raises:
         InvalidSpecError: something differs that cannot change in a job that exists.
     """
-    del now_s
     old, new = state.config, replace(event.config, faults=state.config.faults)
     for name, before, after in _differences(old, new):
         raise InvalidSpecError(
@@ -81,10 +93,15 @@ def learn_submission(state: CoordinatorState, event: JobSubmitted, now_s: float)
         if before != after
     ]
     state = replace(state, config=new, scaled_to=wanted)
+    result = Transition(state=state)
+    if new.suspend != old.suspend:
+        wish = SuspendRequested(suspend=new.suspend, who="its definition")
+        result = learn_suspend(state, wish, now_s)
+        if not changed:
+            return result
     message = f"the job's definition has changed: {', '.join(changed) or 'times'}"
-    return Transition(
-        state=state, actions=(Announce(reason="Submitted", message=message),), reason=message
-    )
+    announce = Announce(reason="Submitted", message=message)
+    return result.then(Transition(state=result.state, actions=(announce,), reason=message))
 
 
 def _differences(old: JobConfig, new: JobConfig) -> Iterator[tuple[str, Any, Any]]:

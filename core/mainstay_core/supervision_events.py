@@ -78,7 +78,8 @@ class SlotState:
     parked: Fact | None = None
     """The quorum it gave up, until a newer plan arrives."""
     final: Fact | None = None
-    """Its last words, that it finished or failed: told again to an api that has forgotten them."""
+    """Its last words, that it finished, failed or pauses: told again to an api that has forgotten
+    them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,8 @@ def _fact(state: SupervisionState, slot: SlotState, event: FactSeen, now_s: floa
         slot = replace(slot, parked=fact)
     elif fact.kind in LAST_WORDS:
         slot = replace(slot, done=True, final=fact)
+    elif fact.kind is FactKind.PAUSED:
+        slot = replace(slot, final=fact)
     elif fact.kind is FactKind.ADOPTED:
         slot = replace(slot, done=False)  # it had finished; a restart needs it again
     slot = replace(slot, alive_at_s=now_s)

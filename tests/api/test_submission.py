@@ -30,7 +30,9 @@ def test_replicas_and_spares_may_change(api: Any, job: Any) -> None:
     def change(spec: dict[str, Any]) -> None:
         spec["parallelism"]["replicas"] = 1
         spec["spares"] = {"replicas": 3}
-        spec["template"] = {"metadata": {"labels": {"team": "a"}}}
+        containers = [{"name": "trainer", "image": "i"}]
+        labels = {"metadata": {"labels": {"team": "a"}}}
+        spec["template"] = {**labels, "spec": {"containers": containers}}
 
     assert submit(api, job, change)["replicas_wanted"] == 1
     assert api.get(f"{job.path}/pods")["num_pods"] == 2 + 3

@@ -18,7 +18,7 @@ from mainstay_core import rank
 from mainstay_core.errors import LocalProtocolError
 from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation
-from mainstay_core.messages import Commit, Partial, Plan, SettleReport, TypeStat, Vote
+from mainstay_core.messages import Commit, Partial, Plan, SaveStatus, SettleReport, TypeStat, Vote
 from mainstay_core.rank import Phase, RankState, Transition
 from mainstay_core.rank_events import (
     Applied,
@@ -59,6 +59,7 @@ ACCEPTED: dict[Phase, set[type]] = {
     Phase.VOTING: {VotesGathered, QuorumLost},
     Phase.APPLYING: {Applied},
     Phase.SAVING: {SavesGathered, QuorumLost},
+    Phase.PAUSED: {PlanSeen},
     Phase.FINISHED: {PlanSeen},
     Phase.FAILED: {PlanSeen},
 }
@@ -600,5 +601,51 @@ def test_runs_together_reach_every_transition_and_every_way_to_a_version() -> No
         happened |= world.happened
 
     wanted = {(phase, kind) for phase, kinds in ACCEPTED.items() for kind in kinds}
-    assert wanted - reached == {(Phase.FAILED, PlanSeen)}, "a simulated job never fails"
+    never = {(Phase.FAILED, PlanSeen), (Phase.PAUSED, PlanSeen)}
+    assert wanted - reached == never, "a job here never fails, and nobody suspends it"
     assert happened >= {"stay", "roll", "heal", "load", "join", "mask", "checkpoint", "corrupt"}
+
+
+# A job that is to be suspended -------------------------------------------------
+
+
+def test_a_pausing_plan_is_settled_saved_and_told_and_nothing_is_computed() -> None:
+    plan = replace(PLAN, pause=True)
+    paused = computing(plan)
+    assert paused.phase is Phase.PAUSED
+    absent = ReportsGathered(tuple(report(m.index, valid=False) for m in plan.members))
+    last = follow(adopting(plan), absent, Restored("digest", None, ""))
+    told = [action.kind for action in last.actions if isinstance(action, Tell)]
+    assert told == [FactKind.SETTLED, FactKind.PAUSED]
+    assert last.actions[-1] == WaitForPlan()
+
+
+def test_who_pauses_goes_on_by_an_unplanned_plan_only() -> None:
+    paused = computing(replace(PLAN, pause=True))
+    planned = replace(PLAN, quorum=replace(PLAN.quorum, id=2), planned=True)
+    assert rank.step(rank.saw_plan(paused, planned), PlanSeen()).state.phase is Phase.PAUSED
+    unplanned = replace(planned, planned=False, unplanned_id=2)
+    assert rank.step(rank.saw_plan(paused, unplanned), PlanSeen()).state.phase is Phase.SETTLING
+
+
+def test_a_version_that_is_not_on_the_disk_is_saved_before_a_rank_pauses() -> None:
+    commit = Commit(step=0, norm=1, scale=1, tokens=1, loss=1, data="0" * 32)
+    state = replace(
+        adopting(replace(PLAN, pause=True)),
+        valid=True,
+        version=1,
+        commit=commit,
+        checkpoint_every_steps=10,
+        position=0,
+    )
+    reports = tuple(report(m.index, version=1, commit=commit) for m in PLAN.members)
+    saving = rank.step(state, ReportsGathered(reports))
+    assert saving.state.phase is Phase.SAVING
+    idle = tuple(SaveStatus() for _ in PLAN.members)
+    writing = rank.step(saving.state, SavesGathered(idle))
+    assert WriteCheckpoint(1, commit, writing.state.chain) in writing.actions
+    safe = tuple(SaveStatus(checkpoint_safe=1, checkpoint_nonce="n") for _ in PLAN.members)
+    renaming = rank.step(writing.state, SavesGathered(safe))
+    assert renaming.state.phase is Phase.SAVING
+    durable = tuple(SaveStatus(durable=1) for _ in PLAN.members)
+    assert rank.step(renaming.state, SavesGathered(durable)).state.phase is Phase.PAUSED

@@ -139,6 +139,7 @@ def test_every_setting_reaches_the_config() -> None:
         "restart_grace_s": 0.0,
         "startup_deadline_s": 30.0,
         "max_restarts": 3,
+        "suspend": False,
         "handover_s": 45.0,
         "hold_back_s": 2.0,
         "hold_back_max_s": 60.0,

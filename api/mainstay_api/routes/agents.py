@@ -19,6 +19,7 @@ from mainstay_core.coordinator_events import FactsLearnt, FaultFired, PlanReport
 from mainstay_core.facts import Fact, Heartbeat, PodRegistration
 from mainstay_core.ids import PodUid
 from mainstay_core.jobspec import JobConfig
+from mainstay_core.jobstate import TERMINAL, JobPhase
 from mainstay_core.learning import UnregisteredPodError
 from mainstay_core.messages import LedgerEntry, Plan
 
@@ -30,7 +31,8 @@ router = APIRouter(
 )
 
 _STREAM_ID = re.compile(r"\d+-\d+")
-_ENDED = frozenset({"complete", "failed", "stopped"})
+_STANDING = frozenset({*TERMINAL, JobPhase.SUSPENDED})
+"""What a supervisor that hears it ends for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +101,12 @@ async def register_pod(
 async def take_heartbeat(uid: UidDep, service: ServiceDep, heartbeat: Heartbeat) -> JSONResponse:
     """Note that a pod is alive, and say which quorum is the newest."""
     reply = await service.beat(uid, heartbeat)
-    if not reply.known:
+    if not reply.known and reply.phase != JobPhase.SUSPENDED:
         raise UnregisteredPodError(f"pod {heartbeat.pod} is unknown or counts as gone")
     return JSONResponse(
         {
             "quorum": json.loads(reply.quorum) if reply.quorum else None,
-            "state": reply.phase if reply.phase in _ENDED else "running",
+            "state": reply.phase if reply.phase in _STANDING else "running",
             "restored_at_s": reply.restored_at_s,
             "now_s": service.now_s(),
         }

@@ -31,6 +31,7 @@ from mainstay_core.coordinator_events import (
     FactsLearnt,
     ScaleRequested,
     StopRequested,
+    SuspendRequested,
 )
 from mainstay_core.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.facts import Fact, FactKind
@@ -227,6 +228,23 @@ async def scale_job(uid: UidDep, service: ServiceDep, body: NewScale) -> JSONRes
     Up: new pods join when they are there. Down: whole chains are dropped between steps.
     """
     outcome = await service.apply(uid, ScaleRequested(replicas=body.replicas, spares=body.spares))
+    return JSONResponse(show_job(outcome.state, service.now_s()))
+
+
+@router.post("/{job}/suspend", responses=examples.JOB)
+async def suspend_job(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """Have the job save its state and stand still, without pods. Repeating it is harmless.
+
+    In a cluster the TrainingJob's ``spec.suspend`` says it, and has the last word.
+    """
+    outcome = await service.apply(uid, SuspendRequested(suspend=True))
+    return JSONResponse(show_job(outcome.state, service.now_s()))
+
+
+@router.post("/{job}/resume", responses=examples.JOB)
+async def resume_job(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """Have a suspended job go on from its newest checkpoint. Repeating it is harmless."""
+    outcome = await service.apply(uid, SuspendRequested(suspend=False))
     return JSONResponse(show_job(outcome.state, service.now_s()))
 
 
