@@ -34,6 +34,7 @@ from mainstay_core.coordinator_events import (
     StoreReopened,
     SuspendRequested,
     Tick,
+    TopologyLearnt,
     Transition,
 )
 from mainstay_core.deciding import (
@@ -65,7 +66,7 @@ from mainstay_core.outcomes import end_job
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
 from mainstay_core.restoring import hear, hear_silence, learn_plan, reopen
 from mainstay_core.scaling import learn_scale
-from mainstay_core.submission import learn_submission
+from mainstay_core.submission import learn_submission, learn_topology
 from mainstay_core.suspension import learn_suspend
 
 
@@ -239,6 +240,7 @@ _ALWAYS: dict[type, _Handler] = {
     ScaleRequested: learn_scale,
     JobSubmitted: learn_submission,
     SuspendRequested: learn_suspend,
+    TopologyLearnt: learn_topology,
     DrainRequested: learn_drain,
     PlanReported: learn_plan,
     StoreReopened: reopen,
@@ -260,6 +262,7 @@ _ENDED: dict[type, _Handler] = {
             PlanReported,
             JobSubmitted,
             SuspendRequested,
+            TopologyLearnt,
         ),
         _ignore,
     ),

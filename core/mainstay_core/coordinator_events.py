@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from mainstay_core.facts import Fact, PodRegistration
+from mainstay_core.facts import Fact, Place, PodRegistration
 from mainstay_core.faults import FaultPoint
 from mainstay_core.ids import PodUid, QuorumId
 from mainstay_core.jobspec import JobConfig
@@ -79,6 +79,14 @@ class JobSubmitted:
     """Whoever owns the job's definition has submitted it again."""
 
     config: JobConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyLearnt:
+    """Whoever knows the nodes of the job's pods says where they are: all that is known."""
+
+    nodes: dict[str, Place]
+    """By failure domain of the pods' registrations: the node's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +169,7 @@ Event = (
     | DrainRequested
     | JobSubmitted
     | SuspendRequested
+    | TopologyLearnt
 )
 
 

@@ -32,6 +32,16 @@ class PodRegistration:
     """Random name of the supervisor's process: in containers all have the same pid."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a node is, as the cluster's labels say; empty where they say nothing."""
+
+    near: str = ""
+    """Nodes with the same value are near each other: a rack, a switch."""
+    apart: str = ""
+    """Nodes with different values fail apart: racks, zones."""
+
+
 class FactKind(enum.StrEnum):
     """What the api can learn."""
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from mainstay_core.facts import PodRegistration
+from mainstay_core.facts import Place, PodRegistration
 from mainstay_core.ids import Incarnation, PodUid, Slot
 from mainstay_core.jobspec import JobConfig
 from mainstay_core.lookup import Lookup
@@ -198,6 +198,8 @@ class CoordinatorState:
     """In order of (pod, index)."""
     domains: dict[str, DomainState] = field(default_factory=dict)
     """By failure domain: where trainers end again and again."""
+    topology: dict[str, Place] = field(default_factory=dict)
+    """Where nodes are, by the failure domain of their pods' registrations."""
     fingerprint: dict[str, str] | None = None
     """Numerics fingerprint of the first plan's members; fixed from then on."""
     fingerprints: dict[str, dict[str, str]] = field(default_factory=dict)

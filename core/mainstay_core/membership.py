@@ -15,6 +15,7 @@ from typing import Any
 
 from mainstay_core.availability import usable_slots
 from mainstay_core.chaining import Cell, plan_chaining
+from mainstay_core.facts import Place
 from mainstay_core.ids import Incarnation, PodUid, QuorumId, RankId, Slot
 from mainstay_core.jobstate import (
     CoordinatorState,
@@ -26,6 +27,7 @@ from mainstay_core.jobstate import (
 from mainstay_core.messages import Chain, Member, Method, Plan, Rendezvous
 from mainstay_core.placement import plan_placement
 from mainstay_core.reordering import plan_reordering
+from mainstay_core.siting import count_copies, near_domains, order_slots, places_of, take_cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +72,22 @@ class Draft:
 def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: str) -> Plan | None:
     """Return the first plan with ``num_replicas`` chains, or None when too few trainers are up.
 
-    Chain first, (replica, stage, inner), onto the first pods by name; never two
+    Chain first, (replica, stage, inner), onto the first pods by name, or where the
+    nodes' places are known onto near ones, chains apart from each other; never two
     cells of one stage in a pod while these pods avoid it, and a cell in one pod
     where one has room for it (design 13.7).
     """
     shape = state.shape
     needed = num_replicas * len(shape.positions)
-    free = list(usable_slots(state, now_s))[:needed]
-    if len(free) < needed:
+    usable = usable_slots(state, now_s)
+    if len(usable) < needed:
         return None
+    free = order_slots(usable, places_of(state), len(shape.positions), num_replicas)[:needed]
     cells = [(r, s) for r in range(num_replicas) for s in range(shape.stages)]
     crowd: Counter[tuple[PodUid, int]] = Counter()
     seats = []
     for replica, stage in cells:
-        for inner, slot in enumerate(_take_cell(free, stage, shape.ranks_per_stage, crowd)):
+        for inner, slot in enumerate(take_cell(free, stage, shape.ranks_per_stage, crowd)):
             assert slot.incarnation is not None
             seats.append(
                 Seat(
@@ -102,28 +106,6 @@ def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: 
         seats,
         Draft(method=Method.START, planned=False, reason=reason, now_s=now_s, nonce=nonce),
     )
-
-
-def _take_cell(
-    free: list[SlotState], stage: int, num_ranks: int, crowd: Counter[tuple[PodUid, int]]
-) -> list[SlotState]:
-    """Take a cell's slots out of ``free``: in a pod without its stage, all in one if possible."""
-    cell: list[SlotState] = []
-    for _ in range(num_ranks):
-        room = Counter(s.slot.pod for s in free)
-        own = {s.slot.pod for s in cell}
-
-        def preference(
-            slot: SlotState, own: set[PodUid] = own, room: Counter[PodUid] = room
-        ) -> Any:
-            pod = slot.slot.pod
-            return crowd[pod, stage], pod not in own, room[pod] < num_ranks - len(cell)
-
-        best = min(free, key=preference)
-        free.remove(best)
-        cell.append(best)
-    crowd.update((s.slot.pod, stage) for s in cell)
-    return cell
 
 
 def mask_plan(
@@ -155,7 +137,7 @@ def join_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]
     """Return a plan with more whole replicas than now, or None if that takes more trainers.
 
     Followers come first (no transfer), then ``takers`` in the order of
-    :func:`_seat_joiners`.
+    :func:`seat_joiners`.
     """
     assert state.plan is not None
     grown = _grow(state, takers, least=len(state.plan.chains) + 1)
@@ -205,20 +187,26 @@ def _grow(state: CoordinatorState, takers: Sequence[SlotState], least: int) -> l
     for target in range(state.wanted, least - 1, -1):
         wanted = [p for p in shape.positions for _ in range(counts[p], target)]
         if len(wanted) <= len(free):
-            seats += seat_joiners(seats, wanted, free)
+            seats += seat_joiners(state, seats, wanted, free)
             return mate(state, seats, most=target)
     return None
 
 
 def seat_joiners(
-    seats: Sequence[Seat], wanted: Iterable[tuple[int, int]], free: list[SlotState]
+    state: CoordinatorState,
+    seats: Sequence[Seat],
+    wanted: Iterable[tuple[int, int]],
+    free: list[SlotState],
 ) -> list[Seat]:
     """Give each wanted place (a position) a free trainer.
 
     Not beside another cell of the stage while avoidable, then the slot that
-    served the position before, then beside ranks that it can form a cell with,
-    then any restarted trainer, then spares in pod order.
+    served the position before, then apart from the stage's other cells, then
+    beside ranks that it can form a cell with, then any restarted trainer, then
+    spares in pod order.
     """
+    places = places_of(state)
+    copies = count_copies(places, ((s.slot, s.stage) for s in seats))
     here: dict[tuple[PodUid, int], list[Seat]] = {}
     for seat in seats:
         here.setdefault((seat.slot.pod, seat.stage), []).append(seat)
@@ -230,7 +218,9 @@ def seat_joiners(
             beside = here.get((slot.slot.pod, stage), [])
             others = [s for s in beside if s.replica is not None or s.inner == inner]
             served = (slot.stage, slot.inner) == (stage, inner)
-            return len(others), not served, len(others) - len(beside), slot.stage is None
+            place = places.get(slot.slot.pod, Place())
+            near = copies[place.apart or place.near, stage]
+            return len(others), not served, near, len(others) - len(beside), slot.stage is None
 
         best = min(free, key=preference)
         free.remove(best)
@@ -246,6 +236,7 @@ def seat_joiners(
             )
         )
         here.setdefault((best.slot.pod, stage), []).append(joiners[-1])
+        copies.update(count_copies(places, [(best.slot, stage)]))
     return joiners
 
 
@@ -258,7 +249,7 @@ def mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Seat
     Raises:
         InfeasiblePlanError: some position has no trainer.
     """
-    domains = {p.registration.pod: p.registration.domain or p.registration.pod for p in state.pods}
+    domains = near_domains(state)
     living = [
         [
             Cell(cell_id=s.cell_id, domain=domains[s.slot.pod], replica=s.served)

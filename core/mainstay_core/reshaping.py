@@ -87,7 +87,7 @@ def _successors(state: CoordinatorState, staying: Sequence[Seat], now_s: float) 
     for target in range(state.wanted, whole, -1):
         wanted = [p for p in state.shape.positions for _ in range(counts[p], target)]
         if len(wanted) <= len(free):
-            return membership.seat_joiners(staying, wanted, free)
+            return membership.seat_joiners(state, staying, wanted, free)
     return []
 
 

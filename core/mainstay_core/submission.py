@@ -15,6 +15,7 @@ from mainstay_core.coordinator_events import (
     Announce,
     JobSubmitted,
     SuspendRequested,
+    TopologyLearnt,
     Transition,
 )
 from mainstay_core.errors import InvalidSpecError
@@ -102,6 +103,15 @@ def learn_submission(state: CoordinatorState, event: JobSubmitted, now_s: float)
     message = f"the job's definition has changed: {', '.join(changed) or 'times'}"
     announce = Announce(reason="Submitted", message=message)
     return result.then(Transition(state=result.state, actions=(announce,), reason=message))
+
+
+def learn_topology(state: CoordinatorState, event: TopologyLearnt, now_s: float) -> Transition:
+    """Return the state with what the cluster says about its nodes. Plans that are made use it."""
+    del now_s
+    if event.nodes == state.topology:
+        return Transition(state=state, reason="the nodes are where they were")
+    message = f"the places of {len(event.nodes)} nodes are known"
+    return Transition(state=replace(state, topology=dict(event.nodes)), reason=message)
 
 
 def _differences(old: JobConfig, new: JobConfig) -> Iterator[tuple[str, Any, Any]]:

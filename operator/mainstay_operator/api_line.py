@@ -10,7 +10,7 @@ import aiohttp
 
 from mainstay_core import codec
 from mainstay_core.errors import MainstayError
-from mainstay_core.facts import Fact
+from mainstay_core.facts import Fact, Place
 
 TIMEOUT_S = 8.0
 
@@ -72,6 +72,11 @@ class ApiLine:
         """Tell facts about pods."""
         body = {"facts": [codec.encode(fact) for fact in facts]}
         await self._request("POST", f"/v1/jobs/{uid}/provider/facts", body)
+
+    async def tell_topology(self, uid: str, nodes: Mapping[str, Place]) -> None:
+        """Tell where the nodes of the job's pods are."""
+        body = {"nodes": {name: codec.encode(place) for name, place in nodes.items()}}
+        await self._request("POST", f"/v1/jobs/{uid}/provider/topology", body)
 
     async def ask(self, uid: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
         """Ask for something to be done: scale, stop."""

@@ -189,6 +189,7 @@ class Keeper:
         memory, view = self._memory, self.view
         try:
             await self._submit()
+            await self._tell_topology()
             memory.deadline = memory.deadline or lifecycle.find_deadline(
                 view, memory.status, time.time()
             )
@@ -203,6 +204,17 @@ class Keeper:
             memory.api_problem = str(error)
             if error.unknown_job:
                 self._note_unknown()
+
+    async def _tell_topology(self) -> None:
+        """Tell where the nodes of pods are, before their supervisors come; and again, now and then,
+        as the store may have been lost.
+        """
+        memory, now_s = self._memory, time.time()
+        places = self.view.places(self.pods.list(), self._nodes())
+        late = now_s - memory.topology_at_s > self._settings.resync_s
+        if places and (places != memory.topology or late):
+            await self._api.tell_topology(self.view.uid, places)
+            memory.topology, memory.topology_at_s = places, now_s
 
     async def _submit(self) -> None:
         """Make the job known, or what changed in it; what is refused is shown, not repeated."""

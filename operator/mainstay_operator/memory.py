@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mainstay_core.facts import Place
 from mainstay_core.ids import PodUid
 from mainstay_core.pod_losses import Wishes
 from mainstay_core.pods_seen import SeenPod
@@ -44,6 +45,9 @@ class Memory:
     resync_at_s: float = 0.0
     told_ends: dict[tuple[PodUid, str], int] = field(default_factory=dict)
     """Restarts by pod and container that were told as Events."""
+    topology: dict[str, Place] = field(default_factory=dict)
+    """Places of nodes that the api was told."""
+    topology_at_s: float = 0.0
     told: set[tuple[str, str]] = field(default_factory=set)
     """Reason and key of what was told of recoveries."""
     deadline: str = ""

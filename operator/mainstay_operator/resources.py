@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from mainstay_core.errors import InvalidSpecError
+from mainstay_core.facts import Place
 from mainstay_core.ids import JobUid
-from mainstay_core.pods_seen import Toleration
+from mainstay_core.pods_seen import SeenNode, SeenPod, Toleration
 from mainstay_core.repairing import RepairPolicy
 from mainstay_core.spec import TrainingJob, parse_training_job
 from mainstay_core.spec_fields import DEFAULT_MANAGER
@@ -110,6 +111,22 @@ class JobView:
                 return default
             value = value[key]
         return value
+
+    def places(
+        self, pods: Iterable[SeenPod], nodes: Mapping[str, SeenNode] | None
+    ) -> dict[str, Place]:
+        """Return where the nodes of pods are, by the labels that scheduling names."""
+        near = self.option("scheduling", "replicaTopologyKey")
+        apart = self.option("scheduling", "spreadTopologyKey")
+        if nodes is None or not (near or apart):
+            return {}
+        places = {}
+        for name in sorted({p.node for p in pods} & nodes.keys()):
+            labels = nodes[name].labels
+            place = Place(near=labels.get(near, ""), apart=labels.get(apart, ""))
+            if place != Place():
+                places[name] = place
+        return places
 
     def repair_policy(
         self, *, force_delete_s: float, image_pull_s: float, ignore_cordon: bool

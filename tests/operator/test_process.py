@@ -129,6 +129,26 @@ def test_a_cordoned_node_s_work_is_handed_over_before_its_pod_is_ended(world: Wo
     assert (status["repair"]["counted"], status["repair"]["uncounted"]) == (0, 0)
 
 
+def test_chains_stay_in_a_rack_by_the_labels_of_the_nodes(world: World) -> None:
+    key = "example.com/rack"
+    job = world.submit(manifest("racks", scheduling={"replicaTopologyKey": key}))
+    for rack in "ab":
+        world.make_node(f"rack-{rack}", **{key: rack})
+    pods = job.wait_pods(*names("racks"))
+    racks = {p["metadata"]["uid"]: "ab"[i % 2] for i, p in enumerate(pods)}
+    for pod in pods:
+        job.bind(pod, f"rack-{racks[pod['metadata']['uid']]}")
+    spec = pods[0]["spec"]["affinity"]["podAffinity"]
+    assert spec["preferredDuringSchedulingIgnoredDuringExecution"]
+    wait(lambda: len(job.topology()) == 2, "the nodes' places at the api")
+
+    job.run(*names("racks"), domains={uid: f"rack-{rack}" for uid, rack in racks.items()})
+
+    plan = job.plan()
+    for chain in plan["chains"]:
+        assert len({racks[plan["members"][i]["slot"]["pod"]] for i in chain["cells"]}) == 1
+
+
 def test_fewer_replicas_end_pods_and_more_make_them(world: World) -> None:
     job = world.submit(manifest("scaled"))
     job.wait_pods(*names("scaled"))

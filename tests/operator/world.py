@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -298,7 +298,13 @@ class Job:
     def agent(self, path: str, body: Any) -> Any:
         return self.world.api.post(f"/v1/jobs/{self.uid}/agent/{path}", body)
 
-    def register(self, pods: Iterable[dict[str, Any]]) -> None:
+    def topology(self) -> dict[str, Any]:
+        """Places of nodes that the operator has told."""
+        return dict(self.world.api.get(f"/v1/jobs/{self.uid}/topology")["nodes"])
+
+    def register(
+        self, pods: Iterable[dict[str, Any]], domains: Mapping[str, str] | None = None
+    ) -> None:
         """The pods' supervisors come, and say that a trainer is up in each slot."""
         for pod in pods:
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
@@ -312,6 +318,7 @@ class Job:
                     "store": f"{name}:2",
                     "num_slots": 1,
                     "pid": 1,
+                    "domain": (domains or {}).get(uid, ""),
                 },
             )
             self.fact("trainer-up", uid, f"life{next(self._lives)}", fingerprint={"torch": "2"})
@@ -373,11 +380,11 @@ class Job:
         ]
         self.agent("ledger", {"entries": entries})
 
-    def run(self, *names: str) -> list[dict[str, Any]]:
+    def run(self, *names: str, domains: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Wait for the pods, and have them run and train."""
         pods = self.wait_pods(*names)
         self.set_ready(pods)
-        self.register(pods)
+        self.register(pods, domains)
         wait(self.plan, "the first plan")
         self.settle()
         return pods

@@ -32,9 +32,10 @@ from mainstay_core.coordinator_events import (
     ScaleRequested,
     StopRequested,
     SuspendRequested,
+    TopologyLearnt,
 )
 from mainstay_core.errors import InvalidSpecError, RemoteProtocolError
-from mainstay_core.facts import Fact, FactKind
+from mainstay_core.facts import Fact, FactKind, Place
 from mainstay_core.faults import FaultPoint
 from mainstay_core.ids import JobUid
 from mainstay_core.jobspec import JobConfig
@@ -76,6 +77,14 @@ class ProviderFacts:
     """What whoever makes the pods knows for certain."""
 
     facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Where the nodes of a job's pods are."""
+
+    nodes: dict[str, Place]
+    """By name, as pods register it for their failure domain; replaces what was known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +297,20 @@ async def learn_from_provider(
             )
     outcome = await service.apply(uid, FactsLearnt(facts=body.facts))
     return JSONResponse(show_job(outcome.state, service.now_s()))
+
+
+@router.get("/{job}/topology")
+async def show_topology(uid: UidDep, service: ServiceDep) -> JSONResponse:
+    """Where nodes are, as far as it was told."""
+    state = await service.load(uid)
+    return JSONResponse({"nodes": codec.encode(state.topology)})
+
+
+@router.post("/{job}/provider/topology", dependencies=[Depends(require_operator)])
+async def learn_topology(uid: UidDep, service: ServiceDep, body: Topology) -> JSONResponse:
+    """Learn where nodes are: plans that are made from now on use it. Repeating it is harmless."""
+    outcome = await service.apply(uid, TopologyLearnt(nodes=body.nodes))
+    return JSONResponse({"nodes": len(outcome.state.topology)})
 
 
 async def _events(service: JobService, uid: JobUid) -> list[dict[str, Any]]:
