@@ -19,6 +19,7 @@ OPERATOR_ONLY = {
     ("DELETE", "/v1/jobs/{job}"),
     ("POST", "/v1/jobs/{job}/provider/facts"),
     ("POST", "/v1/jobs/{job}/provider/faults/{fault}/fired"),
+    ("POST", "/v1/jobs/{job}/provider/topology"),
 }
 
 
