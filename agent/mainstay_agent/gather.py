@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mainstay_core import codec
+from mainstay_core import codec, proofs
 from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.frames import Frame, FrameParser, pack, pack_head
 from mainstay_core.messages import Plan
@@ -64,13 +64,16 @@ class GatherServer:
     Args:
         is_cut: whether the pod's network is cut: then nobody gets in.
         answer: answers another supervisor's frame.
+        secret: the job's; whoever cannot prove to know it is refused. Empty: nobody is.
     """
 
     def __init__(
         self,
         is_cut: Callable[[], bool] = lambda: False,
         answer: Callable[[Frame], dict[str, Any]] | None = None,
+        secret: str = "",
     ) -> None:
+        self._secret = secret
         self._is_cut = is_cut
         self._answer = answer
         self._plan: Plan | None = None
@@ -155,6 +158,7 @@ class GatherServer:
     def _handle(self, connection: _Connection, frame: Frame) -> None:
         kind = frame.kind
         if kind == "join":
+            self._require_proof(frame.head)
             self._tell_newer(connection, str(frame.head["quorum"]))
             self._join(connection, frame.head)
             return
@@ -173,6 +177,12 @@ class GatherServer:
             self._leave(connection, room)
         else:
             raise RemoteProtocolError(f"unknown kind {kind!r}")
+
+    def _require_proof(self, head: dict[str, Any]) -> None:
+        """Nothing is told, and no room touched, before a newcomer has shown that it is ours."""
+        asked = ("join", str(head["quorum"]), int(head["index"]), str(head["incarnation"]))
+        if not proofs.is_proved(self._secret, head.get("proof", ""), *asked):
+            raise RemoteProtocolError("no proof of the job's secret")
 
     def _tell_newer(self, connection: _Connection, quorum: str) -> None:
         """A member of an older quorum may have missed the plan: it decides what that means."""

@@ -12,13 +12,14 @@ offer waits a little, as it is hardly ever needed.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from mainstay_agent.network_cut import NetworkCut
-from mainstay_core import codec
-from mainstay_core.errors import ProtocolError
+from mainstay_core import codec, proofs
+from mainstay_core.errors import ProtocolError, RemoteProtocolError
 from mainstay_core.frames import Frame, FrameParser, pack
 from mainstay_core.ids import PodUid, QuorumId
 from mainstay_core.messages import Plan
@@ -41,6 +42,7 @@ class PlanPassing:
         on_plan: called with every plan that another supervisor gives.
         spawn: runs a coroutine in the background.
         api_stands: whether the api's stream is open.
+        secret: the job's; what is not proved to come from one who knows it is refused.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class PlanPassing:
         on_plan: Callable[[Plan], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         api_stands: Callable[[], bool],
+        secret: str = "",
     ) -> None:
+        self._secret = secret
         self._pod = pod
         self._network = network
         self._on_plan = on_plan
@@ -73,8 +77,11 @@ class PlanPassing:
         """Return the answer to another supervisor's ``holds`` or ``plan``.
 
         Raises:
-            RemoteProtocolError: the frame cannot be read.
+            RemoteProtocolError: the frame cannot be read, or is no proof of the job's secret.
         """
+        asked = (frame.kind, *_told(frame.head))
+        if not proofs.is_proved(self._secret, frame.head.get("proof", ""), *asked):
+            raise RemoteProtocolError("no proof of the job's secret")
         if frame.kind == "plan":
             self._on_plan(codec.decode(Plan, frame.head["plan"]))
             return {"kind": "thanks"}
@@ -102,15 +109,25 @@ class PlanPassing:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
-            writer.write(pack({"kind": "holds", "quorum": codec.encode(plan.quorum)}))
+            writer.write(self._pack("holds", quorum=codec.encode(plan.quorum)))
             answer = await _read_frame(reader)
             if answer.kind == "want":
-                writer.write(pack({"kind": "plan", "plan": codec.encode(plan)}))
+                writer.write(self._pack("plan", plan=codec.encode(plan)))
                 await _read_frame(reader)
             elif answer.kind == "plan":
                 self._on_plan(codec.decode(Plan, answer.head["plan"]))
         finally:
             writer.close()
+
+    def _pack(self, kind: str, **told: Any) -> bytes:
+        proof = proofs.prove(self._secret, kind, *_told(told))
+        return pack({"kind": kind, **told, "proof": proof})
+
+
+def _told(head: dict[str, Any]) -> list[str]:
+    """What a frame tells, as one text for equal content."""
+    told = {key: head[key] for key in ("quorum", "plan") if key in head}
+    return [json.dumps(told, sort_keys=True)]
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> Frame:

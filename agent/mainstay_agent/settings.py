@@ -53,6 +53,8 @@ class SupervisorSettings:
     token_file: Path | None = None
     """Read instead of ``token``, and again when it changes or the api refuses it: projected tokens
     rotate."""
+    secret_file: Path | None = None
+    """Holds the job's secret, which pods of the job prove to each other to know."""
     parent_fd: int | None = None
     """Read end of a pipe from the parent; its end is this pod's end."""
 
@@ -75,6 +77,14 @@ class SupervisorSettings:
         if self.token_file is not None:
             return self.token_file.read_text().strip()
         return self.token
+
+    def read_secret(self) -> str:
+        """Return the job's secret, empty when there is none.
+
+        Raises:
+            OSError: its file cannot be read.
+        """
+        return self.secret_file.read_text().strip() if self.secret_file is not None else ""
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SupervisorSettings:
@@ -102,6 +112,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SupervisorSet
         domain=args.domain,
         token=environ.get("MAINSTAY_TOKEN", ""),
         token_file=Path(args.token_file) if args.token_file else None,
+        secret_file=Path(args.secret_file) if args.secret_file else None,
         parent_fd=args.parent_fd if args.parent_fd is not None else _stdin_pipe(),
     )
     if not settings.api_urls:
@@ -135,6 +146,10 @@ def _check(settings: SupervisorSettings) -> None:
         settings.read_token()
     except OSError as error:
         raise InvalidSpecError("--token-file", f"cannot be read: {error}") from error
+    try:
+        settings.read_secret()
+    except OSError as error:
+        raise InvalidSpecError("--secret-file", f"cannot be read: {error}") from error
 
 
 def _stdin_pipe() -> int | None:
@@ -174,6 +189,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("pod_dir", "directory for socket and logs; a short path")
     add("domain", "failure domain, e.g. the node's name")
     add("token_file", "file with the bearer token; MAINSTAY_TOKEN holds the token itself")
+    add("secret_file", "file with the job's secret, which its pods prove to each other to know")
     parser.add_argument(
         "--check",
         choices=("ready", "live"),

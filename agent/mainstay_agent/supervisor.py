@@ -87,10 +87,12 @@ class Supervisor:
         self._network = NetworkCut()
         self._client = ApiClient(settings, self._network)
         self._line = ApiLine(self._client, self._feed)
+        secret = settings.read_secret()
+        stands = lambda: self._line.stands  # noqa: E731
         self._passing = PlanPassing(
-            self._pod, self._network, self._on_passed_plan, self._spawn, lambda: self._line.stands
+            self._pod, self._network, self._on_passed_plan, self._spawn, stands, secret
         )
-        self._gather = GatherServer(lambda: self._network.is_cut, self._passing.answer)
+        self._gather = GatherServer(lambda: self._network.is_cut, self._passing.answer, secret)
         self._gather_address = ""
         self._facts = FactOutbox(
             self._client,

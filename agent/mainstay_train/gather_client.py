@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from mainstay_core.errors import LocalProtocolError, MainstayError, RemoteProtocolError
 from mainstay_core.frames import PREFIX, Frame, pack, parse_head, parse_prefix
-from mainstay_train import network_cut
+from mainstay_train import job_secret, network_cut
 from mainstay_train.aborts import QuorumAborted
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class GatherClient:
                 "index": index,
                 "size": size,
                 "incarnation": incarnation,
+                "proof": job_secret.prove("join", quorum, index, incarnation),
             }
         )
         self._on_abort, self._on_plan = on_abort, on_plan

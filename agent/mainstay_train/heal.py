@@ -20,7 +20,7 @@ import torch
 
 from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.frames import PREFIX, pack, pack_head, parse_head, parse_prefix
-from mainstay_train import digests, network_cut
+from mainstay_train import digests, job_secret, network_cut
 from mainstay_train.aborts import HealFailed
 from mainstay_train.groups import foreign_sockets
 from mainstay_train.optimizer import StageState
@@ -81,6 +81,10 @@ class HealServer:
         try:
             request, _ = read_frame(connection)
             quorum, position = str(request["quorum"]), int(request["position"])
+            if not job_secret.is_proved(request.get("proof", ""), "heal", quorum, position):
+                # Said to a pod of the job that was given another secret; a stranger learns nothing.
+                connection.sendall(pack({"kind": "refused", "why": "no proof of the job's secret"}))
+                return
             state = self._state_at(quorum, position, int(request["version"]))
             if state is None:
                 connection.sendall(pack({"kind": "refused", "why": f"{quorum} is over here"}))
@@ -210,6 +214,7 @@ class HealClient:
                     "quorum": quorum,
                     "position": position,
                     "version": version,
+                    "proof": job_secret.prove("heal", quorum, position),
                 }
                 connection.sendall(pack(request))
                 announced = self._receive(connection, state, source)

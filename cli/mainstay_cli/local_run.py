@@ -129,6 +129,7 @@ class _LocalRun:
         self._redis_server = redis_server
         self._progress = progress
         self._token = state.new_token()
+        self._secret_file = state.new_secret()
         self._url = f"http://127.0.0.1:{port}"
 
     async def run(self) -> RunResult:
@@ -299,7 +300,7 @@ class _LocalRun:
 
     def _environment(self) -> dict[str, str]:
         """Return our environment with the user's modules findable and nothing buffered."""
-        environment = dict(os.environ)
+        environment = {**os.environ, "MAINSTAY_SECRET_FILE": str(self._secret_file)}
         paths = [str(path) for path in manifests.search_path(self._file.path)]
         if environment.get("PYTHONPATH"):
             paths.append(environment["PYTHONPATH"])

@@ -116,12 +116,21 @@ class StateDir:
 
     def new_token(self) -> str:
         """Make the admin token and store it, readable by its owner only."""
-        token = secrets.token_urlsafe(24)
-        path = self.path / "token"
+        return self._draw(self.path / "token")
+
+    def new_secret(self) -> Path:
+        """Make the secret that the job's pods share; return its file."""
+        path = self.path / "secret"
+        self._draw(path)
+        return path
+
+    @staticmethod
+    def _draw(path: Path) -> str:
+        drawn = secrets.token_urlsafe(24)
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(token)
-        return token
+            file.write(drawn)
+        return drawn
 
     def write_record(self, record: RunRecord) -> None:
         """Let other commands find the run."""

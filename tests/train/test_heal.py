@@ -5,8 +5,9 @@ import pytest
 import torch
 from tests.train.crew import ADDRESS
 
+from mainstay_core import proofs
 from mainstay_core.frames import pack, pack_head
-from mainstay_train import workload
+from mainstay_train import job_secret, workload
 from mainstay_train.aborts import HealFailed
 from mainstay_train.heal import HealClient, HealServer, masters_digest, read_frame
 
@@ -173,3 +174,22 @@ def test_a_shutdown_from_another_thread_ends_a_copy_that_waits_and_later_ones():
             client.copy(make_state(), peer=server.address, expected="", **WANTED)
     helper.join()
     never.set()
+
+
+def test_a_state_is_given_to_pods_of_the_job_only(monkeypatch):
+    source, joiner = make_state(1), make_state(None)
+    asked = []
+
+    def state_at(*request):
+        asked.append(request)
+        return source
+
+    server = HealServer(ADDRESS, state_at)
+    monkeypatch.setattr(job_secret, "prove", lambda *told: proofs.prove("another job's", *told))
+    monkeypatch.setattr(job_secret, "read", lambda: "the job's")
+    with pytest.raises(HealFailed, match="no proof of the job's secret"):
+        HealClient(ADDRESS).copy(joiner, peer=server.address, expected="", **WANTED)
+    assert asked == []
+    monkeypatch.setattr(job_secret, "prove", lambda *told: proofs.prove("the job's", *told))
+    HealClient(ADDRESS).copy(joiner, peer=server.address, expected="", **WANTED)
+    assert same(source, joiner)
