@@ -161,6 +161,21 @@ def test_fewer_replicas_end_pods_and_more_make_them(world: World) -> None:
     assert not world.events("PodFailed")
 
 
+def test_a_suspended_job_has_no_pods_until_it_is_resumed(world: World) -> None:
+    job = world.submit(manifest("suspended", suspend=True))
+    job.wait_condition("Suspended", "True")
+    assert job.pods() == []
+
+    job.patch(suspend=False)
+    job.wait_pods(*names("suspended"))
+    job.wait_condition("Suspended", "False", "NotAsked")
+
+    job.patch(suspend=True)
+    wait(lambda: not job.pods(), "the pods' end")
+    status = job.wait_status(lambda s: s.get("state") == "Suspended", "the state")
+    assert status["repair"]["counted"] == 0
+
+
 def test_what_somebody_else_changed_becomes_as_it_should_be(world: World) -> None:
     job = world.submit(manifest("conflict"))
     job.run(*names("conflict"))
