@@ -4,64 +4,93 @@ from __future__ import annotations
 
 import argparse
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from mainstay_core.errors import InvalidSpecError
+
+
+def _setting(about: str, default: Any = MISSING) -> Any:
+    """Return a field whose meaning ``--help`` tells."""
+    return field(default=default, metadata={"about": about})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How one operator runs. The variable of a field is its upper-case name after MAINSTAY_."""
 
-    api_url: str
-    """Base url of the api, e.g. http://mainstay-api:8080."""
-    agent_image: str
-    """Image of the supervisors: ours."""
-    agent_api_url: str = ""
-    """Base urls of the api as pods reach it, parted by commas; the same when left out."""
-    agent_pull_policy: str = "IfNotPresent"
-    """When nodes pull the supervisors' image: Always, IfNotPresent or Never."""
-    token: str = ""
-    """What the operator presents to the api."""
-    token_file: str = ""
-    """File with it, read anew at every request: projected tokens rotate."""
-    namespaces: str = ""
-    """Namespaces to serve, parted by commas; all when left out."""
-    watch_nodes: bool = True
-    """Whether nodes are watched (list and watch nodes): cordons, taints and lost nodes."""
-    ignore_cordon: bool = False
-    """Whether a cordoned node keeps its pods until they are evicted."""
-    quarantine_nodes: bool = False
-    """Whether jobs that ask for it may taint nodes (patch nodes)."""
-    network_policy: bool = False
-    """Whether each job gets a NetworkPolicy."""
-    api_selector: str = "app.kubernetes.io/component=api"
-    """Labels of the api's pods, for the NetworkPolicy."""
-    poll_s: float = 1.0
-    """Between looks at what the api wants, of a job that has not ended."""
-    resync_s: float = 60.0
-    """Between looks at everything, whatever was or was not watched."""
-    status_s: float = 3.0
-    """Between two writes of a job's status at least, unless a condition changes."""
-    finalizer_s: float = 60.0
-    """A deleted job's record is waited for no longer than this."""
-    force_delete_s: float = 0.0
-    """So long after its deadline a pod that its unreachable node does not end is removed by force,
-    if the api takes it for gone; 0: never."""
-    image_pull_s: float = 60.0
-    """A pod whose node cannot pull its image, where other nodes can, is replaced then."""
-    qps: float = 50.0
-    """Requests to the Kubernetes API in a second, on average."""
-    burst: int = 100
-    """Requests at once before that average counts."""
-    max_idle_s: float = 300.0
-    """Without any event or answer for so long the operator says that it is not alive."""
-    liveness_url: str = "http://0.0.0.0:8080/healthz"
-    """Where the operator answers probes; off: nowhere."""
-    log_level: str = "info"
-    """debug, info, warning or error."""
+    api_url: str = _setting("Base url of the api, e.g. http://mainstay-api:8080.")
+    agent_image: str = _setting("Image of the supervisors: ours.")
+    agent_api_url: str = _setting(
+        "Base urls of the api as pods reach it, parted by commas; the same when left out.",
+        "",
+    )
+    agent_pull_policy: str = _setting(
+        "When nodes pull the supervisors' image: Always, IfNotPresent or Never.",
+        "IfNotPresent",
+    )
+    token: str = _setting("What the operator presents to the api.", "")
+    token_file: str = _setting(
+        "File with it, read anew at every request: projected tokens rotate.",
+        "",
+    )
+    namespaces: str = _setting("Namespaces to serve, parted by commas; all when left out.", "")
+    watch_nodes: bool = _setting(
+        "Whether nodes are watched (list and watch nodes): cordons, taints and lost nodes.",
+        True,
+    )
+    ignore_cordon: bool = _setting(
+        "Whether a cordoned node keeps its pods until they are evicted.",
+        False,
+    )
+    quarantine_nodes: bool = _setting(
+        "Whether jobs that ask for it may taint nodes (patch nodes).",
+        False,
+    )
+    network_policy: bool = _setting("Whether each job gets a NetworkPolicy.", False)
+    api_selector: str = _setting(
+        "Labels of the api's pods, for the NetworkPolicy.",
+        "app.kubernetes.io/component=api",
+    )
+    poll_s: float = _setting(
+        "Between looks at what the api wants, of a job that has not ended.",
+        1.0,
+    )
+    resync_s: float = _setting(
+        "Between looks at everything, whatever was or was not watched.",
+        60.0,
+    )
+    status_s: float = _setting(
+        "Between two writes of a job's status at least, unless a condition changes.",
+        3.0,
+    )
+    finalizer_s: float = _setting(
+        "A deleted job's record is waited for no longer than this.",
+        60.0,
+    )
+    force_delete_s: float = _setting(
+        "So long after its deadline a pod that its unreachable node does not end is "
+        "removed by force, if the api takes it for gone; 0: never.",
+        0.0,
+    )
+    image_pull_s: float = _setting(
+        "A pod whose node cannot pull its image, where other nodes can, is replaced then.",
+        60.0,
+    )
+    qps: float = _setting("Requests to the Kubernetes API in a second, on average.", 50.0)
+    burst: int = _setting("Requests at once before that average counts.", 100)
+    max_idle_s: float = _setting(
+        "Without any event or answer for so long the operator says that it is not alive.",
+        300.0,
+    )
+    liveness_url: str = _setting(
+        "Where the operator answers probes; off: nowhere.",
+        "http://0.0.0.0:8080/healthz",
+    )
+    log_level: str = _setting("debug, info, warning or error.", "info")
 
     @property
     def namespace_list(self) -> tuple[str, ...]:
@@ -77,37 +106,6 @@ class Settings:
         return Path(self.token_file).read_text().strip() if self.token_file else self.token
 
 
-_HELP = {
-    name: " ".join(text.split())
-    for name, text in {
-        "api_url": "Base url of the api.",
-        "agent_image": "Image of the supervisors.",
-        "agent_api_url": "Base urls of the api as pods reach it, parted by commas.",
-        "agent_pull_policy": "When nodes pull that image: Always, IfNotPresent or Never.",
-        "token": "Token for the api.",
-        "token_file": "File with the token for the api; read anew, projected tokens rotate.",
-        "namespaces": "Namespaces to serve, parted by commas; all when left out.",
-        "watch_nodes": "Whether nodes are watched: cordons, taints, lost nodes.",
-        "ignore_cordon": "Whether a cordoned node keeps its pods until they are evicted.",
-        "quarantine_nodes": "Whether jobs that ask for it may taint nodes.",
-        "network_policy": "Whether each job gets a NetworkPolicy.",
-        "api_selector": "Labels of the api's pods, for the NetworkPolicy.",
-        "poll_s": "Seconds between looks at what the api wants.",
-        "resync_s": "Seconds between looks at everything.",
-        "status_s": "Seconds between two status writes, unless a condition changes.",
-        "finalizer_s": "Seconds that a deleted job's record is waited for at most.",
-        "force_delete_s": "Seconds after its deadline until a pod on an unreachable node is "
-        "removed by force; 0: never.",
-        "image_pull_s": "Seconds until a pod whose node alone cannot pull its image is replaced.",
-        "qps": "Requests to the Kubernetes API in a second, on average.",
-        "burst": "Requests at once before that average counts.",
-        "max_idle_s": "Seconds without any event or answer until the liveness probe fails.",
-        "liveness_url": "Where the operator answers probes; off: nowhere.",
-        "log_level": "debug, info, warning or error.",
-    }.items()
-}
-
-
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Return the settings that the environment describes.
 
@@ -116,20 +114,19 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         SystemExit: ``--help`` was asked for, or there are arguments.
     """
     _parser().parse_args(arguments)
-    values: dict[str, object] = {}
-    for field in fields(Settings):
-        variable = variable_of(field.name)
+    values: dict[str, Any] = {}
+    for setting in fields(Settings):
+        variable = variable_of(setting.name)
         text = environ.get(variable)
         if text is not None and text != "":
-            values[field.name] = _convert(variable, text, str(field.type))
-    for required in ("api_url", "agent_image"):
-        if required not in values:
-            raise InvalidSpecError(variable_of(required), f"is not set: {_HELP[required]}")
+            values[setting.name] = _convert(variable, text, str(setting.type))
+        elif setting.default is MISSING:
+            raise InvalidSpecError(variable, f"is not set: {setting.metadata['about']}")
     if "token" not in values and "token_file" not in values:
         raise InvalidSpecError(
             "MAINSTAY_TOKEN_FILE", "is not set; set it, or MAINSTAY_TOKEN: the token for the api"
         )
-    return Settings(**values)  # type: ignore[arg-type]
+    return Settings(**values)
 
 
 def variable_of(name: str) -> str:
@@ -155,9 +152,10 @@ def _convert(variable: str, text: str, kind: str) -> object:
 
 def _parser() -> argparse.ArgumentParser:
     lines = []
-    for field in fields(Settings):
-        default = "" if field.name in ("api_url", "agent_image") else f" ({field.default})"
-        lines.append(f"  {variable_of(field.name)}\n      {_HELP[field.name]}{default}")
+    for setting in fields(Settings):
+        default = "" if setting.default in (MISSING, "") else f" ({setting.default})"
+        about = textwrap.fill(setting.metadata["about"] + default, 74)
+        lines.append(f"  {variable_of(setting.name)}\n{textwrap.indent(about, '      ')}")
     return argparse.ArgumentParser(
         prog="python -m mainstay_operator",
         description="Keeps the objects of TrainingJobs as they should be. Settings come from the "
