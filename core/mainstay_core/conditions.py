@@ -143,8 +143,16 @@ def count_pods(
     )
 
 
-def find_problems(pods: Iterable[SeenPod], repair: Repair | None) -> tuple[tuple[str, str], ...]:
-    """Return what keeps pods from starting, one entry per reason, the first pod named."""
+def find_problems(
+    pods: Iterable[SeenPod], repair: Repair | None, refused: str = ""
+) -> tuple[tuple[str, str], ...]:
+    """Return what keeps pods from starting, one entry per reason, the first pod named.
+
+    Args:
+        pods: that exist.
+        repair: the newest one.
+        refused: why pods could not be made lately.
+    """
     found: dict[str, list[tuple[str, str]]] = {}
     for pod in sorted(pods, key=lambda p: p.index):
         if pod.stuck and not pod.terminating:
@@ -156,6 +164,8 @@ def find_problems(pods: Iterable[SeenPod], repair: Repair | None) -> tuple[tuple
         (reason, f"{len(told)} pods, {told[0][0]} among them: {told[0][1]}"[:1024])
         for reason, told in sorted(found.items())
     ]
+    if refused:
+        problems.insert(0, ("PodsRefused", refused))
     if repair is not None and repair.held_back:
         problems.insert(0, ("ReplacementsExhausted", repair.reason))
     return tuple(problems)

@@ -20,7 +20,7 @@ from mainstay_operator.api_line import ApiLine
 from mainstay_operator.fleet import Fleet
 from mainstay_operator.hands import Hands
 from mainstay_operator.kube import KubeClient
-from mainstay_operator.observing import see_node, see_pod
+from mainstay_operator.observing import job_of, see_node, see_pod
 from mainstay_operator.resources import (
     GROUP,
     LABEL_UID,
@@ -124,9 +124,9 @@ class Operator:
 
     async def on_pod(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         """A pod of a job has changed, or is no more."""
-        metadata = body["metadata"]
-        deleted = event["type"] == "DELETED"
-        self.fleet.learn_pod(metadata["labels"][LABEL_UID], see_pod(body), deleted=deleted)
+        job = job_of(body)
+        if job is not None:
+            self.fleet.learn_pod(job, see_pod(body), deleted=event["type"] == "DELETED")
 
     async def on_node(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         """A node has changed, or is no more. Most changes are its heartbeats: no news."""
@@ -139,7 +139,8 @@ class Operator:
 
     def index_pod(self, body: kopf.Body, **_: Any) -> dict[str, SeenPod]:
         """Pods by the uid of their job."""
-        return {body["metadata"]["labels"][LABEL_UID]: see_pod(body)}
+        job = job_of(body)
+        return {job: see_pod(body)} if job is not None else {}
 
     def index_node(self, body: kopf.Body, **_: Any) -> dict[str, SeenNode]:
         """Nodes by name; what is seen of them is kept, as deleted ones count as well."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from mainstay_operator.events import Note
 from mainstay_operator.hands import Hands, NameTakenError
 from mainstay_operator.kube import KubeError
 from mainstay_operator.memory import Memory
-from mainstay_operator.observing import see_pod
+from mainstay_operator.observing import job_of, see_pod
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.reporting import PodRecord
 from mainstay_operator.resources import FINALIZER, LABEL_UID, JobView
@@ -156,7 +156,8 @@ class Keeper:
         listed = await self._hands.kube.list(
             "pods", self.view.namespace, f"{LABEL_UID}={self.view.uid}"
         )
-        if self.pods.put_right(map(see_pod, listed), known):
+        ours = [see_pod(body) for body in listed if job_of(body) == self.view.uid]
+        if self.pods.put_right(ours, known):
             logger.warning("%s: the watch has missed pods", self.view.name)
         self._memory.resync_at_s = now_s
 
@@ -270,8 +271,11 @@ class Keeper:
         memory.repair = repair
         notes = self._account(repair.losses)
         told = await self._tell_facts(repair)
-        made, errors = await self._hands.make_pods(view, repair.make)
+        due = now_s >= memory.make_at_s
+        made, errors = await self._hands.make_pods(view, repair.make if due else ())
         self.pods.note_made(made)
+        if due and repair.make:
+            self._note_refusal(errors, now_s)
         memory.record = replace(memory.record, made=memory.record.made + len(made))
         errors += await self._hands.end_pods(view, repair.end)
         memory.taken |= {e.index for e in errors if isinstance(e, NameTakenError)}
@@ -282,6 +286,15 @@ class Keeper:
         if not told:
             memory.before |= {uid: before[uid] for uid in lost if uid in before}
         await self._hands.tell(view, notes)
+
+    def _note_refusal(self, errors: Sequence[Exception], now_s: float) -> None:
+        """Pods that are refused (quota, admission) are tried again ever later, and it is shown."""
+        memory = self._memory
+        refusals = [str(e) for e in errors if not isinstance(e, NameTakenError)]
+        memory.make_problem = refusals[0] if refusals else ""
+        memory.make_failures = memory.make_failures + 1 if refusals else 0
+        pause_s = min(MAX_BACKOFF_S, 2.0**memory.make_failures) if refusals else 0.0
+        memory.make_at_s = now_s + pause_s
 
     def _account(self, losses: tuple[Loss, ...]) -> list[Note]:
         """Count losses once, however often they are seen; return what to tell of them."""
@@ -379,6 +392,6 @@ class Keeper:
             spares_wanted=view.job.spec.spares.replicas if view.job else 0,
             suspend=view.suspend,
             suspended=wishes is not None and wishes.suspended,
-            problems=find_problems(pods, memory.repair),
+            problems=find_problems(pods, memory.repair, memory.make_problem),
             deadline=memory.deadline,
         )

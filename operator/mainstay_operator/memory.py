@@ -39,6 +39,11 @@ class Memory:
     taken: set[int] = field(default_factory=set)
     """Indexes whose names belong to pods of somebody else."""
     repair: Repair | None = None
+    make_problem: str = ""
+    """Why pods could not be made lately."""
+    make_failures: int = 0
+    make_at_s: float = 0.0
+    """No pod is made before."""
     status: Mapping[str, Any] = field(default_factory=dict)
     status_at_s: float = 0.0
     recoveries_told: int = -1

@@ -14,7 +14,7 @@ from mainstay_core.pods_seen import (
     SeenPod,
     Taint,
 )
-from mainstay_operator.resources import ENDED_FOR, LABEL_INDEX, parse_time
+from mainstay_operator.resources import ENDED_FOR, KIND, LABEL_INDEX, parse_time
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": Disruption.PREEMPTED,
@@ -71,6 +71,14 @@ def see_pod(body: Mapping[str, Any]) -> SeenPod:
         created_at_s=parse_time(metadata.get("creationTimestamp")),
         container_ends=_ends(containers),
     )
+
+
+def job_of(body: Mapping[str, Any]) -> str | None:
+    """Return the uid of the job whose pod this is; None of a copy that only has its labels."""
+    for owner in body["metadata"].get("ownerReferences") or ():
+        if owner.get("controller") and owner.get("kind") == KIND:
+            return str(owner["uid"])
+    return None
 
 
 def see_node(body: Mapping[str, Any]) -> SeenNode:

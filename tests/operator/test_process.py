@@ -224,3 +224,22 @@ def test_nothing_is_left_of_a_deleted_job(world: World) -> None:
         world.kube.wait(path, lambda found: found is None)
     wait(lambda: not job.pods(), "the pods' end")
     assert world.api.client.get(f"/v1/jobs/{job.uid}").status_code == 410
+
+
+def test_pods_that_are_refused_are_shown_and_tried_again(world: World) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "few"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    path = world.path("resourcequotas")
+    world.kube.create(path, quota)
+    world.kube.wait(f"{path}/few", lambda found: found and "hard" in found.get("status", {}))
+    job = world.submit(manifest("refused"))
+    assert "quota" in job.wait_condition("Degraded", "True", "PodsRefused")["message"]
+
+    world.kube.delete(f"{path}/few")
+
+    job.wait_pods(*names("refused"))
+    job.wait_status(lambda s: condition_of(s, "Degraded").get("reason") != "PodsRefused", "repair")

@@ -1,6 +1,6 @@
 """The operator with a job of a thousand pods: time, memory, and requests to the Kubernetes API.
 
-    python benchmarks/operator.py [--pods 1000] [--rack 40] [--nodes 50] [--kwok PATH]
+    python benchmarks/operator_scale.py [--pods 1000] [--rack 40] [--nodes 50] [--kwok PATH]
 
 A real control plane, api, Redis and operator, each a process of its own, with the operator's
 default settings; nodes and kubelets are kwok's (``go install sigs.k8s.io/kwok/cmd/kwok@v0.7.0``),
