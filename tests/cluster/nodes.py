@@ -72,7 +72,7 @@ class Node:
         return done.stdout
 
     def import_image(self, archive: Path) -> None:
-        self.run("ctr", "-a", self._socket, "-n", "k8s.io", "images", "import", str(archive))
+        self.run("ctr", "-a", self.socket, "-n", "k8s.io", "images", "import", str(archive))
 
     def kill(self) -> None:
         """Cut the network, then kill everything that runs here."""
@@ -89,7 +89,7 @@ class Node:
     # --- its start ---
 
     @property
-    def _socket(self) -> str:
+    def socket(self) -> str:
         return str(self.dir / "containerd.sock")
 
     def _enter(self) -> list[str]:
@@ -159,7 +159,7 @@ class Node:
             "address": self.address,
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
-            "containerRuntimeEndpoint": f"unix://{self._socket}",
+            "containerRuntimeEndpoint": f"unix://{self.socket}",
             "readOnlyPort": 0,
             "makeIPTablesUtilChains": False,
             "evictionHard": dict.fromkeys(EVICTIONS, "0%"),
@@ -210,7 +210,7 @@ class Node:
         tools = self.plane.tools
         kubeconfig = f"--kubeconfig={self.plane.dir / 'inside.kubeconfig'}"
         self._spawn("containerd", "containerd", "-c", str(self.dir / "containerd.toml"))
-        self.run("timeout", "30", "sh", "-c", WAIT_FOR_SOCKET.format(self._socket))
+        self.run("timeout", "30", "sh", "-c", WAIT_FOR_SOCKET.format(self.socket))
         for archive in images:
             self.import_image(archive)
         zone = f"topology.kubernetes.io/zone=zone{(self.index + 1) // 2}"
