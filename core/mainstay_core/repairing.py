@@ -109,7 +109,7 @@ def plan_repair(
         for p in living
         if p.uid in leaves and p.uid in wishes.living and p.uid not in wishes.leaving
     ]
-    kept, ending = _sort_out(living, leaves, wishes, policy, now_s)
+    kept, ending = _sort_out(living, leaves, nodes, wishes, policy, now_s)
     ending += [] if wishes.over else _swept(existing)
     ending += _forced(existing, nodes, wishes, policy, now_s)
     wanted = 0 if wishes.over or wishes.suspended else wishes.num_pods
@@ -165,6 +165,7 @@ def _drives_out(taint: Taint, policy: RepairPolicy) -> bool:
 def _sort_out(
     living: list[SeenPod],
     leaves: Mapping[PodUid, str],
+    nodes: Mapping[str, SeenNode] | None,
     wishes: Wishes,
     policy: RepairPolicy,
     now_s: float,
@@ -179,6 +180,11 @@ def _sort_out(
     # What never registered has no work to hand over.
     ending |= {p.uid: leaves[p.uid] for p in living if p.uid in leaves and _unknown(p, wishes)}
     ending |= {p.uid: p.stuck for p in _stuck_on_image(living, policy, now_s)}
+    ending |= {
+        p.uid: f"its node {p.node} is not ready, and the job goes on without it"
+        for p in living
+        if _unknown(p, wishes) and _is_stranded(p, nodes)
+    }
     kept = [
         p
         for p in living
@@ -198,6 +204,12 @@ def _sort_out(
 
 def _unknown(pod: SeenPod, wishes: Wishes) -> bool:
     return pod.uid not in wishes.living
+
+
+def _is_stranded(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+    """Whether a pod's node is silent. That alone is a hint: ask the api about the pod as well."""
+    node = nodes.get(pod.node) if nodes is not None else None
+    return node is not None and not node.ready
 
 
 def _end(pod: SeenPod, why: str) -> PodEnd:

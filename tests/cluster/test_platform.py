@@ -100,9 +100,9 @@ class Story:
 def fill_memory(platform: Platform, pod: Object) -> None:
     """Have the kernel kill a pod's trainer container, whose memory goes to a file in its shm."""
     name, node = pod["metadata"]["name"], pod["spec"]["nodeName"]
-    container = next(
-        c for c in pod["status"]["containerStatuses"] if c["name"] == "trainer"
-    )["containerID"].rpartition("/")[2]
+    container = next(c for c in pod["status"]["containerStatuses"] if c["name"] == "trainer")[
+        "containerID"
+    ].rpartition("/")[2]
     listed = platform.cluster.nodes[node].run(
         "ctr", "-a", platform.cluster.nodes[node].socket, "-n", "k8s.io", "task", "ls"
     )
@@ -118,6 +118,8 @@ def fill_memory(platform: Platform, pod: Object) -> None:
 def delete_now(platform: Platform, namespace: str, *selectors: str) -> None:
     """Delete pods without any grace."""
     for selector in selectors:
-        for pod in platform.api.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector):
+        for pod in platform.api.list(
+            f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector
+        ):
             path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
             platform.api.delete(path, gracePeriodSeconds="0")
