@@ -83,10 +83,11 @@ class Cluster(ControlPlane):
     def kill_node(self, name: str) -> None:
         self.nodes[name].kill()
 
-    def reach(self, service: str, namespace: str) -> str:
-        """A URL on loopback that leads to a Service's first port, from a living node."""
+    def reach(self, service: str, namespace: str, network: str | None = None) -> str:
+        """A URL on loopback that leads to a Service's first port, from one of the nodes."""
         spec = self.api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]
-        return self.relay(spec["clusterIP"], spec["ports"][0]["port"], self.living[0].network)
+        network = network or self.living[0].network
+        return self.relay(spec["clusterIP"], spec["ports"][0]["port"], network)
 
     def _add_routes(self) -> None:
         for node in self.living:

@@ -74,6 +74,11 @@ class Node:
     def import_image(self, archive: Path) -> None:
         self.run("ctr", "-a", self.socket, "-n", "k8s.io", "images", "import", str(archive))
 
+    def pid_of(self, container: str) -> int:
+        """The first process of a container, as this machine numbers it."""
+        listed = self.run("ctr", "-a", self.socket, "-n", "k8s.io", "task", "ls")
+        return next(int(li.split()[1]) for li in listed.splitlines() if li.startswith(container))
+
     def kill(self) -> None:
         """Cut the network, then kill everything that runs here."""
         ip("-n", self.network, "link", "set", "eth0", "down")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import secrets
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.cluster import toolbox
 from tests.cluster.client import Object
 from tests.cluster.cluster import Cluster
@@ -21,9 +17,12 @@ from tests.cluster.platform import JOBS, SYSTEM, TRAINING_JOBS, Platform, make_j
 from tests.e2e.harness import local_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(900)]
-STEPS = 24
-GATES = (3, 7, 11, 15, 19)
+GATES = (3, 7, 11, 15, 19, 23)
+STEPS = 27
+GIVE_UP_S = 240.0
 POLL_S = 0.1
+OWNED = ("pods", "services", "serviceaccounts", "secrets")
+PODS = f"/api/v1/namespaces/{JOBS}/pods"
 
 
 @pytest.fixture(scope="module")
@@ -34,92 +33,181 @@ def platform(cluster: Callable[[int], Cluster]) -> Platform:
     return made
 
 
-def wait_for(condition: Callable[[], Any], what: str, give_up_s: float = 240.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
     """Wait for what no watch shows; return it."""
-    deadline = time.monotonic() + give_up_s
+    deadline = time.monotonic() + GIVE_UP_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            found = condition()
-            if found:
-                return found
+        if found := condition():
+            return found
         time.sleep(POLL_S)
-    raise AssertionError(f"{what}: not in {give_up_s:.0f} s")
+    raise AssertionError(f"{what}: not in {GIVE_UP_S:.0f} s")
 
 
-def is_whole(job: Object | None) -> bool:
-    """Whether all pods are there and ready, and nothing is being recovered."""
-    status = (job or {}).get("status", {})
-    pods = status.get("pods", {})
-    conditions = {c["type"]: c["status"] for c in status.get("conditions", [])}
-    return (
-        pods.get("ready") == pods.get("wanted") == 4
-        and pods.get("leaving") == 0
-        and conditions.get("Recovering") == "False"
-        and conditions.get("SparesAvailable") == "True"
-    )
-
-
-def condition(job: Object | None, kind: str) -> str:
-    found = [c for c in (job or {}).get("status", {}).get("conditions", []) if c["type"] == kind]
-    return str(found[0]["status"]) if found else "Unknown"
+def condition_of(job: Object | None, kind: str) -> str:
+    listed = (job or {}).get("status", {}).get("conditions", [])
+    return str(next((c["status"] for c in listed if c["type"] == kind), "Unknown"))
 
 
 class Story:
-    """One job, and what happens to it at each gate."""
+    """One job, and what happens to it while it stands at a gate."""
 
-    def __init__(self, platform: Platform, name: str) -> None:
+    def __init__(self, platform: Platform, name: str, steps: int, gates: Sequence[int]) -> None:
         self.platform = platform
         self.name = name
-        job = make_job(platform, name, STEPS, *GATES)
-        # Every copy of the state on a node of its own, as far as there are nodes.
+        job = make_job(platform, name, steps, *gates)
+        # Copies of the state on nodes of their own, as far as there are nodes.
         job["spec"]["scheduling"] = {"spreadTopologyKey": "kubernetes.io/hostname"}
         self.uid = platform.apply(job)["metadata"]["uid"]
+        self.num_recoveries = 0
 
     def stand_at(self, gate: int) -> None:
         wait_for((self.platform.gates / f"at-{gate}").exists, f"training before step {gate}")
 
-    def pass_gate(self, gate: int) -> None:
+    def go_on(self, gate: int, then: int | None = None) -> None:
+        """Pass a gate; the fault must be recovered from, and all pods be there again."""
         self.platform.open_gates(gate)
+        if then is not None:
+            self.stand_at(then)
 
-    def be_whole(self) -> None:
-        self.platform.wait(self.name, is_whole, "the job is not whole again")
+        def is_repaired(job: Object | None) -> bool:
+            status = (job or {}).get("status", {})
+            pods, recovery = status.get("pods", {}), status.get("recovery", {})
+            return (
+                recovery.get("total", 0) > self.num_recoveries
+                and pods.get("ready") == pods.get("wanted") == 4
+                and condition_of(job, "Recovering") == "False"
+                and condition_of(job, "SparesAvailable") == "True"
+            )
 
-    def serving(self) -> list[Object]:
-        """Pods that hold a rank."""
-        listed = self.platform.fetch(self.uid, "pods")["pods"]
-        uids = {pod["uid"] for pod in listed if pod["serving"]}
-        return [p for p in self.platform.pods(self.name) if p["metadata"]["uid"] in uids]
+        job = self.platform.wait(self.name, is_repaired, f"not whole after gate {gate}")
+        self.num_recoveries = job["status"]["recovery"]["total"]
 
-    def count(self, container: str, pod: str) -> int:
-        """Restarts of a pod's container."""
-        status = self.platform.api.get(f"/api/v1/namespaces/{JOBS}/pods/{pod}")["status"]
-        listed = status["containerStatuses"] + status.get("initContainerStatuses", [])
-        return int(next(c["restartCount"] for c in listed if c["name"] == container))
+    def serving(self, but_on: Sequence[str] = ()) -> Object:
+        """A pod that holds a rank, on none of these nodes."""
+
+        def find() -> Object | None:
+            listed = self.platform.fetch(self.uid, "pods")["pods"]
+            uids = {pod["uid"] for pod in listed if pod["serving"]}
+            pods = [p for p in self.platform.pods(self.name) if p["metadata"]["uid"] in uids]
+            return next((p for p in pods if p["spec"]["nodeName"] not in but_on), None)
+
+        found: Object = wait_for(find, "a pod that serves")
+        return found
+
+    def restarts(self, pod: Object) -> dict[str, int]:
+        """How often each of a pod's containers was started again."""
+        status = self.platform.api.get(f"{PODS}/{pod['metadata']['name']}")["status"]
+        listed = [*status["containerStatuses"], *status["initContainerStatuses"]]
+        return {c["name"]: c["restartCount"] for c in listed}
 
 
-def fill_memory(platform: Platform, pod: Object) -> None:
-    """Have the kernel kill a pod's trainer container, whose memory goes to a file in its shm."""
-    name, node = pod["metadata"]["name"], pod["spec"]["nodeName"]
-    container = next(c for c in pod["status"]["containerStatuses"] if c["name"] == "trainer")[
-        "containerID"
-    ].rpartition("/")[2]
-    listed = platform.cluster.nodes[node].run(
-        "ctr", "-a", platform.cluster.nodes[node].socket, "-n", "k8s.io", "task", "ls"
-    )
-    pid = next(line.split()[1] for line in listed.splitlines() if line.startswith(container))
-    # The container's first process goes first: with it, all of the container.
+def run_out_of_memory(platform: Platform, pod: Object) -> None:
+    """Have the kernel kill a pod's trainer container, whose memory goes to a file."""
+    statuses = pod["status"]["containerStatuses"]
+    container = next(c["containerID"] for c in statuses if c["name"] == "trainer")
+    pid = platform.cluster.nodes[pod["spec"]["nodeName"]].pid_of(container.rpartition("/")[2])
+    # The container's first process goes first, and with it all others.
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
     fill = "dd if=/dev/zero of=/dev/shm/fill bs=1M count=2000; rm -f /dev/shm/fill"
-    platform.cluster.kubectl(
-        *["exec", "-n", JOBS, name, "-c", "trainer", "--", "sh", "-c", fill], check=False
+    name = ["-n", JOBS, pod["metadata"]["name"], "-c", "trainer"]
+    platform.cluster.kubectl("exec", *name, "--", "sh", "-c", fill, check=False)
+
+
+def kill(platform: Platform, component: str) -> None:
+    """Delete a component's pods without any grace."""
+    path = f"/api/v1/namespaces/{SYSTEM}/pods"
+    for pod in platform.api.list(path, labelSelector=f"app.kubernetes.io/component={component}"):
+        platform.api.delete(f"{path}/{pod['metadata']['name']}", gracePeriodSeconds="0")
+
+
+def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
+    platform: Platform, tmp_path: Path
+) -> None:
+    story = Story(platform, "story", STEPS, GATES)
+    undisturbed = make_job(platform, "undisturbed", STEPS)
+    undisturbed["spec"]["workload"]["entrypoint"] = "mainstay_train.models.llama:workload"
+    del undisturbed["spec"]["template"], undisturbed["spec"]["workload"]["args"]
+    undisturbed["spec"]["spares"] = {"replicas": 0}
+    with local_job(tmp_path, undisturbed) as running:
+        expected = running.report()["digests"]["final"]
+    story.stand_at(3)
+    nodes = {pod["spec"]["nodeName"] for pod in platform.pods("story")}
+    assert len(nodes) == 3, nodes
+
+    platform.api.delete(f"{PODS}/{story.serving()['metadata']['name']}")
+    story.go_on(3, then=7)
+
+    victim = story.serving()
+    run_out_of_memory(platform, victim)
+    story.go_on(7, then=11)
+    assert {"trainer": 1, "supervisor": 0}.items() <= story.restarts(victim).items()
+
+    drained = story.serving(but_on=[platform.home])["spec"]["nodeName"]
+    only = ["--pod-selector=mainstay.dev/job-name=story", "--delete-emptydir-data"]
+    platform.open_gates(11)
+    platform.cluster.kubectl("drain", drained, *only, "--timeout=120s")
+    platform.cluster.kubectl("uncordon", drained)
+    story.go_on(11, then=15)
+
+    kill(platform, "operator")
+    name = story.serving()["metadata"]["name"]
+    platform.api.delete(f"{PODS}/{name}", gracePeriodSeconds="0")
+    story.go_on(15, then=19)
+
+    platform.cluster.kill_node(story.serving(but_on=[platform.home])["spec"]["nodeName"])
+    story.go_on(19, then=23)
+
+    kill(platform, "api")
+    kill(platform, "redis")
+    platform.open_gates(23)
+    platform.wait("story", lambda job: condition_of(job, "Complete") == "True", "not complete")
+    digests = wait_for(
+        lambda: final_digests(platform.try_fetch(story.uid, "report")), "the final digests"
     )
+    assert digests == expected
+    told = platform.cluster.kubectl("describe", "mtj", "-n", JOBS, "story")
+    for reason in ("RecoveryHandOver", "RecoveryMask", "OOMKilled", "Complete"):
+        assert reason in told
+    assert "Complete" in platform.cluster.kubectl("get", "mtj", "-n", JOBS, "story")
 
 
-def delete_now(platform: Platform, namespace: str, *selectors: str) -> None:
-    """Delete pods without any grace."""
-    for selector in selectors:
-        for pod in platform.api.list(
-            f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector
-        ):
-            path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
-            platform.api.delete(path, gracePeriodSeconds="0")
+def final_digests(report: Any) -> Any:
+    return report and report["digests"]["final"]
+
+
+def test_a_deleted_job_leaves_nothing_though_the_store_is_gone(platform: Platform) -> None:
+    platform.cluster.scale(3)
+    story = Story(platform, "orphan", 1000, (3,))
+    story.stand_at(3)
+    store = f"/apis/apps/v1/namespaces/{SYSTEM}/statefulsets/mainstay-redis"
+    platform.api.patch(store, {"spec": {"replicas": 0}})
+    kill(platform, "redis")
+    for name in ("story", "orphan"):
+        with contextlib.suppress(AssertionError):
+            platform.api.delete(f"{TRAINING_JOBS}/{name}")
+    for name in ("story", "orphan"):
+        platform.wait(name, lambda job: job is None, "the job is not gone")
+
+    def left() -> list[str]:
+        return [
+            f"{kind}/{found['metadata']['name']}"
+            for kind in OWNED
+            for found in platform.api.list(f"/api/v1/namespaces/{JOBS}/{kind}")
+            if "mainstay.dev/job-name" in found["metadata"].get("labels", {})
+        ]
+
+    wait_for(lambda: not left(), "the objects' end")
+
+
+def test_an_uninstalled_release_leaves_the_crd_alone(platform: Platform) -> None:
+    platform.cluster.helm("uninstall", "mainstay", "-n", SYSTEM, "--wait", "--timeout", "2m")
+    kinds = "deploy,sts,svc,sa,secret,cm,role,rolebinding,pdb,pvc,networkpolicy"
+    own = ["-l", "app.kubernetes.io/instance=mainstay", "-A", "-o", "name"]
+
+    def left() -> str:
+        wide = platform.cluster.kubectl("get", "clusterrole,clusterrolebinding", *own[:2], *own[3:])
+        return platform.cluster.kubectl("get", kinds, *own) + wide
+
+    wait_for(lambda: not left(), "the release's end")
+    crds = platform.api.list("/apis/apiextensions.k8s.io/v1/customresourcedefinitions")
+    assert [crd["metadata"]["name"] for crd in crds] == ["trainingjobs.mainstay.dev"]
