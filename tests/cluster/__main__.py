@@ -10,17 +10,19 @@ import os
 import signal
 import sys
 
-from tests.cluster import leftovers, toolbox
+from tests.cluster import building, leftovers, toolbox
 from tests.cluster.cluster import run_cluster, run_control_plane
 
 
 def main(args: list[str]) -> int:
-    if not args or args[0] not in ("up", "clean"):
-        sys.stderr.write("usage: python -m tests.cluster up [NODES] | clean\n")
+    if not args or args[0] not in ("up", "clean", "prepare"):
+        sys.stderr.write("usage: python -m tests.cluster up [NODES] | prepare [images] | clean\n")
         return 2
     if args[0] == "clean":
         leftovers.sweep()
         return 0
+    if args[0] == "prepare":
+        return prepare("images" in args)
     num_nodes = int(args[1]) if len(args) > 1 else 3
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
@@ -39,6 +41,21 @@ def main(args: list[str]) -> int:
             say("cleaning up")
     except toolbox.CannotRunError as error:
         sys.stderr.write(f"cluster: {error}\n")
+        return 1
+    return 0
+
+
+def prepare(images: bool) -> int:
+    """Build and install all that clusters are made of; with images those of this checkout too."""
+    say = toolbox.say_to_stdout
+    try:
+        toolbox.build(say)
+        if images:
+            toolbox.require_nodes()
+            toolbox.ensure_packages(say)
+            building.make_images(say)
+    except toolbox.CannotRunError as error:
+        say(str(error))
         return 1
     return 0
 

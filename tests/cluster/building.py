@@ -11,10 +11,12 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,10 @@ ROOT = Path(__file__).parents[2]
 SUITE = "bookworm"
 INCLUDED = "ca-certificates,python3,redis-server"
 PROGRAMS = ("buildah", "mmdebstrap")
+SOURCES = ("agent", "api", "core", "images", "operator", "requirements", "scripts/images.py")
+"""What images are made from."""
+NUM_KEPT = 4
+"""Archives of images in the cache, some 200 MB each."""
 REGISTRY = "mainstay.test"
 TAG = "test"
 BASE = f"{REGISTRY}/debian:{SUITE}-slim"
@@ -46,6 +52,7 @@ driver = "overlay"
 graphroot = "@DIR@/graph"
 runroot = "@DIR@/run"
 """
+FAST = ("--compression-format", "zstd", "--compression-level", "1")
 POLICY = {"default": [{"type": "insecureAcceptAnything"}]}
 
 
@@ -75,11 +82,42 @@ def make_base(say: Say) -> Path:
     return path
 
 
-def build_images(folder: Path, say: Say) -> Path:
+def images_path() -> Path:
+    """Where the images of this checkout's code are kept."""
+    listed = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "-z", "-co", "--exclude-standard", *SOURCES],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    key = hashlib.sha256(base_path().name.encode())
+    for name in sorted(filter(None, listed.stdout.split("\0"))):
+        key.update(name.encode() + b"\0")
+        if (ROOT / name).is_file():
+            key.update(hashlib.sha256((ROOT / name).read_bytes()).digest())
+    return cache_dir() / f"images-{key.hexdigest()[:12]}.tar"
+
+
+def make_images(say: Say) -> Path:
+    """Build all images of this checkout unless they are there; return one archive of them."""
+    path = images_path()
+    with (cache_dir() / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            with tempfile.TemporaryDirectory(prefix="mainstay-images-") as folder:
+                made = _build(Path(folder), make_base(say), say)
+                kept = sorted(cache_dir().glob("images-*.tar"), key=lambda old: old.stat().st_mtime)
+                for old in kept[: -NUM_KEPT + 1]:
+                    old.unlink()
+                shutil.move(made, path.with_suffix(".new"))
+                path.with_suffix(".new").rename(path)
+    return path
+
+
+def _build(folder: Path, base: Path, say: Say) -> Path:
     """Build all images in a folder; return one archive of them, in which they share layers."""
-    base = make_base(say)
     toolbox.ensure_packages(say, *PROGRAMS)
-    folder.mkdir()
     config = folder / ".config" / "containers"
     config.mkdir(parents=True)
     (config / "policy.json").write_text(json.dumps(POLICY))
@@ -100,7 +138,7 @@ def build_images(folder: Path, say: Say) -> Path:
     commands = [
         ["sh", "-ec", FROM_ARCHIVE, "sh", str(base), BASE],
         [*program, "--tag", TAG, "--base", BASE],
-        *(["buildah", "push", "-q", "-D", name, f"oci:{layout}:{name}"] for name in names),
+        *(["buildah", "push", "-q", *FAST, name, f"oci:{layout}:{name}"] for name in names),
     ]
     for command in commands:
         # In a mount namespace of its own: whatever happens, no mount stays behind.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,16 +22,12 @@ from tests.cluster.control_plane import ControlPlane
 
 FIXTURES = {"cluster", "control_plane"}
 ROOT = Path(__file__).parents[2]
-BUILD = [sys.executable, "-m", "tests.cluster.toolbox"]
+PREPARE = [sys.executable, "-m", "tests.cluster", "prepare"]
 _BUILD = pytest.StashKey["subprocess.Popen[str]"]()
 
 
 def needs_cluster(item: pytest.Item) -> bool:
     return bool(FIXTURES & set(getattr(item, "fixturenames", ())))
-
-
-def needs_build() -> bool:
-    return not toolbox.are_built() and not os.environ.get("KUBEBUILDER_ASSETS")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,16 +39,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin to build, out of the way of the tests that come first."""
-    wanted = any(needs_cluster(item) for item in session.items)
-    if not wanted or session.config.option.collectonly or not needs_build():
+    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    images = "platform" in wanted and os.getuid() == 0
+    tools = bool(FIXTURES & wanted) and not os.environ.get("KUBEBUILDER_ASSETS")
+    if session.config.option.collectonly or not (images or (tools and not toolbox.are_built())):
         return
     session.config.stash[_BUILD] = subprocess.Popen(
-        ["nice", "-n", "15", *BUILD],
+        ["nice", "-n", "15", *PREPARE, *(["images"] if images else [])],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -73,7 +73,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     build = session.config.stash.get(_BUILD, None)
     if build is not None:
-        build.terminate()
+        os.killpg(build.pid, signal.SIGTERM)
         build.wait()
 
 

@@ -50,8 +50,7 @@ class Platform:
         self.gates = cluster.dir / "gates"
         self.gates.mkdir()
         self.gates.chmod(0o777)
-        if not (cluster.dir / "build").exists():
-            cluster.add_image(building.build_images(cluster.dir / "build", say))
+        cluster.add_image(building.make_images(say))
         cluster.make_namespace(SYSTEM, **RESTRICTED)
         cluster.make_namespace(JOBS)
         self._make_volume()

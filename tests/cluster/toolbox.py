@@ -1,6 +1,6 @@
 """The programs of a cluster, built from pinned Go modules into a cache outside the checkout.
 
-``python -m tests.cluster.toolbox`` builds what is missing and shows how far it is; a second one
+``python -m tests.cluster prepare`` builds what is missing and shows how far it is; a second one
 waits for the first. The cache is keyed by what the programs are made from, so a build happens once.
 """
 
@@ -206,10 +206,3 @@ def require_nodes() -> None:
 def say_to_stdout(line: str) -> None:
     sys.stdout.write(f"cluster: {line}\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    try:
-        build(say_to_stdout)
-    except CannotRunError as error:
-        sys.exit(f"cluster: {error}")
