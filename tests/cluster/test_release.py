@@ -13,10 +13,10 @@ from tests.cluster import toolbox
 from tests.cluster.client import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import reason_told
-from tests.cluster.platform import JOBS, SYSTEM, TRAINING_JOBS, Platform, make_job
+from tests.cluster.release import JOBS, SYSTEM, TRAINING_JOBS, Platform, make_job
 from tests.e2e.harness import local_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.chaos, pytest.mark.root, pytest.mark.timeout(900)]
 GATES = (3, 7, 11, 15, 19, 23)
 STEPS = 27
 GIVE_UP_S = 240.0
@@ -120,6 +120,11 @@ def kill(platform: Platform, component: str) -> None:
     path = f"/api/v1/namespaces/{SYSTEM}/pods"
     for pod in platform.api.list(path, labelSelector=f"app.kubernetes.io/component={component}"):
         platform.api.delete(f"{path}/{pod['metadata']['name']}", gracePeriodSeconds="0")
+
+
+def test_the_installed_release_passes_its_own_test(platform: Platform) -> None:
+    said = platform.cluster.helm("test", "mainstay", "-n", SYSTEM, "--timeout", "2m")
+    assert "Succeeded" in said
 
 
 def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
