@@ -139,8 +139,8 @@ class KubeClient:
             raise
 
     async def list(self, resource: str, namespace: str, selector: str) -> list[dict[str, Any]]:
-        """Return the objects with these labels, as the server's cache has them."""
-        query = {"labelSelector": selector, "resourceVersion": "0"}
+        """Return the objects with these labels as they are now: no older than the question."""
+        query = {"labelSelector": selector}
         reply = await self._request("GET", _path(resource, namespace), query=query)
         return list(reply.get("items") or ())
 

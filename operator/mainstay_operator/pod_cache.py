@@ -50,14 +50,14 @@ class PodCache:
         """Learn from a list which pods there are; return whether something was wrong.
 
         Args:
-            listed: what the list has shown.
+            listed: what the list has shown; it is no older than the question.
             since: uids that were known before the list was asked for: what came
                 later may be missing in it.
         """
         there = {p.uid: p for p in listed}
         known = {p.uid for p in self.list()}
         missing = {uid for uid in since if uid not in there} & known
-        self._gone |= missing
+        self._gone = (self._gone | missing) - there.keys()
         for uid in missing:
             self._made.pop(uid, None)
         unseen = [p for uid, p in there.items() if uid not in known and uid not in self.last_words]
