@@ -64,7 +64,7 @@ class TrainingJobSpec(Section):
     ttl_seconds_after_finished: SecondsOrNone | None = None
     """A complete or failed job is deleted so long after its end. In clusters only."""
     priority_class_name: ObjectName | None = None
-    """PriorityClass of the job's pods, unless the template names one. In clusters only."""
+    """PriorityClass of the job's pods. In clusters only."""
     training: Training
     parallelism: Parallelism = Parallelism()
     redundancy: IntOrAuto = "Auto"

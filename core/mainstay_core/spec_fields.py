@@ -189,15 +189,16 @@ class RepairWindow(Section):
 
 
 class Quarantine(Section):
-    """What happens to a node whose devices computed wrongly again and again: its pods' results
-    disagreed with the ledger or with the other cells of their stage.
+    """What happens to a node whose devices computed wrongly again and again: parameters of its pods
+    differed from those of the majority of their stage. A node stays in quarantine for the rest of
+    the job. In clusters only; can be changed while the job runs.
     """
 
     mode: Literal["Off", "DryRun", "Avoid", "Taint"] = "Off"
-    """Off: nothing. DryRun: an Event that names the node and says what would be done. Avoid: new
-    pods of this job stay off the node. Taint: the node gets the taint
-    mainstay.dev/quarantine:NoSchedule, for everybody (the operator must be allowed to patch
-    nodes)."""
+    """Off: nothing. DryRun: an Event that names the node and says what would be done. Avoid: the
+    job's pods on the node hand their work over, and new ones stay off it. Taint: besides, the node
+    gets the taint mainstay.dev/quarantine:NoSchedule, for everybody (the operator must be allowed
+    to patch nodes)."""
     after_mismatches: Annotated[int, pydantic.Field(ge=1, le=1000)] = 2
     """Mismatches of one node within the window before anything happens."""
     window_seconds: Seconds = 86_400

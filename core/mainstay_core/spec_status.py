@@ -239,14 +239,29 @@ class QuarantinedNode(Section):
     """Nothing was done, as recovery.quarantine.mode is DryRun."""
 
 
+class MismatchStatus(Section):
+    """One result of a node that differed from the others'."""
+
+    time: Timestamp
+    """When."""
+    node: Annotated[str, pydantic.Field(max_length=253)]
+    """Where it was computed."""
+    pod: Short
+    """Name of the pod that held it."""
+    quorum: Short
+    """The recovery that it caused."""
+
+
 class QuarantineStatus(Section):
-    """Nodes that the job stays off."""
+    """Nodes whose results differed from the others'."""
 
     nodes: Annotated[
         tuple[QuarantinedNode, ...],
         pydantic.Field(max_length=256, json_schema_extra=_map_by("name")),
     ] = ()
-    """The nodes."""
+    """Nodes in quarantine."""
+    mismatches: Annotated[tuple[MismatchStatus, ...], pydantic.Field(max_length=256)] = ()
+    """The newest ones, oldest first: what recovery.quarantine judges by."""
 
 
 class TrainingJobStatus(Section):

@@ -37,6 +37,22 @@ class Verdict:
     reason: str
 
 
+_DIFFER_BEFORE, _DIFFER_AFTER = "parameters of ", " differ from the rest of the stage"
+
+
+def find_differing_pods(reason: str) -> tuple[str, ...]:
+    """Return the pods (uids) whose state differed, if a verdict's reason (or a quote) says so.
+
+    Nobody is named when a stage has no majority: then nobody can be believed.
+    """
+    _, before, rest = reason.partition(_DIFFER_BEFORE)
+    members, after, _ = rest.partition(_DIFFER_AFTER)
+    if not (before and after):
+        return ()
+    slots = (member.rpartition(" on ")[2] for member in members.split(", "))
+    return tuple(sorted({slot.rpartition("/")[0] for slot in slots}))
+
+
 def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total: str) -> Verdict:
     """Return the verdict of one vote per member, in member order.
 
@@ -60,7 +76,7 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
             commit, hopeless = None, True
     if state_bad:
         members = ", ".join(f"{plan.members[i].rank} on {plan.members[i].slot}" for i in state_bad)
-        problems.append(f"parameters of {members} differ from the rest of the stage")
+        problems.append(f"{_DIFFER_BEFORE}{members}{_DIFFER_AFTER}")
         hopeless = hopeless or _undecided(plan, state_bad)
     return Verdict(
         commit=commit,

@@ -166,6 +166,13 @@ class Hands:
                     return
             await self.kube.delete("pods", view.namespace, end.name, end.uid, force=end.force)
 
+    async def taint_node(self, name: str, key: str, effect: str) -> None:
+        """Keep pods off a node, once; nothing if this operator may not change nodes."""
+        if not self._settings.quarantine_nodes:
+            logger.warning("node %s is not tainted: the operator may not (quarantineNodes)", name)
+            return
+        await self.kube.taint_node(name, key, effect)
+
     async def tell(self, view: JobView, notes: Iterable[Note]) -> None:
         """Make Events; that one cannot be made is logged and no more."""
         for note in notes:

@@ -13,16 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mainstay_core.conditions import (
-    JobSeen,
-    JobSummary,
-    count_pods,
-    find_problems,
-)
+from mainstay_core.conditions import JobSeen, count_pods, find_problems
 from mainstay_core.pod_losses import Loss, Wishes, find_losses
 from mainstay_core.pods_seen import SeenNode
 from mainstay_core.repairing import Repair, plan_repair
-from mainstay_operator import lifecycle, reporting, telling
+from mainstay_operator import lifecycle, quarantining, reporting, telling
 from mainstay_operator.api_line import ApiError, ApiLine
 from mainstay_operator.events import Note
 from mainstay_operator.hands import Hands, NameTakenError
@@ -33,6 +28,7 @@ from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.reporting import PodRecord
 from mainstay_operator.resources import FINALIZER, LABEL_UID, JobView
 from mainstay_operator.settings import Settings
+from mainstay_operator.warden import Warden
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +74,7 @@ class Keeper:
         self._settings = settings
         self._wake = asyncio.Event()
         self._memory = Memory(record=PodRecord.of_status(view.status), status=view.status)
+        self._warden = Warden(view.status, pods, hands)
         self._started_s = time.time()
         self.looked_at_s = 0.0
         """Monotonic clock of the last finished look."""
@@ -143,7 +140,9 @@ class Keeper:
         if memory.wishes is not None and not memory.api_problem:
             await self._repair(memory.wishes)
         await self._keep_budget()
+        self._warden.note_places()
         await self._write_status()
+        await self._warden.taint()
         return await lifecycle.expire(view, memory.status, self._hands)
 
     # --- what is seen -----------------------------------------------------------------------------
@@ -254,7 +253,7 @@ class Keeper:
         repair = plan_repair(
             before=before,
             pods=pods,
-            nodes=self._nodes(),
+            nodes=quarantining.without(self._nodes(), self._warden.ward),
             wishes=wishes,
             accounted=memory.accounted,
             taken=memory.taken,
@@ -272,7 +271,8 @@ class Keeper:
         notes = self._account(repair.losses)
         told = await self._tell_facts(repair)
         due = now_s >= memory.make_at_s
-        made, errors = await self._hands.make_pods(view, repair.make if due else ())
+        make = repair.make if due else ()
+        made, errors = await self._hands.make_pods(view, make, self._warden.ward.avoided)
         self.pods.note_made(made)
         if due and repair.make:
             self._note_refusal(errors, now_s)
@@ -340,7 +340,7 @@ class Keeper:
             memory.summary,
             memory.record,
             now_s,
-        )
+        ) | quarantining.show(self._warden.ward)
         if status == memory.status:
             return
         due = now_s - memory.status_at_s >= self._settings.status_s
@@ -363,6 +363,7 @@ class Keeper:
             if mark != memory.recoveries_told:
                 recoveries = await self._api.fetch(self.view.uid, "recoveries")
                 await self._tell_recoveries(recoveries)
+                await self._warden.judge(self.view, recoveries, now_s)
                 memory.recoveries_told = mark
         except ApiError as error:
             memory.api_problem = str(error)
@@ -377,9 +378,7 @@ class Keeper:
     def _seen(self) -> JobSeen:
         memory, view = self._memory, self.view
         pods, wishes = self.pods.list(), memory.wishes
-        summary: JobSummary | None = None
-        if memory.summary is not None:
-            summary = reporting.read_summary(memory.summary)
+        summary = reporting.read_summary(memory.summary) if memory.summary is not None else None
         wanted = wishes.num_pods if wishes is not None else (view.job.num_pods if view.job else 0)
         serving = wishes.serving if wishes is not None else 0
         return JobSeen(

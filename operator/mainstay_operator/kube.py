@@ -155,6 +155,24 @@ class KubeClient:
             if error.status != 404:
                 raise
 
+    async def taint_node(self, name: str, key: str, effect: str) -> None:
+        """Add a taint to a node, if it is there and has none of that key yet."""
+        path = f"/api/v1/nodes/{name}"
+        try:
+            node = await self._request("GET", path)
+        except KubeError as error:
+            if error.status == 404:
+                return
+            raise
+        taints = (node.get("spec") or {}).get("taints") or []
+        if any(t["key"] == key for t in taints):
+            return
+        # By its version: somebody else's taint that came meanwhile is not taken away.
+        metadata = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        spec = {"taints": [*taints, {"key": key, "effect": effect}]}
+        body = {"metadata": metadata, "spec": spec}
+        await self._request("PATCH", path, body, _MERGE, {"fieldManager": FIELD_MANAGER})
+
     async def delete(
         self, resource: str, namespace: str, name: str, uid: str, *, force: bool = False
     ) -> bool:

@@ -154,8 +154,6 @@ def build_status(
     else:
         kept = ("training", "quorum", "recovery", "protection")
         status |= {key: old[key] for key in kept if key in old}
-    if "quarantine" in old:
-        status["quarantine"] = old["quarantine"]
     return status
 
 

@@ -1,0 +1,63 @@
+"""Watches which nodes compute wrongly, and carries out a job's quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mainstay_core.ids import PodUid
+from mainstay_core.pods_seen import SeenPod
+from mainstay_core.quarantine import QuarantineMode, plan_quarantine
+from mainstay_operator import quarantining
+from mainstay_operator.hands import Hands
+from mainstay_operator.pod_cache import PodCache
+from mainstay_operator.resources import JobView
+
+MAX_KNOWN_PODS = 8192
+"""Pods whose node is remembered, those that are gone among them."""
+
+
+class Warden:
+    """Of one job.
+
+    Args:
+        status: of the job: what an operator before this one has learnt.
+        pods: what is known of the job's pods.
+        hands: acts in the cluster.
+    """
+
+    def __init__(self, status: Mapping[str, Any], pods: PodCache, hands: Hands) -> None:
+        self.ward = quarantining.of_status(status)
+        self._pods = pods
+        self._hands = hands
+        self._known: dict[PodUid, SeenPod] = {}
+        self._untainted: tuple[str, ...] = ()
+
+    def note_places(self) -> None:
+        """Remember where pods run: the recovery that one causes is told when it may be gone."""
+        self._known.update({p.uid: p for p in self._pods.list() if p.node})
+        while len(self._known) > MAX_KNOWN_PODS:
+            del self._known[next(iter(self._known))]
+
+    async def judge(
+        self, view: JobView, recoveries: Sequence[Mapping[str, Any]], now_s: float
+    ) -> None:
+        """Put nodes that computed wrongly again and again in quarantine, if the job asks for it."""
+        policy = quarantining.policy_of(view)
+        found = quarantining.read_mismatches(recoveries, self._known)
+        nodes = {p.node for p in self._pods.list() if p.node}
+        plan = plan_quarantine(self.ward.with_mismatches(found), nodes, policy, now_s)
+        self.ward = plan.ward
+        if policy.mode is QuarantineMode.TAINT:
+            self._untainted += tuple(q.node for q in plan.new)
+        await self._hands.tell(view, quarantining.of_plan(plan, policy.mode))
+
+    async def taint(self) -> None:
+        """Taint what came into quarantine; what does not succeed is tried again at the next look.
+
+        Raises:
+            KubeError: the API server refused, or did not answer.
+        """
+        for node in self._untainted:
+            await self._hands.taint_node(node, quarantining.TAINT_KEY, quarantining.TAINT_EFFECT)
+            self._untainted = tuple(n for n in self._untainted if n != node)

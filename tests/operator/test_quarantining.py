@@ -1,0 +1,150 @@
+"""Quarantine: what the operator makes of recoveries that name who computed wrongly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.operator.test_builders import view
+from tests.operator.world import Job, World, manifest, wait, world_on
+
+from mainstay_core.ids import PodUid
+from mainstay_core.pods_seen import SeenNode, SeenPod
+from mainstay_core.quarantine import QuarantineMode, plan_quarantine
+from mainstay_core.spec_status import TrainingJobStatus
+from mainstay_operator import quarantining
+from mainstay_operator.quarantining import TAINT_KEY
+
+PODS = {PodUid("u1"): SeenPod(uid=PodUid("u1"), name="demo-1", index=1, node="n1")}
+WORDS = "parameters of r1.s0.i0 on u1/0 differ from the rest of the stage"
+
+
+def recovery(number: int, fault: str = WORDS) -> dict[str, Any]:
+    quorum = {"id": number, "nonce": "ab"}
+    return {
+        "fault": fault,
+        "reason": "no loss is known",
+        "quorum": quorum,
+        "started_at_s": 1000.0 + number,
+    }
+
+
+def test_what_is_known_of_nodes_outlives_the_operator() -> None:
+    asked = view(recovery={"quarantine": {"mode": "Avoid"}})
+    policy = quarantining.policy_of(asked)
+    found = quarantining.read_mismatches([recovery(2), recovery(3), recovery(4, "killed")], PODS)
+    assert [(m.node, m.pod, m.quorum) for m in found] == [
+        ("n1", "demo-1", "q2-ab"),
+        ("n1", "demo-1", "q3-ab"),
+    ]
+    plan = plan_quarantine(quarantining.of_status({}).with_mismatches(found), ["n1"], policy, 1010)
+    shown = quarantining.show(plan.ward)
+    TrainingJobStatus.model_validate_json(json.dumps(shown))
+    assert quarantining.of_status(shown) == plan.ward
+    assert quarantining.show(quarantining.of_status({})) == {}
+    (note,) = quarantining.of_plan(plan, policy.mode)
+    assert note.message == "node n1: 2 mismatches within 86400 s: the job stays off it"
+
+
+def test_pods_on_a_node_in_quarantine_hand_their_work_over() -> None:
+    nodes = {name: SeenNode(name=name) for name in ("n1", "n2")}
+    shown = {
+        "quarantine": {
+            "nodes": [
+                {"name": "n1", "reason": "r", "since": "2026-01-02T03:04:05Z"},
+                {"name": "n2", "reason": "r", "since": "2026-01-02T03:04:05Z", "dryRun": True},
+            ]
+        }
+    }
+    seen = quarantining.without(nodes, quarantining.of_status(shown))
+    assert seen is not None
+    assert [node.cordoned for node in seen.values()] == [True, False]
+    assert quarantining.without(None, quarantining.of_status(shown)) is None
+
+
+def test_a_dry_run_says_what_would_be_done() -> None:
+    policy = quarantining.policy_of(view(recovery={"quarantine": {"mode": "DryRun"}}))
+    found = quarantining.read_mismatches([recovery(2), recovery(3)], PODS)
+    plan = plan_quarantine(quarantining.of_status({}).with_mismatches(found), ["n1"], policy, 1010)
+    (note,) = quarantining.of_plan(plan, QuarantineMode.DRY_RUN)
+    assert note.reason == "NodeWouldBeQuarantined"
+    assert note.message.endswith("it would be put in quarantine (dry run)")
+
+
+@pytest.fixture
+def world(control_plane: Any, tmp_path: Path) -> Iterator[World]:
+    environment = {"MAINSTAY_QUARANTINE_NODES": "true", "MAINSTAY_RESYNC_S": "0.5"}
+    with world_on(control_plane, tmp_path, **environment) as made:
+        yield made
+
+
+def differ(job: Job, pod: str) -> None:
+    """The vote of a step finds that a pod's state is not that of the others; they all park."""
+    plan = job.plan()
+    (bad,) = [m for m in plan["members"] if m["slot"]["pod"] == pod]
+    words = f"parameters of r1.s0.i0 on {pod}/0 differ from the rest of the stage"
+    for member in plan["members"]:
+        job.fact(
+            "parked",
+            member["slot"]["pod"],
+            member["incarnation"],
+            quorum=plan["quorum"],
+            evidence=words,
+        )
+    wait(lambda: job.plan()["quorum"]["id"] > plan["quorum"]["id"], "a new plan")
+    job.settle()
+    assert bad["slot"]["index"] == 0
+
+
+def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(world: World) -> None:
+    body = manifest(
+        "wrong",
+        training={"steps": 60, "seed": 1, "lanes": 3, "shardsPerLane": 1},
+        parallelism={"stages": 1},
+        spares={"replicas": 0},
+        recovery={"quarantine": {"mode": "Taint"}},
+    )
+    job = world.submit(body)
+    names = [f"wrong-{i}" for i in range(3)]
+    pods = job.wait_pods(*names)
+    for i, pod in enumerate(pods):
+        world.make_node(f"quarantine-{i}")
+        job.bind(pod, f"quarantine-{i}")
+    pods = job.run(*names)
+    bad = pods[1]["metadata"]["uid"]
+    differ(job, bad)
+    once = job.wait_status(
+        lambda s: (s.get("quarantine") or {}).get("mismatches"), "the first mismatch"
+    )
+    assert once["quarantine"]["nodes"] == []
+    differ(job, bad)
+    status = job.wait_status(
+        lambda s: (s.get("quarantine") or {}).get("nodes"), "a node in quarantine"
+    )
+    (node,) = status["quarantine"]["nodes"]
+    assert (node["name"], node["reason"]) == ("quarantine-1", "2 mismatches within 86400 s")
+
+    def tainted(node: dict[str, Any] | None) -> bool:
+        taints = (node or {}).get("spec", {}).get("taints") or ()
+        return any(t["key"] == TAINT_KEY and t["effect"] == "NoSchedule" for t in taints)
+
+    world.kube.wait("/api/v1/nodes/quarantine-1", tainted, "the taint")
+    wait(lambda: world.events("NodeQuarantined"), "the Event")
+    # Its work is to be handed over, and whoever takes its place is kept off the node.
+    wait(lambda: bad in job.wanted()["leaving"], "the pod leaves")
+    made = wait(
+        lambda: [p for p in job.pods() if p["metadata"]["name"] not in names], "another pod"
+    )
+    affinity = made[0]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (avoided,) = term["matchExpressions"]
+    assert avoided == {
+        "key": "kubernetes.io/hostname",
+        "operator": "NotIn",
+        "values": ["quarantine-1"],
+    }
+    for i in range(3):
+        world.kube.delete(f"/api/v1/nodes/quarantine-{i}")
