@@ -53,6 +53,12 @@ class Metrics:
             registry=self.registry,
         )
         self.step = Gauge("mainstay_job_step", "Steps committed", ["job"], registry=self.registry)
+        self.info = Gauge(
+            "mainstay_job_info",
+            "1: what a job's uid is called",
+            ["job", "namespace", "name"],
+            registry=self.registry,
+        )
         self.loss = Gauge(
             "mainstay_job_loss", "Loss of the last step", ["job"], registry=self.registry
         )
@@ -75,6 +81,10 @@ class Metrics:
                 seconds = getattr(recovery.times, stage)
                 if seconds is not None:
                     self.recovery_seconds.labels(job, stage[:-2]).observe(seconds)
+
+    def name_job(self, job: str, namespace: str, name: str) -> None:
+        """Tell what a job is called: its other metrics name it by its uid."""
+        self.info.labels(job, namespace, name).set(1)
 
     def count_step(self, job: str, entry: LedgerEntry, committed: int) -> None:
         """Note a committed step and how far the job is."""

@@ -287,7 +287,9 @@ class JobService:
             await self._commit_steps(uid, fresh)
 
     async def _commit_steps(self, uid: JobUid, fresh: Sequence[LedgerEntry]) -> None:
-        positions = (await self.load(uid)).shape.positions
+        state = await self.load(uid)
+        positions = state.shape.positions
+        self._metrics.name_job(uid, state.config.namespace, state.config.name)
         for step in sorted({e.step for e in fresh}):
             entries = await self.store.fetch_ledger(uid, [(step, *p) for p in positions])
             if len(entries) < len(positions):

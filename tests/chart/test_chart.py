@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,6 +26,8 @@ from tests.cluster.control_plane import ControlPlane
 
 from mainstay_api.settings import Settings as ApiSettings
 
+Matrix = Callable[[str], list[dict[str, Any]]]
+
 
 @pytest.fixture(scope="module")
 def restricted(control_plane: ControlPlane) -> str:
@@ -34,9 +38,19 @@ def restricted(control_plane: ControlPlane) -> str:
 
 
 def dry_run(plane: ControlPlane, objects: list[dict[str, Any]]) -> None:
-    text = yaml.safe_dump_all(objects)
-    command = ["apply", "--server-side", "--dry-run=server", "--validate=strict"]
-    plane.kubectl(*command, "--force-conflicts", "-f", "-", stdin=text)
+    for o in objects:
+        plane.api.apply(o, dryRun="All", fieldValidation="Strict")
+
+
+@pytest.fixture(scope="module")
+def matrix(control_plane: ControlPlane, restricted: str) -> Matrix:
+    """The objects of one row of the matrix, rendered once."""
+
+    @functools.cache
+    def of(name: str) -> list[dict[str, Any]]:
+        return render(control_plane, restricted, *MATRIX[name])
+
+    return of
 
 
 def test_helm_finds_nothing_to_complain_of(control_plane: ControlPlane) -> None:
@@ -44,8 +58,10 @@ def test_helm_finds_nothing_to_complain_of(control_plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MATRIX))
-def test_what_is_rendered_is_valid(control_plane: ControlPlane, restricted: str, name: str) -> None:
-    objects = render(control_plane, restricted, *MATRIX[name])
+def test_what_is_rendered_is_valid(
+    control_plane: ControlPlane, restricted: str, matrix: Matrix, name: str
+) -> None:
+    objects = matrix(name)
     dry_run(control_plane, objects)
     for workload in (o for o in objects if o["kind"] in WORKLOADS):
         template = workload["spec"]["template"]
@@ -140,6 +156,12 @@ def container_labels(workload: dict[str, Any]) -> dict[str, str]:
     return dict(workload["spec"]["template"]["metadata"]["labels"])
 
 
+def test_a_budget_never_keeps_a_node_from_being_drained(control_plane: ControlPlane) -> None:
+    for replicas, budgets in ((1, 0), (2, 1), (5, 1)):
+        objects = render(control_plane, "default", f"api.replicas={replicas}")
+        assert sum(o["kind"] == "PodDisruptionBudget" for o in objects) == budgets
+
+
 def test_all_our_images_are_named_by_the_values(control_plane: ControlPlane) -> None:
     objects = render(control_plane, "default", *MATRIX["images"])
     operator = find(objects, "Deployment", "mainstay-operator")
@@ -157,9 +179,9 @@ def test_all_our_images_are_named_by_the_values(control_plane: ControlPlane) -> 
 
 @pytest.mark.parametrize("name", sorted(MATRIX))
 def test_the_api_can_read_the_settings_that_the_chart_gives(
-    control_plane: ControlPlane, name: str
+    restricted: str, matrix: Matrix, name: str
 ) -> None:
-    objects = render(control_plane, "spaces", *MATRIX[name])
+    objects = matrix(name)
     apis = [
         o for o in objects if o["kind"] == "Deployment" and o["metadata"]["name"].endswith("-api")
     ]
@@ -172,7 +194,7 @@ def test_the_api_can_read_the_settings_that_the_chart_gives(
     assert settings.host == "0.0.0.0"
     account = "mine" if name == "own accounts" else "mainstay-operator"
     account = "something-else-operator" if name == "another name" else account
-    assert settings.operator_user == f"system:serviceaccount:spaces:{account}"
+    assert settings.operator_user == f"system:serviceaccount:{restricted}:{account}"
     if name == "external redis":
         assert settings.redis_url == "rediss://mainstay@redis.example.com:6380/0"
         assert settings.redis_ca_file == "/etc/mainstay/redis/ca.crt"

@@ -19,7 +19,7 @@ from mainstay_api.metrics import Metrics
 DASHBOARDS = sorted((CHART / "files/dashboards").glob("*.json"))
 RULES = CHART / "files/rules.yaml"
 WORD = re.compile(r"mainstay_[a-z_]+")
-LABELS = re.compile(r"(?:by|on|without) \(([a-z_, ]+)\)|([a-z_]+)=~?\"")
+LABELS = re.compile(r"(?:by|on|without|group_left) \(([a-z_, ]+)\)|([a-z_]+)=~?\"")
 
 
 @pytest.fixture(scope="module")
