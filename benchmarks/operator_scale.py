@@ -1,6 +1,6 @@
 """The operator with a job of a thousand pods: time, memory, and requests to the Kubernetes API.
 
-    python benchmarks/operator_scale.py [--pods 1000] [--rack 40] [--nodes 50] [--kwok PATH]
+    python benchmarks/operator_scale.py [--pods 1000] [--rack 40] [--nodes 10] [--kwok PATH]
 
 A real control plane, api, Redis and operator, each a process of its own, with the operator's
 default settings; nodes and kubelets are kwok's (``go install sigs.k8s.io/kwok/cmd/kwok@v0.7.0``),
@@ -44,10 +44,12 @@ def kwok_on(plane: ControlPlane, program: str, num_nodes: int) -> Iterator[None]
     """Nodes that are played, and pods that run on them at once."""
     log = (plane.dir / "kwok.log").open("wb")
     command = [program, "--kubeconfig", str(plane.kubeconfig), "--manage-all-nodes=true"]
+    # Renewed four times as often: the control plane of tests gives nodes up after seconds.
+    command += ["--node-lease-duration-seconds=8"]
     process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         for index in range(num_nodes):
-            size = {"cpu": "1k", "memory": "4Ti", "pods": "500", "ephemeral-storage": "1Ti"}
+            size = {"cpu": "1k", "memory": "4Ti", "pods": "1000", "ephemeral-storage": "1Ti"}
             name = f"kwok-{index}"
             plane.api.create(
                 "/api/v1/nodes",
@@ -188,7 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pods", type=int, default=1000)
     parser.add_argument("--rack", type=int, default=40, help="pods that are deleted at once")
-    parser.add_argument("--nodes", type=int, default=50)
+    parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--kwok", default=shutil.which("kwok") or "kwok")
     args = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -74,6 +74,8 @@ class Wishes:
     """Names of the pods that the api takes for living."""
     serving: int = 0
     """Pods with a rank."""
+    known: frozenset[PodUid] = frozenset()
+    """Pods that it has ever taken for living, as far as is known."""
 
 
 def find_losses(

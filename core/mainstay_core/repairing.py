@@ -183,7 +183,7 @@ def _sort_out(
     ending |= {
         p.uid: f"its node {p.node} is not ready, and the job goes on without it"
         for p in living
-        if _unknown(p, wishes) and _is_stranded(p, nodes)
+        if p.uid in wishes.known and _unknown(p, wishes) and _is_stranded(p, nodes)
     }
     kept = [
         p

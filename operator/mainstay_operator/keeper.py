@@ -196,7 +196,9 @@ class Keeper:
             if memory.deadline and not (memory.wishes is not None and memory.wishes.over):
                 await self._api.ask(view.uid, "stop")
             if time.time() - memory.wishes_at_s >= self._settings.poll_s:
-                memory.wishes = reporting.read_wishes(await self._api.fetch(view.uid, "pods"))
+                wishes = reporting.read_wishes(await self._api.fetch(view.uid, "pods"))
+                memory.known = (memory.known & {p.uid for p in self.pods.list()}) | {*wishes.living}
+                memory.wishes = replace(wishes, known=frozenset(memory.known))
                 memory.wishes_at_s = time.time()
             memory.api_problem = ""
             memory.unknown_since_s = 0.0

@@ -22,6 +22,8 @@ class Memory:
     record: PodRecord
     wishes: Wishes | None = None
     wishes_at_s: float = 0.0
+    known: set[PodUid] = field(default_factory=set)
+    """Pods that the api has ever taken for living."""
     summary: Mapping[str, Any] | None = None
     summary_at_s: float = 0.0
     api_problem: str = "the api has not been asked yet"

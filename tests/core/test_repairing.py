@@ -136,10 +136,13 @@ def test_a_node_that_is_not_ready_is_a_hint_and_no_loss() -> None:
 def test_a_pod_of_a_silent_node_is_replaced_once_the_api_has_given_it_up() -> None:
     nodes = {"n0": SeenNode(name="n0", ready=False), "n1": SeenNode(name="n1")}
 
-    done = repair([pod(0), pod(1)], wishes(2, 1), before=seen(pod(0), pod(1)), nodes=nodes)
+    given_up = wishes(2, 1, known=frozenset({uid(0), uid(1)}))
+    done = repair([pod(0), pod(1)], given_up, before=seen(pod(0), pod(1)), nodes=nodes)
 
     assert [end.uid for end in done.end] == [uid(0)]
     assert done.make == (2,)
+    # One that has not come yet may still come: nodes recover.
+    assert repair([pod(0), pod(1)], wishes(2, 1), nodes=nodes).end == ()
 
 
 def test_a_node_that_was_never_seen_may_be_new() -> None:
