@@ -18,8 +18,8 @@ import typer
 from mainstay_cli import changing, faults, runs, status, timeline
 from mainstay_cli.client import ApiError
 from mainstay_cli.cluster_jobs import ClusterJob, ClusterJobs, Options
+from mainstay_cli.entry import run_app
 from mainstay_cli.exits import UsageError
-from mainstay_cli.main import run_app
 
 PROGRAM = "kubectl mainstay"
 CLUSTER_OPTIONS = """
