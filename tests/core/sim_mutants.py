@@ -15,7 +15,7 @@ from typing import Any
 from mainstay_core import rank, settle, supervision, supervision_slots
 from mainstay_core.ids import Incarnation, Slot
 from mainstay_core.messages import Member, Plan, SettleReport
-from mainstay_core.rank_events import Restored
+from mainstay_core.rank_events import DropHeld, Restored
 from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.groups import GroupEnded
@@ -182,9 +182,16 @@ _REFUSED = vars(rank)["_refused"]
 
 
 def _refused_keeps_held(state: Any, verdict: Any, prefix: Any) -> Any:
-    if verdict.state_bad and state.index not in verdict.state_bad:
-        return _REFUSED(state, replace(verdict, state_bad=()), prefix)
-    return _REFUSED(state, verdict, prefix)
+    done = _REFUSED(state, verdict, prefix)
+    if not verdict.state_bad:
+        return done
+    # Nobody remembers that the quorum refused a state; whose own is good keeps what was computed.
+    kept = replace(done.state, refused_in=state.refused_in)
+    if state.index in verdict.state_bad:
+        return replace(done, state=kept)
+    kept = replace(kept, held=state.held, held_in=state.held_in)
+    actions = tuple(a for a in done.actions if not isinstance(a, DropHeld))
+    return replace(done, state=kept, actions=actions)
 
 
 MUTANTS = {
