@@ -37,6 +37,8 @@ VALUES: dict[str, Any] = {
     },
 }
 MODEL = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 64, "sequence": 16}
+CORPUS = ROOT / "docs"
+"""What jobs learn. The built-in corpus is Python's own library, which differs between images."""
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
@@ -137,7 +139,11 @@ def make_job(platform: Platform, name: str, steps: int, *gates: int, **spec: Any
     """A tiny job of three lanes, a pod each, and a spare; it waits before steps with gates."""
     template = building.trainer_template()
     container = template["spec"]["containers"][0]
-    mounts = {"gates": (platform.gates, "/gates"), "code": (ROOT / "tests" / "e2e", "/code")}
+    mounts = {
+        "gates": (platform.gates, "/gates"),
+        "code": (ROOT / "tests" / "e2e", "/code"),
+        "corpus": (CORPUS, "/corpus"),
+    }
     for volume, (path, target) in mounts.items():
         template["spec"]["volumes"].append({"name": volume, "hostPath": {"path": str(path)}})
         container["volumeMounts"].append({"name": volume, "mountPath": target})
@@ -153,7 +159,7 @@ def make_job(platform: Platform, name: str, steps: int, *gates: int, **spec: Any
             "runtime": {"device": "CPU", "backend": "Gloo"},
             "workload": {
                 "entrypoint": "/code/gated_llama.py:workload",
-                "config": MODEL,
+                "config": MODEL | {"data": {"path": "/corpus"}},
                 "args": ["/gates", *map(str, gates)],
             },
             "template": template,

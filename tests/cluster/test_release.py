@@ -13,7 +13,7 @@ from tests.cluster import toolbox
 from tests.cluster.client import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import reason_told
-from tests.cluster.release import JOBS, SYSTEM, TRAINING_JOBS, Platform, make_job
+from tests.cluster.release import CORPUS, JOBS, MODEL, SYSTEM, TRAINING_JOBS, Platform, make_job
 from tests.e2e.harness import local_job
 
 pytestmark = [pytest.mark.chaos, pytest.mark.root, pytest.mark.timeout(900)]
@@ -132,8 +132,11 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
 ) -> None:
     story = Story(platform, "story", STEPS, GATES)
     undisturbed = make_job(platform, "undisturbed", STEPS)
-    undisturbed["spec"]["workload"]["entrypoint"] = "mainstay_train.models.llama:workload"
-    del undisturbed["spec"]["template"], undisturbed["spec"]["workload"]["args"]
+    undisturbed["spec"]["workload"] = {
+        "entrypoint": "mainstay_train.models.llama:workload",
+        "config": MODEL | {"data": {"path": str(CORPUS)}},
+    }
+    del undisturbed["spec"]["template"]
     undisturbed["spec"]["spares"] = {"replicas": 0}
     with local_job(tmp_path, undisturbed) as running:
         expected = running.report()["digests"]["final"]
