@@ -174,10 +174,13 @@ class Hands:
         await self.kube.taint_node(name, key, effect)
 
     async def tell(self, view: JobView, notes: Iterable[Note]) -> None:
-        """Make Events; that one cannot be made is logged and no more."""
-        for note in notes:
-            logger.info("%s/%s: %s: %s", view.namespace, view.name, note.reason, note.message)
-            try:
+        """Make Events, all at once; that one cannot be made is logged and no more."""
+        await asyncio.gather(*(self._tell(view, note) for note in notes))
+
+    async def _tell(self, view: JobView, note: Note) -> None:
+        logger.info("%s/%s: %s: %s", view.namespace, view.name, note.reason, note.message)
+        try:
+            async with self._parallel:
                 await self.kube.create(build_event(view, note, time.time(), self._instance))
-            except KubeError as error:
-                logger.warning("an Event could not be made: %s", error)
+        except KubeError as error:
+            logger.warning("an Event could not be made: %s", error)
