@@ -149,3 +149,28 @@ def test_the_pods_are_told_by_what_they_do(api: Any, job: Any) -> None:
     assert pods["ending"] == ["pod-4"]
     api.post(f"{job.path}/stop")
     assert api.get(f"{job.path}/pods")["num_pods"] == 0
+
+
+def test_a_suspended_jobs_pods_are_told_to_end_until_it_goes_on(api: Any, job: Any) -> None:
+    assert submit(api, job, lambda s: s.update(suspend=True))["state"] == "suspended"
+    assert api.get(f"{job.path}/pods")["num_pods"] == 0
+    # One that comes too late, known or not, hears it with its first heartbeat.
+    assert job.beat("pod-0")["state"] == "suspended"
+    job.register("pod-0")
+    assert api.get(f"{job.path}/pods")["ending"] == ["pod-0"]
+    beat = job.beat("pod-0")
+    assert beat["state"] == "suspended"
+    assert submit(api, job, lambda s: s.update(suspend=False))["state"] == "forming"
+    assert api.get(f"{job.path}/pods")["num_pods"] == 4
+    # It was not listened to meanwhile, so it is to tell of itself again.
+    assert job.beat("pod-0")["restored_at_s"] != beat["restored_at_s"]
+    job.start()
+    assert api.get(f"{job.path}/summary")["state"] == "running"
+
+
+def test_a_running_job_without_checkpoints_is_not_suspended(api: Any, job: Any) -> None:
+    job.start()
+    refused = submit(api, job, lambda s: s.update(suspend=True), status=422)
+    assert refused["field"] == "spec.suspend"
+    api.post(f"{job.path}/suspend", status=422)
+    assert not api.get(f"{job.path}/summary")["suspend"]
