@@ -135,4 +135,5 @@ def _short(recovery: Recovery) -> dict[str, Any]:
         "first_commit_after_s": recovery.first_commit_after_s,
         "slots": [str(s) for s in recovery.slots],
         "done": recovery.done,
+        **codec.encode(recovery.times),
     }

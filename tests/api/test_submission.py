@@ -137,7 +137,9 @@ def test_the_summary_tells_of_recoveries(api: Any, job: Any) -> None:
     job.settle(step=1)
     job.commit(1)
     recovery = api.get(f"{job.path}/summary")["recovery"]
-    assert (recovery["active"], recovery["last"]["method"]) == ([], "join")
+    last = recovery["last"]
+    assert (recovery["active"], last["method"]) == ([], "join")
+    assert all(last[f"{part}_s"] >= 0 for part in ("detect", "decide", "fence", "load", "resume"))
     assert recovery["counts"] == {"mask": 1, "join": 1}
 
 
