@@ -23,8 +23,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Any:
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), LAYOUT, NUM_STEPS, corpus)
 
 
-def num_free_trainers(job: LocalJob) -> int:
-    return sum(m["rank"] == "spare" and m["pid"] > 0 for m in job.fetch("members"))
+def trainers(job: LocalJob) -> set[int]:
+    return {m["pid"] for m in job.fetch("members") if m["pid"]}
 
 
 def test_a_launcher_and_all_its_trainers_are_killed_and_the_pod_lives_on(
@@ -39,10 +39,11 @@ def test_a_launcher_and_all_its_trainers_are_killed_and_the_pod_lives_on(
         for number, step in enumerate((2, 5), 1):
             job.wait_for_members(step, LAYOUT.num_ranks)
             pods = {p["uid"]: p for p in job.fetch("pods")["pods"]}
+            before = trainers(job)
             job.kill_one("launcher")
             job.wait_until(lambda n=number: log.read_text().count("another one is started") == n)
             # Not before the new ones are there, or the others finish while they come up.
-            job.wait_until(lambda: num_free_trainers(job) == 2)
+            job.wait_until(lambda before=before: len(trainers(job) - before) == 2)
             (gates / str(step)).touch()
             assert {p["uid"] for p in job.fetch("pods")["pods"]} == set(pods)
         report = job.report()
