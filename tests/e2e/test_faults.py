@@ -83,10 +83,17 @@ def test_what_is_left_of_two_broken_replicas_becomes_one(tmp_path: Path, corpus:
         for step, phase in ((2, "forward"), (5, "vote"))
         for target in ({"replica": 0, "stage": 0}, {"replica": 1, "stage": 1})
     ]
-    for name in ("undisturbed", "disturbed"):
-        (tmp_path / name).mkdir()
+    gates = tmp_path / "gates"
+    for directory in (tmp_path / "undisturbed", tmp_path / "disturbed", gates):
+        directory.mkdir()
     expected = run_undisturbed(tmp_path / "undisturbed", layout, 8, corpus)
-    with local_job(tmp_path / "disturbed", make_job(layout, 8, corpus), faults) as job:
+    spec = make_job(layout, 8, corpus, gates, [3, 4])
+    with local_job(tmp_path / "disturbed", spec, faults) as job:
+        # The second pair holds the only states until the first is healed.
+        job.wait_for_members(3, 4, or_joining=True)
+        (gates / "3").touch()
+        job.wait_for_members(4, 4)
+        (gates / "4").touch()
         report = job.report()
     assert report["digests"] == expected["digests"]
     assert report["recoveries"]
