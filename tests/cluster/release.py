@@ -50,8 +50,10 @@ class Platform:
         self.api = cluster.api
         self._url: str | None = None
         self.gates = cluster.dir / "gates"
-        self.gates.mkdir()
-        self.gates.chmod(0o777)
+        self.checkpoints = cluster.dir / "checkpoints"
+        for shared in (self.gates, self.checkpoints):
+            shared.mkdir()
+            shared.chmod(0o777)
         cluster.add_image(building.make_images(say))
         cluster.make_namespace(SYSTEM, **RESTRICTED)
         cluster.make_namespace(JOBS)
@@ -141,6 +143,7 @@ def make_job(platform: Platform, name: str, steps: int, *gates: int, **spec: Any
     container = template["spec"]["containers"][0]
     mounts = {
         "gates": (platform.gates, "/gates"),
+        "checkpoints": (platform.checkpoints, "/checkpoints"),
         "code": (ROOT / "tests" / "e2e", "/code"),
         "corpus": (CORPUS, "/corpus"),
     }

@@ -26,6 +26,20 @@ PODS = f"/api/v1/namespaces/{JOBS}/pods"
 
 
 @pytest.fixture(scope="module")
+def expected(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The final digests of a run of the same job in local mode, undisturbed."""
+    undisturbed = make_job(platform, "undisturbed", STEPS)
+    undisturbed["spec"]["workload"] = {
+        "entrypoint": "mainstay_train.models.llama:workload",
+        "config": MODEL | {"data": {"path": str(CORPUS)}},
+    }
+    del undisturbed["spec"]["template"]
+    undisturbed["spec"]["spares"] = {"replicas": 0}
+    with local_job(tmp_path_factory.mktemp("undisturbed"), undisturbed) as running:
+        return running.report()["digests"]["final"]
+
+
+@pytest.fixture(scope="module")
 def platform(cluster: Callable[[int], Cluster]) -> Platform:
     with reason_told():
         made = Platform(cluster(3), toolbox.say_to_stdout)
@@ -51,10 +65,15 @@ def condition_of(job: Object | None, kind: str) -> str:
 class Story:
     """One job, and what happens to it while it stands at a gate."""
 
-    def __init__(self, platform: Platform, name: str, steps: int, gates: Sequence[int]) -> None:
+    def __init__(
+        self, platform: Platform, name: str, steps: int, gates: Sequence[int], **spec: Any
+    ) -> None:
         self.platform = platform
         self.name = name
-        job = make_job(platform, name, steps, *gates)
+        for gate in gates:
+            for file in (f"at-{gate}", str(gate)):
+                (platform.gates / file).unlink(missing_ok=True)
+        job = make_job(platform, name, steps, *gates, **spec)
         # Copies of the state on nodes of their own, as far as there are nodes.
         job["spec"]["scheduling"] = {"spreadTopologyKey": "kubernetes.io/hostname"}
         self.uid = platform.apply(job)["metadata"]["uid"]
@@ -96,6 +115,15 @@ class Story:
         found: Object = wait_for(find, "a pod that serves")
         return found
 
+    def finish(self) -> Any:
+        """Wait until the job is complete; return its final digests."""
+        self.platform.wait(
+            self.name, lambda job: condition_of(job, "Complete") == "True", "not complete"
+        )
+        return wait_for(
+            lambda: final_digests(self.platform.try_fetch(self.uid, "report")), "the digests"
+        )
+
     def restarts(self, pod: Object) -> dict[str, int]:
         """How often each of a pod's containers was started again."""
         status = self.platform.api.get(f"{PODS}/{pod['metadata']['name']}")["status"]
@@ -128,18 +156,9 @@ def test_the_installed_release_passes_its_own_test(platform: Platform) -> None:
 
 
 def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
-    platform: Platform, tmp_path: Path
+    platform: Platform, expected: Any
 ) -> None:
     story = Story(platform, "story", STEPS, GATES)
-    undisturbed = make_job(platform, "undisturbed", STEPS)
-    undisturbed["spec"]["workload"] = {
-        "entrypoint": "mainstay_train.models.llama:workload",
-        "config": MODEL | {"data": {"path": str(CORPUS)}},
-    }
-    del undisturbed["spec"]["template"]
-    undisturbed["spec"]["spares"] = {"replicas": 0}
-    with local_job(tmp_path, undisturbed) as running:
-        expected = running.report()["digests"]["final"]
     story.stand_at(3)
     nodes = {pod["spec"]["nodeName"] for pod in platform.pods("story")}
     assert len(nodes) == 3, nodes
@@ -170,15 +189,52 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
     kill(platform, "api")
     kill(platform, "redis")
     platform.open_gates(23)
-    platform.wait("story", lambda job: condition_of(job, "Complete") == "True", "not complete")
-    digests = wait_for(
-        lambda: final_digests(platform.try_fetch(story.uid, "report")), "the final digests"
-    )
-    assert digests == expected
+    assert story.finish() == expected
     told = platform.cluster.kubectl("describe", "mtj", "-n", JOBS, "story")
     for reason in ("RecoveryHandOver", "RecoveryMask", "OOMKilled", "Complete"):
         assert reason in told
     assert "Complete" in platform.cluster.kubectl("get", "mtj", "-n", JOBS, "story")
+
+
+def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
+    platform: Platform, expected: Any
+) -> None:
+    """An upgrade, an operator that is away for a whole failure, a suspension."""
+    platform.cluster.scale(3)
+    saved = {"checkpoint": {"everySteps": 1000, "storage": "/checkpoints"}}
+    story = Story(platform, "changes", STEPS, (3, 7, 11, 15), **saved)
+    story.stand_at(3)
+
+    before = [pod["metadata"]["uid"] for pod in platform.pods("changes")]
+    platform.install(api={"replicas": 1, "redisTimeoutSeconds": 4})
+    assert [pod["metadata"]["uid"] for pod in platform.pods("changes")] == before
+    assert platform.job("changes")["status"]["recovery"]["total"] == 0
+
+    operator = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/mainstay-operator"
+    platform.api.patch(operator, {"spec": {"replicas": 0}})
+    platform.api.wait(operator, lambda found: "replicas" not in (found or {})["status"])
+    kill(platform, "operator")
+    platform.api.delete(f"{PODS}/{story.serving()['metadata']['name']}", gracePeriodSeconds="0")
+    platform.open_gates(3)
+    # Nobody has made another pod: the others go on without it.
+    story.stand_at(7)
+    assert len(platform.pods("changes")) == len(before) - 1
+    platform.api.patch(operator, {"spec": {"replicas": 1}})
+    story.go_on(7, then=11)
+    platform.open_gates(11)
+    story.stand_at(15)
+
+    path = f"{TRAINING_JOBS}/changes"
+    platform.api.patch(path, {"spec": {"suspend": True}})
+    # Held until then: the few steps that are left take less time than a plan.
+    wait_for(lambda: platform.fetch(story.uid, "plan")["plan"]["pause"], "the pausing plan")
+    platform.open_gates(15)
+    platform.wait(
+        "changes", lambda job: condition_of(job, "Suspended") == "True", "is not suspended"
+    )
+    wait_for(lambda: not platform.pods("changes"), "the pods' end")
+    platform.api.patch(path, {"spec": {"suspend": False}})
+    assert story.finish() == expected
 
 
 def final_digests(report: Any) -> Any:
@@ -192,10 +248,10 @@ def test_a_deleted_job_leaves_nothing_though_the_store_is_gone(platform: Platfor
     store = f"/apis/apps/v1/namespaces/{SYSTEM}/statefulsets/mainstay-redis"
     platform.api.patch(store, {"spec": {"replicas": 0}})
     kill(platform, "redis")
-    for name in ("story", "orphan"):
+    for name in ("story", "changes", "orphan"):
         with contextlib.suppress(AssertionError):
             platform.api.delete(f"{TRAINING_JOBS}/{name}")
-    for name in ("story", "orphan"):
+    for name in ("story", "changes", "orphan"):
         platform.wait(name, lambda job: job is None, "the job is not gone")
 
     def left() -> list[str]:
