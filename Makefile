@@ -22,7 +22,7 @@ test: setup ## All tests, a quick share of the fault matrix included
 	@$(BIN)/python -m pytest -ra $(ARGS)
 
 chaos: setup ## The whole fault matrix, and 40 faults drawn from a seed (ARGS for pytest)
-	@$(BIN)/python -m pytest -ra -v -m chaos tests/chaos tests/e2e $(ARGS)
+	@$(BIN)/python -m pytest -ra -v -m chaos tests/chaos tests/e2e tests/cluster $(ARGS)
 
 cluster: setup ## A real Kubernetes to play with, until Ctrl-C (NODES=3; nodes need root)
 	@$(BIN)/python -m tests.cluster up $(NODES)
