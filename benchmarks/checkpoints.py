@@ -86,7 +86,7 @@ class Stage:
         )
         loaded = workload.load("", config.workload)
         training = BlockTraining(workload=loaded, config=config, device="cpu")
-        self.engine = training.build_engine(0, 1, lambda _: None)
+        self.engine = training.build_engine(0, 1, 0, lambda _: None)
         self.engine.state.initialize(0)
         self.checkpoints = Checkpointing(config, lambda _, why: print(f"  {why}") if why else None)
         self.checkpoints.start({})
