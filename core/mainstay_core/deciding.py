@@ -126,7 +126,7 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
         return _reform(state, now_s, nonce)
     missed = outgoing_missed(state, now_s)
     if missed:
-        return _release(state, missed, now_s, nonce)
+        return _meet_again(state, _ended_early(state, missed), now_s, nonce, missed)
     assert state.plan is not None
     if state.plan.pause and not state.suspend:
         return _meet_again(state, "the job is not to be suspended any more", now_s, nonce)
@@ -252,11 +252,27 @@ def decide_suspended(state: CoordinatorState, now_s: float, nonce: str) -> Trans
     return Transition(state=state) if state.suspend else resume_now(state, now_s)
 
 
-def _meet_again(state: CoordinatorState, reason: str, now_s: float, nonce: str) -> Transition:
-    """The members are all there, but not in one quorum: a newer plan brings them together."""
-    draft = Draft(method=Method.REFORM, planned=False, reason=reason, now_s=now_s, nonce=nonce)
+def _meet_again(
+    state: CoordinatorState,
+    reason: str,
+    now_s: float,
+    nonce: str,
+    left: tuple[Member, ...] = (),
+) -> Transition:
+    """The members are all there, but not in one quorum: a newer plan brings them together.
+
+    Args:
+        state: of the job.
+        reason: why they are to meet.
+        now_s: for the plan.
+        nonce: for the plan.
+        left: members that a planned plan dropped, and whose votes the others wait for in vain: a
+            planned plan does not interrupt them.
+    """
+    method = Method.MASK if left else Method.REFORM
+    draft = Draft(method=method, planned=False, reason=reason, now_s=now_s, nonce=nonce)
     plan = membership.mask_plan(state, draft)
-    return publish(open_loss(state, (), plan, reason), plan, JobPhase.RECOVERING)
+    return publish(open_loss(state, left, plan, reason), plan, JobPhase.RECOVERING)
 
 
 def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
@@ -298,16 +314,6 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     suspected = tuple(sorted({*state.suspected_before, *state.suspicion.suspects}))
     opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
     return publish(opened, plan, JobPhase.RECOVERING)
-
-
-def _release(
-    state: CoordinatorState, left: tuple[Member, ...], now_s: float, nonce: str
-) -> Transition:
-    """The others wait for a vote that will not come: a planned plan does not interrupt them."""
-    reason = _ended_early(state, left)
-    draft = Draft(method=Method.MASK, planned=False, reason=reason, now_s=now_s, nonce=nonce)
-    plan = membership.mask_plan(state, draft)
-    return publish(open_loss(state, left, plan, reason), plan, JobPhase.RECOVERING)
 
 
 def _ended_early(state: CoordinatorState, left: tuple[Member, ...]) -> str:

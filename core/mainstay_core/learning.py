@@ -29,7 +29,7 @@ from mainstay_core.jobstate import (
     with_pod,
     with_slot,
 )
-from mainstay_core.leaving import learn_leaving
+from mainstay_core.leaving import has_adopted, learn_leaving
 from mainstay_core.losses import end_all, end_slot, lose_pod, note_end
 from mainstay_core.messages import FinalDigests, Member, Method
 from mainstay_core.recovery_times import close_known, plan_settled
@@ -269,8 +269,8 @@ def _concerns(state: CoordinatorState, member: Member, quorum: QuorumId | None) 
         return False
     if quorum.id == state.plan.quorum.id:
         return quorum.nonce == state.plan.quorum.nonce
-    adopted = member.index in state.adopted_at_s or member.index in state.settled_at_s
-    return state.plan.unplanned_id <= quorum.id < state.plan.quorum.id and not adopted
+    older = state.plan.unplanned_id <= quorum.id < state.plan.quorum.id
+    return older and not has_adopted(state, member)
 
 
 def _adopted(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:

@@ -96,17 +96,16 @@ def outgoing_missed(state: CoordinatorState, now_s: float) -> tuple[Member, ...]
     because the plan is adopted is learnt of just before the others' word of it, so they are
     given ``probe_s`` to tell.
     """
-    if state.plan is None or _all_adopted(state):
-        return ()
     died = outgoing_died(state)
-    overdue = any(now_s - _learnt_s(state, m) >= state.config.probe_s for m in died)
-    return died if overdue else ()
+    if not any(now_s - _learnt_s(state, m) >= state.config.probe_s for m in died):
+        return ()
+    members = state.plan.members if state.plan else ()
+    return () if all(m.joining or has_adopted(state, m) for m in members) else died
 
 
-def _all_adopted(state: CoordinatorState) -> bool:
-    assert state.plan is not None
-    told = {*state.adopted_at_s, *state.settled_at_s}
-    return all(m.index in told or m.joining for m in state.plan.members)
+def has_adopted(state: CoordinatorState, member: Member) -> bool:
+    """Return whether a member of the newest plan told that it has adopted it, or goes on in it."""
+    return member.index in state.adopted_at_s or member.index in state.settled_at_s
 
 
 def _learnt_s(state: CoordinatorState, member: Member) -> float:
