@@ -60,9 +60,7 @@ class Job:
 
     def recoveries(self) -> list[dict[str, Any]]:
         """All recoveries, oldest first; none while the api does not answer."""
-        answer = self.platform.try_fetch(self.uid, "recoveries")
-        found = answer if isinstance(answer, list) else (answer or {}).get("recoveries", [])
-        return sorted(found, key=lambda r: r["quorum"]["id"])
+        return self.platform.try_fetch(self.uid, "recoveries") or []
 
     def wait_whole(self) -> None:
         """Wait until every pod is ready, a spare is free and nothing is being recovered."""

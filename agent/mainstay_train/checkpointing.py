@@ -176,8 +176,9 @@ class Checkpointing:
                 return
             with self._changing:
                 if nonce != self._void_nonce:
-                    safe = replace(self._status, checkpoint_safe=action.version)
-                    self._status = replace(safe, checkpoint_nonce=nonce)
+                    self._status = replace(
+                        self._status, checkpoint_safe=action.version, checkpoint_nonce=nonce
+                    )
 
         self._background.submit(job)
 

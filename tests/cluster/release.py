@@ -55,9 +55,6 @@ class Platform:
             shared.mkdir()
             shared.chmod(0o777)
         cluster.add_image(building.make_images(say))
-        # Other tests of the session's cluster bring their own; Helm takes over nobody else's.
-        gone = ["--ignore-not-found", "--wait", "--timeout=60s"]
-        cluster.kubectl("delete", "crd", "trainingjobs.mainstay.dev", *gone)
         cluster.make_namespace(SYSTEM, **RESTRICTED)
         cluster.make_namespace(JOBS)
         self._make_volume()
