@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from tests import played
 
 from mainstay_api.__main__ import Server
 from mainstay_api.app import create_app
@@ -204,14 +205,7 @@ class Job:
         return life
 
     def fact(self, kind: str, pod: str, life: str, *, status: int = 200, **fields: Any) -> Any:
-        fact = {
-            "kind": kind,
-            "pod": pod,
-            "slot": 0,
-            "incarnation": life,
-            "observed_at_s": time.time(),
-            **fields,
-        }
+        fact = played.fact(kind, pod, life, **fields)
         return self.agent("facts", {"facts": [fact]}, status=status)
 
     def start(self, num_pods: int = 4) -> dict[str, Any]:
@@ -225,21 +219,7 @@ class Job:
         return dict(self.api.get(f"{self.path}/plan")["plan"])
 
     def settle(self, step: int = 0) -> None:
-        plan = self.plan()
-        facts = [
-            {
-                "kind": kind,
-                "pod": m["slot"]["pod"],
-                "slot": 0,
-                "incarnation": m["incarnation"],
-                "quorum": plan["quorum"],
-                "step": step,
-                "observed_at_s": time.time(),
-            }
-            for kind in ("adopted", "settled")
-            for m in plan["members"]
-        ]
-        self.agent("facts", {"facts": facts})
+        self.agent("facts", {"facts": played.settle_facts(self.plan(), step)})
 
     def kill(self, index: int) -> dict[str, Any]:
         """The trainer of a member ends for good; return the member."""
@@ -248,21 +228,8 @@ class Job:
         return member
 
     def entry(self, step: int, stage: int, **fields: Any) -> dict[str, Any]:
-        return {
-            "step": step,
-            "stage": stage,
-            "quorum": self.plan()["quorum"],
-            "gradient": "0" * 32,
-            "masters": f"{step * 16 + stage:032x}",
-            "data": "0" * 32,
-            "loss": 3.0 - step / 10,
-            "norm": 1.0,
-            "tokens": 128,
-            "step_s": 0.1 + step / 1000,
-            "replicas": 2,
-            "committed_at_s": time.time(),
-            **fields,
-        }
+        told = {"loss": 3.0 - step / 10, "step_s": 0.1 + step / 1000, **fields}
+        return played.ledger_entry(step, stage, self.plan()["quorum"], **told)
 
     def commit(self, step: int) -> None:
         self.agent("ledger", {"entries": [self.entry(step, 0), self.entry(step, 1)]})

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import yaml
+from tests import played
 from tests.api.conftest import Redis
 from tests.cluster.client import ApiError
 from tests.cluster.control_plane import ControlPlane
@@ -324,15 +325,7 @@ class Job:
             self.fact("trainer-up", uid, f"life{next(self._lives)}", fingerprint={"torch": "2"})
 
     def fact(self, kind: str, pod: str, life: str, **fields: Any) -> None:
-        fact = {
-            "kind": kind,
-            "pod": pod,
-            "slot": 0,
-            "incarnation": life,
-            "observed_at_s": time.time(),
-            **fields,
-        }
-        self.agent("facts", {"facts": [fact]})
+        self.agent("facts", {"facts": [played.fact(kind, pod, life, **fields)]})
 
     def plan(self) -> dict[str, Any]:
         return dict(self.world.api.get(f"/v1/jobs/{self.uid}/plan")["plan"] or {})
@@ -342,42 +335,12 @@ class Job:
 
     def settle(self, step: int = 0) -> None:
         """All members of the newest plan go on in it."""
-        plan = self.plan()
-        facts = [
-            {
-                "kind": kind,
-                "pod": m["slot"]["pod"],
-                "slot": 0,
-                "incarnation": m["incarnation"],
-                "quorum": plan["quorum"],
-                "step": step,
-                "observed_at_s": time.time(),
-            }
-            for kind in ("adopted", "settled")
-            for m in plan["members"]
-        ]
-        self.agent("facts", {"facts": facts})
+        self.agent("facts", {"facts": played.settle_facts(self.plan(), step)})
 
     def commit(self, step: int) -> None:
         """All stages commit a step."""
         quorum = self.plan()["quorum"]
-        entries = [
-            {
-                "step": step,
-                "stage": stage,
-                "quorum": quorum,
-                "gradient": "0" * 32,
-                "masters": f"{step * 16 + stage:032x}",
-                "data": "0" * 32,
-                "loss": 3.0,
-                "norm": 1.0,
-                "tokens": 128,
-                "step_s": 0.1,
-                "replicas": 2,
-                "committed_at_s": time.time(),
-            }
-            for stage in (0, 1)
-        ]
+        entries = [played.ledger_entry(step, stage, quorum) for stage in (0, 1)]
         self.agent("ledger", {"entries": entries})
 
     def run(self, *names: str, domains: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
