@@ -24,8 +24,8 @@ test: setup ## All tests, a quick share of the fault matrix included
 chaos: setup ## The whole fault matrix, and 40 faults drawn from a seed (ARGS for pytest)
 	@$(BIN)/python -m pytest -ra -v -m chaos tests/chaos tests/e2e tests/cluster $(ARGS)
 
-cluster: setup ## A real Kubernetes to play with, until Ctrl-C (NODES=3; nodes need root)
-	@$(BIN)/python -m tests.cluster up $(NODES)
+cluster: setup ## A real Kubernetes to play with, until Ctrl-C (NODES=3; nodes need root; IMAGES=1: with ours)
+	@$(BIN)/python -m tests.cluster up $(NODES) $(if $(IMAGES),images)
 
 sim: setup ## 10,000 jobs in simulated time, each with faults drawn from its seed (SEEDS=0:100 for fewer)
 	@$(BIN)/mainstay sim --seeds $(or $(SEEDS),0:10000) $(ARGS)

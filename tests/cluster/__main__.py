@@ -1,6 +1,7 @@
-"""``python -m tests.cluster up [NODES]``: a real cluster to play with, until Ctrl-C.
+"""``python -m tests.cluster up [NODES] [images]``: a real cluster to play with, until Ctrl-C.
 
-The same that the tests use, without root a control plane alone.
+The same that the tests use, without root a control plane alone. With ``images`` those of this
+checkout are built and put on the nodes, so that the chart can be installed.
 """
 
 from __future__ import annotations
@@ -10,20 +11,26 @@ import os
 import signal
 import sys
 
-from tests.cluster import building, leftovers, toolbox
+from tests.cluster import building, leftovers, play, toolbox
 from tests.cluster.cluster import run_cluster, run_control_plane
 
 
 def main(args: list[str]) -> int:
     if not args or args[0] not in ("up", "clean", "prepare"):
-        sys.stderr.write("usage: python -m tests.cluster up [NODES] | prepare [images] | clean\n")
+        usage = "up [NODES] [images] | prepare [images] | clean"
+        sys.stderr.write(f"usage: python -m tests.cluster {usage}\n")
         return 2
     if args[0] == "clean":
         leftovers.sweep()
         return 0
     if args[0] == "prepare":
         return prepare("images" in args)
-    num_nodes = int(args[1]) if len(args) > 1 else 3
+    numbers = [arg for arg in args[1:] if arg.isdigit()]
+    unknown = [arg for arg in args[1:] if not arg.isdigit() and arg != "images"]
+    if unknown or len(numbers) > 1:
+        sys.stderr.write(f"cluster: {(unknown or numbers)[-1]!r}: one number of nodes, or images\n")
+        return 2
+    num_nodes = int(numbers[0]) if numbers else 3
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         with contextlib.ExitStack() as stack:
@@ -34,6 +41,8 @@ def main(args: list[str]) -> int:
             else:
                 plane = stack.enter_context(run_cluster(num_nodes, say))
                 say(f"a cluster of {num_nodes} nodes is up")
+                if "images" in args:
+                    play.add_mainstay(plane, say)
             say(f"export KUBECONFIG={plane.kubeconfig} PATH={plane.tools}:$PATH")
             say("Ctrl-C ends it")
             with contextlib.suppress(KeyboardInterrupt):
