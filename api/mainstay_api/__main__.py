@@ -54,9 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mainstay_api",
         description="Serve the api. Settings come from MAINSTAY_* variables: REDIS_URL, "
-        "REDIS_PASSWORD, REDIS_CA_FILE, REDIS_TIMEOUT_S, API_HOST, API_PORT, LOG_LEVEL; AUTH=token "
-        "with TOKEN (or ADMIN_TOKEN and AGENT_TOKEN); AUTH=kubernetes with OPERATOR_USER, "
-        "REVIEW_CACHE_S, and outside a pod KUBE_URL, KUBE_TOKEN_FILE, KUBE_CA_FILE.",
+        "REDIS_PASSWORD, REDIS_CA_FILE, REDIS_TIMEOUT_S, MAX_BODY_MIB, API_HOST, API_PORT, "
+        "LOG_LEVEL; AUTH=token with TOKEN (or ADMIN_TOKEN and AGENT_TOKEN); AUTH=kubernetes with "
+        "OPERATOR_USER, REVIEW_CACHE_S, and outside a pod KUBE_URL, KUBE_TOKEN_FILE, "
+        "KUBE_CA_FILE.",
     )
     parser.add_argument("--port-file", type=Path, help="write the port there once it is bound")
     options = parser.parse_args(arguments)

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from mainstay_api import problems
 from mainstay_api.auth import Auth, TokenAuth
+from mainstay_api.bodies import BodyLimitMiddleware
 from mainstay_api.kube import KubeClient
 from mainstay_api.kube_auth import KubernetesAuth
 from mainstay_api.metrics import LatencyMiddleware, Metrics
@@ -53,6 +54,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.service = service
     app.state.streams = streams
     app.state.metrics = metrics
+    app.add_middleware(BodyLimitMiddleware, limit_mib=settings.max_body_mib)
     app.add_middleware(LatencyMiddleware, metrics=metrics)
     problems.install(app)
     for router in (health.router, agents.router, jobs.router, operator.router, faults.router):

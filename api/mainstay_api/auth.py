@@ -8,6 +8,7 @@ docs/security.md says what each may do.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,13 +41,11 @@ class AgentAsk:
     """The name of the known job."""
     pod: str
     """The pod that the header names; empty without one."""
-    told: frozenset[str]
-    """The pods for which the body speaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who was let in."""
+    """Who was let in, by the headers of the request alone."""
 
     username: str
     groups: tuple[str, ...] = ()
@@ -98,6 +97,25 @@ def unauthorized(detail: str, what_to_do: str) -> ProblemError:
 def forbidden(detail: str, what_to_do: str) -> ProblemError:
     """Return the answer to a caller who is known and may not."""
     return ProblemError(403, "forbidden", detail, what_to_do)
+
+
+def require_own(pod: str, named: Collection[str]) -> None:
+    """Let a request speak for the pod of its token alone.
+
+    Args:
+        pod: to which the token is bound; empty in local mode, where tokens are bound to none.
+        named: the pods for which header or body speak.
+
+    Raises:
+        ProblemError: it speaks for another one.
+    """
+    others = sorted({*named} - {pod}) if pod else ()
+    if others:
+        raise forbidden(
+            f"the token is bound to pod {pod}, the request speaks for "
+            + ", ".join(map(repr, others)),
+            "name the token's own pod in the header Mainstay-Pod and in the body",
+        )
 
 
 class TokenAuth:

@@ -1,16 +1,20 @@
 """What a route gets handed: the parts of its app, and whether the caller may.
 
+Whether the caller may is asked before the body is read (:class:`GuardedRoute`).
+
 All asynchronous, though many wait for nothing: the framework would send plain
 functions to a thread and back, at every request.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, Request, Response
+from fastapi.routing import APIRoute
 
-from mainstay_api.auth import AgentAsk, Auth, Caller
+from mainstay_api.auth import AgentAsk, Auth, Caller, require_own
 from mainstay_api.metrics import Metrics
 from mainstay_api.problems import ProblemError, unknown_job
 from mainstay_api.service import JobService
@@ -49,9 +53,58 @@ async def get_auth(request: Request) -> Auth:
     return auth
 
 
-async def require_agent(request: Request, job: str) -> Caller:
+async def require_agent(request: Request) -> Caller:
     """Let supervisors of the job in, each for its own pod."""
+    caller = await _once(request, _admit_agent)
+    if caller.pod and request.method not in _READS:
+        require_own(caller.pod, await _pods_told(request))
+    return caller
+
+
+async def require_person(request: Request) -> Caller:
+    """Let in who may read the job, or change it, as the method says; the operator too."""
+    return await _once(request, _admit_person)
+
+
+async def require_operator(request: Request) -> Caller:
+    """Let in whoever makes the pods."""
+    return await _once(request, _admit_operator)
+
+
+class GuardedRoute(APIRoute):
+    """A route that reads a body only of whom it has let in, by the headers.
+
+    Left to itself the framework reads and parses a body first and asks who sends it then.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers a request: first the route's ``require_*``, then all the rest."""
+        handle = super().get_route_handler()
+        needed = [d.call for d in self.dependant.dependencies]
+        guards = [guard for require, guard in _GUARDS.items() if require in needed]
+
+        async def admit_first(request: Request) -> Response:
+            for guard in guards:
+                await _once(request, guard)
+            return await handle(request)
+
+        return admit_first
+
+
+Guard = Callable[[Request], Awaitable[Caller]]
+
+
+async def _once(request: Request, guard: Guard) -> Caller:
+    """Ask a guard, or take its answer about this very request."""
+    known: dict[Guard, Caller] = request.scope.setdefault("mainstay.callers", {})
+    if guard not in known:
+        known[guard] = await guard(request)
+    return known[guard]
+
+
+async def _admit_agent(request: Request) -> Caller:
     service: JobService = request.app.state.service
+    job = request.path_params["job"]
     uid = await service.resolve(job)
     ask = AgentAsk(
         token=_token(request),
@@ -59,25 +112,29 @@ async def require_agent(request: Request, job: str) -> Caller:
         uid=uid,
         name=None if uid is None else await service.fetch_name(uid),
         pod=request.headers.get("mainstay-pod", ""),
-        told=await _pods_told(request),
     )
     return await (await get_auth(request)).admit_agent(ask)
 
 
-async def require_person(request: Request) -> Caller:
-    """Let in who may read the job, or change it, as the method says; the operator too."""
+async def _admit_person(request: Request) -> Caller:
     service: JobService = request.app.state.service
     job = request.path_params.get("job")
-    reads = request.method in ("GET", "HEAD")
-    verb = "list" if job is None else "get" if reads else "patch"
+    verb = "list" if job is None else "get" if request.method in _READS else "patch"
     uid = None if job is None else await service.resolve(job)
     name = None if uid is None else await service.fetch_name(uid)
     return await (await get_auth(request)).admit_person(_token(request), verb, name)
 
 
-async def require_operator(request: Request) -> Caller:
-    """Let in whoever makes the pods."""
+async def _admit_operator(request: Request) -> Caller:
     return await (await get_auth(request)).admit_operator(_token(request))
+
+
+_GUARDS: dict[Callable[..., Any], Guard] = {
+    require_agent: _admit_agent,
+    require_person: _admit_person,
+    require_operator: _admit_operator,
+}
+_READS = ("GET", "HEAD")
 
 
 def _token(request: Request) -> str:
@@ -94,9 +151,11 @@ def _token(request: Request) -> str:
 
 async def _pods_told(request: Request) -> frozenset[str]:
     """Return the pods for which the body speaks: its own field ``pod``, and that of each fact."""
-    if not await request.body():
+    try:
+        body = await request.json()
+    except ValueError:
+        # Nothing was understood, by the route neither: there it is refused.
         return frozenset()
-    body = await request.json()
     if not isinstance(body, dict):
         return frozenset()
     facts = body.get("facts")

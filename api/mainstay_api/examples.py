@@ -123,6 +123,18 @@ PROBLEMS: Responses = {
             "plan": _PLAN,
         },
     ),
+    413: _example(
+        "The body is too long: it was not read",
+        {
+            **_problem(
+                "body-too-large",
+                "the body is longer than 64 MiB, the limit of this api",
+                "send less at once, or raise MAINSTAY_MAX_BODY_MIB (value api.maxBodyMiB) of the "
+                "api",
+            ),
+            "limit_bytes": 67_108_864,
+        },
+    ),
     422: _example(
         "Something in the request cannot be used",
         {

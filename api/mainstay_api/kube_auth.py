@@ -14,7 +14,7 @@ import hashlib
 import logging
 from dataclasses import replace
 
-from mainstay_api.auth import AgentAsk, Caller, JobName, forbidden, unauthorized
+from mainstay_api.auth import AgentAsk, Caller, JobName, forbidden, require_own, unauthorized
 from mainstay_api.kube import KubeClient, KubeUnavailableError, Review
 from mainstay_api.problems import ProblemError
 from mainstay_api.reviews import Reviews
@@ -63,13 +63,7 @@ class KubernetesAuth:
                 f"{review.username} is not the ServiceAccount of job {ask.job}",
                 "use the ServiceAccount that the operator made for the job",
             )
-        speaks_for = {ask.pod} | ask.told
-        if speaks_for != {review.pod}:
-            others = ", ".join(repr(pod) for pod in sorted(speaks_for - {review.pod}))
-            raise forbidden(
-                f"the token is bound to pod {review.pod}, the request speaks for {others}",
-                "name the token's own pod in the header Mainstay-Pod and in the body",
-            )
+        require_own(review.pod, {ask.pod})
         return replace(_caller(review), pod=review.pod, job=name)
 
     async def _owns(self, name: JobName, ask: AgentAsk) -> bool:

@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from mainstay_api.bodies import BodyTooLargeError
 from mainstay_api.storing import ForgottenJobError, StoreUnavailableError, UnknownJobError
 from mainstay_core.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
 from mainstay_core.learning import UnregisteredPodError
@@ -86,6 +87,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ForgottenJobError, _forgotten)
     app.add_exception_handler(UnknownJobError, _vanished)
     app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(BodyTooLargeError, _too_large)
     app.add_exception_handler(HTTPException, _http)
 
 
@@ -156,6 +158,12 @@ async def _malformed(request: Request, error: Exception) -> JSONResponse:
     detail = "; ".join(f"{p['field']}: {p['message']}" for p in problems)
     todo = "correct these fields; /openapi.json has the schema and examples"
     return _answer(422, "malformed", detail, todo, problems=jsonable_encoder(problems))
+
+
+async def _too_large(request: Request, error: Exception) -> JSONResponse:
+    del request
+    assert isinstance(error, BodyTooLargeError)
+    return error.answer()
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

@@ -55,6 +55,10 @@ class Settings:
     """Between comments on an idle event stream, below the idle timeout of common proxies."""
     max_events: int = 100_000
     """Length of a job's stream in Redis, about; older history is dropped."""
+    max_body_mib: int = 64
+    """``MAINSTAY_MAX_BODY_MIB``: longest request body that is read; 413 beyond. The longest that
+    anybody has reason to send is the plan of a job that the store has lost: 25 MB with 100,000
+    ranks. A replica needs memory for several times as much."""
     log_level: str = "info"
 
     @classmethod
@@ -84,6 +88,9 @@ class Settings:
             port=_port(environment.get("MAINSTAY_API_PORT", "0")),
             redis_timeout_s=_seconds(
                 "MAINSTAY_REDIS_TIMEOUT_S", environment.get("MAINSTAY_REDIS_TIMEOUT_S", "3")
+            ),
+            max_body_mib=_mebibytes(
+                "MAINSTAY_MAX_BODY_MIB", environment.get("MAINSTAY_MAX_BODY_MIB", "64")
             ),
             log_level=environment.get("MAINSTAY_LOG_LEVEL", "info").lower(),
         )
@@ -125,6 +132,12 @@ def _seconds(name: str, text: str) -> float:
     if not 0.0 < value < math.inf:
         raise InvalidSpecError(name, f"is {text!r}, must be a number of seconds above 0")
     return value
+
+
+def _mebibytes(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidSpecError(name, f"is {text!r}, must be a whole number of MiB above 0")
+    return int(text)
 
 
 def _port(text: str) -> int:

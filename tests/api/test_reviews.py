@@ -162,6 +162,8 @@ def test_in_a_pod_the_cluster_is_where_the_pod_is_told() -> None:
         ({"MAINSTAY_KUBE_URL": "http://plain:8001"}, "MAINSTAY_KUBE_URL"),
         ({"MAINSTAY_REVIEW_CACHE_S": "0"}, "MAINSTAY_REVIEW_CACHE_S"),
         ({"MAINSTAY_AUTH": "token"}, "MAINSTAY_TOKEN"),
+        ({"MAINSTAY_MAX_BODY_MIB": "0.5"}, "MAINSTAY_MAX_BODY_MIB"),
+        ({"MAINSTAY_MAX_BODY_MIB": "0"}, "MAINSTAY_MAX_BODY_MIB"),
     ],
 )
 def test_what_cannot_be_used_is_named(change: dict[str, str], field: str) -> None:

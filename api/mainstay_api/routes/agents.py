@@ -12,7 +12,15 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from mainstay_api import examples
 from mainstay_api.auth import JobName, forbidden
-from mainstay_api.deps import AgentDep, HeldDep, ServiceDep, StreamsDep, UidDep, require_agent
+from mainstay_api.deps import (
+    AgentDep,
+    GuardedRoute,
+    HeldDep,
+    ServiceDep,
+    StreamsDep,
+    UidDep,
+    require_agent,
+)
 from mainstay_api.problems import ProblemError, stale_facts
 from mainstay_core import codec
 from mainstay_core.coordinator_events import FactsLearnt, FaultFired, PlanReported, PodRegistered
@@ -28,6 +36,7 @@ router = APIRouter(
     tags=["agents"],
     dependencies=[Depends(require_agent)],
     responses=examples.PROBLEMS,
+    route_class=GuardedRoute,
 )
 
 _STREAM_ID = re.compile(r"\d+-\d+")

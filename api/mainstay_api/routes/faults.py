@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from mainstay_api import examples
-from mainstay_api.deps import ServiceDep, UidDep, require_operator, require_person
+from mainstay_api.deps import GuardedRoute, ServiceDep, UidDep, require_operator, require_person
 from mainstay_api.report import show_fault
 from mainstay_core import fault_files
 from mainstay_core.availability import spare_pods
@@ -23,6 +23,7 @@ router = APIRouter(
     tags=["faults"],
     dependencies=[Depends(require_person)],
     responses=examples.PROBLEMS,
+    route_class=GuardedRoute,
 )
 
 

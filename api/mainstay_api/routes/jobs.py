@@ -14,6 +14,7 @@ from mainstay_api import examples
 from mainstay_api.auth import forbidden
 from mainstay_api.deps import (
     AuthDep,
+    GuardedRoute,
     PersonDep,
     ServiceDep,
     SettingsDep,
@@ -48,6 +49,7 @@ router = APIRouter(
     tags=["jobs"],
     dependencies=[Depends(require_person)],
     responses=examples.PROBLEMS,
+    route_class=GuardedRoute,
 )
 
 MAX_LEDGER_STEPS = 10_000

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from mainstay_api import examples
-from mainstay_api.deps import ServiceDep, require_operator
+from mainstay_api.deps import GuardedRoute, ServiceDep, require_operator
 from mainstay_core.ids import JobUid
 
 router = APIRouter(
@@ -14,6 +14,7 @@ router = APIRouter(
     tags=["operator"],
     dependencies=[Depends(require_operator)],
     responses=examples.PROBLEMS,
+    route_class=GuardedRoute,
 )
 
 
