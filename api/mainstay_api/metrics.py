@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,11 +16,16 @@ _RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 1
 _REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
+M = TypeVar("M", Counter, Gauge, Histogram)
+
+
 class Metrics:
     """What this process has seen. Counters of a replicated api add up over its replicas."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._series: dict[str, set[tuple[Counter | Gauge | Histogram, tuple[str, ...]]]] = {}
+        """By job, with all their labels, the job's uid among them."""
         self.steps = Counter(
             "mainstay_steps_committed", "Steps committed", ["job"], registry=self.registry
         )
@@ -70,28 +76,47 @@ class Metrics:
         """Return the text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
+    @property
+    def jobs(self) -> frozenset[str]:
+        """Uids of the jobs that have series."""
+        return frozenset(self._series)
+
+    def drop_job(self, job: str) -> None:
+        """Forget a job: series of one that is gone are shown, and stored, for nothing."""
+        for metric, labels in self._series.pop(job, ()):
+            metric.remove(*labels)
+
+    def _of(self, metric: M, job: str, *labels: str) -> M:
+        """Return one of a job's series."""
+        self._series.setdefault(job, set()).add((metric, (job, *labels)))
+        return metric.labels(job, *labels)
+
+    def count_heartbeat(self, job: str) -> None:
+        """Count one that was accepted."""
+        self._of(self.heartbeats, job).inc()
+
     def count_recoveries(self, job: str, recoveries: Sequence[Recovery]) -> None:
         """Count those that have just finished."""
         for recovery in recoveries:
             if not recovery.done:
                 continue
-            self.recoveries.labels(job, recovery.method.value).inc()
-            self.lost_steps.labels(job).inc(recovery.lost_steps)
+            self._of(self.recoveries, job, recovery.method.value).inc()
+            self._of(self.lost_steps, job).inc(recovery.lost_steps)
             for stage in STAGES:
                 seconds = getattr(recovery.times, stage)
                 if seconds is not None:
-                    self.recovery_seconds.labels(job, stage[:-2]).observe(seconds)
+                    self._of(self.recovery_seconds, job, stage[:-2]).observe(seconds)
 
     def name_job(self, job: str, namespace: str, name: str) -> None:
         """Tell what a job is called: its other metrics name it by its uid."""
-        self.info.labels(job, namespace, name).set(1)
+        self._of(self.info, job, namespace, name).set(1)
 
     def count_step(self, job: str, entry: LedgerEntry, committed: int) -> None:
         """Note a committed step and how far the job is."""
-        self.steps.labels(job).inc()
-        self.step.labels(job).set(committed)
-        self.loss.labels(job).set(entry.loss)
-        self.replicas.labels(job).set(entry.replicas)
+        self._of(self.steps, job).inc()
+        self._of(self.step, job).set(committed)
+        self._of(self.loss, job).set(entry.loss)
+        self._of(self.replicas, job).set(entry.replicas)
 
 
 class LatencyMiddleware:

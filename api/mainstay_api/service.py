@@ -117,6 +117,17 @@ class JobService:
         self._locks.pop(uid, None)
         return await self.store.forget(uid) or known
 
+    async def drop_deleted(self) -> None:
+        """Drop what this process shows of jobs that are gone, whoever was asked to delete them."""
+        shown = self._metrics.jobs
+        try:
+            gone = shown - frozenset(await self.store.list_uids()) if shown else ()
+        except StoreUnavailableError as error:
+            logger.warning("which jobs are gone is not known: %s", error)
+            return
+        for uid in sorted(gone):
+            self._metrics.drop_job(uid)
+
     async def restore(
         self, config: JobConfig, manifest: dict[str, Any], report: PlanReported | None
     ) -> Transition | None:
@@ -257,7 +268,7 @@ class JobService:
         if held is not None and (reply.quorum is None or held != _quorum_in(reply.quorum)):
             refuse_behind((await self._load(uid)).state, held)
         if reply.known:
-            self._metrics.heartbeats.labels(uid).inc()
+            self._metrics.count_heartbeat(uid)
         return reply
 
     async def add_to_ledger(

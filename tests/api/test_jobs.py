@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -97,6 +98,34 @@ def test_a_recovery_has_its_reason_and_five_times(job: Any) -> None:
     metrics = job.api.client.get("/metrics").text
     assert f'mainstay_recoveries_total{{job="{job.uid}",method="mask"}} 1.0' in metrics
     assert f'mainstay_steps_committed_total{{job="{job.uid}"}} 2.0' in metrics
+
+
+def test_a_deleted_jobs_series_are_gone_from_every_replica(
+    new_api: Callable[..., Any], new_job: Callable[..., Any], own_redis: Any
+) -> None:
+    asked, other = new_api(own_redis.url), new_api(own_redis.url)
+    gone, stays = new_job(asked), new_job(asked)
+    for job in (gone, stays):
+        job.start()
+        job.commit(0)
+        job.kill(1)
+        job.settle(step=1)
+        job.commit(1)
+        for replica in (asked, other):
+            beat = {"pod": "pod-0", "slots": [], "quorum": None}
+            replica.post(f"{job.path}/agent/heartbeats", beat)
+    before = asked.client.get("/metrics").text
+    assert before.count(gone.uid) == before.count(stays.uid) > 15
+    assert gone.uid in other.client.get("/metrics").text
+    own_redis.stop()
+    # While nobody can say which jobs there are, all stay.
+    assert gone.uid in other.client.get("/metrics").text
+    own_redis.start()
+    assert asked.client.delete(gone.path).status_code == 200
+    for replica in (asked, other):
+        text = replica.client.get("/metrics").text
+        assert gone.uid not in text
+        assert stays.uid in text
 
 
 def test_the_report_of_a_complete_job(job: Any) -> None:

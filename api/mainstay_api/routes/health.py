@@ -24,6 +24,7 @@ async def is_ready(service: ServiceDep) -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=Response)
-async def show_metrics(metrics: MetricsDep) -> Response:
-    """Metrics of this process, for Prometheus."""
+async def show_metrics(metrics: MetricsDep, service: ServiceDep) -> Response:
+    """Metrics of this process, for Prometheus; a job's series end with the job."""
+    await service.drop_deleted()
     return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
