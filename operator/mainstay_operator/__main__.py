@@ -27,7 +27,11 @@ def main() -> int:
     # kopf tells every event that it passes on, aiohttp every probe that it answers.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    asyncio.run(serve(settings))
+    try:
+        asyncio.run(serve(settings))
+    except InvalidSpecError as error:
+        logging.getLogger(__name__).error("%s", error)
+        return 2
     return 0
 
 

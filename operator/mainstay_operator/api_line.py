@@ -11,6 +11,7 @@ import aiohttp
 from mainstay_core import codec
 from mainstay_core.errors import MainstayError
 from mainstay_core.facts import Fact, Place
+from mainstay_operator.metrics import Metrics
 
 TIMEOUT_S = 8.0
 
@@ -39,11 +40,13 @@ class ApiLine:
     Args:
         url: base url.
         read_token: returns the token to present, anew at every request.
+        metrics: where requests are counted.
     """
 
-    def __init__(self, url: str, read_token: Callable[[], str]) -> None:
+    def __init__(self, url: str, read_token: Callable[[], str], metrics: Metrics) -> None:
         self._url = url.rstrip("/")
         self._read_token = read_token
+        self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> ApiLine:
@@ -100,7 +103,9 @@ class ApiLine:
                 data = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._metrics.api_requests.labels(method, "0").inc()
             raise ApiError(f"the api at {self._url} is not reached: {error!r}"[:300], 0) from error
+        self._metrics.api_requests.labels(method, str(status)).inc()
         if status < 400:
             return json.loads(data) if data else None
         raise ApiError(f"the api refused {method} {path} ({status}): {_explanation(data)}", status)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from mainstay_core.pods_seen import SeenNode, SeenPod
 from mainstay_operator.api_line import ApiLine
 from mainstay_operator.hands import Hands
+from mainstay_operator.journal import Journal
 from mainstay_operator.keeper import Keeper
+from mainstay_operator.liveness import RunningLook
 from mainstay_operator.pod_cache import PodCache
-from mainstay_operator.resources import JobView
+from mainstay_operator.resources import FINALIZER, JobView
 from mainstay_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,7 @@ class Fleet:
         hands: acts in the cluster.
         api: line to the api.
         settings: of the operator.
+        journal: notes what is heard and done.
     """
 
     def __init__(
@@ -39,24 +43,27 @@ class Fleet:
         hands: Hands,
         api: ApiLine,
         settings: Settings,
+        journal: Journal,
     ) -> None:
         self._indexed = indexed
         self._nodes = nodes
         self._hands = hands
         self._api = api
         self._settings = settings
+        self._journal = journal
         self._keepers: dict[str, Keeper] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._heard_at_s = asyncio.get_running_loop().time()
+        self._asked_for: frozenset[str] = frozenset()
+        self._told_since: set[str] = set()
 
     def learn_job(self, view: JobView) -> None:
         """Learn that a job is there, or has changed."""
-        self._hear()
-        keeper = self._keepers.get(view.uid)
+        uid = view.uid
+        self._told_since.add(uid)
+        keeper = self._keepers.get(uid)
         if keeper is not None:
             keeper.update(view)
             return
-        uid = view.uid
         keeper = Keeper(
             view,
             pods=PodCache(lambda: self._indexed(uid)),
@@ -64,21 +71,56 @@ class Fleet:
             hands=self._hands,
             api=self._api,
             settings=self._settings,
+            journal=self._journal,
         )
         self._keepers[uid] = keeper
         self._tasks[uid] = asyncio.create_task(self._keep(uid, keeper))
+        self._journal.metrics.jobs.set(len(self._keepers))
 
     def forget_job(self, uid: str) -> None:
         """Learn that a job is no more."""
-        self._hear()
-        self._keepers.pop(uid, None)
+        self._told_since.add(uid)
+        keeper = self._keepers.pop(uid, None)
         task = self._tasks.pop(uid, None)
         if task is not None:
             task.cancel()
+        if keeper is not None:
+            self._journal.forget_job(uid, keeper.view.namespace, keeper.view.name)
+        self._journal.metrics.jobs.set(len(self._keepers))
+
+    def begin_list(self) -> None:
+        """Remember that jobs are listed now: what the watch tells from now on is newer."""
+        self._asked_for = frozenset(self._keepers)
+        self._told_since.clear()
+
+    def put_right(self, listed: Iterable[JobView]) -> bool:
+        """Learn from the list which jobs there are; return whether the watch has missed something.
+
+        A job that needs nothing any more is kept by nobody, so it is no news.
+        """
+        there = {view.uid: view for view in listed}
+        gone = [u for u in self._asked_for - there.keys() if u not in self._told_since]
+        news = [
+            view
+            for uid, view in there.items()
+            if uid not in self._told_since and self._is_news(view)
+        ]
+        for uid in gone:
+            self.forget_job(uid)
+        for view in news:
+            logger.warning("%s/%s: the watch has not shown it so", view.namespace, view.name)
+            self.learn_job(view)
+        return bool(gone or news)
+
+    def _is_news(self, view: JobView) -> bool:
+        keeper = self._keepers.get(view.uid)
+        if keeper is None:
+            return view.deleted_at_s is None or FINALIZER in view.finalizers
+        known = keeper.view
+        return (view.generation, view.deleted_at_s) != (known.generation, known.deleted_at_s)
 
     def learn_pod(self, job: str, pod: SeenPod, *, deleted: bool) -> None:
         """Learn that a pod of a job has changed, or is no more."""
-        self._hear()
         keeper = self._keepers.get(job)
         if keeper is not None:
             if deleted:
@@ -87,7 +129,6 @@ class Fleet:
 
     def learn_node(self, *, changed: bool) -> None:
         """Learn of a node; wake the jobs if it is not what it was."""
-        self._hear()
         if not changed:
             return
         for keeper in self._keepers.values():
@@ -100,29 +141,20 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def age_s(self) -> float:
-        """Return for how long nothing was heard of the cluster and no look was finished.
-
-        An idle cluster is no silence: jobs are looked at all the time, and without any
-        there is nothing to do.
-        """
-        now_s = asyncio.get_running_loop().time()
-        if not self._keepers:
-            return 0.0
-        return now_s - max(self._heard_at_s, *(k.looked_at_s for k in self._keepers.values()))
+    def running_looks(self) -> list[RunningLook]:
+        """Return the looks at jobs that are under way."""
+        looks = (keeper.running_look() for keeper in self._keepers.values())
+        return [look for look in looks if look is not None]
 
     def slowest_s(self) -> float:
         """Return how long ago the job was looked at that waits longest."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         return max((now_s - k.looked_at_s for k in self._keepers.values()), default=0.0)
 
     @property
     def num_jobs(self) -> int:
         """Jobs that are kept."""
         return len(self._keepers)
-
-    def _hear(self) -> None:
-        self._heard_at_s = asyncio.get_running_loop().time()
 
     async def _keep(self, uid: str, keeper: Keeper) -> None:
         while True:
@@ -137,5 +169,5 @@ class Fleet:
             else:
                 break
         if self._keepers.get(uid) is keeper:
-            del self._keepers[uid]
-            self._tasks.pop(uid, None)
+            del self._tasks[uid]
+            self.forget_job(uid)

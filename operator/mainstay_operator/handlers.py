@@ -19,7 +19,10 @@ from mainstay_core.pods_seen import SeenNode, SeenPod
 from mainstay_operator.api_line import ApiLine
 from mainstay_operator.fleet import Fleet
 from mainstay_operator.hands import Hands
+from mainstay_operator.journal import Journal
 from mainstay_operator.kube import KubeClient
+from mainstay_operator.metrics import Metrics
+from mainstay_operator.node_cache import NodeCache
 from mainstay_operator.observing import job_of, see_node, see_pod
 from mainstay_operator.resources import (
     GROUP,
@@ -28,11 +31,11 @@ from mainstay_operator.resources import (
     VERSION,
     view_job,
 )
+from mainstay_operator.resyncing import Resync
+from mainstay_operator.serving import serving
 from mainstay_operator.settings import Settings
 
 KOPF_FINALIZER = f"{GROUP}/kopf"
-INACTIVITY_S = 70.0
-"""A watch without any event or bookmark for so long is opened anew."""
 SERVER_TIMEOUT_S = 240
 CLIENT_TIMEOUT_S = 270
 
@@ -50,7 +53,9 @@ class Operator:
         self._fleet: Fleet | None = None
         self._kube: KubeClient | None = None
         self._pods: Mapping[str, Iterable[SeenPod]] = {}
-        self._nodes: dict[str, SeenNode] = {}
+        self._nodes = NodeCache()
+        self._resync: asyncio.Task[None] | None = None
+        self.journal = Journal(Metrics())
 
     @property
     def fleet(self) -> Fleet:
@@ -66,8 +71,6 @@ class Operator:
         kopf.on.login(registry=registry)(kopf.login_with_service_account)
         kopf.on.startup(registry=registry)(self.start)
         kopf.on.cleanup(registry=registry)(self.stop)
-        permanent = kopf.ErrorsMode.PERMANENT
-        kopf.on.probe(registry=registry, id="operator", errors=permanent)(self.probe)
         kopf.on.event(*jobs, registry=registry, id="job")(self.on_job)
         of_jobs = {LABEL_UID: kopf.PRESENT}
         kopf.index("pods", labels=of_jobs, registry=registry, id="pods_by_job")(self.index_pod)
@@ -80,43 +83,61 @@ class Operator:
 
     async def start(self, settings: kopf.OperatorSettings, **kwargs: Any) -> None:
         """Open the lines to the cluster and the api."""
-        configure(settings)
+        own, metrics = self._settings, self.journal.metrics
+        configure(settings, watch_idle_s=own.watch_idle_s)
         # Namespaced rights let nobody watch namespaces and CRDs: kopf would try for half a minute.
-        settings.scanning.disabled = bool(self._settings.namespace_list)
+        settings.scanning.disabled = bool(own.namespace_list)
         self._pods = kwargs["pods_by_job"]
-        own = self._settings
-        self._kube = await self._stack.enter_async_context(KubeClient(qps=own.qps, burst=own.burst))
-        api = await self._stack.enter_async_context(ApiLine(own.api_url, own.read_token))
+        kube = KubeClient(
+            qps=own.qps, burst=own.burst, timeout_s=own.kube_timeout_s, metrics=metrics
+        )
+        self._kube = await self._stack.enter_async_context(kube)
+        line = ApiLine(own.api_url, own.read_token, metrics)
+        api = await self._stack.enter_async_context(line)
         instance = os.environ.get("HOSTNAME") or socket.gethostname()
         self._fleet = Fleet(
             indexed=lambda uid: tuple(self._pods.get(uid, ())),
-            nodes=lambda: self._nodes if own.watch_nodes else None,
-            hands=Hands(self._kube, own, instance),
+            nodes=lambda: self._nodes.show() if own.watch_nodes else None,
+            hands=Hands(self._kube, own, instance, metrics),
             api=api,
             settings=own,
+            journal=self.journal,
         )
+        resync = Resync(
+            kube=self._kube,
+            fleet=self._fleet,
+            nodes=self._nodes if own.watch_nodes else None,
+            journal=self.journal,
+            settings=own,
+        )
+        self._resync = asyncio.create_task(resync.run())
 
     async def stop(self, **_: Any) -> None:
         """Close the lines."""
+        if self._resync is not None:
+            self._resync.cancel()
         if self._fleet is not None:
             await self._fleet.close()
         await self._stack.aclose()
 
-    async def probe(self, **_: Any) -> dict[str, Any]:
-        """Answer the liveness probe; fail if nothing has been heard or done for too long."""
-        age_s, slowest_s = self.fleet.age_s(), self.fleet.slowest_s()
-        if age_s > self._settings.max_idle_s:
-            raise kopf.PermanentError(f"nothing was heard or done for {age_s:.0f} s")
-        assert self._kube is not None
-        return {
-            "event_age_s": round(age_s, 3),
-            "slowest_look_s": round(slowest_s, 3),
-            "jobs": self.fleet.num_jobs,
-            "requests": dict(sorted(self._kube.requests.items())),
+    def look(self) -> tuple[str, dict[str, Any]]:
+        """Return why the operator does not get on ('' if it does), and how it is."""
+        own, fleet = self._settings, self._fleet
+        problem = self.journal.find_problem(
+            fleet.running_looks() if fleet is not None else (),
+            max_idle_s=own.max_idle_s,
+            qps=own.qps,
+        )
+        return problem, {
+            "resync_age_s": round(self.journal.resync_age_s(), 3),
+            "slowest_look_s": round(fleet.slowest_s(), 3) if fleet is not None else 0.0,
+            "jobs": fleet.num_jobs if fleet is not None else 0,
+            "requests": dict(sorted(self._kube.requests.items())) if self._kube else {},
         }
 
     async def on_job(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         """A job is there, has changed, or is no more."""
+        self.journal.note_watched(PLURAL, event["type"])
         if event["type"] == "DELETED":
             self.fleet.forget_job(body["metadata"]["uid"])
         else:
@@ -124,18 +145,18 @@ class Operator:
 
     async def on_pod(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         """A pod of a job has changed, or is no more."""
+        self.journal.note_watched("pods", event["type"])
         job = job_of(body)
         if job is not None:
             self.fleet.learn_pod(job, see_pod(body), deleted=event["type"] == "DELETED")
 
     async def on_node(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         """A node has changed, or is no more. Most changes are its heartbeats: no news."""
+        self.journal.note_watched("nodes", event["type"])
         node = see_node(body)
         if event["type"] == "DELETED":
             node = SeenNode(name=node.name, gone=True)
-        changed = self._nodes.get(node.name) != node
-        self._nodes[node.name] = node
-        self.fleet.learn_node(changed=changed)
+        self.fleet.learn_node(changed=self._nodes.learn(node))
 
     def index_pod(self, body: kopf.Body, **_: Any) -> dict[str, SeenPod]:
         """Pods by the uid of their job."""
@@ -144,41 +165,44 @@ class Operator:
 
     def index_node(self, body: kopf.Body, **_: Any) -> dict[str, SeenNode]:
         """Nodes by name; what is seen of them is kept, as deleted ones count as well."""
-        node = see_node(body)
-        self._nodes.setdefault(node.name, node)
+        self._nodes.learn_first(see_node(body))
         return {}
 
 
-def configure(settings: kopf.OperatorSettings) -> None:
+def configure(settings: kopf.OperatorSettings, *, watch_idle_s: float) -> None:
     """Have kopf write nothing, notice a silent watch, and see only pods of jobs."""
     # Never used, as no handler needs one; a finalizer of kopf's that none needs it takes away.
     settings.persistence.finalizer = KOPF_FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     settings.posting.enabled = False
-    settings.watching.inactivity_timeout = INACTIVITY_S
+    settings.watching.inactivity_timeout = watch_idle_s
     settings.watching.server_timeout = SERVER_TIMEOUT_S
     settings.watching.client_timeout = CLIENT_TIMEOUT_S
     settings.watching.label_selectors["pods"] = LABEL_UID
 
 
 async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> None:
-    """Run the operator until it is told to end."""
+    """Run the operator until it is told to end.
+
+    Raises:
+        InvalidSpecError: a setting cannot be used; it is named.
+    """
     flag = asyncio.Event()
     operator = Operator(settings)
-    running = asyncio.create_task(
-        kopf.operator(
-            registry=operator.register(),
-            standalone=True,
-            clusterwide=not settings.namespace_list,
-            namespaces=settings.namespace_list,
-            liveness_endpoint=None if settings.liveness_url == "off" else settings.liveness_url,
-            ready_flag=flag,
+    async with serving(settings.liveness_url, operator.look, operator.journal.metrics):
+        running = asyncio.create_task(
+            kopf.operator(
+                registry=operator.register(),
+                standalone=True,
+                clusterwide=not settings.namespace_list,
+                namespaces=settings.namespace_list,
+                ready_flag=flag,
+            )
         )
-    )
-    waiting = asyncio.create_task(flag.wait())
-    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if ready is not None and not running.done():
-        ready()
-    await running
+        waiting = asyncio.create_task(flag.wait())
+        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if ready is not None and not running.done():
+            ready()
+        await running

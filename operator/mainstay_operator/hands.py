@@ -15,6 +15,7 @@ from mainstay_operator import builders
 from mainstay_operator.builders import PodOptions
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import KubeClient, KubeError
+from mainstay_operator.metrics import Metrics
 from mainstay_operator.observing import see_pod
 from mainstay_operator.resources import (
     ENDED_FOR,
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 PARALLEL = 32
 """Requests of one job at a time; the client bounds them per second as well."""
 SECRET_BYTES = 32
+FINALIZER_TRIES = 5
 
 
 class NameTakenError(Exception):
@@ -51,10 +53,14 @@ class Hands:
         kube: client of the Kubernetes API.
         settings: of the operator.
         instance: name of this process, for Events.
+        metrics: where pods are counted.
     """
 
-    def __init__(self, kube: KubeClient, settings: Settings, instance: str) -> None:
+    def __init__(
+        self, kube: KubeClient, settings: Settings, instance: str, metrics: Metrics
+    ) -> None:
         self.kube = kube
+        self._metrics = metrics
         self._settings = settings
         self._instance = instance
         self._parallel = asyncio.Semaphore(PARALLEL)
@@ -72,32 +78,62 @@ class Hands:
         )
 
     async def add_finalizer(self, view: JobView) -> None:
-        """Have a deletion wait until the job's record is dealt with."""
-        await self._set_finalizers(view, [*view.finalizers, FINALIZER])
+        """Have a deletion wait until the job's record is dealt with.
+
+        Applied, as an element of a set: it needs no version of the object, which
+        every status write changes, and twice is as good as once.
+        """
+        metadata = {**_named(view), "finalizers": [FINALIZER]}
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata}
+        try:
+            await self.kube.apply(body)
+        except KubeError as error:
+            # It is no more, or is being deleted: the watch will say so.
+            if error.status not in (404, 409) and "being deleted" not in str(error):
+                raise
+            logger.debug("%s/%s gets no finalizer: %s", view.namespace, view.name, error)
 
     async def remove_finalizer(self, view: JobView) -> None:
-        """Let a deletion go on."""
-        await self._set_finalizers(view, [f for f in view.finalizers if f != FINALIZER])
+        """Let a deletion go on, whoever put the finalizer there.
 
-    async def _set_finalizers(self, view: JobView, finalizers: list[str]) -> None:
-        """Replace the list, unless the object has changed meanwhile: then the next look does."""
-        metadata = {"resourceVersion": view.resource_version, "finalizers": finalizers}
-        try:
-            await self.kube.merge(PLURAL, view.namespace, view.name, {"metadata": metadata})
-        except KubeError as error:
-            if error.status != 409:
-                raise
-            logger.debug("%s/%s has changed meanwhile: %s", view.namespace, view.name, error)
+        Raises:
+            KubeError: it is still there; to be tried again.
+        """
+        finalizers = view.finalizers
+        for _ in range(FINALIZER_TRIES):
+            if FINALIZER not in finalizers:
+                return
+            path = f"/metadata/finalizers/{finalizers.index(FINALIZER)}"
+            patch = [
+                {"op": "test", "path": "/metadata/uid", "value": view.uid},
+                {"op": "test", "path": path, "value": FINALIZER},
+                {"op": "remove", "path": path},
+            ]
+            if await self.kube.patch(PLURAL, view.namespace, view.name, patch):
+                return
+            # It is no more, or others have changed the list.
+            found = await self.kube.fetch(PLURAL, view.namespace, view.name)
+            metadata = (found or {}).get("metadata") or {}
+            if metadata.get("uid") != view.uid:
+                return
+            finalizers = tuple(metadata.get("finalizers") or ())
+        raise KubeError(f"{view.name}: its finalizers change all the time", 409)
 
     async def keep_objects(self, view: JobView) -> None:
         """Make, or bring back to what they should be, the objects beside the pods."""
         await asyncio.gather(
             self.kube.apply(builders.build_service(view)),
             self.kube.apply(builders.build_service_account(view)),
-            self.kube.create(builders.build_secret(view, secrets.token_hex(SECRET_BYTES))),
+            self._keep_secret(view),
         )
         if self._settings.network_policy:
             await self.kube.apply(builders.build_network_policy(view, self._api_selector))
+
+    async def _keep_secret(self, view: JobView) -> None:
+        """Make the job's secret, unless it is there: it stays what it was."""
+        body = builders.build_secret(view, secrets.token_hex(SECRET_BYTES))
+        if await self.kube.fetch("secrets", view.namespace, body["metadata"]["name"]) is None:
+            await self.kube.create(body)
 
     async def keep_disruption_budget(self, view: JobView, min_available: int) -> None:
         """Have evictions leave at least so many pods."""
@@ -108,7 +144,7 @@ class Hands:
         body = {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,
-            "metadata": {"name": view.name, "namespace": view.namespace, "uid": view.uid},
+            "metadata": _named(view),
             "status": dict(status),
         }
         try:
@@ -128,6 +164,7 @@ class Hands:
             *(self._make_pod(view, index, options) for index in indexes), return_exceptions=True
         )
         made = [r for r in results if isinstance(r, SeenPod)]
+        self._metrics.pods_made.inc(len(made))
         errors = [r for r in results if isinstance(r, Exception)]
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, Exception):
@@ -165,6 +202,7 @@ class Hands:
                         raise
                     return
             await self.kube.delete("pods", view.namespace, end.name, end.uid, force=end.force)
+            self._metrics.pods_ended.labels(str(end.force).lower()).inc()
 
     async def taint_node(self, name: str, key: str, effect: str) -> None:
         """Keep pods off a node, once; nothing if this operator may not change nodes."""
@@ -184,3 +222,8 @@ class Hands:
                 await self.kube.create(build_event(view, note, time.time(), self._instance))
         except KubeError as error:
             logger.warning("an Event could not be made: %s", error)
+
+
+def _named(view: JobView) -> dict[str, str]:
+    """Return the metadata by which one object is meant, and no later one of its name."""
+    return {"name": view.name, "namespace": view.namespace, "uid": view.uid}

@@ -17,12 +17,15 @@ from mainstay_core.conditions import JobSeen, count_pods, find_problems
 from mainstay_core.pod_losses import Loss, Wishes, find_losses
 from mainstay_core.pods_seen import SeenNode
 from mainstay_core.repairing import Repair, plan_repair
-from mainstay_operator import lifecycle, quarantining, reporting, telling
+from mainstay_operator import lifecycle, quarantining, reporting, submitting, telling
 from mainstay_operator.api_line import ApiError, ApiLine
 from mainstay_operator.events import Note
 from mainstay_operator.hands import Hands, NameTakenError
+from mainstay_operator.journal import Journal
 from mainstay_operator.kube import KubeError
+from mainstay_operator.liveness import RunningLook
 from mainstay_operator.memory import Memory
+from mainstay_operator.metrics import POD_STATES
 from mainstay_operator.observing import job_of, see_pod
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.reporting import PodRecord
@@ -36,9 +39,6 @@ COALESCE_S = 0.05
 """Events that come so close together are one look."""
 OBJECTS_EVERY = 10
 """Looks at everything between two applies of objects that nobody is known to have changed."""
-RESTORE_S = 30.0
-"""A store that lost a running job is restored by its supervisors; after so long the job is
-submitted anew."""
 MAX_BACKOFF_S = 30.0
 EVENTS_OLD_S = 900.0
 """What happened so long before the operator came is not told again."""
@@ -54,6 +54,7 @@ class Keeper:
         hands: acts in the cluster.
         api: line to the api.
         settings: of the operator.
+        journal: notes what is done.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Keeper:
         hands: Hands,
         api: ApiLine,
         settings: Settings,
+        journal: Journal,
     ) -> None:
         self.view = view
         self.pods = pods
@@ -72,12 +74,14 @@ class Keeper:
         self._hands = hands
         self._api = api
         self._settings = settings
+        self._journal = journal
         self._wake = asyncio.Event()
         self._memory = Memory(record=PodRecord.of_status(view.status), status=view.status)
         self._warden = Warden(view.status, pods, hands)
         self._started_s = time.time()
-        self.looked_at_s = 0.0
-        """Monotonic clock of the last finished look."""
+        self._began_s: float | None = None
+        self.looked_at_s = time.monotonic()
+        """Monotonic clock of the last finished look, or of the start."""
 
     def update(self, view: JobView) -> None:
         """Learn that the job's object has changed."""
@@ -89,19 +93,36 @@ class Keeper:
         """Look again soon."""
         self._wake.set()
 
+    def running_look(self) -> RunningLook | None:
+        """Return the look that has not ended yet, if there is one."""
+        if self._began_s is None:
+            return None
+        wishes = self._memory.wishes
+        return RunningLook(
+            job=f"{self.view.namespace}/{self.view.name}",
+            since_s=self._began_s,
+            num_pods=wishes.num_pods if wishes is not None else 0,
+        )
+
     async def run(self) -> None:
         """Keep the job until it is no more."""
         failures = 0
         while True:
             self._wake.clear()
+            self._began_s, result = time.monotonic(), "crashed"
             try:
                 done = await self.look()
-                failures = 0
+                failures, result = 0, "done"
             except KubeError as error:
                 failures += 1
-                done = False
+                done, result = False, "refused"
                 logger.warning("%s/%s: %s", self.view.namespace, self.view.name, error)
-            self.looked_at_s = asyncio.get_running_loop().time()
+            except asyncio.CancelledError:
+                result = "stopped"
+                raise
+            finally:
+                self._journal.note_look(result, self._began_s)
+                self._began_s, self.looked_at_s = None, time.monotonic()
             if done:
                 return
             pause_s = self._pause_s() if not failures else min(MAX_BACKOFF_S, 0.5 * 2**failures)
@@ -126,6 +147,8 @@ class Keeper:
             return False
         if FINALIZER not in view.finalizers:
             await self._hands.add_finalizer(view)
+            if FINALIZER not in self.view.finalizers:
+                self.view = replace(self.view, finalizers=(*self.view.finalizers, FINALIZER))
         if view.invalid:
             await self._write_status()
             return False
@@ -158,6 +181,7 @@ class Keeper:
         ours = [see_pod(body) for body in listed if job_of(body) == self.view.uid]
         if self.pods.put_right(ours, known):
             logger.warning("%s: the watch has missed pods", self.view.name)
+            self._journal.note_missed("pods")
         self._memory.resync_at_s = now_s
 
     async def _tell_losses(self) -> None:
@@ -188,8 +212,15 @@ class Keeper:
         """Submit the job if it is due, pass on what was asked for, learn what is wanted."""
         memory, view = self._memory, self.view
         try:
-            await self._submit()
-            await self._tell_topology()
+            await submitting.submit(view, memory, self._api)
+            await submitting.tell_topology(
+                view,
+                memory,
+                self._api,
+                pods=self.pods.list(),
+                nodes=self._nodes(),
+                again_s=self._settings.resync_s,
+            )
             memory.deadline = memory.deadline or lifecycle.find_deadline(
                 view, memory.status, time.time()
             )
@@ -205,44 +236,7 @@ class Keeper:
         except ApiError as error:
             memory.api_problem = str(error)
             if error.unknown_job:
-                self._note_unknown()
-
-    async def _tell_topology(self) -> None:
-        """Tell where the nodes of pods are, before their supervisors come; and again, now and then,
-        as the store may have been lost.
-        """
-        memory, now_s = self._memory, time.time()
-        places = self.view.places(self.pods.list(), self._nodes())
-        late = now_s - memory.topology_at_s > self._settings.resync_s
-        if places and (places != memory.topology or late):
-            await self._api.tell_topology(self.view.uid, places)
-            memory.topology, memory.topology_at_s = places, now_s
-
-    async def _submit(self) -> None:
-        """Make the job known, or what changed in it; what is refused is shown, not repeated."""
-        memory, view = self._memory, self.view
-        if memory.submitted == view.generation:
-            return
-        try:
-            await self._api.submit(view.uid, view.namespace, view.manifest)
-            memory.refused = ""
-        except ApiError as error:
-            if not error.refused:
-                raise
-            memory.refused = str(error)
-        memory.submitted = view.generation
-        memory.wishes_at_s = 0.0
-
-    def _note_unknown(self) -> None:
-        """The api does not know the job: its supervisors restore it, else it is submitted anew."""
-        memory, now_s = self._memory, time.time()
-        if memory.refused:
-            return
-        memory.unknown_since_s = memory.unknown_since_s or now_s
-        nobody = not any(p.ready for p in self.pods.list())
-        if nobody or now_s - memory.unknown_since_s > RESTORE_S:
-            memory.submitted = -1
-            memory.unknown_since_s = 0.0
+                submitting.note_unknown(memory, self.pods.list())
 
     # --- pods -------------------------------------------------------------------------------------
 
@@ -306,6 +300,7 @@ class Keeper:
         new = [loss for loss in losses if loss.uid not in memory.accounted]
         memory.record = memory.record.with_losses(new)
         memory.accounted |= {loss.uid for loss in new}
+        self._journal.note_losses(new)
         return telling.of_losses(new)
 
     async def _tell_facts(self, repair: Repair) -> bool:
@@ -336,6 +331,8 @@ class Keeper:
         memory, now_s = self._memory, time.time()
         await self._learn_summary(now_s)
         seen = self._seen()
+        counts = {state: getattr(seen.pods, state) for state in POD_STATES}
+        self._journal.show_job(self.view.uid, self.view.namespace, self.view.name, counts)
         status = reporting.build_status(
             replace(self.view, status=dict(memory.status)),
             seen,

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -19,17 +19,21 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from mainstay_core.errors import MainstayError
+from mainstay_operator.metrics import Metrics
 from mainstay_operator.resources import FIELD_MANAGER, GROUP, PLURAL, VERSION
 
-TIMEOUT_S = 30.0
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_JSON_PATCH = "application/json-patch+json"
+CONFLICT_TRIES = 5
+"""Attempts to make an object while others use up the same quota: the server counts by versions."""
 _PATHS = {
     "pods": "/api/v1",
     "services": "/api/v1",
     "serviceaccounts": "/api/v1",
     "secrets": "/api/v1",
     "events": "/api/v1",
+    "nodes": "/api/v1",
     "poddisruptionbudgets": "/apis/policy/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
     PLURAL: f"/apis/{GROUP}/{VERSION}",
@@ -80,10 +84,14 @@ class KubeClient:
     Args:
         qps: requests per second in the long run.
         burst: requests at once.
+        timeout_s: of one request.
+        metrics: where requests are counted.
     """
 
-    def __init__(self, *, qps: float, burst: int) -> None:
+    def __init__(self, *, qps: float, burst: int, timeout_s: float, metrics: Metrics) -> None:
         self._bucket = Bucket(qps=qps, burst=burst)
+        self._timeout_s = timeout_s
+        self._metrics = metrics
         self._client: client.ApiClient | None = None
         self.requests: Counter[str] = Counter()
         """Requests so far by verb and resource."""
@@ -118,16 +126,17 @@ class KubeClient:
 
     async def create(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Make an object; None if there is one of this name."""
-        resource = KINDS[body["kind"]]
-        path = _path(resource, body["metadata"]["namespace"])
-        try:
-            return await self._request(
-                "POST", path, body, "application/json", {"fieldManager": FIELD_MANAGER}
-            )
-        except KubeError as error:
-            if error.status == 409:
-                return None
-            raise
+        path = _path(KINDS[body["kind"]], body["metadata"]["namespace"])
+        query = {"fieldManager": FIELD_MANAGER}
+        for left in reversed(range(CONFLICT_TRIES)):
+            try:
+                return await self._request("POST", path, body, query=query)
+            except KubeError as error:
+                if error.reason == "AlreadyExists":
+                    return None
+                if error.status != 409 or not left:
+                    raise
+        raise AssertionError
 
     async def fetch(self, resource: str, namespace: str, name: str) -> dict[str, Any] | None:
         """Return an object; None if there is none."""
@@ -138,9 +147,12 @@ class KubeClient:
                 return None
             raise
 
-    async def list(self, resource: str, namespace: str, selector: str) -> list[dict[str, Any]]:
-        """Return the objects with these labels as they are now: no older than the question."""
-        query = {"labelSelector": selector}
+    async def list(self, resource: str, namespace: str, selector: str = "") -> list[dict[str, Any]]:
+        """Return the objects with these labels as they are now: no older than the question.
+
+        Without a namespace, those of all namespaces, or of none.
+        """
+        query = {"labelSelector": selector} if selector else {}
         reply = await self._request("GET", _path(resource, namespace), query=query)
         return list(reply.get("items") or ())
 
@@ -154,6 +166,21 @@ class KubeClient:
         except KubeError as error:
             if error.status != 404:
                 raise
+
+    async def patch(
+        self, resource: str, namespace: str, name: str, operations: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Carry out a JSON patch; return False if one of its tests fails, or there is no object."""
+        path = _path(resource, namespace, name)
+        try:
+            await self._request(
+                "PATCH", path, operations, _JSON_PATCH, {"fieldManager": FIELD_MANAGER}
+            )
+        except KubeError as error:
+            if error.status not in (404, 422):
+                raise
+            return False
+        return True
 
     async def taint_node(self, name: str, key: str, effect: str) -> None:
         """Add a taint to a node, if it is there and has none of that key yet."""
@@ -200,7 +227,7 @@ class KubeClient:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         content_type: str = "application/json",
         query: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
@@ -208,7 +235,8 @@ class KubeClient:
         wait_s = self._bucket.take(asyncio.get_running_loop().time())
         if wait_s:
             await asyncio.sleep(wait_s)
-        self.requests[f"{method} {_resource_in(path)}"] += 1
+        resource = _resource_in(path)
+        self.requests[f"{method} {resource}"] += 1
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = self._client.configuration.host + path
@@ -216,11 +244,13 @@ class KubeClient:
             url += "?" + urlencode(query)
         try:
             response = await self._client.call_api(
-                method, url, headers, body, _request_timeout=TIMEOUT_S
+                method, url, headers, body, _request_timeout=self._timeout_s
             )
             data = await response.read()  # type: ignore[no-untyped-call]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._metrics.kube_requests.labels(method, resource, "0").inc()
             raise KubeError(f"{method} {path}: the server is not reached: {error!r}", 0) from error
+        self._metrics.kube_requests.labels(method, resource, str(response.status)).inc()
         return _reply(method, path, response.status, data)
 
 
@@ -238,7 +268,8 @@ def _reply(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
 
 
 def _path(resource: str, namespace: str, name: str = "") -> str:
-    path = f"{_PATHS[resource]}/namespaces/{namespace}/{resource}"
+    where = f"/namespaces/{namespace}" if namespace else ""
+    path = f"{_PATHS[resource]}{where}/{resource}"
     return f"{path}/{name}" if name else path
 
 
@@ -248,6 +279,9 @@ def _path_of(body: Mapping[str, Any]) -> str:
 
 
 def _resource_in(path: str) -> str:
-    parts = path.split("/namespaces/", 1)[-1].split("/")
-    resource = parts[1] if len(parts) > 1 else parts[0]
-    return f"{resource}/status" if path.endswith("/status") else resource
+    """Return what a path is about: ``/api/v1/...``, ``/apis/GROUP/VERSION/...``."""
+    parts = path.split("/")
+    rest = parts[3:] if parts[1] == "api" else parts[4:]
+    if rest[0] == "namespaces" and len(rest) > 2:
+        rest = rest[2:]
+    return f"{rest[0]}/status" if path.endswith("/status") else rest[0]

@@ -47,7 +47,6 @@ class JobView:
     """Without what Kubernetes adds: what the api is given."""
     status: dict[str, Any] = field(default_factory=dict)
     finalizers: tuple[str, ...] = ()
-    resource_version: str = ""
     deleted_at_s: float | None = None
     created_at_s: float = 0.0
     job: TrainingJob | None = None
@@ -178,7 +177,6 @@ def view_job(body: Mapping[str, Any]) -> JobView:
         manifest=manifest,
         status=_plain(body.get("status") or {}),
         finalizers=tuple(metadata.get("finalizers") or ()),
-        resource_version=str(metadata.get("resourceVersion", "")),
         deleted_at_s=parse_time(deleted) if deleted else None,
         created_at_s=parse_time(metadata.get("creationTimestamp")),
         job=job,

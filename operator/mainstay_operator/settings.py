@@ -82,12 +82,19 @@ class Settings:
     )
     qps: float = _setting("Requests to the Kubernetes API in a second, on average.", 50.0)
     burst: int = _setting("Requests at once before that average counts.", 100)
+    kube_timeout_s: float = _setting("Of one request to the Kubernetes API.", 30.0)
+    watch_idle_s: float = _setting(
+        "A watch without any event or bookmark for so long is opened anew; the server sends a "
+        "bookmark about every minute.",
+        70.0,
+    )
     max_idle_s: float = _setting(
-        "Without any event or answer for so long the operator says that it is not alive.",
+        "The operator says that it is not alive when for so long a look at a job does not end, "
+        "the Kubernetes API answers no list, or a watch shows nothing of what lists show.",
         300.0,
     )
     liveness_url: str = _setting(
-        "Where the operator answers probes; off: nowhere.",
+        "Where the operator answers probes, and at /metrics Prometheus; off: nowhere.",
         "http://0.0.0.0:8080/healthz",
     )
     log_level: str = _setting("debug, info, warning or error.", "info")

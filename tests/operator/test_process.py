@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import Any
 
+from tests.cluster.client import ApiError
 from tests.operator.world import Job, World, condition_of, manifest, wait
 
+REQUESTS = "mainstay_operator_kube_requests_total"
 OBJECTS = {
     "services": "{}",
     "serviceaccounts": "{}",
@@ -210,6 +214,41 @@ def test_a_job_that_is_late_fails_and_expires(world: World) -> None:
     world.kube.wait(job.path, lambda found: found is None)
     wait(lambda: not job.pods(), "the pods' end")
     assert world.api.client.get(f"/v1/jobs/{job.uid}").status_code == 410
+
+
+def test_no_request_conflicts_with_what_others_change(world: World) -> None:
+    """Status writes and other people's changes give a job a new version all the time."""
+    before = world.operator.metric(REQUESTS, code="409") or 0
+    body = manifest("busy")
+    body["metadata"]["finalizers"] = ["example.com/first"]
+    ended = threading.Event()
+
+    def change() -> None:
+        kube, count = world.plane.api_as("admin"), 0
+        while not ended.is_set():
+            with contextlib.suppress(ApiError):
+                kube.patch(job.path, {"metadata": {"annotations": {"count": str(count)}}})
+            count += 1
+
+    job = world.submit(body)
+    busy = threading.Thread(target=change)
+    busy.start()
+    try:
+        job.run(*names("busy"))
+        job.wait_condition("Ready", "True")
+        finalizers = job.get()["metadata"]["finalizers"]
+        assert finalizers == ["example.com/first", "mainstay.dev/finalizer"]
+        job.delete()
+        left = ["example.com/first"]
+        world.kube.wait(job.path, lambda found: found and found["metadata"]["finalizers"] == left)
+    finally:
+        ended.set()
+        busy.join()
+
+    job.world.kube.patch(job.path, {"metadata": {"finalizers": None}})
+    world.kube.wait(job.path, lambda found: found is None)
+    assert (world.operator.metric(REQUESTS, code="409") or 0) == before
+    assert world.operator.metric(REQUESTS, resource="trainingjobs/status", code="200")
 
 
 def test_nothing_is_left_of_a_deleted_job(world: World) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from tests import played
 from tests.api.conftest import Redis
 from tests.cluster.client import ApiError
@@ -58,6 +59,11 @@ def wait(until: Callable[[], Any], what: str) -> Any:
     return answer
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
 class ApiProcess:
     """``python -m mainstay_api`` on a port that it keeps over restarts, and its Redis."""
 
@@ -66,8 +72,7 @@ class ApiProcess:
         self.redis.start()
         self._log = directory / "api.log"
         self._port_file = directory / "port"
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.port = taken.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(
             base_url=self.url,
@@ -121,13 +126,13 @@ class OperatorProcess:
 
     def __init__(self, plane: ControlPlane, directory: Path, **environment: str) -> None:
         self._log = directory / "operator.log"
-        self._ready = directory / "operator.ready"
+        self.url = f"http://127.0.0.1:{free_port()}"
         self._environment = {
             **os.environ,
             "KUBECONFIG": str(plane.kubeconfig),
             "MAINSTAY_AGENT_IMAGE": AGENT_IMAGE,
             "MAINSTAY_TOKEN": TOKEN,
-            "MAINSTAY_LIVENESS_URL": "off",
+            "MAINSTAY_LIVENESS_URL": f"{self.url}/healthz",
             "MAINSTAY_POLL_S": "0.2",
             "MAINSTAY_STATUS_S": "1",
             **environment,
@@ -162,6 +167,21 @@ class OperatorProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+    def is_alive(self) -> bool:
+        """What its liveness probe says; it must answer."""
+        return httpx.get(f"{self.url}/healthz", trust_env=False, timeout=30).status_code == 200
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The sum of a metric's series that have these labels; None if there is none."""
+        text = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=30).text
+        found = [
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        return sum(found) if found else None
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")

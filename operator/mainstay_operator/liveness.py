@@ -1,0 +1,79 @@
+"""Whether the operator gets on: what it has heard and done, and when. Times are given.
+
+It is not alive when a restart may help: a look at a job that does not end, no
+answer of the Kubernetes API to anything, a watch that shows nothing of what a
+list shows. That the api or Redis is away, or that one job is refused again and
+again, is none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningLook:
+    """A look at a job that has not ended."""
+
+    job: str
+    """Namespace and name."""
+    since_s: float
+    num_pods: int = 0
+
+
+class Pulse:
+    """What the operator has heard of the Kubernetes API.
+
+    Args:
+        now_s: monotonic clock of the start.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._answered_at_s = now_s
+        self._resynced_at_s = now_s
+        self._blind: dict[str, float] = {}
+
+    def note_watched(self, resource: str) -> None:
+        """A watch has shown something."""
+        self._blind.pop(resource, None)
+
+    def note_missed(self, resource: str, now_s: float) -> None:
+        """A list has shown what the resource's watch has not."""
+        self._blind.setdefault(resource, now_s)
+
+    def note_answer(self, now_s: float, *, complete: bool) -> None:
+        """A resync was answered; with ``complete``, by everything that was asked for."""
+        self._answered_at_s = now_s
+        if complete:
+            self._resynced_at_s = now_s
+
+    def resync_age_s(self, now_s: float) -> float:
+        """Return how long ago everything was listed, or the start was."""
+        return now_s - self._resynced_at_s
+
+    def find_problem(
+        self, looks: Iterable[RunningLook], *, max_idle_s: float, qps: float, now_s: float
+    ) -> str:
+        """Return why the operator does not get on; '' if it does.
+
+        Args:
+            looks: that are under way.
+            max_idle_s: what is given to each thing before it is a problem.
+            qps: requests per second; a job of many pods is given what they take as well.
+            now_s: monotonic clock.
+        """
+        silent_s = now_s - self._answered_at_s
+        if silent_s > max_idle_s:
+            return f"the Kubernetes API has answered no resync for {silent_s:.0f} s"
+        for resource, since_s in sorted(self._blind.items()):
+            if now_s - since_s > max_idle_s:
+                return (
+                    f"the watch of {resource} has shown nothing for {now_s - since_s:.0f} s, "
+                    "though there was something to show"
+                )
+        for look in looks:
+            lasts_s = now_s - look.since_s
+            if lasts_s > max_idle_s + 2 * look.num_pods / qps:
+                return f"a look at {look.job} has not ended for {lasts_s:.0f} s"
+        return ""

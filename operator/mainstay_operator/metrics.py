@@ -1,0 +1,102 @@
+"""Prometheus metrics of the operator, in a registry of their own.
+
+Counters are by reason and resource, never by pod or node. What names a job is
+a gauge, and goes with the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_LOOK_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0)
+POD_STATES = ("wanted", "ready", "pending", "leaving")
+
+
+class Metrics:
+    """What this process has seen and done; counters begin anew with it."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconciles = Counter(
+            "mainstay_operator_reconciles",
+            "Looks at a job: done, refused (by the Kubernetes API), stopped or crashed",
+            ["result"],
+            registry=self.registry,
+        )
+        self.reconcile_seconds = Histogram(
+            "mainstay_operator_reconcile_seconds",
+            "Time of a look at a job, with all that it does",
+            buckets=_LOOK_BUCKETS,
+            registry=self.registry,
+        )
+        self.repairs = Counter(
+            "mainstay_operator_repairs",
+            "Pods lost, by the reason; each is replaced if the job still wants it",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.pods_made = Counter("mainstay_operator_pods_made", "Pods made", registry=self.registry)
+        self.pods_ended = Counter(
+            "mainstay_operator_pods_ended",
+            "Pods deleted, or removed by force",
+            ["force"],
+            registry=self.registry,
+        )
+        self.kube_requests = Counter(
+            "mainstay_operator_kube_requests",
+            "Requests to the Kubernetes API, watches left out; code 0: no answer",
+            ["verb", "resource", "code"],
+            registry=self.registry,
+        )
+        self.api_requests = Counter(
+            "mainstay_operator_api_requests",
+            "Requests to the Mainstay api; code 0: no answer",
+            ["verb", "code"],
+            registry=self.registry,
+        )
+        self.watch_events = Counter(
+            "mainstay_operator_watch_events",
+            "What watches have shown",
+            ["resource", "type"],
+            registry=self.registry,
+        )
+        self.watch_missed = Counter(
+            "mainstay_operator_watch_missed",
+            "Resyncs that found what no watch had shown",
+            ["resource"],
+            registry=self.registry,
+        )
+        self.jobs = Gauge("mainstay_operator_jobs", "Jobs that are kept", registry=self.registry)
+        self.resync_age = Gauge(
+            "mainstay_operator_resync_age_seconds",
+            "Since jobs and nodes were listed with success, or since the start",
+            registry=self.registry,
+        )
+        self.job_pods = Gauge(
+            "mainstay_operator_job_pods",
+            "Pods of a job by what is so of them",
+            ["job", "namespace", "name", "state"],
+            registry=self.registry,
+        )
+
+    def render(self) -> bytes:
+        """Return the text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+    def show_resync_age(self, age_s: Callable[[], float]) -> None:
+        """Learn who knows how old the newest resync is."""
+        self.resync_age.set_function(age_s)
+
+    def show_pods(self, job: str, namespace: str, name: str, counts: Mapping[str, int]) -> None:
+        """Note how many pods a job has, by state."""
+        for state in POD_STATES:
+            self.job_pods.labels(job, namespace, name, state).set(counts[state])
+
+    def forget_job(self, job: str, namespace: str, name: str) -> None:
+        """Drop the series of a job that is no more."""
+        for state in POD_STATES:
+            with contextlib.suppress(KeyError):
+                self.job_pods.remove(job, namespace, name, state)

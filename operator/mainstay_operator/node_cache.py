@@ -1,0 +1,48 @@
+"""What is known of the cluster's nodes: what the watch tells, put right by a list now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mainstay_core.pods_seen import SeenNode
+
+
+class NodeCache:
+    """The nodes by name. Deleted ones are kept: that they are gone is news for their pods."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, SeenNode] = {}
+        self._asked_for: frozenset[str] = frozenset()
+        self._told_since: set[str] = set()
+
+    def show(self) -> Mapping[str, SeenNode]:
+        """Return the nodes as far as is known."""
+        return self._nodes
+
+    def learn_first(self, node: SeenNode) -> None:
+        """Learn of a node, if nothing is known of it yet."""
+        self._nodes.setdefault(node.name, node)
+
+    def learn(self, node: SeenNode) -> bool:
+        """Learn from the watch how a node is; return whether that is news."""
+        self._told_since.add(node.name)
+        changed = self._nodes.get(node.name) != node
+        self._nodes[node.name] = node
+        return changed
+
+    def begin_list(self) -> None:
+        """Remember that a list is asked for now: what the watch tells from now on is newer."""
+        self._asked_for = frozenset(name for name, node in self._nodes.items() if not node.gone)
+        self._told_since.clear()
+
+    def put_right(self, listed: Iterable[SeenNode]) -> bool:
+        """Learn from the list; return whether the watch has missed something."""
+        there = {node.name: node for node in listed}
+        there |= {name: SeenNode(name=name, gone=True) for name in self._asked_for - there.keys()}
+        missed = {
+            name: node
+            for name, node in there.items()
+            if name not in self._told_since and self._nodes.get(name) != node
+        }
+        self._nodes |= missed
+        return bool(missed)

@@ -1,0 +1,58 @@
+"""What the operator answers: its liveness probe, and Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from mainstay_core.errors import InvalidSpecError
+from mainstay_operator.metrics import Metrics
+
+SHUTDOWN_S = 1.0
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    url: str, look: Callable[[], tuple[str, Mapping[str, Any]]], metrics: Metrics
+) -> AsyncIterator[None]:
+    """Answer at ``url``, and its host's ``/metrics``, for as long as the block lasts.
+
+    Args:
+        url: of the probe, e.g. ``http://0.0.0.0:8080/healthz``; ``off``: answer nothing.
+        look: returns why the operator is not alive ('' if it is), and what it tells of itself.
+        metrics: of the operator.
+
+    Raises:
+        InvalidSpecError: the url cannot be used.
+    """
+    if url == "off":
+        yield
+        return
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or parts.path in ("", "/", "/metrics"):
+        raise InvalidSpecError(
+            "MAINSTAY_LIVENESS_URL", f"is {url!r}, must be off or like http://0.0.0.0:8080/healthz"
+        )
+
+    async def probe(_: web.Request) -> web.Response:
+        problem, told = look()
+        body = {"operator": {**told, "problem": problem}}
+        return web.json_response(body, status=500 if problem else 200)
+
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get(parts.path, probe), web.get("/metrics", show)])
+    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, parts.hostname, parts.port or 80).start()
+        yield
+    finally:
+        await runner.cleanup()
