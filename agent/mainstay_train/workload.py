@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from mainstay_core.errors import InvalidSpecError, MainstayError
+from mainstay_core.staging import stage_blocks
 from mainstay_train import layout
 from mainstay_train import optimizer as optimizers
 from mainstay_train.blocks import Block, BlockSpec, built
@@ -127,7 +128,7 @@ class Workload:
             for spec, flat in zip(self.blocks, self.layouts(), strict=True)
         ]
         try:
-            return layout.stage_blocks(costs, stages)
+            return stage_blocks(costs, stages)
         except ValueError as error:
             raise InvalidSpecError("parallelism.stages", str(error)) from error
 

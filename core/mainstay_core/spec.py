@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 import pydantic
 import pydantic.alias_generators
 
+from mainstay_core import model_sizes
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.faults import FaultPoint
 from mainstay_core.ids import JobUid
@@ -74,8 +75,9 @@ class TrainingJobSpec(Section):
     runtime: Runtime = Runtime()
     template: PodTemplate = pydantic.Field(default_factory=dict)
     """Pod template: metadata and spec as in a Deployment, kept as they are. The trainer is the
-    container of that name, or the first. Can be changed while the job is suspended. Local mode
-    makes processes and does not read it."""
+    container of that name, or the first; a volume that it mounts at /dev/shm is the pod's shared
+    memory, else one is made, bounded by the built-in model's size. Can be changed while the job is
+    suspended. Local mode makes processes and does not read it."""
     spares: Spares = Spares()
     detection: Detection = Detection()
     checkpoint: Checkpoint = Checkpoint()
@@ -240,6 +242,8 @@ def _check_settings(spec: TrainingJobSpec) -> None:
         raise InvalidSpecError(
             "spec.runtime.backend", "is NCCL, which needs CUDA; use Gloo or Auto with device CPU"
         )
+    if spec.workload.entrypoint == model_sizes.BUILT_IN:
+        model_sizes.check_config(spec.workload.config)
     detection = spec.detection
     least = 3 * detection.heartbeat_seconds
     if detection.heartbeat_timeout_seconds < least:

@@ -14,6 +14,8 @@ import pydantic
 import pydantic_core
 from pydantic_core import core_schema
 
+from mainstay_core.shared_memory import SHM_DIR, is_at_shm
+
 MAX_NAME_LENGTH = 40
 """Leaves room for the suffixes of pod names within the 63 characters of a label."""
 MAX_SEED = 2**63 - 1
@@ -107,7 +109,32 @@ def _pod_template(value: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{found}, must be a pod template: metadata and spec as in a Deployment")
     if not isinstance(value.get("metadata", {}), dict):
         raise ValueError("has no fields in metadata, must be a pod template as in a Deployment")
+    _check_shared_memory(value["spec"])
     return value
+
+
+def _check_shared_memory(spec: dict[str, Any]) -> None:
+    """Refuse a volume at /dev/shm that trainers could not use: the rest is the API server's."""
+    volumes = {v.get("name") for v in _dicts(spec.get("volumes"))}
+    for c, container in enumerate(_dicts(spec.get("containers"))):
+        for m, mount in enumerate(_dicts(container.get("volumeMounts"))):
+            where = f"has spec.containers[{c}].volumeMounts[{m}]"
+            if not is_at_shm(mount):
+                continue
+            if mount.get("readOnly"):
+                raise ValueError(
+                    f"{where} at {SHM_DIR} read-only, must be writable: trainers talk through it"
+                )
+            if mount.get("name") not in volumes:
+                raise ValueError(
+                    f"{where} at {SHM_DIR} of volume {mount.get('name')!r}, must name one of "
+                    "spec.volumes; or leave it out, and a volume is made for it"
+                )
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    """Return the items that can be looked into."""
+    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
 PodTemplate = Annotated[

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mainstay_core.shared_memory import SHM_DIR, SharedMemory, is_at_shm, plan_shared_memory
 from mainstay_operator.resources import (
+    ANNOTATION_SHM,
     INSTALL,
     LABEL_INDEX,
     LABEL_JOB,
@@ -152,18 +154,25 @@ def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
         "hostname": name,
         "subdomain": view.name,
     }
-    spec["volumes"] = _by_key(spec.get("volumes") or (), _volumes(view), "name")
-    own = [_installer(options), _supervisor(view, options)]
+    containers = [dict(c) for c in spec.get("containers") or ()]
+    containers = containers or [{"name": TRAINER, "image": options.agent_image}]
+    trainer = next((c for c in containers if c.get("name") == TRAINER), containers[0])
+    shared = next((m for m in trainer.get("volumeMounts") or () if is_at_shm(m)), None)
+    memory = None if shared else _shared_memory(view)
+    spec["volumes"] = _by_key(spec.get("volumes") or (), _volumes(view, memory), "name")
+    own = [_installer(options), _supervisor(view, options, shared)]
     names = {c["name"] for c in own}
     spec["initContainers"] = [
         *own,
         *(c for c in spec.get("initContainers") or () if c["name"] not in names),
     ]
-    spec["containers"] = _containers(view, spec.get("containers") or (), options)
+    _make_trainer(view, trainer, options, shared)
+    spec["containers"] = containers
     _place(view, spec, options)
     labels = {**(metadata.get("labels") or {}), **view.labels(), LABEL_INDEX: str(index)}
     annotations = dict(metadata.get("annotations") or {})
-    annotations.setdefault("kubectl.kubernetes.io/default-container", _trainer_name(spec))
+    annotations.setdefault("kubectl.kubernetes.io/default-container", trainer["name"])
+    annotations[ANNOTATION_SHM] = memory.reason if memory else "the template's own volume"
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -196,7 +205,20 @@ def _pod_security() -> dict[str, Any]:
     }
 
 
-def _volumes(view: JobView) -> list[dict[str, Any]]:
+def _shared_memory(view: JobView) -> SharedMemory:
+    assert view.job is not None
+    spec = view.job.spec
+    backend, device = spec.runtime.backend, spec.runtime.device
+    return plan_shared_memory(
+        spec.workload.entrypoint,
+        spec.workload.config,
+        view.job.shape,
+        by_nccl=backend == "NCCL" or (backend == "Auto" and device != "CPU"),
+    )
+
+
+def _volumes(view: JobView, memory: SharedMemory | None) -> list[dict[str, Any]]:
+    """Return our volumes; one at ``/dev/shm`` unless the template has its own there."""
     token = {
         "serviceAccountToken": {
             "audience": f"mainstay.dev/jobs/{view.uid}",
@@ -210,19 +232,22 @@ def _volumes(view: JobView) -> list[dict[str, Any]]:
             "items": [{"key": "secret", "path": "job/secret"}],
         }
     }
+    size = {"sizeLimit": f"{memory.size_mib}Mi"} if memory and memory.size_mib else {}
+    shm = {"name": "mainstay-shm", "emptyDir": {"medium": "Memory", **size}}
     return [
         {"name": "mainstay-run", "emptyDir": {}},
         {"name": "mainstay-package", "emptyDir": {}},
-        {"name": "mainstay-shm", "emptyDir": {"medium": "Memory"}},
+        *([shm] if memory else ()),
         {"name": "mainstay-tmp", "emptyDir": {}},
         {"name": "mainstay-token", "projected": {"sources": [token, secret]}},
     ]
 
 
-def _mounts() -> list[dict[str, Any]]:
+def _mounts(shared: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return what both containers mount; ``shared``: the template's own mount at ``/dev/shm``."""
     return [
         {"name": "mainstay-run", "mountPath": POD_DIR},
-        {"name": "mainstay-shm", "mountPath": "/dev/shm"},
+        dict(shared) if shared else {"name": "mainstay-shm", "mountPath": SHM_DIR},
         {"name": "mainstay-token", "mountPath": TOKEN_DIR, "readOnly": True},
     ]
 
@@ -260,7 +285,9 @@ def _installer(options: PodOptions) -> dict[str, Any]:
     }
 
 
-def _supervisor(view: JobView, options: PodOptions) -> dict[str, Any]:
+def _supervisor(
+    view: JobView, options: PodOptions, shared: Mapping[str, Any] | None
+) -> dict[str, Any]:
     # Asked of the supervisor's own socket: never a question to the api or Redis.
     check = ["python", "-m", "mainstay_agent", "--check"]
     ready = {
@@ -287,33 +314,26 @@ def _supervisor(view: JobView, options: PodOptions) -> dict[str, Any]:
         "livenessProbe": live,
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": {**_HARDENED, "readOnlyRootFilesystem": True},
-        "volumeMounts": [*_mounts(), {"name": "mainstay-tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [*_mounts(shared), {"name": "mainstay-tmp", "mountPath": "/tmp"}],
     }
 
 
-def _containers(
-    view: JobView, containers: Iterable[Mapping[str, Any]], options: PodOptions
-) -> list[dict[str, Any]]:
-    """Return the user's containers, one of them made into the trainer."""
-    given = [dict(c) for c in containers]
-    if not given:
-        given = [{"name": TRAINER, "image": options.agent_image}]
-    chosen = next((i for i, c in enumerate(given) if c.get("name") == TRAINER), 0)
-    trainer = given[chosen]
+def _make_trainer(
+    view: JobView,
+    trainer: dict[str, Any],
+    options: PodOptions,
+    shared: Mapping[str, Any] | None,
+) -> None:
+    """Add to one of the user's containers what makes it the trainer."""
     trainer.setdefault("command", ["python", "-m", "mainstay_train.launcher"])
     trainer.setdefault("securityContext", dict(_HARDENED))
-    mounts = [*_mounts(), {"name": "mainstay-package", "mountPath": PACKAGE_DIR, "readOnly": True}]
+    package = {"name": "mainstay-package", "mountPath": PACKAGE_DIR, "readOnly": True}
+    mounts = [*_mounts(shared), package]
     trainer["volumeMounts"] = _by_key(trainer.get("volumeMounts") or (), mounts, "mountPath")
     user = trainer.get("env") or ()
     path = next((e.get("value") for e in user if e["name"] == "PYTHONPATH"), None)
-    package = {"name": "PYTHONPATH", "value": f"{PACKAGE_DIR}:{path}" if path else PACKAGE_DIR}
-    trainer["env"] = _by_key(user, [*_environment(view, options), package], "name")
-    return given
-
-
-def _trainer_name(spec: Mapping[str, Any]) -> str:
-    names = [c["name"] for c in spec["containers"]]
-    return TRAINER if TRAINER in names else str(names[0])
+    search = {"name": "PYTHONPATH", "value": f"{PACKAGE_DIR}:{path}" if path else PACKAGE_DIR}
+    trainer["env"] = _by_key(user, [*_environment(view, options), search], "name")
 
 
 def _by_key(

@@ -61,6 +61,13 @@ def test_defaults_of_the_model_and_of_the_config_agree() -> None:
     assert config == plain
 
 
+def template_with(mount: dict[str, Any]) -> dict[str, Any]:
+    """A pod template with a volume, and ``mount`` after another one."""
+    mounts = [{"name": "data", "mountPath": "/data"}, mount]
+    container = {"name": "trainer", "image": "torch:1", "volumeMounts": mounts}
+    return {"spec": {"containers": [container], "volumes": [{"name": "data", "emptyDir": {}}]}}
+
+
 @pytest.mark.parametrize(
     ("lanes", "expected"), [(1, 1), (2, 1), (3, 2), (4, 3), (17, 16), (64, 16)]
 )
@@ -185,6 +192,18 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
         ("spec.runtime", {"device": "CPU", "backend": "NCCL"}, "needs CUDA"),
         ("spec.template", {"metadata": {}}, "has no spec, must be a pod template"),
         ("spec.template", {"spec": {}, "kind": "Pod"}, "has kind, must be a pod template"),
+        (
+            "spec.template",
+            template_with({"name": "own", "mountPath": "/dev/shm/"}),
+            "volumeMounts[1] at /dev/shm of volume 'own', must name one of spec.volumes; or leave",
+        ),
+        (
+            "spec.template",
+            template_with({"name": "data", "mountPath": "/dev/shm", "readOnly": True}),
+            "has spec.containers[0].volumeMounts[1] at /dev/shm read-only, must be writable",
+        ),
+        ("spec.workload.config.layers", 0, "is 0, must be a whole number above 0"),
+        ("spec.workload.config.dim", "64", "is '64', must be a whole number above 0"),
         ("spec.recovery", {"holdBackSeconds": 9, "holdBackMaxSeconds": 8}, "least holdBackSeconds"),
         ("spec.recovery.window.maxRepairs", 0, "must be a whole number from 1 to 65536, or Auto"),
         ("spec.recovery.quarantine.mode", "On", "must be 'Off', 'DryRun', 'Avoid' or 'Taint'"),

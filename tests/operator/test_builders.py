@@ -135,6 +135,46 @@ def test_what_the_template_gives_is_kept() -> None:
     assert "data" in by_name(spec["volumes"])
 
 
+def test_shared_memory_is_bounded_by_the_model_where_it_is_known() -> None:
+    built_in = {"entrypoint": "mainstay_train.models.llama:workload", "config": {}}
+    made = pod(workload=built_in, runtime={"device": "CPU"})
+    shm = by_name(made["spec"]["volumes"])["mainstay-shm"]["emptyDir"]
+    reason = made["metadata"]["annotations"]["mainstay.dev/shared-memory"]
+    assert shm == {"medium": "Memory", "sizeLimit": "83Mi"}
+    assert reason.startswith("64 MiB and, for each of 1 slots, 19 MiB")
+    larger = pod(workload=built_in)["spec"]["volumes"]
+    assert by_name(larger)["mainstay-shm"]["emptyDir"]["sizeLimit"] == "1107Mi"
+
+    unknown = pod()
+    assert by_name(unknown["spec"]["volumes"])["mainstay-shm"]["emptyDir"] == {"medium": "Memory"}
+    reason = unknown["metadata"]["annotations"]["mainstay.dev/shared-memory"]
+    assert "package.module:workload" in reason
+
+
+def test_the_template_s_own_shared_memory_is_that_of_both_containers() -> None:
+    own = {"name": "mine", "mountPath": "/dev/shm/"}
+    template = {
+        "spec": {
+            "containers": [
+                {"name": "log", "image": "log:1"},
+                {"name": "trainer", "image": "torch:1", "volumeMounts": [own]},
+            ],
+            "volumes": [{"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "9Gi"}}],
+        }
+    }
+    made = pod(template)
+    spec = made["spec"]
+    volumes = by_name(spec["volumes"])
+    assert volumes["mine"]["emptyDir"]["sizeLimit"] == "9Gi"
+    assert "mainstay-shm" not in volumes
+    for container in (by_name(spec["containers"])["trainer"], spec["initContainers"][1]):
+        at_shm = [m for m in container["volumeMounts"] if m["mountPath"].startswith("/dev/shm")]
+        assert at_shm == [own]
+    assert made["metadata"]["annotations"]["mainstay.dev/shared-memory"] == (
+        "the template's own volume"
+    )
+
+
 def test_a_pod_outlasts_its_hand_over() -> None:
     assert pod(recovery={"handoverSeconds": 120})["spec"]["terminationGracePeriodSeconds"] == 150
 
