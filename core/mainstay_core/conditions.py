@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from mainstay_core.pod_losses import Wishes
-from mainstay_core.pods_seen import SeenPod
-from mainstay_core.repairing import Repair
+from mainstay_core.pod_counts import PodCounts
 
 
 class ConditionType(enum.StrEnum):
@@ -84,23 +82,6 @@ class JobSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodCounts:
-    """How many pods there are, of how many."""
-
-    wanted: int = 0
-    ready: int = 0
-    pending: int = 0
-    leaving: int = 0
-    serving: int = 0
-    """Pods with a rank."""
-
-    @property
-    def spares_ready(self) -> int:
-        """Ready pods without a rank."""
-        return max(0, self.ready - self.serving)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSeen:
     """All that conditions depend on."""
 
@@ -113,62 +94,16 @@ class JobSeen:
     """Why the api has not said anything lately; empty if it has."""
     summary: JobSummary | None = None
     """The newest that the api said; None before the first time."""
-    pods: PodCounts = PodCounts()
-    spares_wanted: int = 0
+    pods: PodCounts = field(default_factory=PodCounts)
     suspend: bool = False
     suspended: bool = False
     """Nobody computes, the state is safe."""
-    held_back: str = ""
-    """Why pods are not made."""
     problems: tuple[tuple[str, str], ...] = ()
     """(reason, message) of what keeps pods from starting."""
     deadline: str = ""
     """Why the job's time is over; empty if it is not."""
-
-
-def count_pods(
-    pods: Iterable[SeenPod], wishes: Wishes | None, wanted: int, serving: int
-) -> PodCounts:
-    """Return how many pods there are of each sort."""
-    living = [p for p in pods if not p.ended]
-    leaving = [
-        p for p in living if p.terminating or (wishes is not None and p.uid in wishes.leaving)
-    ]
-    return PodCounts(
-        wanted=wanted,
-        ready=sum(p.ready and not p.terminating for p in living),
-        pending=sum(not p.ready and not p.terminating for p in living),
-        leaving=len(leaving),
-        serving=serving,
-    )
-
-
-def find_problems(
-    pods: Iterable[SeenPod], repair: Repair | None, refused: str = ""
-) -> tuple[tuple[str, str], ...]:
-    """Return what keeps pods from starting, one entry per reason, the first pod named.
-
-    Args:
-        pods: that exist.
-        repair: the newest one.
-        refused: why pods could not be made lately.
-    """
-    found: dict[str, list[tuple[str, str]]] = {}
-    for pod in sorted(pods, key=lambda p: p.index):
-        if pod.stuck and not pod.terminating:
-            reason = "ImagePullFailed" if pod.stuck_on_image else "ContainerCannotStart"
-            found.setdefault(reason, []).append((pod.name, pod.stuck))
-        elif pod.unscheduled and not pod.terminating:
-            found.setdefault("Unschedulable", []).append((pod.name, pod.unscheduled))
-    problems = [
-        (reason, f"{len(told)} pods, {told[0][0]} among them: {told[0][1]}"[:1024])
-        for reason, told in sorted(found.items())
-    ]
-    if refused:
-        problems.insert(0, ("PodsRefused", refused))
-    if repair is not None and repair.held_back:
-        problems.insert(0, ("ReplacementsExhausted", repair.reason))
-    return tuple(problems)
+    before: tuple[State, str] | None = None
+    """State and reason that were shown last, by an operator before this one perhaps."""
 
 
 def derive_state(seen: JobSeen) -> tuple[State, str]:
@@ -179,7 +114,10 @@ def derive_state(seen: JobSeen) -> tuple[State, str]:
     if seen.deadline and (summary is None or summary.state != "complete"):
         return State.FAILED, seen.deadline
     if summary is None:
-        return State.PENDING, seen.api_problem or "the job is not known to the api yet"
+        state, why = seen.before or (State.PENDING, "")
+        if state in (State.COMPLETE, State.FAILED):
+            return state, why
+        return state, seen.api_problem or "the job is not known to the api yet"
     if summary.state == "complete":
         return State.COMPLETE, summary.reason or f"all {summary.steps} steps are committed"
     if summary.over:
@@ -192,7 +130,14 @@ def derive_state(seen: JobSeen) -> tuple[State, str]:
         "recovering": State.RECOVERING,
         "waiting": State.WAITING,
     }.get(summary.state, State.PENDING)
+    if state is State.PENDING and not summary.reason:
+        return state, _waits_for_pods(seen)
     return state, summary.reason or next(iter(summary.recovering), "")
+
+
+def _waits_for_pods(seen: JobSeen) -> str:
+    problem = f": {seen.problems[0][1]}" if seen.problems else ""
+    return f"{seen.pods.ready} of {seen.pods.wanted} pods are ready{problem}"
 
 
 def derive_conditions(seen: JobSeen) -> tuple[Condition, ...]:
@@ -243,6 +188,8 @@ def _initialized(seen: JobSeen) -> Condition:
         return Condition(
             type=kind, status=True, reason="ObjectsMade", message="the job is known to the api"
         )
+    if seen.api_problem and seen.before and seen.before[0] is not State.PENDING:
+        return Condition(type=kind, status=None, reason="ApiUnreachable", message=seen.api_problem)
     why = seen.api_problem or "objects are being made"
     return Condition(type=kind, status=False, reason="Starting", message=why)
 
@@ -276,8 +223,6 @@ def _ready(seen: JobSeen) -> Condition:
         "complete": "Complete",
     }.get(summary.state, "Ended" if summary.over else "NotTraining")
     state, why = derive_state(seen)
-    if reason == "WaitingForPods" and not why:
-        why = f"{seen.pods.ready} of {seen.pods.wanted} pods are ready"
     return Condition(type=kind, status=False, reason=reason, message=why or f"it is {state}")
 
 
@@ -341,13 +286,16 @@ def _protected(seen: JobSeen) -> Condition:
     if summary.durable:
         message = f"a lost stage restarts from the checkpoint of step {summary.durable}"
         return Condition(type=kind, status=False, reason="CheckpointOnly", message=message)
+    if summary.state == "forming":
+        message = "there is no state yet that could be lost"
+        return Condition(type=kind, status=False, reason="NotStarted", message=message)
     message = "a stage's state is held once, and there is no checkpoint"
     return Condition(type=kind, status=False, reason="Unprotected", message=message)
 
 
 def _spares(seen: JobSeen) -> Condition:
     kind = ConditionType.SPARES_AVAILABLE
-    if not seen.spares_wanted:
+    if not seen.pods.spares_wanted:
         return Condition(
             type=kind, status=False, reason="NoneWanted", message="spec.spares.replicas is 0"
         )
@@ -355,7 +303,7 @@ def _spares(seen: JobSeen) -> Condition:
     if unknown is not None:
         return unknown
     ready = seen.pods.spares_ready
-    message = f"{ready} of {seen.spares_wanted} spares are ready"
+    message = f"{ready} of {seen.pods.spares_wanted} spares are ready"
     if ready and not (seen.summary is not None and seen.summary.over):
         return Condition(type=kind, status=True, reason="SparesReady", message=message)
     return Condition(type=kind, status=False, reason="NoSpareReady", message=message)

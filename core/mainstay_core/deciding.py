@@ -34,6 +34,7 @@ from mainstay_core.messages import Member, Method, Plan
 from mainstay_core.outcomes import end_job, publish
 from mainstay_core.recovery_times import open_loss, open_suspicion
 from mainstay_core.reshaping import decide_between_faults
+from mainstay_core.scaling import may_still_come
 from mainstay_core.suspension import has_paused, pause_plan, resume_now, suspend_now
 
 MAX_PROBE_DOUBLINGS = 5
@@ -57,7 +58,7 @@ def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transit
         if plan is not None:
             state = replace(state, fingerprint=_fingerprint_of(state, plan), started_at_s=now_s)
             return result.then(publish(state, plan, JobPhase.RUNNING))
-    if overdue:
+    if overdue and not may_still_come(state, least * len(state.shape.positions)):
         return result.then(end_job(state, JobPhase.FAILED, _missing(state, now_s)))
     return result
 
@@ -219,7 +220,9 @@ def _wait(state: CoordinatorState, reason: str, now_s: float) -> Transition:
         return Transition(state=state)
     deadline_s = old.deadline_s if old else now_s + state.config.startup_deadline_s
     waiting = Waiting(reason=reason, since_s=old.since_s if old else now_s, deadline_s=deadline_s)
-    message = f"waits: {reason}; fails in {deadline_s - now_s:.0f} s if that does not change"
+    fails = f"; fails in {deadline_s - now_s:.0f} s if that does not change"
+    # In a cluster other pods may come later than any deadline.
+    message = f"waits: {reason}{'' if state.config.namespace else fails}"
     return Transition(
         state=replace(state, phase=JobPhase.WAITING, waiting=waiting),
         actions=(Announce(reason="Waiting", message=message, warning=True),),
@@ -240,7 +243,8 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
         reason = "the members that were silent are heard again"
         return _meet_again(state, reason, now_s, nonce)
     result = _recover(state, lost, now_s, nonce)
-    if result.state.phase is JobPhase.WAITING and now_s >= state.waiting.deadline_s:
+    overdue = result.state.phase is JobPhase.WAITING and now_s >= state.waiting.deadline_s
+    if overdue and not may_still_come(state, len(state.shape.positions)):
         reason = f"waited {now_s - state.waiting.since_s:.0f} s: {state.waiting.reason}"
         return result.then(end_job(result.state, JobPhase.FAILED, reason))
     return result

@@ -82,8 +82,7 @@ def plan_pods(state: CoordinatorState) -> PodsWanted:
     if state.phase is JobPhase.SUSPENDED:
         ending = tuple(uid_of(p) for p in state.pods if not p.gone)
         return PodsWanted(num_pods=0, leaving=(), ending=ending)
-    num_ranks = state.wanted * len(state.shape.positions)
-    num_pods = math.ceil(num_ranks / state.shape.ranks_per_pod) + state.config.spares
+    num_pods = _num_pods(state)
     living = [p for p in state.pods if not p.gone]
     staying = [p for p in living if not p.leaving]
     free = [p for p in living if not has_members(state, uid_of(p))]
@@ -97,6 +96,33 @@ def plan_pods(state: CoordinatorState) -> PodsWanted:
         leaving=tuple(uid_of(p) for p in living if p.leaving),
         ending=tuple(uid_of(p) for p in ordered),
     )
+
+
+def may_still_come(state: CoordinatorState, num_slots: int) -> bool:
+    """Return whether so many trainers may yet be up, though they are late.
+
+    In a cluster pods come late: images are pulled, nodes are added, others' jobs end. They
+    are waited for, unless so many trainers were refused or have ended that those
+    which are still to come would not do. On one machine all pods are there at once.
+
+    A trainer that has ended before the job began is not expected to do better the next
+    time; later it is, as long as its launcher forks another.
+    """
+    if not state.config.namespace:
+        return False
+    living = {uid_of(p) for p in state.pods if not p.gone}
+    again = state.phase is JobPhase.WAITING
+    broken = sum(
+        bool(s.refused or (s.incarnation is None and s.why and not (again and s.restarting)))
+        for s in state.slots
+        if s.slot.pod in living
+    )
+    return _num_pods(state) * state.shape.ranks_per_pod - broken >= num_slots
+
+
+def _num_pods(state: CoordinatorState) -> int:
+    num_ranks = state.wanted * len(state.shape.positions)
+    return math.ceil(num_ranks / state.shape.ranks_per_pod) + state.config.spares
 
 
 def _held_until_s(state: CoordinatorState, pod: PodState) -> float:

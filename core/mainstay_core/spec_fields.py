@@ -235,7 +235,8 @@ class Scheduling(Section):
     """How the job gets its pods."""
 
     startup_deadline_seconds: Seconds = 120
-    """Then the job starts with what is there, if that is minReplicas, else it fails."""
+    """Then the job starts with what is there, if that is minReplicas. Else it fails on one machine;
+    in a cluster pods that are still to come are waited for, until activeDeadlineSeconds."""
     replica_topology_key: LabelKey | None = None
     """Label of nodes, e.g. topology.kubernetes.io/rack: the chain of cells that forms a replica is
     kept within one value of it where that is possible, since its stages talk most."""

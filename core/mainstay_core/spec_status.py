@@ -279,7 +279,8 @@ class TrainingJobStatus(Section):
     spares: Annotated[str, pydantic.Field(max_length=32)] | None = None
     """Ready standby pods, of those that are wanted, e.g. 1/1."""
     start_time: Timestamp | None = None
-    """When the job started; again when it was resumed."""
+    """When its pods were first asked for; again when it was resumed. Its deadline counts from
+    here."""
     completion_time: Timestamp | None = None
     """When it was complete or had failed."""
     conditions: Annotated[

@@ -104,7 +104,8 @@ class ApiLine:
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._metrics.api_requests.labels(method, "0").inc()
-            raise ApiError(f"the api at {self._url} is not reached: {error!r}"[:300], 0) from error
+            why = str(error) or type(error).__name__
+            raise ApiError(f"the api at {self._url} is not reached: {why}"[:300], 0) from error
         self._metrics.api_requests.labels(method, str(status)).inc()
         if status < 400:
             return json.loads(data) if data else None

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mainstay_core.conditions import JobSeen, count_pods, find_problems
+from mainstay_core.conditions import JobSeen
+from mainstay_core.pod_counts import count_pods, find_problems
 from mainstay_core.pod_losses import Loss, Wishes, find_losses
 from mainstay_core.pods_seen import SeenNode
 from mainstay_core.repairing import Repair, plan_repair
@@ -379,17 +380,17 @@ class Keeper:
         pods, wishes = self.pods.list(), memory.wishes
         summary = reporting.read_summary(memory.summary) if memory.summary is not None else None
         wanted = wishes.num_pods if wishes is not None else (view.job.num_pods if view.job else 0)
-        serving = wishes.serving if wishes is not None else 0
+        spares = view.job.spec.spares.replicas if view.job else 0
         return JobSeen(
             initialized=memory.wishes is not None,
             invalid=view.invalid or (memory.refused if memory.wishes is None else ""),
             refused=memory.refused,
             api_problem=memory.api_problem,
             summary=summary,
-            pods=count_pods(pods, wishes, wanted, serving),
-            spares_wanted=view.job.spec.spares.replicas if view.job else 0,
+            pods=count_pods(pods, wishes, wanted, spares),
             suspend=view.suspend,
             suspended=wishes is not None and wishes.suspended,
             problems=find_problems(pods, memory.repair, memory.make_problem),
             deadline=memory.deadline,
+            before=reporting.read_state(memory.status),
         )

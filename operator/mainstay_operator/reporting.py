@@ -9,6 +9,7 @@ from typing import Any
 from mainstay_core.conditions import (
     JobSeen,
     JobSummary,
+    State,
     derive_conditions,
     derive_state,
     with_times,
@@ -105,6 +106,11 @@ def read_summary(reply: Mapping[str, Any]) -> JobSummary:
     )
 
 
+def read_state(status: Mapping[str, Any]) -> tuple[State, str] | None:
+    """Return state and reason that a status shows; None if it shows none."""
+    return (State(status["state"]), status.get("reason") or "") if status.get("state") else None
+
+
 def build_status(
     view: JobView,
     seen: JobSeen,
@@ -127,13 +133,12 @@ def build_status(
         derive_conditions(seen), old.get("conditions") or (), view.generation, now
     )
     pods = seen.pods
-    ranked = max(0, pods.wanted - seen.spares_wanted)
     status: dict[str, Any] = {
         "observedGeneration": view.generation,
         "state": state.value,
         "reason": why[:MAX_SENTENCE],
-        "ready": f"{min(ranked, pods.ready)}/{ranked}",
-        "spares": f"{min(pods.spares_ready, seen.spares_wanted)}/{seen.spares_wanted}",
+        "ready": f"{min(pods.places, pods.ready)}/{pods.places}",
+        "spares": f"{min(pods.spares_ready, pods.spares_wanted)}/{pods.spares_wanted}",
         "conditions": conditions,
         "pods": {
             "wanted": pods.wanted,
@@ -170,11 +175,11 @@ def _gist(status: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _times(old: Mapping[str, Any], state: str, now: str) -> dict[str, Any]:
-    """Start and end: set once; a resumed job starts again."""
+    """Start and end: set once; a resumed job starts again. Waiting for pods is part of its time."""
     times = {}
-    running = state in ("Running", "Recovering", "Waiting")
-    if state != "Suspended" and (old.get("startTime") or running):
-        times["startTime"] = old.get("startTime") or now
+    begun = old.get("startTime") or ("" if state in ("Complete", "Failed") else now)
+    if begun and state != "Suspended":
+        times["startTime"] = begun
     if state in ("Complete", "Failed"):
         times["completionTime"] = old.get("completionTime") or now
     return times

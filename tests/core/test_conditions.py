@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,20 +13,22 @@ from mainstay_core.conditions import (
     ConditionType,
     JobSeen,
     JobSummary,
-    PodCounts,
     State,
     derive_conditions,
     derive_state,
     with_times,
 )
+from mainstay_core.ids import PodUid
+from mainstay_core.pod_counts import PodCounts, count_pods, find_problems
+from mainstay_core.pods_seen import PodPhase, SeenPod
 from mainstay_core.spec_status import CONDITION_TYPES
 
 RUNNING = JobSummary(state="running", step=3, steps=9, replicas=2, replicas_wanted=2)
-PODS = PodCounts(wanted=5, ready=5, serving=4)
+PODS = PodCounts(wanted=5, ready=5, serving=4, spares_wanted=1)
 
 
 def seen(**fields: Any) -> JobSeen:
-    base = {"initialized": True, "summary": RUNNING, "pods": PODS, "spares_wanted": 1}
+    base = {"initialized": True, "summary": RUNNING, "pods": PODS}
     return JobSeen(**{**base, **fields})
 
 
@@ -58,7 +61,7 @@ def test_a_job_that_lost_a_replica_and_recovers() -> None:
         recovering=("rank r1.s0 on demo-3/0 was killed",),
         method="mask",
     )
-    job = seen(summary=summary, pods=PodCounts(wanted=5, ready=3, serving=3))
+    job = seen(summary=summary, pods=PodCounts(wanted=5, ready=3, serving=3, spares_wanted=1))
 
     conditions = shown(job)
 
@@ -156,3 +159,41 @@ def test_ends_exclude_each_other_and_training(
     if summary.over:
         assert conditions["Ready"][0] is False
         assert conditions["Complete"][0] or conditions["Failed"][0]
+
+
+def test_before_it_begins_nothing_is_claimed_about_a_state_or_a_spare() -> None:
+    forming = JobSummary(state="forming", steps=9, replicas_wanted=2)
+    counts = PodCounts(wanted=5, ready=1, spares_wanted=1)
+    conditions = shown(seen(summary=forming, pods=counts))
+
+    assert conditions["Protected"] == (False, "NotStarted")
+    assert conditions["SparesAvailable"] == (False, "NoSpareReady")
+    assert counts.spares_ready == 0, "the pod that is ready may get a rank"
+
+
+def test_a_job_that_waits_for_pods_says_which_one_and_why() -> None:
+    pod = SeenPod(uid=PodUid("u"), name="j-0", index=0, phase=PodPhase.PENDING, unscheduled="full")
+    problems = find_problems([pod], None)
+    forming = JobSummary(state="forming", steps=9, replicas_wanted=2)
+    counts = count_pods([pod], None, 1, 0)
+    job = seen(summary=forming, pods=counts, problems=problems)
+
+    assert problems == (("Unschedulable", "pod j-0: full"),)
+    assert derive_state(job) == (State.PENDING, "0 of 1 pods are ready: pod j-0: full")
+
+
+@pytest.mark.parametrize("state", [State.COMPLETE, State.FAILED])
+def test_a_new_operator_that_does_not_reach_the_api_does_not_take_back_an_end(
+    state: State,
+) -> None:
+    job = seen(summary=None, api_problem="away", before=(state, "as it was"))
+
+    assert derive_state(job) == (state, "as it was")
+    assert shown(job)[state.value][0] is True
+
+
+def test_a_new_operator_that_does_not_reach_the_api_does_not_call_a_running_job_pending() -> None:
+    job = seen(summary=None, initialized=False, api_problem="away", before=(State.RUNNING, ""))
+
+    assert derive_state(job) == (State.RUNNING, "away")
+    assert shown(job)["Initialized"] == (None, "ApiUnreachable")

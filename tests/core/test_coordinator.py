@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mainstay_core.facts import FactKind
 from mainstay_core.ids import QuorumId
 from mainstay_core.jobstate import JobPhase
 from mainstay_core.messages import Method
@@ -157,6 +158,33 @@ def test_a_job_that_never_gets_its_trainers_fails_and_says_what_is_missing(
     ended = world.ended()
     assert "1 of the 2 trainers" in ended.reason
     assert "pod-0/0" in ended.reason
+
+
+def test_in_a_cluster_pods_that_are_still_to_come_are_waited_for(new_world: Start) -> None:
+    fields = {"replicas": 2, "stages": 2, "namespace": "n", "startup_deadline_s": 30.0}
+    world = new_world(**fields)
+    world.register("pod-0")
+    world.up("pod-0")
+    world.tick(after_s=1000.0)
+    assert world.state.phase is JobPhase.FORMING
+    world.register("pod-1")
+    world.up("pod-1")
+    assert [c.replica for c in world.plan.chains] == [0], "it is late: it starts with what is there"
+
+
+def test_in_a_cluster_too_a_job_fails_when_those_that_came_have_ended(new_world: Start) -> None:
+    fields = {"replicas": 1, "stages": 2, "namespace": "n", "startup_deadline_s": 30.0}
+    world = new_world(**fields)
+    world.register("pod-0")
+    life = world.up("pod-0")
+    world.tell(
+        world.fact(
+            FactKind.TRAINER_DOWN, "pod-0", 0, incarnation=life, restarting=True, evidence="exit 1"
+        )
+    )
+    world.tick(after_s=31.0)
+    assert world.state.phase is JobPhase.FAILED
+    assert "pod-0/0 is down: " in world.ended().reason
 
 
 def test_a_trainer_with_other_arithmetic_is_refused_by_name(new_world: Start) -> None:
@@ -364,6 +392,17 @@ def test_a_wait_has_a_deadline(start: Start) -> None:
     world.tick(after_s=2.0)
     assert world.state.phase is JobPhase.FAILED
     assert "stage 1" in world.ended().reason
+
+
+def test_in_a_cluster_a_lost_stage_waits_for_pods_without_a_deadline(start: Start) -> None:
+    world = start(replicas=1, stages=2, namespace="n", startup_deadline_s=30.0)
+    world.pod_gone("pod-1")
+    assert "fails in" not in world.messages()
+    world.tick(after_s=1000.0)
+    assert world.state.phase is JobPhase.WAITING
+    world.register("new")
+    world.up("new")
+    assert world.plan.method is Method.RESTART
 
 
 def test_more_losses_while_waiting_are_recovered_together(start: Start) -> None:

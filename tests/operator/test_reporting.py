@@ -64,7 +64,7 @@ def loss(index: int, cause: LossCause = LossCause.FAILED, node: str = "n1") -> L
 
 
 def test_the_status_is_what_the_schema_says() -> None:
-    seen = JobSeen(initialized=True, summary=read_summary(SUMMARY), spares_wanted=1)
+    seen = JobSeen(initialized=True, summary=read_summary(SUMMARY))
     record = PodRecord(made=6).with_losses([loss(3)])
 
     status = build_status(view(), seen, SUMMARY, record, 2000.0)
