@@ -9,8 +9,11 @@ from mainstay_core.jobstate import CoordinatorState, PodState, SlotState, is_liv
 def usable_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
     """Return the slots whose trainer is up, may be used and is no member, in pod order.
 
-    With an infinite ``now_s`` those that are held back count as well.
+    With an infinite ``now_s`` those that are held back count as well. Who is known only from a
+    restored plan that lets him go does not count before his supervisor has told of him.
     """
+    unheard = {uid_of(p) for p in state.pods if p.placeholder}
+    let_go = {m.incarnation for m in state.plan.outgoing} if state.plan else set()
     members = {m.slot for m in state.plan.members} if state.plan else set()
     order = {uid_of(p): i for i, p in enumerate(state.pods) if not (p.gone or p.leaving)}
     fit = [
@@ -18,6 +21,7 @@ def usable_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]
         for s in state.slots
         if s.incarnation is not None
         and s.slot.pod in order
+        and not (s.slot.pod in unheard and s.incarnation in let_go)
         and not s.refused
         and s.failures <= state.config.max_restarts
         and held_until_s(state, s) <= now_s

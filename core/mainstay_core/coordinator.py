@@ -64,7 +64,7 @@ from mainstay_core.leaving import learn_drain, leaving_members, outgoing_died
 from mainstay_core.losses import lose_pod
 from mainstay_core.outcomes import end_job
 from mainstay_core.recovery_times import close_known, plan_durable, step_committed
-from mainstay_core.restoring import hear, hear_silence, learn_plan, reopen
+from mainstay_core.restoring import forget_let_go, hear, hear_silence, learn_plan, reopen
 from mainstay_core.scaling import learn_scale
 from mainstay_core.submission import learn_submission, learn_topology
 from mainstay_core.suspension import learn_suspend
@@ -113,7 +113,7 @@ def is_pending(state: CoordinatorState) -> bool:
         return False
     if state.phase is not JobPhase.RUNNING or state.suspicion is not None or state.unheard:
         return True
-    if leaving_members(state) or (outgoing_died(state) and not all_settled(state)):
+    if leaving_members(state) or outgoing_died(state):
         return True
     if state.plan is not None and (state.suspend or state.plan.pause):
         return True
@@ -131,7 +131,7 @@ def _on_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Tran
 
 
 def _on_tick(state: CoordinatorState, event: Tick, now_s: float) -> Transition:
-    known = learn_silence(state, event.behind_s, now_s)
+    known = learn_silence(forget_let_go(state), event.behind_s, now_s)
     heard = hear(hear_silence(known.state, event.behind_s), event.heard)
     return replace(known, state=heard)
 

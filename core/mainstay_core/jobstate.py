@@ -190,8 +190,6 @@ class CoordinatorState:
     """Members of a pausing plan that have saved what they can."""
     scaled_to: int | None = None
     """Replicas that somebody asked for in the running job."""
-    outgoing: tuple[Member, ...] = ()
-    """Members of the quorum before that the planned plan drops, until all others have settled."""
     pods: tuple[PodState, ...] = ()
     """In natural order of their names."""
     slots: tuple[SlotState, ...] = ()

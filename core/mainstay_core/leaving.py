@@ -15,6 +15,7 @@ from mainstay_core.facts import Fact
 from mainstay_core.jobstate import (
     CoordinatorState,
     PodState,
+    all_settled,
     has_members,
     is_leaving,
     is_living,
@@ -83,9 +84,19 @@ def leaving_pods(state: CoordinatorState) -> tuple[PodState, ...]:
     return tuple(sorted(serving, key=lambda p: (p.leaving_at_s, uid_of(p))))
 
 
+def outgoing(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the members that the newest plan drops and that somebody may still wait for.
+
+    Nobody does once all go on in the plan; a step that is committed in it took all their votes.
+    """
+    if state.plan is None or state.commits or all_settled(state):
+        return ()
+    return state.plan.outgoing
+
+
 def outgoing_died(state: CoordinatorState) -> tuple[Member, ...]:
     """Return the members that ended between the plan that drops them and its adoption."""
-    return tuple(m for m in state.outgoing if not is_living(state, m))
+    return tuple(m for m in outgoing(state) if not is_living(state, m))
 
 
 def outgoing_missed(state: CoordinatorState, now_s: float) -> tuple[Member, ...]:

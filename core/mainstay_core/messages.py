@@ -111,6 +111,9 @@ class Plan:
     """Replicas that were wanted when it was made; a store that lost the job learns it from here."""
     pause: bool = False
     """Whether its members save their state and compute no further: the job is to be suspended."""
+    outgoing: tuple[Member, ...] = ()
+    """Members of the quorum before that this planned plan drops: the others need their votes until
+    all have adopted it. A store that lost the job looks after them by this alone."""
     version: int = VERSION
 
     def digest(self) -> str:

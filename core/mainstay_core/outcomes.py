@@ -23,6 +23,7 @@ from mainstay_core.recovery_times import close_all
 
 def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
     """Return the state with ``plan`` as the newest, and what makes it visible."""
+    plan = replace(plan, outgoing=_outgoing(state.plan, plan))
     seated = []
     for member in plan.members:
         slot = state.slot(member.slot)
@@ -34,7 +35,6 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         state,
         phase=phase,
         plan=plan,
-        outgoing=_outgoing(state.plan, plan),
         last_id=plan.quorum.id,
         adopted_at_s={},
         settled_at_s={},

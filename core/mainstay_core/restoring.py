@@ -34,11 +34,13 @@ from mainstay_core.jobstate import (
     JobPhase,
     PodState,
     SlotState,
+    has_members,
     pod_name,
     uid_of,
     with_pod,
     with_slots,
 )
+from mainstay_core.leaving import outgoing
 from mainstay_core.messages import Method, Plan
 
 
@@ -134,12 +136,31 @@ def hear_silence(state: CoordinatorState, behind_s: Mapping[str, float]) -> Coor
     return hear(state, silent)
 
 
+def forget_let_go(state: CoordinatorState) -> CoordinatorState:
+    """Return the state without pods known only from a restored plan that has let them go.
+
+    Most of them ended in good order long before the store lost the job: nobody misses them.
+    """
+    if outgoing(state) or not any(p.placeholder for p in state.pods):
+        return state
+    left = {uid_of(p) for p in state.pods if p.placeholder and not has_members(state, uid_of(p))}
+    if not left:
+        return state
+    return replace(
+        state,
+        pods=tuple(p for p in state.pods if uid_of(p) not in left),
+        slots=tuple(s for s in state.slots if s.slot.pod not in left),
+        unheard=tuple(p for p in state.unheard if p not in left),
+    )
+
+
 def _restore(state: CoordinatorState, event: PlanReported, now_s: float) -> CoordinatorState:
     """The state with the reported plan in force and everything that followed it unknown.
 
     Its members count as living until somebody tells otherwise or they are silent;
-    whether they have settled is told by their next commits. Trainers that are no
-    members are known again when their supervisors have told of them.
+    whether they have settled is told by their next commits. So do the members that it
+    drops: until then somebody may wait for their votes. Other trainers are known again
+    when their supervisors have told of them.
     """
     plan = event.plan
     state = _with_slots(_with_pods(state, plan), plan)
@@ -149,7 +170,6 @@ def _restore(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         phase=JobPhase.RECOVERING,
         plan=plan,
         scaled_to=plan.replicas_wanted or state.scaled_to,
-        outgoing=(),
         last_id=plan.quorum.id,
         restarted_id=max(state.restarted_id, restarted_id),
         adopted_at_s={},
@@ -172,9 +192,13 @@ def _restore(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
 def _with_pods(state: CoordinatorState, plan: Plan) -> CoordinatorState:
     """Every member's pod is there; what is known of it may be old until it registers."""
     hosts = {h.pod: h for h in (*plan.hosts, plan.rendezvous)}
-    for uid in sorted({m.slot.pod for m in plan.members}):
-        members = [m for m in plan.members if m.slot.pod == uid]
+    serving = {m.slot.pod for m in plan.members}
+    everybody = (*plan.members, *plan.outgoing)
+    for uid in sorted({m.slot.pod for m in everybody}):
+        members = [m for m in everybody if m.slot.pod == uid]
         known, host = state.pod(uid), hosts.get(uid)
+        if known is not None and known.gone and uid not in serving:
+            continue
         if known is not None:
             known = replace(known, gone=False, why="", placeholder=True)
         else:
@@ -192,7 +216,7 @@ def _with_pods(state: CoordinatorState, plan: Plan) -> CoordinatorState:
 
 
 def _with_slots(state: CoordinatorState, plan: Plan) -> CoordinatorState:
-    members = {m.slot: m for m in plan.members}
+    members = {m.slot: m for m in (*plan.outgoing, *plan.members)}
     slots = []
     for known in (*state.slots, *(SlotState(slot=s) for s in members if state.slot(s) is None)):
         member = members.get(known.slot)

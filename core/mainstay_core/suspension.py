@@ -150,7 +150,6 @@ def resume_now(state: CoordinatorState, now_s: float) -> Transition:
         adopted_at_s={},
         settled_step=None,
         commits=0,
-        outgoing=(),
         reforms=0,
         suspected_before=(),
     )

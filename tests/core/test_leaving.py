@@ -106,6 +106,19 @@ def test_a_leaver_that_dies_before_the_swap_is_masked(start: Start) -> None:
     assert len(world.plan.chains) == 4, "its successor was on the way"
 
 
+def test_a_leaver_that_ended_in_good_order_is_blamed_for_nothing_later(start: Start) -> None:
+    world = start()
+    leaver = world.member(1, 0)
+    leave(world, leaver.slot.pod)
+    world.settle()
+    world.tell(world.about(FactKind.TRAINER_DOWN, leaver))
+    plan = world.plan
+    world.park(world.member(0, 0))
+    assert world.plan == plan, "nobody is confirmed gone: there is a pause for evidence"
+    world.tick(after_s=30.0)
+    assert world.plan.method is Method.REFORM
+
+
 def test_a_leaver_that_dies_before_its_last_plan_is_adopted_costs_no_pause(start: Start) -> None:
     world = start()
     leaver, other = world.member(1, 0), world.member(0, 0)

@@ -22,7 +22,7 @@ from mainstay_core.facts import FactKind
 from mainstay_core.faults import FaultAction, FaultPoint
 from mainstay_core.ids import PodUid, QuorumId
 from mainstay_core.jobstate import CoordinatorState, JobPhase
-from mainstay_core.messages import Plan
+from mainstay_core.messages import Method, Plan
 from mainstay_core.restoring import is_behind
 
 SMALL = {"lanes": 2, "replicas": 2, "stages": 2, "shards_per_lane": 2}
@@ -73,6 +73,63 @@ def test_a_scaled_job_does_not_grow_back_when_its_store_is_lost(start: Callable[
     plan = flush(world)
     report(world, plan)
     assert world.state.wanted == 1
+
+
+def let_go(world: Any) -> tuple[Plan, Any]:
+    """A pod leaves, and the store is lost before anybody has adopted the plan without it."""
+    leaver = world.member(1, 0)
+    world.tell(world.fact(FactKind.LEAVING, leaver.slot.pod, None, evidence="SIGTERM"))
+    plan = flush(world)
+    assert (plan.planned, plan.outgoing) == (True, (leaver,))
+    report(world, plan)
+    return plan, leaver
+
+
+def test_who_is_on_the_way_out_is_looked_after_although_the_store_was_lost(
+    start: Callable[..., Any],
+) -> None:
+    world = start(**SMALL)
+    plan, leaver = let_go(world)
+    pod = leaver.slot.pod
+    world.send(Tick(heard=tuple(p for p in world.state.unheard if p != pod)))
+    world.tick(**silent(world, pod))
+    assert world.plan == plan, "late is not gone"
+    world.tick(**{pod: world.state.config.heartbeat_timeout_s + 1})
+    world.tick(after_s=2 * world.state.config.probe_s)
+    assert (world.plan.quorum.id, world.plan.method) == (plan.quorum.id + 1, Method.MASK)
+    assert "ended before the plan that lets it go was adopted" in world.plan.reason
+    assert world.plan.outgoing == ()
+
+
+def test_who_left_in_good_order_before_the_store_was_lost_is_not_missed(
+    start: Callable[..., Any],
+) -> None:
+    world = start(**SMALL)
+    plan, leaver = let_go(world)
+    pod = leaver.slot.pod
+    assert world.state.pod(pod).placeholder
+    assert pod in world.state.unheard
+    # The ledger's entries are told again: a step of that quorum took the votes of all.
+    world.commit()
+    world.tick()
+    assert world.state.pod(pod) is None
+    assert pod not in world.state.unheard
+    everybody_heard(world)
+    world.tick(**{pod: 99.0})
+    assert world.plan == plan
+    assert "PodGone" not in world.announced()
+
+
+def test_who_is_on_the_way_out_gets_no_place_before_it_is_heard(start: Callable[..., Any]) -> None:
+    world = start(**SMALL)
+    plan, leaver = let_go(world)
+    pod = leaver.slot.pod
+    everybody_heard(world)
+    world.down(world.member(0, 1))
+    world.settle()
+    world.tick()
+    assert world.plan.quorum.id > plan.quorum.id
+    assert pod not in {m.slot.pod for m in world.plan.members}
 
 
 def test_a_pod_that_leaves_says_so_again_to_a_store_that_was_lost(
