@@ -28,6 +28,8 @@ class LossCause(enum.StrEnum):
     IMAGE = "ImagePullFailed"
 
 
+IMAGE_WHY = "its image cannot be pulled"
+"""How the reason begins why the operator ends a pod that is stuck on its image."""
 COUNTED = frozenset(
     {LossCause.NODE_LOST, LossCause.OUT_OF_MEMORY, LossCause.FAILED, LossCause.IMAGE}
 )
@@ -108,29 +110,34 @@ def find_losses(
 
 
 def is_lost(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
-    """Whether an existing pod is surely gone: it has ended, or its node is no more."""
-    return pod.ended or _has_lost_node(pod, nodes)
+    """Whether an existing pod is surely gone: it has ended, or its node is lost."""
+    return pod.ended or has_lost_node(pod, nodes)
 
 
-def _has_lost_node(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+def has_lost_node(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+    """Whether nothing runs any more where a pod is."""
     node = nodes.get(pod.node) if nodes is not None else None
-    return node is not None and node.gone
+    return node is not None and node.lost
 
 
 def _why_lost(
     pod: SeenPod, nodes: Mapping[str, SeenNode] | None, *, exists: bool
 ) -> tuple[LossCause, str]:
     """Return the cause, and the evidence in one sentence."""
+    node = nodes.get(pod.node) if nodes is not None else None
+    if pod.ended_for.startswith(IMAGE_WHY):
+        return LossCause.IMAGE, f"the operator ended pod {pod.name}: {pod.ended_for}"
     if pod.ended_for:
         return LossCause.ENDED, f"the operator ended pod {pod.name}: {pod.ended_for}"
-    if _has_lost_node(pod, nodes):
-        return LossCause.NODE_LOST, f"node {pod.node} of pod {pod.name} is no more"
+    if node is not None and node.lost:
+        what = "no more" if node.gone else "out of service"
+        return LossCause.NODE_LOST, f"node {pod.node} of pod {pod.name} is {what}"
     if pod.disruption is not None:
         why = f"pod {pod.name} on node {pod.node or '(none)'} was {pod.disruption.value}"
         cause = {
             Disruption.PREEMPTED: LossCause.PREEMPTED,
             Disruption.EVICTED: LossCause.EVICTED,
-            Disruption.TAINTED: LossCause.NODE_LOST,
+            Disruption.TAINTED: LossCause.EVICTED if node and node.ready else LossCause.NODE_LOST,
             Disruption.NODE_SHUTDOWN: LossCause.NODE_SHUTDOWN,
             Disruption.OTHER: LossCause.EVICTED,
         }[pod.disruption]
@@ -140,7 +147,6 @@ def _why_lost(
         return cause, f"pod {pod.name} failed: {pod.failure}"
     if exists and not pod.terminating:
         return LossCause.LEFT, f"pod {pod.name} has ended by itself"
-    node = nodes.get(pod.node) if nodes is not None else None
     if node is not None and not node.ready:
         return LossCause.NODE_LOST, f"pod {pod.name} was deleted from node {node.name}, not ready"
     return LossCause.DELETED, f"pod {pod.name} was deleted"

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from mainstay_core.ids import PodUid
 
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+"""Taint that people, or what fences nodes for them, put on a node that is shut down."""
+
 
 class PodPhase(enum.StrEnum):
     """Where a pod's life is, as the cluster says."""
@@ -51,6 +54,7 @@ class SeenPod:
     """Empty until it is scheduled."""
     phase: PodPhase = PodPhase.PENDING
     ready: bool = False
+    ready_since_s: float = 0.0
     terminating: bool = False
     """Somebody deleted it; it may work on until ``ends_by_s``."""
     ends_by_s: float = 0.0
@@ -71,6 +75,8 @@ class SeenPod:
     created_at_s: float = 0.0
     container_ends: tuple[ContainerEnd, ...] = ()
     """The last end of each container that ended and was started again."""
+    tolerations: tuple[Toleration, ...] = ()
+    """The template's, and those that the cluster's admission added, as for a device's nodes."""
 
     @property
     def ended(self) -> bool:
@@ -110,10 +116,17 @@ class SeenNode:
     taints: tuple[Taint, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def lost(self) -> bool:
+        """Whether nothing runs there any more, for sure: it is no more, or somebody says that it is
+        shut down. Being not ready alone is a hint.
+        """
+        return self.gone or (not self.ready and any(t.key == OUT_OF_SERVICE for t in self.taints))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toleration:
-    """A taint that the job's pods bear."""
+    """A taint that a pod bears."""
 
     key: str = ""
     """Empty with operator Exists: any."""
@@ -121,9 +134,13 @@ class Toleration:
     value: str = ""
     effect: str = ""
     """Empty: any."""
+    for_a_while: bool = False
+    """The cluster evicts the pod after some time (tolerationSeconds)."""
 
     def bears(self, taint: Taint) -> bool:
         """Return whether a pod with this toleration may stay on a node with the taint."""
+        if self.for_a_while:
+            return False
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:

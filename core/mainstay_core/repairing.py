@@ -13,8 +13,15 @@ from dataclasses import dataclass
 
 from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import PodUid
-from mainstay_core.pod_losses import Loss, Wishes, find_losses, is_lost
-from mainstay_core.pods_seen import SeenNode, SeenPod, Taint, Toleration
+from mainstay_core.pod_losses import (
+    IMAGE_WHY,
+    Loss,
+    Wishes,
+    find_losses,
+    has_lost_node,
+    is_lost,
+)
+from mainstay_core.pods_seen import SeenNode, SeenPod, Taint
 
 KEEP_FAILED = 3
 """Failed pods that are left for their logs."""
@@ -45,7 +52,6 @@ class RepairPolicy:
     force_delete_s: float = 0.0
     """So long after its deadline a pod on an unreachable node is removed by force; 0: never."""
     ignore_cordon: bool = False
-    tolerations: tuple[Toleration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +116,7 @@ def plan_repair(
         if p.uid in leaves and p.uid in wishes.living and p.uid not in wishes.leaving
     ]
     kept, ending = _sort_out(living, leaves, nodes, wishes, policy, now_s)
-    ending += [] if wishes.over else _swept(existing)
+    ending += [] if wishes.over else [*_swept(existing), *_left_behind(existing, nodes)]
     ending += _forced(existing, nodes, wishes, policy, now_s)
     wanted = 0 if wishes.over or wishes.suspended else wishes.num_pods
     missing = max(0, wanted - len(kept))
@@ -142,7 +148,7 @@ def why_leaving(pod: SeenPod, nodes: Mapping[str, SeenNode] | None, policy: Repa
     if node.cordoned and not policy.ignore_cordon:
         return f"node {node.name} is cordoned"
     for taint in node.taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and _drives_out(taint, policy):
+        if taint.effect in ("NoSchedule", "NoExecute") and _drives_out(taint, pod):
             return f"node {node.name} has taint {taint.key}:{taint.effect}"
     return ""
 
@@ -158,8 +164,8 @@ def free_indexes(used: Iterable[int], num: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _drives_out(taint: Taint, policy: RepairPolicy) -> bool:
-    return taint.key not in HINT_TAINTS and not any(t.bears(taint) for t in policy.tolerations)
+def _drives_out(taint: Taint, pod: SeenPod) -> bool:
+    return taint.key not in HINT_TAINTS and not any(t.bears(taint) for t in pod.tolerations)
 
 
 def _sort_out(
@@ -179,7 +185,10 @@ def _sort_out(
     ending |= {uid: leaves[uid] for uid in wishes.ending if uid in leaves}
     # What never registered has no work to hand over.
     ending |= {p.uid: leaves[p.uid] for p in living if p.uid in leaves and _unknown(p, wishes)}
-    ending |= {p.uid: p.stuck for p in _stuck_on_image(living, policy, now_s)}
+    ending |= {
+        p.uid: f"{IMAGE_WHY} on node {p.node}, where others have theirs: {p.stuck}"
+        for p in _stuck_on_image(living, policy, now_s)
+    }
     ending |= {
         p.uid: f"its node {p.node} is not ready, and the job goes on without it"
         for p in living
@@ -217,14 +226,14 @@ def _end(pod: SeenPod, why: str) -> PodEnd:
 
 
 def _stuck_on_image(living: list[SeenPod], policy: RepairPolicy, now_s: float) -> list[SeenPod]:
-    """Pods that cannot get their image where others could: their node is at fault."""
-    if not any(p.ready for p in living):
+    """Pods that cannot get their image where others could: their node is at fault.
+
+    The others must have had it for as long: after an outage of the registry one is the first.
+    """
+    late_s = now_s - policy.stuck_image_s
+    if not any(p.ready and p.ready_since_s < late_s for p in living):
         return []
-    return [
-        p
-        for p in living
-        if p.stuck_on_image and not p.ready and now_s - p.created_at_s > policy.stuck_image_s
-    ]
+    return [p for p in living if p.stuck_on_image and not p.ready and p.created_at_s < late_s]
 
 
 def _swept(pods: list[SeenPod]) -> list[PodEnd]:
@@ -233,6 +242,15 @@ def _swept(pods: list[SeenPod]) -> list[PodEnd]:
     failed = sorted((p for p in ended if p.failure), key=lambda p: (p.created_at_s, p.uid))
     kept = {p.uid for p in failed[-KEEP_FAILED:]}
     return [_end(p, "it has ended") for p in ended if p.uid not in kept]
+
+
+def _left_behind(pods: list[SeenPod], nodes: Mapping[str, SeenNode] | None) -> list[PodEnd]:
+    """Pods whose node is lost: once they are deleted, the cluster may remove them."""
+    return [
+        _end(p, f"its node {p.node} is lost")
+        for p in pods
+        if has_lost_node(p, nodes) and not p.ended and not p.terminating
+    ]
 
 
 def _forced(
@@ -258,7 +276,7 @@ def _forced(
         and p.ends_by_s <= late_s
         and p.uid not in wishes.living
         and p.node in nodes
-        and (nodes[p.node].gone or not nodes[p.node].ready)
+        and (nodes[p.node].lost or not nodes[p.node].ready)
     ]
 
 

@@ -50,7 +50,9 @@ class PodOptions:
     pull_policy: str
     api_url: str
     avoid_nodes: tuple[str, ...] = ()
-    """Nodes that new pods should not run on."""
+    """Nodes that new pods must not run on."""
+    shun_nodes: tuple[str, ...] = ()
+    """Nodes that they had better not run on."""
 
 
 def build_service(view: JobView) -> dict[str, Any]:
@@ -367,6 +369,11 @@ def _place(view: JobView, spec: dict[str, Any], options: PodOptions) -> None:
     if options.avoid_nodes:
         avoid = {"key": _HOSTNAME, "operator": "NotIn", "values": sorted(options.avoid_nodes)}
         _require_of_nodes(spec, avoid)
+    if options.shun_nodes:
+        shun = {"key": _HOSTNAME, "operator": "NotIn", "values": sorted(options.shun_nodes)}
+        nodes = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+        wishes = nodes.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
+        wishes.append({"weight": 100, "preference": {"matchExpressions": [shun]}})
 
 
 def _require_of_nodes(spec: dict[str, Any], expression: Mapping[str, Any]) -> None:

@@ -67,7 +67,9 @@ class Hands:
         selector = (pair.partition("=") for pair in settings.api_selector.split(",") if pair)
         self._api_selector = {key.strip(): value.strip() for key, _, value in selector}
 
-    def pod_options(self, avoid_nodes: Iterable[str] = ()) -> PodOptions:
+    def pod_options(
+        self, avoid_nodes: Iterable[str] = (), shun_nodes: Iterable[str] = ()
+    ) -> PodOptions:
         """Return what pods get from the settings."""
         settings = self._settings
         return PodOptions(
@@ -75,6 +77,7 @@ class Hands:
             pull_policy=settings.agent_pull_policy,
             api_url=settings.agent_api_url or settings.api_url,
             avoid_nodes=tuple(sorted(avoid_nodes)),
+            shun_nodes=tuple(sorted(shun_nodes)),
         )
 
     async def add_finalizer(self, view: JobView) -> None:
@@ -156,10 +159,9 @@ class Hands:
         return True
 
     async def make_pods(
-        self, view: JobView, indexes: Sequence[int], avoid_nodes: Iterable[str] = ()
+        self, view: JobView, indexes: Sequence[int], options: PodOptions
     ) -> tuple[list[SeenPod], list[Exception]]:
         """Make pods, all at once; return those that are there now, and what went wrong."""
-        options = self.pod_options(avoid_nodes)
         results = await asyncio.gather(
             *(self._make_pod(view, index, options) for index in indexes), return_exceptions=True
         )

@@ -247,6 +247,11 @@ class Keeper:
         settings = self._settings
         counted = memory.record.counted_times()
         before = memory.before
+        policy = view.repair_policy(
+            force_delete_s=settings.force_delete_s,
+            image_pull_s=settings.image_pull_s,
+            ignore_cordon=settings.ignore_cordon,
+        )
         repair = plan_repair(
             before=before,
             pods=pods,
@@ -255,11 +260,7 @@ class Keeper:
             accounted=memory.accounted,
             taken=memory.taken,
             counted=counted,
-            policy=view.repair_policy(
-                force_delete_s=settings.force_delete_s,
-                image_pull_s=settings.image_pull_s,
-                ignore_cordon=settings.ignore_cordon,
-            ),
+            policy=policy,
             now_s=now_s,
         )
         if memory.repair is None or repair.reason != memory.repair.reason:
@@ -269,7 +270,9 @@ class Keeper:
         told = await self._tell_facts(repair)
         due = now_s >= memory.make_at_s
         make = repair.make if due else ()
-        made, errors = await self._hands.make_pods(view, make, self._warden.ward.avoided)
+        shunned = memory.record.nodes_without_image(pods, now_s - policy.window_s)
+        options = self._hands.pod_options(self._warden.ward.avoided, shunned)
+        made, errors = await self._hands.make_pods(view, make, options)
         self.pods.note_made(made)
         if due and repair.make:
             self._note_refusal(errors, now_s)

@@ -13,6 +13,7 @@ from mainstay_core.pods_seen import (
     SeenNode,
     SeenPod,
     Taint,
+    Toleration,
 )
 from mainstay_operator.resources import ENDED_FOR, KIND, LABEL_INDEX, parse_time
 
@@ -46,6 +47,7 @@ def see_pod(body: Mapping[str, Any]) -> SeenPod:
     stuck_reason, stuck = _stuck(containers)
     failure, out_of_memory = _failure(status, containers)
     terminating = bool(metadata.get("deletionTimestamp"))
+    ready = conditions.get("Ready", {})
     scheduled = conditions.get("PodScheduled", {})
     unscheduled = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     return SeenPod(
@@ -54,7 +56,8 @@ def see_pod(body: Mapping[str, Any]) -> SeenPod:
         index=_index(metadata),
         node=spec.get("nodeName") or "",
         phase=PodPhase(status.get("phase") or "Pending"),
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        ready=ready.get("status") == "True",
+        ready_since_s=parse_time(ready.get("lastTransitionTime")),
         terminating=terminating,
         ends_by_s=parse_time(metadata.get("deletionTimestamp")),
         grace_s=float(metadata.get("deletionGracePeriodSeconds") or 0) if terminating else 0.0,
@@ -70,6 +73,17 @@ def see_pod(body: Mapping[str, Any]) -> SeenPod:
         unscheduled=str(scheduled.get("message", "")) if unscheduled else "",
         created_at_s=parse_time(metadata.get("creationTimestamp")),
         container_ends=_ends(containers),
+        tolerations=tuple(_see_toleration(t) for t in spec.get("tolerations") or ()),
+    )
+
+
+def _see_toleration(body: Mapping[str, Any]) -> Toleration:
+    return Toleration(
+        key=body.get("key") or "",
+        operator=body.get("operator") or "Equal",
+        value=body.get("value") or "",
+        effect=body.get("effect") or "",
+        for_a_while=body.get("tolerationSeconds") is not None,
     )
 
 

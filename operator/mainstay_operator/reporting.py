@@ -16,6 +16,7 @@ from mainstay_core.conditions import (
 )
 from mainstay_core.ids import PodUid
 from mainstay_core.pod_losses import Loss, LossCause, Wishes
+from mainstay_core.pods_seen import SeenPod
 from mainstay_operator.resources import JobView, parse_time, show_time
 
 MAX_RECENT = 256
@@ -51,6 +52,16 @@ class PodRecord:
     def counted_times(self) -> list[float]:
         """Return when the losses were that count against the budget."""
         return [parse_time(item["time"]) for item in self.recent if item.get("counts", True)]
+
+    def nodes_without_image(self, pods: Iterable[SeenPod], since_s: float) -> frozenset[str]:
+        """Return the nodes that cannot pull an image now, or could not since then."""
+        cause = LossCause.IMAGE.value
+        before = {
+            item.get("node", "")
+            for item in self.recent
+            if item.get("reason") == cause and parse_time(item["time"]) > since_s
+        }
+        return frozenset(before | {p.node for p in pods if p.stuck_on_image}) - {""}
 
     def with_losses(self, losses: Iterable[Loss]) -> PodRecord:
         """Return the record with more losses; what the operator ended itself is none."""

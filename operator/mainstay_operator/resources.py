@@ -10,7 +10,7 @@ from typing import Any
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.facts import Place
 from mainstay_core.ids import JobUid
-from mainstay_core.pods_seen import SeenNode, SeenPod, Toleration
+from mainstay_core.pods_seen import SeenNode, SeenPod
 from mainstay_core.repairing import RepairPolicy
 from mainstay_core.spec import TrainingJob, parse_training_job
 from mainstay_core.spec_fields import DEFAULT_MANAGER
@@ -133,16 +133,6 @@ class JobView:
         self, *, force_delete_s: float, image_pull_s: float, ignore_cordon: bool
     ) -> RepairPolicy:
         """Return what a repair of this job may do."""
-        pod_spec = self.template.get("spec") or {}
-        tolerations = tuple(
-            Toleration(
-                key=t.get("key") or "",
-                operator=t.get("operator") or "Equal",
-                value=t.get("value") or "",
-                effect=t.get("effect") or "",
-            )
-            for t in pod_spec.get("tolerations") or ()
-        )
         assert self.job is not None
         window = self.job.spec.recovery.window
         most = window.max_repairs
@@ -152,7 +142,6 @@ class JobView:
             force_delete_s=force_delete_s,
             stuck_image_s=image_pull_s,
             ignore_cordon=ignore_cordon,
-            tolerations=tolerations,
         )
 
 

@@ -12,6 +12,7 @@ from mainstay_core.facts import FactKind
 from mainstay_core.ids import PodUid
 from mainstay_core.pod_losses import LossCause, Wishes
 from mainstay_core.pods_seen import (
+    OUT_OF_SERVICE,
     Disruption,
     PodPhase,
     SeenNode,
@@ -158,6 +159,33 @@ def test_a_node_that_is_no_more_takes_its_pods_with_it() -> None:
     assert done.make == (2,)
 
 
+def test_a_node_out_of_service_takes_its_pods_with_it_if_it_is_silent_as_well() -> None:
+    taint = Taint(key=OUT_OF_SERVICE, effect="NoExecute", value="nodeshutdown")
+
+    def told(node: SeenNode) -> Repair:
+        pods = [pod(0), pod(1)]
+        return repair(pods, wishes(2, 0, 1), before=seen(*pods), nodes={"n0": node})
+
+    lost = told(SeenNode(name="n0", ready=False, taints=(taint,)))
+    assert [(f.kind, f.pod) for f in lost.tell] == [(FactKind.POD_GONE, uid(0))]
+    assert [(loss.cause, loss.counts) for loss in lost.losses] == [(LossCause.NODE_LOST, True)]
+    assert (lost.make, [e.uid for e in lost.end]) == ((2,), [uid(0)])
+
+    leaving = told(SeenNode(name="n0", ready=True, taints=(taint,)))
+    assert [(f.kind, f.pod) for f in leaving.tell] == [(FactKind.LEAVING, uid(0))]
+
+
+def test_what_a_taint_evicts_from_a_node_that_works_is_somebody_s_will() -> None:
+    evicted = pod(0, phase=PodPhase.FAILED, disruption=Disruption.TAINTED)
+
+    def cause(**fields: Any) -> LossCause:
+        nodes = {"n0": SeenNode(name="n0", **fields)}
+        return repair([evicted], wishes(1, 0), before=seen(pod(0)), nodes=nodes).losses[0].cause
+
+    assert cause() is LossCause.EVICTED
+    assert cause(ready=False) is LossCause.NODE_LOST
+
+
 def test_a_cordoned_node_s_pods_hand_over_before_they_are_ended() -> None:
     nodes = {"n0": SeenNode(name="n0", cordoned=True)}
     pods = [pod(0), pod(1)]
@@ -184,8 +212,8 @@ def test_a_cordon_can_be_left_to_evictions() -> None:
 def test_only_taints_that_the_pods_do_not_bear_drive_them_out() -> None:
     def told(taint: Taint, *tolerations: Toleration) -> bool:
         nodes = {"n0": SeenNode(name="n0", taints=(taint,))}
-        policy = RepairPolicy(tolerations=tolerations)
-        return bool(repair([pod(0)], wishes(1, 0), nodes=nodes, policy=policy).tell)
+        borne = pod(0, tolerations=tolerations)
+        return bool(repair([borne], wishes(1, 0), nodes=nodes).tell)
 
     maintenance = Taint(key="maintenance", effect="NoSchedule", value="soon")
     assert told(maintenance)
@@ -194,6 +222,8 @@ def test_only_taints_that_the_pods_do_not_bear_drive_them_out() -> None:
     assert not told(maintenance, Toleration(operator="Exists"))
     assert not told(Taint(key="maintenance", effect="PreferNoSchedule"))
     assert not told(Taint(key="node.kubernetes.io/unreachable", effect="NoExecute"))
+    soon = Taint(key="maintenance", effect="NoExecute")
+    assert told(soon, Toleration(key="maintenance", operator="Exists", for_a_while=True))
 
 
 def test_a_pod_without_work_on_a_cordoned_node_is_ended_at_once() -> None:
@@ -264,7 +294,13 @@ def test_preemption_and_drain_never_use_the_budget_up() -> None:
 def test_a_pod_whose_node_alone_cannot_pull_the_image_is_replaced() -> None:
     stuck = pod(1, ready=False, stuck="ImagePullBackOff", stuck_on_image=True)
 
-    assert [e.uid for e in repair([pod(0), stuck], wishes(2, 0)).end] == [uid(1)]
+    (end,) = repair([pod(0), stuck], wishes(2, 0)).end
+    assert end.uid == uid(1)
+    ended = pod(1, ready=False, ended_for=end.why)
+    (loss,) = repair([pod(0)], wishes(2, 0), before=seen(pod(0), ended)).losses
+    assert (loss.cause, loss.counts) == (LossCause.IMAGE, True)
+    first = pod(0, ready_since_s=NOW_S - 1)
+    assert repair([first, stuck], wishes(2, 0)).end == ()
     nobody = pod(0, ready=False, stuck="ImagePullBackOff", stuck_on_image=True)
     assert repair([nobody, stuck], wishes(2)).end == ()
 

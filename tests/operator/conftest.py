@@ -11,7 +11,11 @@ from tests.operator.world import World, world_on
 @pytest.fixture(scope="module")
 def world(control_plane: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """One operator for the jobs of a module's tests: each has a name of its own."""
-    environment = {"MAINSTAY_RESYNC_S": "0.5"}
+    environment = {
+        "MAINSTAY_RESYNC_S": "0.5",
+        "MAINSTAY_FORCE_DELETE_S": "1",
+        "MAINSTAY_IMAGE_PULL_S": "1",
+    }
     with world_on(control_plane, tmp_path_factory.mktemp("world"), **environment) as made:
         yield made
 

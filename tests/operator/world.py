@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -235,8 +236,17 @@ class World:
             self.kube.create(
                 "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "spec": {}}
             )
-        status = {"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}
-        self.kube.patch(f"/api/v1/nodes/{name}/status", {"status": status})
+        self.set_node_ready(name, ready=True)
+
+    def set_node_ready(self, name: str, *, ready: bool) -> None:
+        status = {"type": "Ready", "status": str(ready), "reason": "Test"}
+        self.kube.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [status]}})
+
+    def taint_node(self, name: str, key: str, effect: str) -> None:
+        """Add a taint; the node lifecycle controller may have some of its own."""
+        taints = self.kube.get(f"/api/v1/nodes/{name}")["spec"].get("taints", [])
+        taints.append({"key": key, "effect": effect})
+        self.kube.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
 
 
 class Job:
@@ -305,13 +315,37 @@ class Job:
             },
         )
 
+    def bind_all(self, pods: Iterable[dict[str, Any]], first: str, rest: str) -> None:
+        """Bind the first pod to a node of its own."""
+        for number, pod in enumerate(pods):
+            self.bind(pod, rest if number else first)
+
+    def remove(self, pod: dict[str, Any]) -> None:
+        """End a pod for good, as its kubelet does."""
+        path = self.world.path("pods", pod["metadata"]["name"])
+        self.world.kube.delete(path, gracePeriodSeconds="0")
+
     def set_pod(self, pod: dict[str, Any], **status: Any) -> None:
         path = self.world.path("pods", pod["metadata"]["name"])
         self.world.kube.patch(f"{path}/status", {"status": status})
 
+    def set_waiting(self, pod: dict[str, Any], reason: str) -> None:
+        """Its trainer's container waits."""
+        waiting = {"waiting": {"reason": reason, "message": f"{reason}: no such thing"}}
+        container = {
+            "name": "trainer",
+            "image": "torch:test",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+            "state": waiting,
+        }
+        self.set_pod(pod, phase="Pending", containerStatuses=[container])
+
     def set_ready(self, pods: Iterable[dict[str, Any]]) -> None:
         for pod in pods:
-            condition = {"type": "Ready", "status": "True"}
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            condition = {"type": "Ready", "status": "True", "lastTransitionTime": now}
             self.set_pod(pod, phase="Running", conditions=[condition])
 
     # --- supervisors ---
@@ -346,6 +380,14 @@ class Job:
 
     def fact(self, kind: str, pod: str, life: str, **fields: Any) -> None:
         self.agent("facts", {"facts": [played.fact(kind, pod, life, **fields)]})
+
+    def leaving(self) -> set[str]:
+        """Pods whose work is to be handed over."""
+        return set(self.wanted()["leaving"])
+
+    def living(self) -> set[str]:
+        """Pods that the api takes for living."""
+        return {p["uid"] for p in self.wanted()["pods"]}
 
     def plan(self) -> dict[str, Any]:
         return dict(self.world.api.get(f"/v1/jobs/{self.uid}/plan")["plan"] or {})
