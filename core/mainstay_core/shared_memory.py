@@ -38,7 +38,7 @@ class SharedMemory:
     """The bound, or that there is none."""
 
     size_mib: int | None
-    """None: as much as the memory limits of the pod's containers allow."""
+    """None: as much as the memory limits of the containers that write there allow, and the node."""
     reason: str
 
 
