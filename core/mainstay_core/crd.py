@@ -203,8 +203,8 @@ def _plain(node: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:
             schema["properties"] = {
                 name: _structural(child, defs) for name, child in node["properties"].items()
             }
-            if node.get("required"):
-                schema["required"] = list(node["required"])
+        if node.get("required"):
+            schema["required"] = list(node["required"])
     return schema
 
 

@@ -127,6 +127,13 @@ CROSS_FIELD: tuple[Rule, ...] = (
 
 CLUSTER_ONLY: tuple[Rule, ...] = (
     Rule(
+        section="spec",
+        field=".template",
+        rule="has(self.template)",
+        message="is needed in a cluster: spec.containers with a container whose image has torch; "
+        "the one named trainer, or the first, is the trainer",
+    ),
+    Rule(
         section="spec.checkpoint",
         rule="self.everySteps == 0 || has(self.storage)",
         message="everySteps needs storage in a cluster: the absolute path of a directory that all "
@@ -154,6 +161,15 @@ UNCHANGEABLE: tuple[Rule, ...] = (
     _constant("spec.recovery", ".holdBackSeconds"),
     _constant("spec.recovery", ".holdBackMaxSeconds"),
     _constant("spec", ".scheduling"),
+    Rule(
+        section="",
+        field=".spec.suspend",
+        rule="!self.spec.suspend || oldSelf.spec.suspend || self.spec.checkpoint.everySteps > 0 || "
+        "!has(self.status) || !has(self.status.quorum)",
+        message="needs a checkpoint to go on from, and spec.checkpoint.everySteps is 0; delete the "
+        "job to stop it. A job that has not begun may be suspended without",
+        forbidden=True,
+    ),
     Rule(
         section="spec",
         field=".template",

@@ -145,7 +145,11 @@ PodTemplate = Annotated[
             "type": "object",
             "properties": {
                 "metadata": {"description": "Labels and annotations of the pods.", **FREE_FIELDS},
-                "spec": {"description": "The pods' own specification.", **FREE_FIELDS},
+                "spec": {
+                    "description": "The pods' own specification, containers at least.",
+                    **FREE_FIELDS,
+                    "required": ["containers"],
+                },
             },
             "required": ["spec"],
         }

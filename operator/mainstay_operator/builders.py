@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mainstay_core.pod_templates import trainer_index
 from mainstay_core.shared_memory import SHM_DIR, SharedMemory, is_at_shm, plan_shared_memory
 from mainstay_operator.resources import (
     ANNOTATION_SHM,
@@ -23,7 +24,6 @@ from mainstay_operator.resources import (
     POD_DIR,
     SUPERVISOR,
     TOKEN_DIR,
-    TRAINER,
     JobView,
 )
 
@@ -157,8 +157,7 @@ def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
         "subdomain": view.name,
     }
     containers = [dict(c) for c in spec.get("containers") or ()]
-    containers = containers or [{"name": TRAINER, "image": options.agent_image}]
-    trainer = next((c for c in containers if c.get("name") == TRAINER), containers[0])
+    trainer = containers[trainer_index(containers)]
     shared = next((m for m in trainer.get("volumeMounts") or () if is_at_shm(m)), None)
     memory = None if shared else _shared_memory(view)
     spec["volumes"] = _by_key(spec.get("volumes") or (), _volumes(view, memory), "name")

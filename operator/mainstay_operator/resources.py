@@ -10,6 +10,7 @@ from typing import Any
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.facts import Place
 from mainstay_core.ids import JobUid
+from mainstay_core.pod_templates import check_template
 from mainstay_core.pods_seen import SeenNode, SeenPod
 from mainstay_core.repairing import RepairPolicy
 from mainstay_core.spec import TrainingJob, parse_training_job
@@ -32,7 +33,6 @@ ANNOTATION_SHM = f"{GROUP}/shared-memory"
 TOKEN_DIR = "/var/run/secrets/mainstay.dev"
 POD_DIR = "/run/mainstay"
 PACKAGE_DIR = "/opt/mainstay"
-TRAINER = "trainer"
 SUPERVISOR = "supervisor"
 INSTALL = "install"
 
@@ -156,7 +156,11 @@ def view_job(body: Mapping[str, Any]) -> JobView:
     }
     job, invalid = None, ""
     try:
-        job = parse_training_job(manifest)
+        parsed = parse_training_job(manifest)
+        # What runs is not stopped by an operator that has become stricter.
+        if not (body.get("status") or {}).get("startTime"):
+            check_template(parsed.spec)
+        job = parsed
     except InvalidSpecError as error:
         invalid = str(error)
     deleted = metadata.get("deletionTimestamp")

@@ -21,6 +21,7 @@ from mainstay_core.spec_status import CONDITION_TYPES
 
 ROOT = Path(__file__).parents[2]
 JOBS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"
+TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "trainer", "image": "torch"}]}}
 SMALLEST: dict[str, Any] = {
     "apiVersion": spec.API_VERSION,
     "kind": spec.KIND,
@@ -28,10 +29,12 @@ SMALLEST: dict[str, Any] = {
     "spec": {
         "training": {"steps": 60, "lanes": 4},
         "workload": {"entrypoint": "mainstay_train.models.llama:workload", "config": {"dim": 8}},
+        "template": TEMPLATE,
     },
 }
 NAME = "must be at most 40 lower-case letters, digits and '-'"
 FIXED = "cannot be changed: it is part of what the job is"
+NO_TRAINER = "is needed in a cluster: spec.containers with a container whose image has torch"
 AUTO = "must be a whole number from 1 to 65536, or Auto"
 LABEL = "must be the key of a node's label, e.g. topology.kubernetes.io/zone"
 
@@ -48,6 +51,8 @@ class Refused:
     """What to set in the smallest job (for a change: in a job that is there)."""
     value: Any
     words: str
+    status: dict[str, Any] | None = None
+    """What the operator had written before the change."""
 
 
 REFUSED = [
@@ -171,6 +176,14 @@ REFUSED = [
     Refused(
         "spec.scheduling.spreadTopologyKey", "type", "spec.scheduling.spreadTopologyKey", "/", LABEL
     ),
+    Refused(
+        "spec.suspend",
+        "change",
+        "spec.suspend",
+        True,
+        "needs a checkpoint to go on from, and spec.checkpoint.everySteps is 0",
+        {"quorum": {"id": "q1"}},
+    ),
     Refused("spec.managedBy", "change", "spec.managedBy", "other.io/controller", FIXED),
     Refused("spec.priorityClassName", "change", "spec.priorityClassName", "high", FIXED),
     Refused("spec.training", "change", "spec.training.steps", 61, FIXED),
@@ -197,6 +210,7 @@ REFUSED = [
         "spec.recovery.holdBackMaxSeconds", "change", "spec.recovery.holdBackMaxSeconds", 9, FIXED
     ),
     Refused("spec.scheduling", "change", "spec.scheduling.spreadTopologyKey", "rack", FIXED),
+    Refused("spec.template", "cross", "spec.template", None, NO_TRAINER),
     Refused(
         "spec.template",
         "change",
@@ -205,6 +219,7 @@ REFUSED = [
         "can be changed while the job is suspended only",
     ),
 ]
+CLUSTER_ONLY = {f"{rule.section}{rule.field}" for rule in crd_rules.CLUSTER_ONLY}
 ACCEPTED: dict[str, dict[str, Any]] = {
     "the smallest": {},
     "a suspended one of another manager": {
@@ -319,6 +334,8 @@ def test_what_breaks_a_rule_is_refused_with_the_field_and_what_would_be_right(
     api: Api, request: pytest.FixtureRequest, case: Refused
 ) -> None:
     change = at(case.path, case.value)
+    if case.status:
+        api.patch(f"{request.getfixturevalue('job')}/status", {"status": case.status})
     send = (
         partial(api.patch, request.getfixturevalue("job"), change)
         if case.kind == "change"
@@ -343,7 +360,7 @@ def test_what_keeps_the_rules_is_accepted(api: Api, fields: dict[str, Any]) -> N
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in REFUSED if case.kind != "change" and case.at != "spec.checkpoint"],
+    [case for case in REFUSED if case.kind != "change" and case.at not in CLUSTER_ONLY],
     ids=lambda c: f"{c.path}-{c.value}"[:60],
 )
 def test_the_model_refuses_the_same_at_the_same_field(case: Refused) -> None:
@@ -364,7 +381,7 @@ def test_the_template_changes_while_the_job_is_suspended(api: Api, job: str) -> 
     api.patch(job, at("spec.suspend", True))
     api.patch(job, at("spec.template", {"spec": {"nodeName": "a"}}))
     changed = api.patch(job, {"spec": {"suspend": False, "template": {"spec": {"nodeName": "b"}}}})
-    assert changed["spec"]["template"] == {"spec": {"nodeName": "b"}}
+    assert changed["spec"]["template"] == {"spec": {**TEMPLATE["spec"], "nodeName": "b"}}
     with pytest.raises(ApiError, match="while the job is suspended only"):
         api.patch(job, at("spec.template", {"spec": {"nodeName": "c"}}))
 
@@ -380,6 +397,10 @@ def test_the_examples_are_accepted(api: Api, path: Path) -> None:
         with pytest.raises(ApiError, match="everySteps needs storage in a cluster"):
             api.create(JOBS, manifest, dryRun="All")
         checkpoint["storage"] = "/checkpoints"
+    if "template" not in manifest["spec"]:
+        with pytest.raises(ApiError, match=NO_TRAINER):
+            api.create(JOBS, manifest, dryRun="All")
+        manifest["spec"]["template"] = TEMPLATE
     api.create(JOBS, manifest, dryRun="All", fieldValidation="Strict")
 
 
@@ -392,6 +413,12 @@ def test_a_field_that_nothing_executes_is_unknown(api: Api, field: str) -> None:
             dryRun="All",
             fieldValidation="Strict",
         )
+
+
+def test_a_template_without_containers_is_none(api: Api) -> None:
+    template = at("spec.template.spec", {"containers": None, "nodeName": "n"})
+    with pytest.raises(ApiError, match=r"spec\.template\.spec\.containers: Required value"):
+        api.create(JOBS, merged(SMALLEST, template), dryRun="All")
 
 
 def test_a_template_of_200_kib_fits_and_comes_back_as_it_was(

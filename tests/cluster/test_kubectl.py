@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 SPEC: dict[str, Any] = {
     "training": {"steps": 60, "seed": 1, "lanes": 1},
     "workload": {"entrypoint": "package.module:workload"},
+    "template": {"spec": {"containers": [{"name": "trainer", "image": "some-image"}]}},
 }
 SERVICE = "mainstay-api"
 PORT = 8080

@@ -18,6 +18,9 @@ from mainstay_operator.resources import JobView, view_job
 OPTIONS = PodOptions(agent_image="ours:1", pull_policy="Never", api_url="http://api")
 
 
+CONTAINER = {"name": "trainer", "image": "torch:test"}
+
+
 def view(**spec: Any) -> JobView:
     body = manifest(**spec)
     body["metadata"] |= {"uid": "u-1", "namespace": "train", "resourceVersion": "7"}
@@ -194,7 +197,7 @@ def test_avoided_nodes_are_kept_off_beside_what_the_template_requires() -> None:
     )
     terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {}]
     node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    template = {"spec": {"affinity": {"nodeAffinity": node}, "containers": []}}
+    template = {"spec": {"affinity": {"nodeAffinity": node}, "containers": [CONTAINER]}}
 
     spec = build_pod(view(template=template), 0, options)["spec"]
 
