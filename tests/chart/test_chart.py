@@ -142,14 +142,21 @@ def test_monitors_and_rules_are_left_out_where_nobody_would_read_them(
     without = render(control_plane, "default", *values)
     assert not kinds & {o["kind"] for o in without}
     having = render(control_plane, "default", *values, options=("--api-versions", MONITORING))
-    found = {o["kind"]: o for o in having if o["kind"] in kinds}
-    assert set(found) == kinds
-    labels = container_labels(find(having, "Deployment", "mainstay-api"))
-    for kind, endpoints in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
-        spec = found[kind]["spec"]
-        assert spec["selector"]["matchLabels"].items() <= labels.items()
-        assert [(e["port"], e["path"]) for e in spec[endpoints]] == [("http", "/metrics")]
-    assert found["PrometheusRule"]["metadata"]["labels"]["release"] == "prometheus"
+    found = {(o["kind"], o["metadata"]["name"]): o for o in having if o["kind"] in kinds}
+    for kind, component, port in (
+        ("ServiceMonitor", "api", "http"),
+        ("PodMonitor", "api", "http"),
+        ("PodMonitor", "operator", "probes"),
+    ):
+        spec = found.pop((kind, f"mainstay-{component}"))["spec"]
+        workload = find(having, "Deployment", f"mainstay-{component}")
+        assert spec["selector"]["matchLabels"].items() <= container_labels(workload).items()
+        (endpoint,) = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
+        assert (endpoint["port"], endpoint["path"]) == (port, "/metrics")
+        assert port in {p["name"] for p in container_of(workload)["ports"]}
+    (((kind, _), rule),) = found.items()
+    assert kind == "PrometheusRule"
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
 
 
 def container_labels(workload: dict[str, Any]) -> dict[str, str]:
@@ -211,6 +218,13 @@ def test_the_operator_can_read_the_settings_that_the_chart_gives(
     read = settings.parse([], environment)
     assert read.namespace_list == ("a", "b")
     assert read.api_url == "http://mainstay-api.spaces.svc:8080"
+    # The selector of the jobs' NetworkPolicies is that of the api's pods, and of nobody else's.
+    policies = render(control_plane, "spaces", "operator.jobNetworkPolicies=true")
+    environment = environment_of(find(policies, "Deployment", "mainstay-operator"))
+    read = settings.parse([], environment)
+    chosen = dict(pair.split("=") for pair in read.api_selector.split(","))
+    assert chosen.items() <= container_labels(find(policies, "Deployment", "mainstay-api")).items()
+    assert (read.api_namespace, len(chosen)) == ("spaces", 3)
     everywhere = render(control_plane, "spaces", "rbac.cluster=true")
     environment = environment_of(find(everywhere, "Deployment", "mainstay-operator"))
     assert settings.parse([], environment).namespace_list == ()

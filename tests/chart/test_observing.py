@@ -1,4 +1,4 @@
-"""Rules and dashboards ask for metrics that the api has, in a language that Prometheus reads."""
+"""Rules and dashboards ask for metrics that there are, in a language that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import pytest
 import yaml
 from tests.chart.charts import CHART
 
-from mainstay_api.metrics import Metrics
+from mainstay_api.metrics import Metrics as ApiMetrics
+from mainstay_operator.metrics import Metrics as OperatorMetrics
 
 DASHBOARDS = sorted((CHART / "files/dashboards").glob("*.json"))
 RULES = CHART / "files/rules.yaml"
 WORD = re.compile(r"mainstay_[a-z_]+")
-LABELS = re.compile(r"(?:by|on|without|group_left) \(([a-z_, ]+)\)|([a-z_]+)=~?\"")
+LABELS = re.compile(r"(?:by|on|without|group_left) \(([a-z_, ]+)\)|([a-z_]+)(?:=~?|!=|!~)\"")
+AGGREGATED = re.compile(r"(?:by|group_left) \(([a-z_, ]*)\)")
+"""Labels that a result keeps."""
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +39,13 @@ def promtool() -> str:
 
 
 def known_metrics() -> dict[str, set[str]]:
-    """The names under which the api's metrics are scraped, with their labels."""
+    """The names under which metrics of api and operator are scraped, with their labels."""
     known = {}
-    counted = Metrics().registry
-    for collector, names in counted._collector_to_names.items():
-        labels = set(getattr(collector, "_labelnames", ()))
-        for name in names:
-            known[name] = labels | ({"le"} if name.endswith("_bucket") else set())
+    for counted in (ApiMetrics().registry, OperatorMetrics().registry):
+        for collector, names in counted._collector_to_names.items():
+            labels = set(getattr(collector, "_labelnames", ()))
+            for name in names:
+                known[name] = labels | ({"le"} if name.endswith("_bucket") else set())
     return known
 
 
@@ -73,6 +76,28 @@ def test_only_metrics_and_labels_that_exist_are_asked_for(where: str, expression
         for label in ",".join(match).split(",")
     } - {""}
     assert labels <= set().union(*(known[name] for name in names)), where
+
+
+def shown() -> Iterator[tuple[str, str, set[str]]]:
+    """What people see of a result: where, its expression, the labels that are named."""
+    for path in DASHBOARDS:
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                labels = set(re.findall(r"{{ *([a-z_]+) *}}", target.get("legendFormat", "")))
+                yield f"{path.stem}: {panel['title']}", target["expr"], labels
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        for rule in group["rules"]:
+            text = " ".join(rule["annotations"].values())
+            labels = set(re.findall(r"\$labels\.([a-z_]+)", text))
+            yield rule["alert"], rule["expr"], labels
+
+
+@pytest.mark.parametrize(("where", "expression", "labels"), list(shown()))
+def test_legends_and_alerts_name_labels_that_the_result_has(
+    where: str, expression: str, labels: set[str]
+) -> None:
+    kept = {label.strip() for match in AGGREGATED.findall(expression) for label in match.split(",")}
+    assert labels <= kept, where
 
 
 def test_dashboards_can_be_told_apart_and_do_not_overlap() -> None:
@@ -115,41 +140,84 @@ def test_prometheus_reads_every_query_of_the_dashboards(promtool: str, tmp_path:
 
 def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> None:
     shutil.copy(RULES, tmp_path / "rules.yaml")
-    heard = {"series": 'mainstay_heartbeats_total{job="j"}', "values": "0+60x60"}
-    stalled = {"series": 'mainstay_steps_committed_total{job="j"}', "values": "100+0x60"}
-    running = {"series": 'mainstay_steps_committed_total{job="j"}', "values": "0+10x60"}
-    scraped = {"series": 'mainstay_api_request_seconds_count{status="200"}', "values": "0+1x60"}
-    failing = {"series": 'mainstay_api_request_seconds_count{status="503"}', "values": "0+1x60"}
+    known = series("mainstay_job_info", "1x60", job="j", namespace="n", name="llama")
+    heard = series("mainstay_heartbeats_total", "0+60x60", job="j")
+    stalled = series("mainstay_steps_committed_total", "100+0x60", job="j")
+    running = series("mainstay_steps_committed_total", "0+10x60", job="j")
+    scraped = series("mainstay_api_request_seconds_count", "0+1x60", status="200")
+    failing = series("mainstay_api_request_seconds_count", "0+1x60", status="503")
+    lost = series("mainstay_steps_lost_total", "0+1x60", job="j")
+    often = series("mainstay_recoveries_total", "0+1x60", job="j", method="mask")
+    seldom = series("mainstay_recoveries_total", "0x60", job="j", method="mask")
+    recovery = "mainstay_recovery_seconds_bucket"
+    slow = [series(recovery, "0x60", stage="load", le="60")]
+    slow.append(series(recovery, "0+1x60", stage="load", le="300"))
+    slow.append(series(recovery, "0+1x60", stage="load", le="+Inf"))
+    request = "mainstay_api_request_seconds_bucket"
+    late = [series(request, "0x60", le="1"), series(request, "0+1x60", le="5")]
+    late.append(series(request, "0+1x60", le="+Inf"))
+    ours = {"job": "j", "namespace": "n", "name": "llama"}
+    kept = series("mainstay_operator_jobs", "1x60")
+    age = "mainstay_operator_resync_age_seconds"
+    refused = {"verb": "create", "resource": "pods", "code": "403"}
+    pods = [
+        series("mainstay_operator_job_pods", f"{count}x60", state=state, **ours)
+        for state, count in (("wanted", 5), ("ready", 4))
+    ]
+    cases: list[tuple[str, list[dict[str, str]], dict[str, str] | None]] = [
+        ("MainstayJobStalled", [heard, stalled, known], ours),
+        ("MainstayJobStalled", [heard, running, known], None),
+        ("MainstayApiDown", [heard], {}),
+        ("MainstayApiDown", [scraped], None),
+        ("MainstayStoreUnavailable", [failing], {}),
+        ("MainstayStoreUnavailable", [scraped], None),
+        ("MainstayJobLosesSteps", [lost, known], ours),
+        ("MainstayJobRecoversOften", [often, known], ours),
+        ("MainstayJobRecoversOften", [seldom, known], None),
+        ("MainstayRecoverySlow", slow, {"stage": "load"}),
+        ("MainstayApiSlow", late, {}),
+        ("MainstayOperatorDown", [known], {}),
+        ("MainstayOperatorDown", [known, kept], None),
+        ("MainstayOperatorDown", [], None),
+        ("MainstayOperatorBlind", [series(age, "0+60x60")], {}),
+        (
+            "MainstayOperatorRefused",
+            [series("mainstay_operator_kube_requests_total", "0+60x60", **refused)],
+            {"resource": "pods", "code": "403"},
+        ),
+        ("MainstayPodsMissing", pods, ours),
+        ("MainstayPodsMissing", pods[:1], None),
+    ]
     text = yaml.safe_load(RULES.read_text())
     said = {rule["alert"]: rule for group in text["groups"] for rule in group["rules"]}
-
-    def fires(alert: str, **labels: str) -> list[dict[str, object]]:
+    assert {alert for alert, _, labels in cases if labels is not None} == set(said)
+    tests = []
+    for alert, given, labels in cases:
         rule = said[alert]
         annotations = {
-            key: value.replace("{{ $labels.job }}", labels.get("job", ""))
-            for key, value in rule["annotations"].items()
+            key: filled(words, labels or {}, "50") for key, words in rule["annotations"].items()
         }
-        return [{"exp_labels": {**rule["labels"], **labels}, "exp_annotations": annotations}]
-
-    cases = [
-        ("MainstayJobStalled", [heard, stalled], fires("MainstayJobStalled", job="j")),
-        ("MainstayJobStalled", [heard, running], []),
-        ("MainstayApiDown", [heard], fires("MainstayApiDown")),
-        ("MainstayApiDown", [scraped], []),
-        ("MainstayStoreUnavailable", [failing], fires("MainstayStoreUnavailable")),
-        ("MainstayStoreUnavailable", [scraped], []),
-    ]
-    tests = [
-        {
-            "interval": "1m",
-            "input_series": series,
-            "alert_rule_test": [{"eval_time": "50m", "alertname": alert, "exp_alerts": expected}],
-        }
-        for alert, series, expected in cases
-    ]
+        fires = {"exp_labels": {**rule["labels"], **(labels or {})}, "exp_annotations": annotations}
+        expected = [] if labels is None else [fires]
+        check = {"eval_time": "50m", "alertname": alert, "exp_alerts": expected}
+        tests.append({"interval": "1m", "input_series": given, "alert_rule_test": [check]})
     path = tmp_path / "tests.yaml"
     path.write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": tests}))
     done = subprocess.run(
         [promtool, "test", "rules", str(path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def series(metric: str, values: str, **labels: str) -> dict[str, str]:
+    """A series as promtool takes it."""
+    shown = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    return {"series": f"{metric}{{{shown}}}", "values": values}
+
+
+def filled(words: str, labels: dict[str, str], value: str) -> str:
+    """An annotation as Prometheus fills it in."""
+    for key, label in labels.items():
+        words = words.replace(f"{{{{ $labels.{key} }}}}", label)
+    words = words.replace("{{ $value | humanizeDuration }}", "50m 0s")
+    return words.replace("{{ $value | humanize }}", value)
