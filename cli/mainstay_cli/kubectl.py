@@ -170,8 +170,12 @@ def render_object(manifest: dict[str, Any]) -> str:
 
 def is_worth_a_look(condition: dict[str, Any]) -> bool:
     """Return whether a condition says that something is not as it should be, or over."""
-    wrong_if = "False" if condition["type"] in ("Ready", "Protected", "SparesAvailable") else "True"
-    return bool(condition["type"] != "Initialized" and condition["status"] == wrong_if)
+    if condition["type"] == "Initialized" or condition["reason"] in ("NoneWanted", "NotStarted"):
+        return False
+    if condition["type"] == "Ready":
+        return bool(condition["status"] != "True")
+    wrong_if = "False" if condition["type"] in ("Protected", "SparesAvailable") else "True"
+    return bool(condition["status"] == wrong_if)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Loss", "string", ".status.training.loss", 1),
     ("ETTR", "string", ".status.training.ettr", 1),
     ("Last", "string", ".status.recovery.last.method", 1),
+    ("Reason", "string", ".status.reason", 1),
 )
 """(name, type, JSONPath, priority); those of priority 1 are for ``-o wide``."""
 
@@ -102,8 +103,22 @@ def _version() -> dict[str, Any]:
                 "statusReplicasPath": ".status.quorum.replicas",
             },
         },
-        "schema": {"openAPIV3Schema": build_schema()},
+        "schema": {"openAPIV3Schema": _telling_defaults(build_schema())},
     }
+
+
+def _telling_defaults(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose descriptions end in the default: kubectl explain shows none."""
+    told = dict(schema)
+    if "properties" in schema:
+        told["properties"] = {
+            name: _telling_defaults(child) for name, child in schema["properties"].items()
+        }
+    default = schema.get("default")
+    if isinstance(default, str | int) and "description" in schema:
+        shown = str(default).lower() if isinstance(default, bool) else default
+        told["description"] = f"{schema['description']} Default: {shown}."
+    return told
 
 
 def build_schema() -> dict[str, Any]:

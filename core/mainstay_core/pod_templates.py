@@ -86,7 +86,8 @@ def _check_mounted(
             "pod would have files of its own; mount a volume there that all pods share",
         )
     nearest = max(above, key=lambda m: len(PurePosixPath(m["mountPath"]).parts))
-    volume = next((v for v in pod.get("volumes") or [] if v["name"] == nearest.get("name")), {})
+    volumes: list[Mapping[str, Any]] = pod.get("volumes") or []
+    volume = next((v for v in volumes if v["name"] == nearest.get("name")), {})
     if "emptyDir" in volume:
         raise InvalidSpecError(
             path,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_MISMATCHES = 256
 """Newest ones that are remembered."""
@@ -33,6 +33,8 @@ class QuarantinePolicy:
     after_mismatches: int = 2
     window_s: float = 86_400.0
     max_nodes_percent: int = 10
+    trusted: frozenset[str] = frozenset()
+    """Nodes that a person has looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +91,16 @@ class QuarantinePlan:
     """Nodes that come into quarantine by this, those of a dry run among them."""
     spared: tuple[tuple[str, str], ...] = ()
     """(node, why it is left alone): repeat offenders beyond the guard."""
+    released: tuple[tuple[Quarantined, str], ...] = ()
+    """Nodes that come out of quarantine, and why."""
 
 
 def plan_quarantine(
     ward: Ward, job_nodes: Iterable[str], policy: QuarantinePolicy, now_s: float
 ) -> QuarantinePlan:
-    """Return which nodes come into quarantine.
+    """Return which nodes come into quarantine, and which come out of it.
+
+    Out of it they come by the job's specification alone, never by the time that passes.
 
     Args:
         ward: what is known.
@@ -102,11 +108,11 @@ def plan_quarantine(
         policy: what the job asks for.
         now_s: wall clock.
     """
+    inside, released = _still_inside(ward, policy)
     if policy.mode is QuarantineMode.OFF:
-        return QuarantinePlan(ward=ward)
+        kept = Ward(mismatches=ward.mismatches) if released else ward
+        return QuarantinePlan(ward=kept, released=released)
     dry_run = policy.mode is QuarantineMode.DRY_RUN
-    # What a dry run has found counts for nothing once it is meant.
-    inside = [q for q in ward.nodes if dry_run or not q.dry_run]
     most = num_allowed(len({*job_nodes, *ward.avoided}), policy.max_nodes_percent)
     new: list[Quarantined] = []
     spared: list[tuple[str, str]] = []
@@ -124,7 +130,28 @@ def plan_quarantine(
         ward=Ward(mismatches=ward.mismatches, nodes=tuple(inside)),
         new=tuple(new),
         spared=tuple(spared),
+        released=released,
     )
+
+
+def _still_inside(
+    ward: Ward, policy: QuarantinePolicy
+) -> tuple[list[Quarantined], tuple[tuple[Quarantined, str], ...]]:
+    """Return the nodes that stay in quarantine, and those that come out of it, with the reason."""
+    inside: list[Quarantined] = []
+    released: list[tuple[Quarantined, str]] = []
+    for found in ward.nodes:
+        if policy.mode is QuarantineMode.OFF:
+            released.append((found, "recovery.quarantine.mode is Off"))
+        elif found.node in policy.trusted:
+            released.append((found, "recovery.quarantine.trustedNodes names it"))
+        elif policy.mode is QuarantineMode.DRY_RUN and not found.dry_run:
+            released.append((found, "recovery.quarantine.mode is DryRun"))
+            inside.append(replace(found, dry_run=True))
+        elif policy.mode is QuarantineMode.DRY_RUN or not found.dry_run:
+            # What a dry run has found counts for nothing once it is meant.
+            inside.append(found)
+    return inside, tuple(released)
 
 
 def num_allowed(num_nodes: int, percent: int) -> int:
@@ -138,5 +165,9 @@ def _offenders(ward: Ward, policy: QuarantinePolicy, now_s: float) -> list[tuple
     for mismatch in ward.mismatches:
         if now_s - mismatch.at_s <= policy.window_s:
             counts[mismatch.node] = counts.get(mismatch.node, 0) + 1
-    found = [(node, n) for node, n in counts.items() if n >= policy.after_mismatches]
+    found = [
+        (node, n)
+        for node, n in counts.items()
+        if n >= policy.after_mismatches and node not in policy.trusted
+    ]
     return sorted(found, key=lambda item: (-item[1], item[0]))

@@ -19,6 +19,7 @@ from mainstay_core.spec_types import (
     IntOrAuto,
     LabelKey,
     NotNegative,
+    ObjectName,
     Percent,
     Positive,
     Seconds,
@@ -190,8 +191,9 @@ class RepairWindow(Section):
 
 class Quarantine(Section):
     """What happens to a node whose devices computed wrongly again and again: parameters of its pods
-    differed from those of the majority of their stage. A node stays in quarantine for the rest of
-    the job. In clusters only; can be changed while the job runs.
+    differed from those of the majority of their stage, for which a stage needs three cells or more.
+    A node stays in quarantine until trustedNodes names it, or mode is Off. In clusters only; can be
+    changed while the job runs.
     """
 
     mode: Literal["Off", "DryRun", "Avoid", "Taint"] = "Off"
@@ -206,6 +208,11 @@ class Quarantine(Section):
     max_nodes_percent: Percent = 10
     """Of the nodes that run the job at most so many are quarantined, rounded down but at least one
     unless it is 0; beyond that only the Event."""
+    trusted_nodes: Annotated[
+        tuple[ObjectName, ...], pydantic.Field(strict=False, max_length=256)
+    ] = ()
+    """Nodes that somebody has looked at: they come out of quarantine, and do not come into it again
+    while they are named here. A taint stays until somebody removes it."""
 
 
 class RecoveryPolicy(Section):

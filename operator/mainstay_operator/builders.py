@@ -109,13 +109,17 @@ def build_disruption_budget(view: JobView, min_available: int) -> dict[str, Any]
     }
 
 
-def build_network_policy(view: JobView, api_selector: Mapping[str, str]) -> dict[str, Any]:
+def build_network_policy(
+    view: JobView, api_selector: Mapping[str, str], api_namespace: str = ""
+) -> dict[str, Any]:
     """Return the NetworkPolicy: pods of the job among themselves, the api, and DNS.
 
     Policies add up: what a job needs beyond this (storage, data) another one allows.
     """
     same_job = {"podSelector": {"matchLabels": {LABEL_UID: view.uid}}}
-    api = {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(api_selector)}}
+    # Every namespace has this label, and nobody else can give it.
+    where = {"matchLabels": {"kubernetes.io/metadata.name": api_namespace}} if api_namespace else {}
+    api = {"namespaceSelector": where, "podSelector": {"matchLabels": dict(api_selector)}}
     dns = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
     return {
         "apiVersion": "networking.k8s.io/v1",

@@ -130,7 +130,10 @@ class Hands:
             self._keep_secret(view),
         )
         if self._settings.network_policy:
-            await self.kube.apply(builders.build_network_policy(view, self._api_selector))
+            policy = builders.build_network_policy(
+                view, self._api_selector, self._settings.api_namespace
+            )
+            await self.kube.apply(policy)
 
     async def _keep_secret(self, view: JobView) -> None:
         """Make the job's secret, unless it is there: it stays what it was."""

@@ -164,7 +164,7 @@ class Keeper:
         if memory.wishes is not None and not memory.api_problem:
             await self._repair(memory.wishes)
         await self._keep_budget()
-        self._warden.note_places()
+        await self._warden.review(view, now_s)
         await self._write_status()
         await self._warden.taint()
         return await lifecycle.expire(view, memory.status, self._hands)

@@ -34,6 +34,7 @@ def policy_of(view: JobView) -> QuarantinePolicy:
         after_mismatches=asked.after_mismatches,
         window_s=float(asked.window_seconds),
         max_nodes_percent=asked.max_nodes_percent,
+        trusted=frozenset(asked.trusted_nodes),
     )
 
 
@@ -115,6 +116,16 @@ def of_plan(plan: QuarantinePlan, mode: QuarantineMode) -> list[Note]:
             warning=True,
         )
         for q in plan.new
+    ]
+    notes += [
+        Note(
+            reason="NodeReleased",
+            message=f"node {q.node} is out of quarantine: {why}; a taint {TAINT_KEY} stays until "
+            f"somebody removes it: kubectl taint nodes {q.node} {TAINT_KEY}-",
+            key=f"{q.node}/{q.since_s:.0f}",
+        )
+        for q, why in plan.released
+        if not q.dry_run
     ]
     return notes + [
         Note(

@@ -55,6 +55,7 @@ class Settings:
         "Labels of the api's pods, for the NetworkPolicy.",
         "app.kubernetes.io/component=api",
     )
+    api_namespace: str = _setting("Their namespace; any when left out.", "")
     poll_s: float = _setting(
         "Between looks at what the api wants, of a job that has not ended.",
         1.0,

@@ -12,6 +12,7 @@ from mainstay_core.repairing import Repair
 from mainstay_operator.events import Note
 from mainstay_operator.hands import NameTakenError
 from mainstay_operator.reporting import TIMES, show_quorum
+from mainstay_operator.resources import SUPERVISOR
 
 MAX_NAMES = 8
 """Names in one Event."""
@@ -124,12 +125,14 @@ def of_container_ends(
             if told.get(key, 0) >= end.restarts:
                 continue
             told[key] = end.restarts
+            if end.container == SUPERVISOR and end.exit_code == 0:
+                continue  # it was told to end: the kubelet starts sidecars again until the pod ends
             notes.append(
                 Note(
                     reason="OOMKilled" if end.reason == "OOMKilled" else "Restarted",
                     message=f"container {end.container} of pod {pod.name} on node {pod.node} ended "
-                    f"with code {end.exit_code} ({end.reason}) and is started again, for the "
-                    f"{end.restarts}. time",
+                    f"with code {end.exit_code} ({end.reason}) and is started again "
+                    f"(restart {end.restarts})",
                     key=f"{pod.uid}/{end.container}/{end.restarts}",
                     warning=True,
                 )

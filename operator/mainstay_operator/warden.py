@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mainstay_core.ids import PodUid
@@ -32,6 +33,8 @@ class Warden:
         self._hands = hands
         self._known: dict[PodUid, SeenPod] = {}
         self._untainted: tuple[str, ...] = ()
+        self._spared: tuple[tuple[str, str], ...] = ()
+        """Offenders beyond the limit, as they were told of."""
 
     def note_places(self) -> None:
         """Remember where pods run: the recovery that one causes is told when it may be gone."""
@@ -42,15 +45,30 @@ class Warden:
     async def judge(
         self, view: JobView, recoveries: Sequence[Mapping[str, Any]], now_s: float
     ) -> None:
-        """Put nodes that computed wrongly again and again in quarantine, if the job asks for it."""
-        policy = quarantining.policy_of(view)
+        """Learn from recoveries which nodes computed wrongly, and review them."""
         found = quarantining.read_mismatches(recoveries, self._known)
+        self.ward = self.ward.with_mismatches(found)
+        await self.review(view, now_s)
+
+    async def review(self, view: JobView, now_s: float) -> None:
+        """Put nodes that computed wrongly again and again in quarantine, and take out those that
+        the job's specification lets out.
+        """
+        self.note_places()
+        if not self.ward.mismatches and not self.ward.nodes:
+            return
+        policy = quarantining.policy_of(view)
         nodes = {p.node for p in self._pods.list() if p.node}
-        plan = plan_quarantine(self.ward.with_mismatches(found), nodes, policy, now_s)
+        plan = plan_quarantine(self.ward, nodes, policy, now_s)
         self.ward = plan.ward
+        out = {q.node for q, _ in plan.released}
+        self._untainted = tuple(node for node in self._untainted if node not in out)
         if policy.mode is QuarantineMode.TAINT:
             self._untainted += tuple(q.node for q in plan.new)
-        await self._hands.tell(view, quarantining.of_plan(plan, policy.mode))
+        new_limits = tuple(spared for spared in plan.spared if spared not in self._spared)
+        self._spared = plan.spared
+        told = replace(plan, spared=new_limits)
+        await self._hands.tell(view, quarantining.of_plan(told, policy.mode))
 
     async def taint(self) -> None:
         """Taint what came into quarantine; what does not succeed is tried again at the next look.

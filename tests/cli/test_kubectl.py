@@ -109,8 +109,8 @@ def test_without_a_token_a_service_account_has_to_be_named() -> None:
 
 
 def test_conditions_worth_a_look_are_shown() -> None:
-    def condition(kind: str, status: str) -> dict[str, str]:
-        return {"type": kind, "status": status, "reason": "R", "message": f"{kind} is {status}"}
+    def condition(kind: str, status: str, reason: str = "R") -> dict[str, str]:
+        return {"type": kind, "status": status, "reason": reason, "message": f"{kind} is {status}"}
 
     status = {
         "state": "Recovering",
@@ -122,6 +122,7 @@ def test_conditions_worth_a_look_are_shown() -> None:
             condition("Degraded", "True"),
             condition("Recovering", "False"),
             condition("Protected", "True"),
+            condition("SparesAvailable", "False", "NoneWanted"),
         ],
     }
     text = kubectl.render_object({"metadata": {"namespace": "n", "name": "j"}, "status": status})
@@ -130,6 +131,7 @@ def test_conditions_worth_a_look_are_shown() -> None:
         "  Ready: Ready is False",
         "  Degraded: Degraded is True",
     ]
+    assert kubectl.is_worth_a_look(condition("Ready", "Unknown", "ApiUnreachable"))
 
 
 @pytest.mark.parametrize("user", [{"token": "secret"}, {"client-certificate": "x"}])

@@ -263,6 +263,7 @@ FREE: list[tuple[str, Any]] = [
     ("spec.ttlSecondsAfterFinished", 60),
     ("spec.recovery.window.maxRepairs", 7),
     ("spec.recovery.quarantine.mode", "Taint"),
+    ("spec.recovery.quarantine.trustedNodes", ["node1"]),
 ]
 """What may change while a job runs."""
 
@@ -480,7 +481,7 @@ def test_the_status_is_written_apart_and_shown_in_columns(
     assert header.split() == ["NAME", "STATE", "READY", "SPARES", "STEP", "RECOVERIES", "AGE"]
     assert row.split()[:6] == [name, "Running", "4/4", "1/1", "17", "2"]
     wide = control_plane.kubectl("get", "mainstay", "-o", "wide").splitlines()
-    assert wide[0].split()[-4:] == ["REPLICAS", "LOSS", "ETTR", "LAST"]
+    assert wide[0].split()[-5:] == ["REPLICAS", "LOSS", "ETTR", "LAST", "REASON"]
     assert "trainingjob.mainstay.dev/" in control_plane.kubectl("get", "all", "-o", "name")
 
 
@@ -521,6 +522,7 @@ def test_explain_reads_well(api: Api, control_plane: ControlPlane) -> None:
     assert "What a recovery may do." in recovery
     assert "maxRestarts\t<integer>" in recovery
     assert "Restarts of one slot's trainer without a commit in between; then it stays" in recovery
+    assert "0: it ends at once. Default: 30." in " ".join(recovery.split())
     window = control_plane.kubectl("explain", "mtj.spec.recovery.window")
     assert "The budget of repairs: pods that died and are made again." in window
     mode = control_plane.kubectl("explain", "mtj.spec.recovery.quarantine.mode")

@@ -83,6 +83,31 @@ def test_off_changes_nothing() -> None:
     assert plan_quarantine(seen, NODES, QuarantinePolicy(), 3.0).ward is seen
 
 
+OUT = plan_quarantine(ward((1.0, "n1"), (2.0, "n1")), NODES, AVOID, 3.0).ward
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (replace(AVOID, mode=QuarantineMode.OFF), "recovery.quarantine.mode is Off"),
+        (replace(AVOID, mode=QuarantineMode.DRY_RUN), "recovery.quarantine.mode is DryRun"),
+        (replace(AVOID, trusted=frozenset({"n1"})), "recovery.quarantine.trustedNodes names it"),
+    ],
+)
+def test_a_person_takes_a_node_out_of_quarantine(policy: QuarantinePolicy, why: str) -> None:
+    plan = plan_quarantine(OUT, NODES, policy, 4.0)
+    assert [(q.node, words) for q, words in plan.released] == [("n1", why)]
+    assert (plan.new, plan.ward.avoided) == ((), ())
+    again = plan_quarantine(plan.ward, NODES, policy, 5.0)
+    assert (again.new, again.released) == ((), ()), "once"
+
+
+def test_time_alone_lets_no_node_out_and_a_trusted_one_comes_in_again_when_it_is_not() -> None:
+    assert plan_quarantine(OUT, NODES, AVOID, 1e9).ward.avoided == ("n1",)
+    trusted = plan_quarantine(OUT, NODES, replace(AVOID, trusted=frozenset({"n1"})), 4.0).ward
+    assert [q.node for q in plan_quarantine(trusted, NODES, AVOID, 5.0).new] == ["n1"]
+
+
 def test_who_differs_is_found_in_the_verdicts_words_and_in_the_recoverys(
     start: Callable[..., Any],
 ) -> None:

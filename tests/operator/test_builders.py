@@ -16,8 +16,6 @@ from mainstay_operator.builders import (
 from mainstay_operator.resources import JobView, view_job
 
 OPTIONS = PodOptions(agent_image="ours:1", pull_policy="Never", api_url="http://api")
-
-
 CONTAINER = {"name": "trainer", "image": "torch:test"}
 
 
@@ -222,3 +220,8 @@ def test_the_network_policy_lets_the_job_its_api_and_dns_through() -> None:
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert len(spec["ingress"]) == 1
     assert {"protocol": "UDP", "port": 53} in spec["egress"][2]["ports"]
+    (api,) = spec["egress"][1]["to"]
+    assert api == {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "api"}}}
+    (api,) = build_network_policy(view(), {}, "system")["spec"]["egress"][1]["to"]
+    here = {"kubernetes.io/metadata.name": "system"}
+    assert api["namespaceSelector"] == {"matchLabels": here}

@@ -146,5 +146,12 @@ def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(world: World) ->
         "operator": "NotIn",
         "values": ["quarantine-1"],
     }
+    # Somebody has looked at it.
+    job.patch(recovery={"quarantine": {"trustedNodes": ["quarantine-1"]}})
+    job.wait_status(
+        lambda s: (s.get("quarantine") or {}).get("nodes") == [], "no node in quarantine"
+    )
+    (released,) = wait(lambda: world.events("NodeReleased"), "the Event")
+    assert "kubectl taint nodes quarantine-1 mainstay.dev/quarantine-" in released["message"]
     for i in range(3):
         world.kube.delete(f"/api/v1/nodes/quarantine-{i}")

@@ -12,6 +12,7 @@ from mainstay_core.conditions import JobSeen
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.ids import PodUid
 from mainstay_core.pod_losses import Loss, LossCause
+from mainstay_core.pods_seen import ContainerEnd, SeenPod
 from mainstay_core.spec_status import TrainingJobStatus
 from mainstay_operator import telling
 from mainstay_operator.events import Note, build_event
@@ -99,6 +100,18 @@ def test_wishes_are_read_from_the_api_s_reply() -> None:
 
     assert (wishes.num_pods, wishes.serving, wishes.over) == (3, 1, False)
     assert wishes.living == {"a": "demo-0", "b": "demo-1"}
+
+
+def test_a_restarted_container_is_told_unless_it_was_told_to_end() -> None:
+    def seen(container: str, code: int, reason: str) -> SeenPod:
+        end = ContainerEnd(container=container, restarts=1, reason=reason, exit_code=code)
+        return SeenPod(uid=PodUid("u"), name="j-0", index=0, node="n", container_ends=(end,))
+
+    (note,) = telling.of_container_ends([seen("trainer", 137, "OOMKilled")], {})
+    assert note.reason == "OOMKilled"
+    assert note.message.endswith("ended with code 137 (OOMKilled) and is started again (restart 1)")
+    assert telling.of_container_ends([seen("supervisor", 0, "Completed")], {}) == []
+    assert len(telling.of_container_ends([seen("supervisor", 1, "Error")], {})) == 1
 
 
 def test_a_recovery_is_told_with_rank_method_reason_and_times() -> None:

@@ -24,6 +24,15 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{- /* a dict of labels -> "a=b,c=d" */}}
+{{- define "mainstay.asPairs" -}}
+{{- $pairs := list }}
+{{- range $key, $value := . }}
+{{- $pairs = append $pairs (printf "%s=%s" $key $value) }}
+{{- end }}
+{{- join "," $pairs }}
+{{- end }}
+
 {{- define "mainstay.labels" -}}
 {{ include "mainstay.selector" . }}
 app.kubernetes.io/part-of: mainstay
