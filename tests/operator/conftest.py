@@ -23,5 +23,10 @@ def world(control_plane: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def own_world(control_plane: Any, tmp_path: Path) -> Iterator[World]:
     """For tests that end the operator, the api or Redis."""
-    with world_on(control_plane, tmp_path, MAINSTAY_FINALIZER_S="3") as made:
+    environment = {
+        "MAINSTAY_FINALIZER_S": "3",
+        "MAINSTAY_RESYNC_S": "0.5",
+        "MAINSTAY_MAX_IDLE_S": "2",
+    }
+    with world_on(control_plane, tmp_path, **environment) as made:
         yield made

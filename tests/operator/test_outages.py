@@ -7,6 +7,17 @@ from tests.operator.world import World, manifest, wait
 NUM_PODS = 33
 
 
+def wait_idle(world: World) -> None:
+    """Wait until an operator that did not get on would have said so: for half a dozen resyncs."""
+
+    def lists() -> float:
+        labels = {"verb": "GET", "resource": "trainingjobs", "code": "200"}
+        return world.operator.metric("mainstay_operator_kube_requests_total", **labels) or 0.0
+
+    enough = lists() + 6
+    wait(lambda: lists() >= enough, "resyncs")
+
+
 def test_an_operator_that_is_killed_in_mid_repair_is_taken_over_from(own_world: World) -> None:
     world = own_world
     wide = {"training": {"steps": 60, "lanes": 16, "shardsPerLane": 2}}
@@ -43,8 +54,12 @@ def test_a_deletion_waits_neither_for_the_api_nor_for_redis(own_world: World) ->
     for job in (first, second):
         job.wait_condition("Initialized", "True")
 
+    stays = world.submit(manifest("stays"))
+    stays.wait_condition("Initialized", "True")
     world.api.redis.stop()
     first.wait_condition("Ready", "Unknown", "ApiUnreachable")
+    wait_idle(world)
+    assert world.operator.is_alive()
     first.delete()
     world.kube.wait(first.path, lambda found: found is None)
     world.api.stop()
@@ -53,4 +68,6 @@ def test_a_deletion_waits_neither_for_the_api_nor_for_redis(own_world: World) ->
 
     wait(lambda: len(world.events("RecordKept")) == 2, "the Events")
     wait(lambda: not first.pods() and not second.pods(), "the pods' end")
+    wait_idle(world)
+    assert world.operator.is_alive()
     world.api.start()
