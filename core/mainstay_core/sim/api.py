@@ -21,13 +21,19 @@ from mainstay_core.coordinator_events import (
     PodRegistered,
     StepsCommitted,
     StoreReopened,
+    SuspendRequested,
     Tick,
     Transition,
 )
-from mainstay_core.errors import MainstayError, RemoteProtocolError, StoreConflictError
+from mainstay_core.errors import (
+    InvalidSpecError,
+    MainstayError,
+    RemoteProtocolError,
+    StoreConflictError,
+)
 from mainstay_core.facts import PodRegistration
 from mainstay_core.ids import PodUid, QuorumId
-from mainstay_core.jobstate import CoordinatorState
+from mainstay_core.jobstate import CoordinatorState, JobPhase
 from mainstay_core.learning import UnregisteredPodError
 from mainstay_core.messages import LedgerEntry, Plan
 from mainstay_core.restoring import StoreBehindError, is_behind, refuse_behind
@@ -91,6 +97,8 @@ class Api(Process):
             reply = Reply(404, error="unknown-job", body=str(error))
         except RemoteProtocolError as error:
             reply = Reply(409, error="conflict", body=str(error))
+        except InvalidSpecError as error:
+            reply = Reply(422, error="invalid-spec", body=str(error))
         except (StoreConflictError, StoreUnavailableError) as error:
             reply = Reply(503, error=str(error))
         exchange.reply(reply)
@@ -112,6 +120,12 @@ class Api(Process):
         if request.route == "drain":
             yield from self.apply(DrainRequested(pod=body))
             return Reply(200)
+        if request.route == "scale":
+            yield from self.apply(body)
+            return Reply(200)
+        if request.route == "suspend":
+            yield from self.apply(SuspendRequested(suspend=body))
+            return Reply(200)
         return Reply(200, plan=(yield from self._call(lambda data: data.plan)))
 
     def _register(self, registration: PodRegistration, held: QuorumId | None) -> Steps[Reply]:
@@ -126,7 +140,7 @@ class Api(Process):
             raise UnknownJobError("the job has vanished from the store")
         if held is not None and held != beat.quorum:
             refuse_behind((yield from self._load()).state, held)
-        if not beat.known:
+        if not beat.known and beat.phase is not JobPhase.SUSPENDED:
             raise UnregisteredPodError(f"pod {pod} is unknown or counts as gone")
         return Reply(200, body=beat)
 

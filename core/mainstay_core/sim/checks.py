@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from mainstay_core.coordinator_events import Announce, PublishPlan, Transition
 from mainstay_core.job_invariants import check_invariants
-from mainstay_core.jobstate import CoordinatorState
-from mainstay_core.messages import Commit, LedgerEntry, Plan, SettleReport
+from mainstay_core.jobstate import CoordinatorState, JobPhase
+from mainstay_core.messages import Commit, LedgerEntry, Method, Plan, SettleReport
 from mainstay_core.rank_events import Event, ReportsGathered
 from mainstay_core.rank_state import RankState
 from mainstay_core.settle import Settlement, StateAction
 from mainstay_core.sim import terms
+from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
 from mainstay_core.topology import JobShape
 
@@ -28,10 +29,13 @@ class Checks:
     Args:
         shape: of the job.
         max_plans: more than so many plans are a storm.
+        disk: with the durable checkpoints.
     """
 
-    def __init__(self, shape: JobShape, max_plans: int) -> None:
-        self._shape, self._max_plans = shape, max_plans
+    def __init__(self, shape: JobShape, max_plans: int, disk: Disk) -> None:
+        self._shape, self._max_plans, self._disk = shape, max_plans, disk
+        self._saved = 0
+        """Version with which the job was suspended last."""
         self.plans: list[Plan] = []
         """Every plan that became durable, in order; after a restoration those before it."""
         self.fell_back = False
@@ -59,6 +63,35 @@ class Checks:
                 continue
             if not any(life.was_tampered for life in self._lives.values()):
                 raise Violation(f"I6: {action.message}")
+        for plan in plans:
+            known = str(plan.quorum) in self._by_name  # restored, whatever is wanted since
+            most = max(outcome.state.wanted, len(before.plan.chains) if before.plan else 0)
+            _hold(known or len(plan.chains) <= most, f"{plan.quorum} has more than {most} replicas")
+
+    def committed(self, before: CoordinatorState, after: CoordinatorState) -> None:
+        """A decision is durable."""
+        if after.phase is JobPhase.SUSPENDED and before.phase is not JobPhase.SUSPENDED:
+            self.seen["suspended"] += 1
+            if before.plan is not None:
+                self.seen["suspended while " + before.phase] += 1
+                self._check_saved(before)
+
+    def _check_saved(self, before: CoordinatorState) -> None:
+        """Nobody ends before what it has is on the disk, unless some stage had nothing to save."""
+        plan = before.plan
+        assert plan is not None
+        newest = max(self._disk.complete, default=0)
+        self._saved = self._disk.newest_complete()
+        if before.phase is JobPhase.WAITING or self._disk.is_damaged:
+            return
+        _hold(plan.pause, f"suspended in {plan.quorum}, in which nobody pauses")
+        for life in self._lives.values():
+            if life.alive and life.quorum == plan.quorum and life.state.valid:
+                _hold(
+                    life.state.version <= newest,
+                    f"suspended with the checkpoint of step {newest}, though {life.name} has "
+                    f"{life.state.version}",
+                )
 
     def published(self, plan: Plan) -> None:
         """A plan is durable."""
@@ -134,6 +167,12 @@ class Checks:
         self._reports[name] = reports
         for action in outcome.actions:
             self.seen[f"settle {action}"] += 1
+        if plan.method is Method.START and not (self.fell_back or self._disk.is_damaged):
+            _hold(
+                outcome.version >= self._saved,
+                f"{plan.quorum} goes on from step {outcome.version}, the checkpoint is of "
+                f"{self._saved}",
+            )
         self._check_not_lost(plan, reports, outcome)
 
     def _check_not_lost(

@@ -38,6 +38,11 @@ class Disk:
     flipped: set[int] = field(default_factory=set)
     """Only reading tells."""
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether any version was ever damaged."""
+        return bool(self.torn or self.flipped)
+
     def newest_complete(self) -> int:
         """Newest version that looks complete; 0 when there is none."""
         return max((v for v in self.complete if v not in self.torn), default=0)

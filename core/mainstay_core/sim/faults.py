@@ -346,7 +346,26 @@ class Faults:
         self._world.pods[self._node()].supervisor.feed(LeaveAsked("told to end by SIGTERM"))
 
     def _drain(self) -> None:
-        self._world.ask("drain", self._node())
+        self._world.wishes.drain(self._node())
+
+    def _suspend(self) -> None:
+        """Somebody has the job stand still, and go on later, whether or not it came to stand."""
+        wishes = self._world.wishes
+        if self._rng.random() < 0.5:
+            wishes.suspend_until_it_stands(self._lasts_s)
+        else:
+            wishes.begin_suspension()
+            self._until(self._lasts_s, wishes.end_suspension)
+
+    def _scale(self) -> None:
+        """Another number of replicas or spares; now and then what it was, a while later."""
+        wishes, config = self._world.wishes, self._world.config
+        shape = config.shape
+        replicas = self._rng.choice((None, *range(shape.min_replicas, shape.lanes + 1)))
+        spares = self._rng.choice((0, 1, 2) if replicas is None else (None, None, 0, 1))
+        wishes.scale(replicas, spares)
+        if self._rng.random() < 0.4:
+            self._until(self._lasts_s, lambda: wishes.scale(shape.replicas, config.spares))
 
     def _flap(self) -> None:
         """A trainer that dies again soon after each restart, a few times."""

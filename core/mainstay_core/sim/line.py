@@ -205,7 +205,7 @@ class ApiLine(Process, ABC):
 
     def _on_beat(self, held: QuorumId | None, reply: Reply) -> Steps[None]:
         beat = reply.body
-        if beat.phase in ("complete", "failed", "stopped"):
+        if beat.phase in ("complete", "failed", "stopped", "suspended"):
             self.feed(Ended(f"the job is {beat.phase}"))
         elif beat.quorum is not None and (held is None or beat.quorum.id > held.id):
             answer = yield from self._request("plan", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mainstay_core.ids import JobUid
 from mainstay_core.jobspec import JobConfig
@@ -39,8 +39,13 @@ KINDS = (
     "drain",
     "flap",
     "damage-checkpoint",
+    "suspend",
+    "scale",
 )
 """Every kind of fault; :mod:`mainstay_core.sim.faults` says what each does."""
+
+PLANNED = ("suspend", "scale")
+"""No faults, but wishes: drawn beside the others, so that these mean the same without them."""
 
 HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
 """Nobody dies of these, nor is left out for long."""
@@ -87,6 +92,18 @@ COMMIT_POINTS = (
     "applied",
 )
 """Where it is decided what is committed and who has it."""
+PAUSE_POINTS = (
+    "Settle",
+    "settle-gathered",
+    "Restore",
+    "Tell",
+    "ShareSaves",
+    "saves-posted",
+    "WriteCheckpoint",
+    "RenameCheckpoint",
+    "WaitForPlan",
+)
+"""Where a job is while it comes to stand still, and when it goes on."""
 API_POINTS = ("api-decided", "api-committed")
 """Before and after the compare-and-set of a plan."""
 
@@ -152,7 +169,6 @@ class Scenario:
 
     seed: int
     config: JobConfig
-    spares: int = 0
     slots_per_pod: int = 1
     apis: int = 1
     latency: Latency = field(default_factory=Latency)
@@ -174,7 +190,7 @@ class Scenario:
             f"{shape.stages} stages x {shape.ranks_per_stage} ranks,",
             f"{shape.micro_batches} micro-batches, {shape.steps} steps,",
             f"a checkpoint every {shape.checkpoint_every_steps} steps,",
-            f"{self.slots_per_pod} slots per pod, {self.spares} spare pods, {self.apis} api",
+            f"{self.slots_per_pod} slots per pod, {self.config.spares} spare pods, {self.apis} api",
         ]
         lines = [" ".join(lines)]
         for fault in self.faults:
@@ -219,18 +235,50 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
             Latency(base_s=1e-3, tail_s=1.5, tail_probability=0.01),
         )
     )
-    return Scenario(
+    spares = rng.choice((0, 0, 1, 2))
+    scenario = Scenario(
         seed=seed,
-        config=config,
-        spares=rng.choice((0, 0, 1, 2)),
+        config=replace(config, spares=spares),
         slots_per_pod=shape.ranks_per_pod,
         apis=rng.choice((1, 1, 2)),
         latency=latency,
         block_s=rng.choice(((0.005, 0.03), (0.005, 0.03), (0.03, 0.15))),
         skew_s=rng.choice((0.0, 100.0)),
         restarts_in_place=rng.random() < 0.3,
-        faults=_draw_faults(rng, kinds),
+        faults=_draw_faults(rng, tuple(k for k in kinds if k not in PLANNED)),
     )
+    return _with_wishes(scenario, kinds)
+
+
+def _with_wishes(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario with wishes among its faults, in some seeds.
+
+    They are drawn apart from everything else: a seed without them is what it was before
+    there were any.
+    """
+    wishes = tuple(k for k in kinds if k in PLANNED)
+    rng = random.Random(f"wishes {scenario.seed}")
+    if not wishes or (len(wishes) < len(kinds) and rng.random() < 0.5):
+        return scenario
+    faults = list(scenario.faults)
+    others = sorted({f.kind for f in faults})
+    for _ in range(rng.randint(1, 3)):
+        wish = _draw_fault(rng, rng.choice(wishes))
+        place = rng.randint(0, len(faults))
+        faults.insert(place, wish)
+        if others and wish.kind == "suspend" and rng.random() < 0.5:
+            fault = _draw_fault(rng, rng.choice(others))
+            point, times = rng.choice(PAUSE_POINTS), rng.randint(1, 6)
+            meets = replace(fault, at_s=None, point=point, times=times)
+            faults.insert(place + 1, meets)
+    shape = scenario.config.shape
+    every = shape.checkpoint_every_steps
+    if any(f.kind == "suspend" for f in faults) and rng.random() < 0.9:
+        every = every or rng.choice((1, 2, 3))
+    shape = replace(shape, steps=shape.steps + rng.randint(0, 8), checkpoint_every_steps=every)
+    storage = "checkpoints" if every else ""
+    config = replace(scenario.config, shape=shape, checkpoint_dir=storage)
+    return replace(scenario, config=config, faults=tuple(faults))
 
 
 def _draw_shape(rng: random.Random) -> JobShape:

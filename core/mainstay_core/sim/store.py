@@ -148,6 +148,7 @@ class Store:
             if self.remembers:
                 self._former = [*self._former[-MAX_FORMER:], _copy(data)]
             data.version += 1
+            self._checks.committed(data.state, change.state)
             data.state = self.last = change.state
             if change.plan is not None:
                 data.plan = change.plan

@@ -355,10 +355,10 @@ class Trainer(Process):
         gather, key = self.connections.gather(), f"save/{action.round}"
         try:
             yield from gather.post(key, self._saving.status())
-            statuses = yield from gather.wait(key)
+            yield from self.point("saves-posted")
+            return rank_events.SavesGathered((yield from gather.wait(key)))
         except QuorumAborted as end:
             return rank_events.QuorumLost(end.why, end.suspects)
-        return rank_events.SavesGathered(statuses)
 
     def _fact(self, kind: FactKind, **rest: Any) -> None:
         plan = self.state.plan

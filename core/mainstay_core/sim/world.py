@@ -3,53 +3,32 @@
 from __future__ import annotations
 
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mainstay_core import coordinator
 from mainstay_core.errors import MainstayError
-from mainstay_core.facts import Fact, FactKind
 from mainstay_core.ids import Incarnation, PodUid
 from mainstay_core.jobstate import JobPhase
 from mainstay_core.messages import Plan
-from mainstay_core.scaling import plan_pods
 from mainstay_core.sim.api import Api
 from mainstay_core.sim.checks import Checks
-from mainstay_core.sim.deciding import Request
 from mainstay_core.sim.disk import Disk
-from mainstay_core.sim.engine import Engine, Process, Steps, Violation
+from mainstay_core.sim.engine import Engine, Violation
 from mainstay_core.sim.faults import Faults
-from mainstay_core.sim.launcher import Launcher
-from mainstay_core.sim.network import Network, Unreachable
-from mainstay_core.sim.scenario import Pace, Scenario
+from mainstay_core.sim.network import Network
+from mainstay_core.sim.provider import MAX_PODS, Pod, Provider
+from mainstay_core.sim.scenario import PLANNED, Pace, Scenario
 from mainstay_core.sim.store import Store
 from mainstay_core.sim.supervisor import Supervisor
 from mainstay_core.sim.trainer import Trainer
-from mainstay_core.supervision_events import LeaveAsked
+from mainstay_core.sim.wishes import Wishes
 
 CALM_S = 240.0
 """Once faults are over and everything can be replaced, a job must finish within so long."""
 PLANS, PLANS_PER_FAULT = 12, 24
-MAX_PODS = 80
-TELL_AGAIN_S = 0.5
-NOTICE_S = 4.0
-"""How long it may take until somebody hears of a node that vanished."""
-PROVIDER = "provider"
-
-
-@dataclass(slots=True)
-class Pod:
-    """A pod's two process groups."""
-
-    uid: PodUid
-    supervisor: Supervisor
-    launcher: Launcher
-    lives: int = 1
-
-    def kill(self, *, silent: bool = False) -> None:
-        """Kill everything on it."""
-        self.supervisor.kill(silent=silent)
-        self.launcher.kill(silent=silent)
+PODS_PER_SUSPENSION = 16
+FOLLOWED = ("drain", *PLANNED)
+"""With these, the number of pods is what the api wants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,27 +64,28 @@ class World:
         self.pace = Pace(rng=self.engine.rng, block=scenario.block_s)
         self.network = Network(self.engine, scenario.latency)
         shape = self.config.shape
-        self.checks = Checks(shape, PLANS + PLANS_PER_FAULT * len(scenario.faults))
         self.disk = Disk(len(shape.positions))
+        max_plans = PLANS + PLANS_PER_FAULT * len(scenario.faults)
+        self.checks = Checks(shape, max_plans, self.disk)
         self._skew_s: dict[str, float] = {}
         self._num_names = 0
         state = coordinator.initial(self.config, self.clock("api0"))
         self.store = Store(self.engine, self.network, state, self.checks)
         self.trainers: dict[str, Trainer] = {}
-        self.pods: dict[str, Pod] = {}
-        self._num_pods = 0
-        self._provider = Process(self.engine, PROVIDER, PROVIDER)
+        kinds = [f.kind for f in scenario.faults]
+        self.provider = Provider(
+            self,
+            follows=any(kind in FOLLOWED for kind in kinds),
+            max_pods=MAX_PODS + PODS_PER_SUSPENSION * kinds.count("suspend"),
+        )
+        self.wishes = Wishes(self)
         self.api_nodes = [f"api{i}" for i in range(scenario.apis)]
         self.apis: dict[str, Api] = {}
         self._api_lives = 0
         for node in self.api_nodes:
             self.start_api(node)
-        num_pods = -(-shape.num_ranks // self.slots_per_pod) + scenario.spares
-        for _ in range(num_pods):
-            self._make_pod()
-        self.store.remembers = any(f.kind == "store-fallback" for f in scenario.faults)
-        if any(f.kind == "drain" for f in scenario.faults):
-            self._provider.spawn(self._end_drained())
+        self.provider.begin(-(-shape.num_ranks // self.slots_per_pod) + self.config.spares)
+        self.store.remembers = "store-fallback" in kinds
         self.faults = Faults(self, scenario.faults)
 
     # What the others ask ----------------------------------------------------
@@ -146,97 +126,10 @@ class World:
         """The plan that became durable last."""
         return self.checks.plans[-1] if self.checks.plans else None
 
-    def ask(self, route: str, body: object) -> None:
-        """Ask the api something, as a user does: once."""
-        self._provider.spawn(self._ask(route, body))
-
-    def _end_drained(self) -> Steps[None]:
-        """End the pods that were drained and serve no more; make others for them."""
-        while not self.store.last.terminal:
-            yield TELL_AGAIN_S
-            state = self.store.last
-            drained = {p.registration.pod for p in state.pods if p.leaving and not p.gone}
-            wanted = plan_pods(state)
-            if len(set(self.pods) - drained) < wanted.num_pods:
-                self._make_pod()
-            for uid in wanted.ending:
-                if uid in drained and uid in self.pods:
-                    self.pods[uid].supervisor.feed(LeaveAsked("its work is handed over"))
-
-    def _ask(self, route: str, body: object) -> Steps[None]:
-        with suppress(Unreachable):
-            yield from self.network.request(
-                self._provider, self.pick_api(), Request(route, body), 5.0
-            )
-
-    # Pods -------------------------------------------------------------------
-
-    def _make_pod(self) -> None:
-        self._num_pods += 1
-        if self._num_pods > MAX_PODS:
-            raise Violation(f"I5: {MAX_PODS} pods were used up")
-        uid = PodUid(f"pod{self._num_pods}")
-        pod = Pod(uid, Supervisor(self, uid, 1), Launcher(self, uid, 1))
-        pod.supervisor.launcher = pod.launcher
-        self.pods[uid] = pod
-        self._watch(pod)
-
-    def _watch(self, pod: Pod) -> None:
-        ended: list[bool] = []
-
-        def end(silent: bool) -> None:
-            if not ended:
-                ended.append(silent)
-                delay_s = self.engine.rng.random() * (NOTICE_S if silent else 0.05)
-                self._provider.after(delay_s, self._spawn_replace, pod)
-
-        pod.supervisor.at_end.append(end)
-        pod.launcher.at_end.append(end)
-
-    def _spawn_replace(self, pod: Pod) -> None:
-        self._provider.spawn(self._replace(pod))
-
-    def _replace(self, pod: Pod) -> Steps[None]:
-        """A pod's half has ended: bring up another, in place or as a new pod."""
-        if self.store.last.terminal:
-            return
-        vanished = pod.supervisor.vanished or pod.launcher.vanished
-        if self.scenario.restarts_in_place and not vanished and pod.supervisor.left is None:
-            yield self.pace.startup_s()
-            self._restart(pod)
-            return
-        pod.kill()
-        del self.pods[pod.uid]
-        yield from self._tell_gone(pod)
-        yield self.pace.startup_s()
-        self._make_pod()
-
-    def _restart(self, pod: Pod) -> None:
-        pod.lives += 1
-        if not pod.supervisor.alive:
-            pod.launcher.kill()
-            pod.supervisor = Supervisor(self, pod.uid, pod.lives)
-        pod.launcher = Launcher(self, pod.uid, pod.supervisor.number)
-        pod.supervisor.launcher = pod.launcher
-        self._watch(pod)
-
-    def _tell_gone(self, pod: Pod) -> Steps[None]:
-        fact = Fact(
-            kind=FactKind.POD_GONE,
-            pod=pod.uid,
-            evidence="a process of it ended",
-            observed_at_s=self.clock(PROVIDER),
-        )
-        while True:
-            try:
-                reply = yield from self.network.request(
-                    self._provider, self.pick_api(), Request("facts", (fact,)), 5.0
-                )
-                if reply.status != 503:
-                    return
-            except Unreachable:
-                pass
-            yield TELL_AGAIN_S
+    @property
+    def pods(self) -> dict[str, Pod]:
+        """The pods that there are."""
+        return self.provider.pods
 
     # The run ----------------------------------------------------------------
 
@@ -269,7 +162,8 @@ class World:
         while not self.store.last.terminal:
             if not engine.step():
                 raise Violation("I5: nothing can happen any more")
-            if self.store.data.state is None and not self._is_known():
+            gone = self.store.data.state is None and not self.provider.follows
+            if gone and not self._is_known():
                 self.checks.seen["abandoned"] += 1
                 return
             calm_s = self.faults.calm_since_s

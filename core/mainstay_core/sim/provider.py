@@ -1,0 +1,219 @@
+"""Whoever makes the pods: brings up others for those that end, as many as the api wants.
+
+Stands for a kubelet with the operator (``mainstay_core.repairing``), or for the provider of
+local mode. It decides nothing about the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mainstay_core.facts import Fact, FactKind
+from mainstay_core.ids import PodUid
+from mainstay_core.jobstate import CoordinatorState, JobPhase, uid_of
+from mainstay_core.scaling import PodsWanted, plan_pods
+from mainstay_core.sim.deciding import Request
+from mainstay_core.sim.engine import Process, Steps, Violation
+from mainstay_core.sim.launcher import Launcher
+from mainstay_core.sim.network import Unreachable
+from mainstay_core.sim.supervisor import Supervisor
+from mainstay_core.supervision_events import LeaveAsked
+
+if TYPE_CHECKING:
+    from mainstay_core.sim.world import World
+
+PROVIDER = "provider"
+MAX_PODS = 80
+TELL_AGAIN_S = 0.5
+LOOK_S = 0.5
+"""How often the api's wishes are looked at."""
+NOTICE_S = 4.0
+"""How long it may take until somebody hears of a node that vanished."""
+KILL_AFTER_S = 15.0
+"""A pod that was told to end, and has had its time for handing over, is killed then."""
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod's two process groups."""
+
+    uid: PodUid
+    supervisor: Supervisor
+    launcher: Launcher
+    lives: int = 1
+    told: bool = False
+    """Whether it was told to end."""
+
+    def kill(self, *, silent: bool = False) -> None:
+        """Kill everything on it."""
+        self.supervisor.kill(silent=silent)
+        self.launcher.kill(silent=silent)
+
+    @property
+    def runs(self) -> bool:
+        """Whether any process of it is left."""
+        children = self.launcher.children.values()
+        return self.supervisor.alive or self.launcher.alive or any(c.alive for c in children)
+
+
+class Provider(Process):
+    """Makes pods, and others for those that end.
+
+    Args:
+        world: everything around it.
+        follows: whether it asks the api how many are wanted; else their number stays.
+        max_pods: more than so many in a run are a storm.
+    """
+
+    def __init__(self, world: World, *, follows: bool, max_pods: int = MAX_PODS) -> None:
+        super().__init__(world.engine, PROVIDER, PROVIDER)
+        self.world, self._max_pods = world, max_pods
+        self.follows = follows
+        self.pods: dict[str, Pod] = {}
+        self._num_made = self._num_making = 0
+        self._telling: set[PodUid] = set()
+
+    def begin(self, num_pods: int) -> None:
+        """Make the first pods, and keep them from then on."""
+        for _ in range(num_pods):
+            self._make_pod()
+        if self.follows:
+            self.spawn(self._keep())
+
+    def ask(self, route: str, body: object) -> Steps[int]:
+        """Ask the api something, once; returns the status of its answer, 0 without one."""
+        try:
+            reply = yield from self.world.network.request(
+                self, self.world.pick_api(), Request(route, body), 5.0
+            )
+        except Unreachable:
+            return 0
+        status: int = reply.status
+        return status
+
+    def ask_once(self, route: str, body: object) -> Steps[None]:
+        """Ask the api something, as a user does who does not look at the answer."""
+        yield from self.ask(route, body)
+
+    # What is wanted ---------------------------------------------------------
+
+    def _keep(self) -> Steps[None]:
+        while not self.world.store.last.terminal:
+            yield LOOK_S
+            state = self.world.store.data.state
+            if state is not None:
+                self._repair(state, plan_pods(state))
+            elif not any(self._knows(pod) for pod in self.pods.values()):
+                # Whoever made the job makes it again, from its definition.
+                yield from self.ask("restore", None)
+
+    @staticmethod
+    def _knows(pod: Pod) -> bool:
+        supervisor = pod.supervisor
+        return supervisor.alive and supervisor.state.registered and not supervisor.state.ending
+
+    def _repair(self, state: CoordinatorState, wanted: PodsWanted) -> None:
+        stands = state.phase is JobPhase.SUSPENDED
+        living = {uid_of(p) for p in state.pods if not p.gone}
+        for uid in living - set(self.pods):
+            if uid not in self._telling:
+                self.spawn(self._tell_gone(uid))
+        ending = set(wanted.ending)
+        kept = [p for p in self.pods.values() if not p.told and p.uid not in wanted.leaving]
+        kept = [p for p in kept if p.uid not in ending]
+        if self.world.scenario.restarts_in_place:
+            # In a cluster nobody has to register first to be ended.
+            unknown = [p for p in reversed(kept) if p.uid not in living]
+            surplus = len(kept) if stands else len(kept) - wanted.num_pods
+            ending |= {p.uid for p in unknown[: max(0, surplus)]}
+            kept = [p for p in kept if p.uid not in ending]
+        for uid in sorted(ending & set(self.pods)):
+            self._end(self.pods[uid])
+        for _ in range(wanted.num_pods - len(kept) - self._num_making):
+            self._num_making += 1
+            self.spawn(self._make_later())
+
+    def _end(self, pod: Pod) -> None:
+        """SIGTERM; SIGKILL when it does not end."""
+        if pod.told:
+            return
+        pod.told = True
+        supervisor = pod.supervisor
+        supervisor.after(0.0, supervisor.feed, LeaveAsked("it is not wanted any more"))
+        if not supervisor.alive:
+            pod.kill()
+        late_s = self.world.config.handover_s + KILL_AFTER_S
+        self.after(late_s, pod.kill)
+
+    # Pods -------------------------------------------------------------------
+
+    def _make_later(self) -> Steps[None]:
+        yield self.world.pace.startup_s()
+        self._num_making -= 1
+        if not self.world.store.last.terminal:
+            self._make_pod()
+
+    def _make_pod(self) -> None:
+        self._num_made += 1
+        if self._num_made > self._max_pods:
+            raise Violation(f"I5: {self._max_pods} pods were used up")
+        uid = PodUid(f"pod{self._num_made}")
+        pod = Pod(uid, Supervisor(self.world, uid, 1), Launcher(self.world, uid, 1))
+        pod.supervisor.launcher = pod.launcher
+        self.pods[uid] = pod
+        self._watch(pod)
+
+    def _watch(self, pod: Pod) -> None:
+        ended: list[bool] = []
+
+        def end(silent: bool) -> None:
+            if not ended:
+                ended.append(silent)
+                delay_s = self.engine.rng.random() * (NOTICE_S if silent else 0.05)
+                self.after(delay_s, self._spawn_replace, pod)
+
+        pod.supervisor.at_end.append(end)
+        pod.launcher.at_end.append(end)
+
+    def _spawn_replace(self, pod: Pod) -> None:
+        self.spawn(self._replace(pod))
+
+    def _replace(self, pod: Pod) -> Steps[None]:
+        """A pod's half has ended: bring up another, in place or as a new pod."""
+        if self.world.store.last.terminal:
+            return
+        vanished = pod.supervisor.vanished or pod.launcher.vanished
+        over = pod.told or vanished or pod.supervisor.left is not None
+        if self.world.scenario.restarts_in_place and not over:
+            yield self.world.pace.startup_s()
+            self._restart(pod)
+            return
+        pod.kill()
+        del self.pods[pod.uid]
+        yield from self._tell_gone(pod.uid)
+        if self.follows:
+            return
+        yield self.world.pace.startup_s()
+        self._make_pod()
+
+    def _restart(self, pod: Pod) -> None:
+        pod.lives += 1
+        if not pod.supervisor.alive:
+            pod.launcher.kill()
+            pod.supervisor = Supervisor(self.world, pod.uid, pod.lives)
+        pod.launcher = Launcher(self.world, pod.uid, pod.supervisor.number)
+        pod.supervisor.launcher = pod.launcher
+        self._watch(pod)
+
+    def _tell_gone(self, uid: PodUid) -> Steps[None]:
+        fact = Fact(
+            kind=FactKind.POD_GONE,
+            pod=uid,
+            evidence="a process of it ended",
+            observed_at_s=self.world.clock(PROVIDER),
+        )
+        self._telling.add(uid)
+        while (yield from self.ask("facts", (fact,))) in (0, 503):
+            yield TELL_AGAIN_S
+        self._telling.discard(uid)

@@ -1,0 +1,121 @@
+"""Planned changes that somebody asks for: a suspension and its end, other numbers of replicas.
+
+Stands for whoever owns the job's definition: a wish is told until the api has taken it,
+the newest one counts, and a store that lost it is told again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mainstay_core.coordinator_events import ScaleRequested
+from mainstay_core.jobstate import JobPhase
+from mainstay_core.sim.engine import Steps, Violation
+
+if TYPE_CHECKING:
+    from mainstay_core.sim.world import World
+
+LOOK_S = 0.5
+HEARD = 200
+REFUSED = (409, 422)
+"""The job is over, or cannot do it: the same wish would be refused again."""
+
+
+class Wishes:
+    """What is wanted of one run's job."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._num_suspensions = 0
+        """Suspensions that are not over."""
+        self._late = False
+        """Whether a wish got no answer: it may be carried out at any time."""
+
+    @property
+    def suspend(self) -> bool:
+        """Whether the job is to stand still."""
+        return self._num_suspensions > 0
+
+    def drain(self, pod: str) -> None:
+        """Ask, once, to have a pod's work handed over."""
+        provider = self._world.provider
+        provider.spawn(provider.ask_once("drain", pod))
+
+    def scale(self, replicas: int | None, spares: int | None) -> None:
+        """Want another number of replicas or spares."""
+        self._world.provider.spawn(self._scale(ScaleRequested(replicas=replicas, spares=spares)))
+
+    def begin_suspension(self) -> None:
+        """Want the job to stand still."""
+        self._num_suspensions += 1
+        self._world.provider.spawn(self._tell_suspend())
+
+    def end_suspension(self) -> None:
+        """Want it to go on, if nobody else wants it to stand still."""
+        self._num_suspensions -= 1
+        if not self.suspend:
+            self._world.provider.spawn(self._tell_suspend())
+
+    def suspend_until_it_stands(self, lasts_s: float) -> None:
+        """Want the job to stand still; go on ``lasts_s`` after the last pod has ended."""
+        self.begin_suspension()
+        self._world.provider.spawn(self._watch(lasts_s))
+
+    def _watch(self, lasts_s: float) -> Steps[None]:
+        world = self._world
+        while not self._stands():
+            yield LOOK_S
+            if world.store.last.terminal:
+                return
+        world.checks.seen["stood still"] += 1
+        yield lasts_s
+        self.end_suspension()
+
+    def _stands(self) -> bool:
+        state = self._world.store.data.state
+        if state is None:
+            return False
+        if not state.suspend and self._is_refused():
+            return True
+        pods = self._world.pods.values()
+        return state.phase is JobPhase.SUSPENDED and not any(pod.runs for pod in pods)
+
+    def _is_refused(self) -> bool:
+        return self._world.config.shape.checkpoint_every_steps == 0
+
+    def _tell_suspend(self) -> Steps[None]:
+        """Tell the newest wish until it is heard; look whether it stays so."""
+        world, provider = self._world, self._world.provider
+        wanted = self.suspend
+        while wanted is self.suspend:
+            status = yield from provider.ask("suspend", wanted)
+            self._late = self._late or status == 0
+            if status in REFUSED:
+                return
+            while status == HEARD and wanted is self.suspend and self._agrees(wanted):
+                yield LOOK_S
+                if world.store.last.terminal:
+                    return
+            if status == HEARD and wanted is self.suspend and not self._excused:
+                raise Violation(f"I5: the wish to {_what(wanted)} was heard and is forgotten")
+            yield LOOK_S
+
+    def _agrees(self, wanted: bool) -> bool:
+        state = self._world.store.data.state
+        return state is None or state.suspend is wanted
+
+    @property
+    def _excused(self) -> bool:
+        """Whether a wish may be lost, or an older one come after a newer one."""
+        return self._late or self._world.checks.fell_back
+
+    def _scale(self, request: ScaleRequested) -> Steps[None]:
+        while True:
+            status = yield from self._world.provider.ask("scale", request)
+            if status == HEARD or status in REFUSED:
+                return
+            yield LOOK_S
+
+
+def _what(suspend: bool) -> str:
+    return "suspend the job" if suspend else "have the job go on"
