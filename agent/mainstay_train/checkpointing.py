@@ -101,9 +101,10 @@ class Checkpointing:
         busy = self._background.busy  # first: what it did until now is then in the status
         return replace(self._status, checkpoint_busy=busy)
 
-    def wait_idle(self) -> None:
-        """Return once nothing is being written any more."""
+    def wait_idle(self) -> SaveStatus:
+        """Return what to say once nothing is being written any more."""
         self._background.wait_idle()
+        return self.status()
 
     def load(self, engine: Engine, version: int) -> rank_events.Event:
         """Read a version into the engine's state: Restored or RestoreFailed.

@@ -19,7 +19,7 @@ from typing import Any
 from mainstay_core import codec, rank, rank_events
 from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation, PodUid, Slot
-from mainstay_core.messages import Commit, Plan, SaveStatus, SettleReport, Vote
+from mainstay_core.messages import Commit, LastStatus, Plan, SettleReport, Vote
 from mainstay_core.program import Action, Op
 from mainstay_core.settle import StateAction
 from mainstay_train.aborts import HealFailed, JobOver, QuorumAborted
@@ -285,7 +285,7 @@ class Session:
         bodies = self._exchange(f"vote/{action.step}/{action.attempt}", vote)
         return rank_events.VotesGathered(tuple(codec.loads(Vote, body) for body in bodies))
 
-    def _exchange(self, key: str, message: Vote | SaveStatus) -> list[bytes]:
+    def _exchange(self, key: str, message: Vote | LastStatus) -> list[bytes]:
         """Give a message to all members; returns what each of them gave.
 
         Raises:
@@ -334,9 +334,9 @@ class Session:
 
     def _share_saves(self, action: rank_events.ShareSaves) -> rank_events.Event:
         self._reporter.waits()
-        self._checkpoints.wait_idle()
-        bodies = self._exchange(f"save/{action.round}", self._checkpoints.status())
-        return rank_events.SavesGathered(tuple(codec.loads(SaveStatus, body) for body in bodies))
+        status = LastStatus(**asdict(self._checkpoints.wait_idle()), state=action.state)
+        bodies = self._exchange(f"save/{action.round}", status)
+        return rank_events.SavesGathered(tuple(codec.loads(LastStatus, b) for b in bodies))
 
     # Actions at once --------------------------------------------------------
 

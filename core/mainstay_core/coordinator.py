@@ -99,8 +99,8 @@ def step(state: CoordinatorState, event: Event, now_s: float, nonce: str) -> Tra
         return learnt
     if learnt.state.outcome:
         return learnt.then(end_job(learnt.state, JobPhase.FAILED, learnt.state.outcome))
-    if learnt.state.unheard:
-        return learnt
+    if learnt.state.unheard or learnt.plan is not None:
+        return learnt  # a plan that was restored: what follows from it is the next event's
     decided = learnt.then(_DECIDE[learnt.state.phase](learnt.state, now_s, nonce))
     if decided.state.terminal or decided.state.plan is None:
         return decided
@@ -271,7 +271,11 @@ _ENDED: dict[type, _Handler] = {
 }
 
 _ACCEPTS: dict[JobPhase, dict[type, _Handler]] = {
-    JobPhase.FORMING: {**_ALWAYS, StepsCommitted: _on_suspended_commit},
+    JobPhase.FORMING: {
+        **_ALWAYS,
+        StepsCommitted: _on_suspended_commit,
+        PlanDurable: _on_durable,
+    },
     JobPhase.SUSPENDED: {
         **_ALWAYS,
         FactsLearnt: _on_settling_facts,

@@ -193,7 +193,7 @@ class TypeStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStatus:
-    """What a rank says of durable checkpoints: in each vote, and alone after the last step."""
+    """What a rank says of durable checkpoints: in each vote, and where no step follows."""
 
     checkpoint_safe: int | None = None
     """Newest version of which this rank's checkpoint part is safely written."""
@@ -203,6 +203,14 @@ class SaveStatus:
     """Whether it still writes a part, or completes a version."""
     durable: int = 0
     """Newest complete durable version that it knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastStatus(SaveStatus):
+    """The same where no step follows: no vote will find a state bad that is to be saved."""
+
+    state: str = ""
+    """Digest of the position's masters at the version that is saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

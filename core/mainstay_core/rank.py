@@ -62,7 +62,7 @@ from mainstay_core.rank_state import (
 )
 from mainstay_core.saving import judge_saves
 from mainstay_core.settle import Settlement, StateAction, plan_step, settle
-from mainstay_core.votes import Verdict, judge
+from mainstay_core.votes import Verdict, judge, judge_states
 
 __all__ = [
     "Interrupt",
@@ -230,8 +230,8 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
 
 def _share_saves(state: RankState, *prefix: Action) -> Transition:
     """No further step, and this one's checkpoint is not yet complete: only then may all end."""
-    saving = replace(state, phase=Phase.SAVING)
-    return Transition(saving, (*prefix, ShareSaves(state.save_round)), "saves its version")
+    saving, share = replace(state, phase=Phase.SAVING), ShareSaves(state.save_round, state.digest)
+    return Transition(saving, (*prefix, share), "saves its version")
 
 
 def _end(state: RankState, *prefix: Action) -> Transition:
@@ -245,6 +245,9 @@ def _end(state: RankState, *prefix: Action) -> Transition:
 
 def _on_saves(state: RankState, event: SavesGathered) -> Transition:
     assert state.plan is not None
+    verdict = judge_states(state.plan, [s.state for s in event.statuses])
+    if verdict.state_bad:
+        return _refused(state, verdict, ())  # no vote comes any more that would find it
     saves = judge_saves(state.plan, event.statuses)
     state, actions, done = rank_saving.end_round(state, saves)
     return _end(state, *actions) if done else _share_saves(state, *actions)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mainstay_core.facts import FactKind
 from mainstay_core.ids import Slot
-from mainstay_core.messages import Commit, Partial, Plan, SaveStatus, SettleReport, Vote
+from mainstay_core.messages import Commit, LastStatus, Partial, Plan, SettleReport, Vote
 from mainstay_core.settle import StateAction, Supply
 
 # Events ---------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Applied:
 class SavesGathered:
     """All members' statuses after the last step, in index order."""
 
-    statuses: tuple[SaveStatus, ...]
+    statuses: tuple[LastStatus, ...]
 
 
 Event = (
@@ -225,6 +225,8 @@ class ShareSaves:
     """
 
     round: int
+    state: str
+    """Digest of this rank's state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,8 @@ def _restore(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
     Its members count as living until somebody tells otherwise or they are silent;
     whether they have settled is told by their next commits. So do the members that it
     drops: until then somebody may wait for their votes. Other trainers are known again
-    when their supervisors have told of them.
+    when their supervisors have told of them. Whether the job is to be suspended is what
+    the plan says: a wish that is older may be over.
     """
     plan = event.plan
     state = _with_slots(_with_pods(state, plan), plan)
@@ -170,6 +171,8 @@ def _restore(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         phase=JobPhase.RECOVERING,
         plan=plan,
         scaled_to=plan.replicas_wanted or state.scaled_to,
+        suspend=plan.pause,
+        paused=(),
         last_id=plan.quorum.id,
         restarted_id=max(state.restarted_id, restarted_id),
         adopted_at_s={},

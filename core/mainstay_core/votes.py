@@ -62,7 +62,7 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         clip_norm: global L2 norm to clip to; None does not clip.
         data_total: digest of all samples before this step ("" for none).
     """
-    state_bad = _state_bad(plan, votes)
+    state_bad = _state_bad(plan, [v.state for v in votes])
     problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if not v.ok]
     problems += _disagreements(plan, votes)
     adopt = len({(v.newest_plan, v.newest_nonce) for v in votes}) == 1 and (
@@ -75,8 +75,7 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
             problems = [_hopeless(commit)]
             commit, hopeless = None, True
     if state_bad:
-        members = ", ".join(f"{plan.members[i].rank} on {plan.members[i].slot}" for i in state_bad)
-        problems.append(f"{_DIFFER_BEFORE}{members}{_DIFFER_AFTER}")
+        problems.append(_name_bad(plan, state_bad))
         hopeless = hopeless or _undecided(plan, state_bad)
     return Verdict(
         commit=commit,
@@ -86,6 +85,29 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         saves=_certified(judge_saves(plan, votes), votes[0].step, state_bad),
         reason="; ".join(problems) or "all votes say yes",
     )
+
+
+def judge_states(plan: Plan, states: Sequence[str]) -> Verdict:
+    """Return the verdict on the digests of all members' states, where no step follows.
+
+    Args:
+        plan: the quorum's plan.
+        states: by member index.
+    """
+    state_bad = _state_bad(plan, states)
+    return Verdict(
+        commit=None,
+        state_bad=state_bad,
+        hopeless=_undecided(plan, state_bad),
+        adopt_planned=False,
+        saves=Saves(),
+        reason=_name_bad(plan, state_bad) if state_bad else "all states agree",
+    )
+
+
+def _name_bad(plan: Plan, state_bad: Sequence[int]) -> str:
+    members = ", ".join(f"{plan.members[i].rank} on {plan.members[i].slot}" for i in state_bad)
+    return f"{_DIFFER_BEFORE}{members}{_DIFFER_AFTER}"
 
 
 def _certified(saves: Saves, step: int, state_bad: Sequence[int]) -> Saves:
@@ -104,15 +126,15 @@ def _hopeless(commit: Commit) -> str:
     )
 
 
-def _state_bad(plan: Plan, votes: Sequence[Vote]) -> tuple[int, ...]:
+def _state_bad(plan: Plan, states: Sequence[str]) -> tuple[int, ...]:
     bad: list[int] = []
     for members in plan.positions:
         indices = [m.index for m in members]
-        counts = Counter(votes[i].state for i in indices)
+        counts = Counter(states[i] for i in indices)
         if len(counts) == 1:
             continue
         (top, top_count), (_, second_count) = counts.most_common(2)
-        bad += [i for i in indices if votes[i].state != top or top_count == second_count]
+        bad += [i for i in indices if states[i] != top or top_count == second_count]
     return tuple(bad)
 
 

@@ -26,6 +26,7 @@ from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation, QuorumId
 from mainstay_core.messages import (
     Commit,
+    LastStatus,
     Member,
     Partial,
     Plan,
@@ -808,11 +809,12 @@ class World:
             if trainer.background:
                 trainer.background.pop(0)()
                 return _HALF
-            return self._post(trainer, key, _save_status(trainer))
+            status = LastStatus(**asdict(_save_status(trainer)), state=action.state)
+            return self._post(trainer, key, status)
         statuses = self._gathered(trainer, key)
         if isinstance(statuses, QuorumLost) or statuses is None:
             return statuses
-        return SavesGathered(tuple(s for s in statuses if isinstance(s, SaveStatus)))
+        return SavesGathered(tuple(s for s in statuses if isinstance(s, LastStatus)))
 
     def _make_vote(self, trainer: Trainer, action: CastVote) -> Vote:
         state, stage, inner = trainer.state, trainer.state.member_stage, trainer.state.member_inner

@@ -21,6 +21,7 @@ from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.messages import (
     Commit,
     FinalDigests,
+    LastStatus,
     LedgerEntry,
     Method,
     Partial,
@@ -92,6 +93,7 @@ EXAMPLES: dict[str, Any] = {
         checkpoint_busy=True,
         durable=2,
     ),
+    "last-status": LastStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2, state="5a"),
     "save-status": SaveStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2),
     "commit": COMMIT,
     "settle-report": SettleReport(

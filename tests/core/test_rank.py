@@ -18,7 +18,7 @@ from mainstay_core import rank
 from mainstay_core.errors import LocalProtocolError
 from mainstay_core.facts import FactKind
 from mainstay_core.ids import Incarnation
-from mainstay_core.messages import Commit, Partial, Plan, SaveStatus, SettleReport, TypeStat, Vote
+from mainstay_core.messages import Commit, LastStatus, Partial, Plan, SettleReport, TypeStat, Vote
 from mainstay_core.rank import Phase, RankState, Transition
 from mainstay_core.rank_events import (
     Applied,
@@ -641,11 +641,11 @@ def test_a_version_that_is_not_on_the_disk_is_saved_before_a_rank_pauses() -> No
     reports = tuple(report(m.index, version=1, commit=commit) for m in PLAN.members)
     saving = rank.step(state, ReportsGathered(reports))
     assert saving.state.phase is Phase.SAVING
-    idle = tuple(SaveStatus() for _ in PLAN.members)
+    idle = tuple(LastStatus() for _ in PLAN.members)
     writing = rank.step(saving.state, SavesGathered(idle))
     assert WriteCheckpoint(1, commit, writing.state.chain) in writing.actions
-    safe = tuple(SaveStatus(checkpoint_safe=1, checkpoint_nonce="n") for _ in PLAN.members)
+    safe = tuple(LastStatus(checkpoint_safe=1, checkpoint_nonce="n") for _ in PLAN.members)
     renaming = rank.step(writing.state, SavesGathered(safe))
     assert renaming.state.phase is Phase.SAVING
-    durable = tuple(SaveStatus(durable=1) for _ in PLAN.members)
+    durable = tuple(LastStatus(durable=1) for _ in PLAN.members)
     assert rank.step(renaming.state, SavesGathered(durable)).state.phase is Phase.PAUSED

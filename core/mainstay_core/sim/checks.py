@@ -86,7 +86,8 @@ class Checks:
             return
         _hold(plan.pause, f"suspended in {plan.quorum}, in which nobody pauses")
         for life in self._lives.values():
-            if life.alive and life.quorum == plan.quorum and life.state.valid:
+            here = life.quorum == plan.quorum and life.state.index >= 0
+            if life.alive and here and life.state.valid:
                 _hold(
                     life.state.version <= newest,
                     f"suspended with the checkpoint of step {newest}, though {life.name} has "
@@ -153,10 +154,9 @@ class Checks:
         """A rank's state machine took a step."""
         self.num_checks += 1
         self.seen[f"{before.phase} {type(event).__name__}"] += 1
-        if isinstance(event, ReportsGathered):
-            plan, outcome = trainer.state.plan, trainer.state.settlement
+        plan, outcome = trainer.state.plan, trainer.state.settlement
+        if isinstance(event, ReportsGathered) and outcome is not None:  # None: moved on at once
             assert plan is not None
-            assert outcome is not None
             self._settled(plan, event.reports, outcome)
 
     def _settled(self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from mainstay_core.messages import (
     Commit,
     FinalDigests,
+    LastStatus,
     LedgerEntry,
     Plan,
     SaveStatus,
@@ -50,6 +51,11 @@ def vote(
         **asdict(saves),
         copies=terms.term("copies", compute.stage, action.step),
     )
+
+
+def last_status(saves: SaveStatus, state: str) -> LastStatus:
+    """Return what a rank says of checkpoints, and of its state, where no step follows."""
+    return LastStatus(**asdict(saves), state=state)
 
 
 def ledger_entry(

@@ -354,7 +354,7 @@ class Trainer(Process):
         yield from self._saving.wait_idle()
         gather, key = self.connections.gather(), f"save/{action.round}"
         try:
-            yield from gather.post(key, self._saving.status())
+            yield from gather.post(key, telling.last_status(self._saving.status(), action.state))
             yield from self.point("saves-posted")
             return rank_events.SavesGathered((yield from gather.wait(key)))
         except QuorumAborted as end:

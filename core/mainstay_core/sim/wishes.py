@@ -28,6 +28,9 @@ class Wishes:
         self._world = world
         self._num_suspensions = 0
         """Suspensions that are not over."""
+        self._heard: bool | None = False
+        """The wish that the api has taken, or refused."""
+        self._asking = self._looking = False
         self._late = False
         """Whether a wish got no answer: it may be carried out at any time."""
 
@@ -48,13 +51,12 @@ class Wishes:
     def begin_suspension(self) -> None:
         """Want the job to stand still."""
         self._num_suspensions += 1
-        self._world.provider.spawn(self._tell_suspend())
+        self._poke()
 
     def end_suspension(self) -> None:
         """Want it to go on, if nobody else wants it to stand still."""
         self._num_suspensions -= 1
-        if not self.suspend:
-            self._world.provider.spawn(self._tell_suspend())
+        self._poke()
 
     def suspend_until_it_stands(self, lasts_s: float) -> None:
         """Want the job to stand still; go on ``lasts_s`` after the last pod has ended."""
@@ -83,26 +85,41 @@ class Wishes:
     def _is_refused(self) -> bool:
         return self._world.config.shape.checkpoint_every_steps == 0
 
+    def _poke(self) -> None:
+        if not self._asking:
+            self._asking = True
+            self._world.provider.spawn(self._tell_suspend())
+        if not self._looking:
+            self._looking = True
+            self._world.provider.spawn(self._look())
+
     def _tell_suspend(self) -> Steps[None]:
-        """Tell the newest wish until it is heard; look whether it stays so."""
-        world, provider = self._world, self._world.provider
-        wanted = self.suspend
-        while wanted is self.suspend:
-            status = yield from provider.ask("suspend", wanted)
+        """Tell the newest wish until it is heard, one request at a time."""
+        while self._heard is not self.suspend:
+            wanted = self.suspend
+            status = yield from self._world.provider.ask("suspend", wanted)
             self._late = self._late or status == 0
-            if status in REFUSED:
-                return
-            while status == HEARD and wanted is self.suspend and self._agrees(wanted):
+            if status == HEARD or status in REFUSED:
+                self._heard = wanted
+            else:
                 yield LOOK_S
-                if world.store.last.terminal:
-                    return
-            if status == HEARD and wanted is self.suspend and not self._excused:
-                raise Violation(f"I5: the wish to {_what(wanted)} was heard and is forgotten")
+        self._asking = False
+
+    def _look(self) -> Steps[None]:
+        """Look whether what was heard stays so; a store that lost it is told again."""
+        world = self._world
+        while not world.store.last.terminal:
+            if not self._asking and self._heard is self.suspend and not self._agrees(self.suspend):
+                if not self._excused:
+                    what = "suspend the job" if self.suspend else "have the job go on"
+                    raise Violation(f"I5: the wish to {what} was heard and is forgotten")
+                self._heard = None
+                self._poke()
             yield LOOK_S
 
     def _agrees(self, wanted: bool) -> bool:
         state = self._world.store.data.state
-        return state is None or state.suspend is wanted
+        return state is None or state.suspend is wanted or self._is_refused()
 
     @property
     def _excused(self) -> bool:
@@ -115,7 +132,3 @@ class Wishes:
             if status == HEARD or status in REFUSED:
                 return
             yield LOOK_S
-
-
-def _what(suspend: bool) -> str:
-    return "suspend the job" if suspend else "have the job go on"
