@@ -82,7 +82,8 @@ class Checks:
         assert plan is not None
         newest = max(self._disk.complete, default=0)
         self._saved = self._disk.newest_complete()
-        if before.phase is JobPhase.WAITING or self._disk.is_damaged:
+        nobody = before.phase in (JobPhase.WAITING, JobPhase.FORMING)
+        if nobody or self._disk.is_damaged:
             return
         _hold(plan.pause, f"suspended in {plan.quorum}, in which nobody pauses")
         for life in self._lives.values():
