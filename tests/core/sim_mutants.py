@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mainstay_core import rank, settle, supervision, supervision_slots
+from mainstay_core import rank, rank_saving, settle, supervision, supervision_slots, votes
 from mainstay_core.ids import Incarnation, Slot
 from mainstay_core.messages import Member, Plan, SettleReport
 from mainstay_core.rank_events import DropHeld, Restored
@@ -194,6 +194,10 @@ def _refused_keeps_held(state: Any, verdict: Any, prefix: Any) -> Any:
     return replace(done, state=kept, actions=actions)
 
 
+def _all_good(plan: Plan, states: Sequence[str]) -> votes.Verdict:
+    return votes.judge_states(plan, [""] * len(states))
+
+
 MUTANTS = {
     "missing-vote-counts": Mutant(
         "a vote that is missing counts as a yes",
@@ -260,6 +264,16 @@ MUTANTS = {
         "two api replicas commit from one base",
         [(Store, "compare_and_set", False)],
         ("kill-trainer", "kill-two"),
+    ),
+    "pauses-unsaved": Mutant(
+        "a rank pauses before its version is on the disk",
+        [(rank_saving, "is_open", _never)],
+        ("suspend",),
+    ),
+    "bad-state-is-saved": Mutant(
+        "nobody looks at the states that are saved where no step follows",
+        [(rank, "judge_states", _all_good)],
+        ("suspend", "corrupt-state"),
     ),
     "bad-state-keeps-gradients": Mutant(
         "what the chain of a bad state has computed is kept",

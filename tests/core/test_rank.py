@@ -40,6 +40,7 @@ from mainstay_core.rank_events import (
     RestoreFailed,
     SavesGathered,
     Settle,
+    ShareSaves,
     Tell,
     TodoDone,
     VoidSave,
@@ -649,3 +650,25 @@ def test_a_version_that_is_not_on_the_disk_is_saved_before_a_rank_pauses() -> No
     assert renaming.state.phase is Phase.SAVING
     durable = tuple(LastStatus(durable=1) for _ in PLAN.members)
     assert rank.step(renaming.state, SavesGathered(durable)).state.phase is Phase.PAUSED
+
+
+def test_a_state_that_differs_is_not_saved_where_no_vote_would_find_it() -> None:
+    commit = Commit(step=0, norm=1, scale=1, tokens=1, loss=1, data="0" * 32)
+    plan = replace(make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]}), pause=True)
+    state = replace(
+        adopting(plan),
+        valid=True,
+        version=1,
+        commit=commit,
+        checkpoint_every_steps=10,
+        position=0,
+        digest="bad",
+    )
+    reports = tuple(report(m.index, version=1, commit=commit) for m in plan.members)
+    saving = rank.step(state, ReportsGathered(reports))
+    assert saving.actions[-1] == ShareSaves(0, "bad")
+    told = tuple(LastStatus(state=digest) for digest in ("bad", "good", "good"))
+    parked = rank.step(saving.state, SavesGathered(told))
+    assert (parked.state.phase, parked.state.valid) == (Phase.PARKED, False)
+    assert VoidSave(1) in parked.actions
+    assert not any(isinstance(a, WriteCheckpoint) for a in parked.actions)

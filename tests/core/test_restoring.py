@@ -15,6 +15,7 @@ from mainstay_core.coordinator_events import (
     PlanReported,
     ScaleRequested,
     StoreReopened,
+    SuspendRequested,
     Tick,
 )
 from mainstay_core.errors import RemoteProtocolError
@@ -25,6 +26,8 @@ from mainstay_core.jobstate import CoordinatorState, JobPhase
 from mainstay_core.messages import Method, Plan
 from mainstay_core.restoring import is_behind
 
+ALONE = {"lanes": 1, "replicas": 1, "stages": 1, "shards_per_lane": 1}
+SAVES = {"checkpoint_every_steps": 10, "checkpoint_dir": "/ckpt"}
 SMALL = {"lanes": 2, "replicas": 2, "stages": 2, "shards_per_lane": 2}
 
 
@@ -130,6 +133,44 @@ def test_who_is_on_the_way_out_gets_no_place_before_it_is_heard(start: Callable[
     world.tick()
     assert world.plan.quorum.id > plan.quorum.id
     assert pod not in {m.slot.pod for m in world.plan.members}
+
+
+def test_a_job_that_pauses_is_suspended_by_a_store_that_lost_it(start: Callable[..., Any]) -> None:
+    world = start(**SMALL, **SAVES)
+    world.send(SuspendRequested(suspend=True))
+    plan = flush(world)
+    assert plan.pause
+    report(world, plan)
+    everybody_heard(world)
+    assert world.plan == plan
+    world.settle(0)
+    for member in plan.members:
+        world.tell(world.about(FactKind.PAUSED, member, step=0, durable=0))
+    assert world.state.phase is JobPhase.SUSPENDED
+
+
+def test_a_store_that_fell_back_does_not_suspend_a_job_that_goes_on(
+    start: Callable[..., Any],
+) -> None:
+    world = start(**SMALL, **SAVES)
+    world.send(SuspendRequested(suspend=True))
+    older = world.state
+    world.send(SuspendRequested(suspend=False))
+    plan = world.plan
+    world.state = older
+    report(world, plan)
+    everybody_heard(world)
+    world.settle(0)
+    world.tick()
+    assert (world.plan, world.state.suspend) == (plan, False)
+
+
+def test_the_plan_after_a_restored_one_takes_another_event(start: Callable[..., Any]) -> None:
+    world = start(**ALONE)
+    theirs = replace(world.plan, quorum=QuorumId(id=world.plan.quorum.id, nonce="other"))
+    assert report(world, theirs).plan == theirs
+    world.tick()
+    assert world.plan.quorum.id == theirs.quorum.id + 1, "above both"
 
 
 def test_a_pod_that_leaves_says_so_again_to_a_store_that_was_lost(

@@ -4,6 +4,7 @@ import pytest
 from tests.core.sim_mutants import MUTANTS, find
 
 from mainstay_core.sim import draw, simulate
+from mainstay_core.sim.scenario import PLANNED
 
 SEEDS_PER_TEST = 10
 
@@ -30,6 +31,24 @@ def test_nobody_is_left_out_because_the_control_plane_was_away() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         if scenario.latency.tail_s < 1:
             assert outcome.num_plans == 1, f"seed {seed}: {outcome.seen}"
+
+
+def test_nothing_is_lost_or_done_again_by_what_is_planned() -> None:
+    for seed in range(12):
+        scenario = draw(seed, kinds=PLANNED)
+        outcome = simulate(scenario)
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        if scenario.latency.tail_s < 1:
+            assert not outcome.seen.get("plan restart"), f"seed {seed}: {outcome.seen}"
+
+
+def test_replicas_come_and_go_between_steps() -> None:
+    for seed in range(12):
+        scenario = draw(seed, kinds=("scale",))
+        outcome = simulate(scenario)
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        if scenario.latency.tail_s < 1:
+            assert outcome.seen["unplanned"] == 1, f"seed {seed}: {outcome.seen}"
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:

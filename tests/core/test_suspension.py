@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.coordinator_events import JobSubmitted, SuspendRequested
+from mainstay_core.coordinator_events import JobSubmitted, PlanDurable, SuspendRequested
 from mainstay_core.errors import InvalidSpecError
 from mainstay_core.facts import FactKind
 from mainstay_core.jobstate import JobPhase
@@ -100,6 +100,13 @@ def test_a_resumed_job_waits_for_all_its_pods_and_starts_above_the_old_quorum(
     assert (suspended.state.phase, suspended.state.step) == (JobPhase.RUNNING, 1)
     suspended.commit(1)
     assert suspended.state.step == 2
+
+
+def test_when_the_pausing_plan_was_durable_may_be_told_after_all_is_over(suspended: Any) -> None:
+    plan = suspended.plan
+    suspend(suspended, wanted=False)
+    suspended.send(PlanDurable(quorum=plan.quorum, at_s=1.0))
+    assert suspended.state.phase is JobPhase.FORMING
 
 
 def test_a_trainer_with_another_arithmetic_is_refused_after_a_resume(suspended: Any) -> None:

@@ -12,7 +12,14 @@ from mainstay_core.codec import dumps, loads
 from mainstay_core.digest import Digest
 from mainstay_core.messages import Plan, TypeStat, Vote
 from mainstay_core.saving import Attempt
-from mainstay_core.votes import CLIP_EPSILON, Verdict, clip, judge
+from mainstay_core.votes import (
+    CLIP_EPSILON,
+    Verdict,
+    clip,
+    find_differing_pods,
+    judge,
+    judge_states,
+)
 
 GRID = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3)
 """Members 0 and 1 hold stage 0, 2 and 3 stage 1; the even ones are of replica 0."""
@@ -181,6 +188,16 @@ def test_a_tie_of_two_camps_leaves_nobody_even_beside_a_third_opinion() -> None:
 
 
 # Planned plans and checkpoints ----------------------------------------------
+
+
+def test_states_are_judged_alone_where_no_step_follows() -> None:
+    plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"], 2: ["e.1", "f.1"]})
+    good = ["x", "x", "x", "y", "y", "y"]
+    assert judge_states(plan, good).state_bad == ()
+    verdict = judge_states(plan, [*good[:4], "bad", "y"])
+    assert (verdict.state_bad, verdict.hopeless, verdict.commit) == ((4,), False, None)
+    assert find_differing_pods(verdict.reason) == (plan.members[4].slot.pod,)
+    assert judge_states(GRID, ["x", "bad", "y", "y"]).hopeless
 
 
 def test_a_planned_plan_is_adopted_only_when_all_have_seen_the_same() -> None:

@@ -99,6 +99,7 @@ class Checks:
         """A plan is durable."""
         name = str(plan.quorum)
         self.seen[f"plan {plan.method}"] += 1
+        self.seen["unplanned"] += not plan.planned
         known = self._by_name.get(name)
         if known is not None and self.fell_back:
             _hold(known == plan, f"I4: {name} is restored as another plan")
