@@ -275,10 +275,14 @@ def test_pods_that_are_refused_are_shown_and_tried_again(world: World) -> None:
     path = world.path("resourcequotas")
     world.kube.create(path, quota)
     world.kube.wait(f"{path}/few", lambda found: found and "hard" in found.get("status", {}))
-    job = world.submit(manifest("refused"))
+    wide = {"training": {"steps": 60, "lanes": 16, "shardsPerLane": 2}}
+    job = world.submit(manifest("refused", **wide))
     assert "quota" in job.wait_condition("Degraded", "True", "PodsRefused")["message"]
 
-    world.kube.delete(f"{path}/few")
+    # Many at once compete for the quota's version: the server refuses some with 409.
+    world.kube.patch(f"{path}/few", {"spec": {"hard": {"pods": "200"}}})
 
-    job.wait_pods(*names("refused"))
+    job.wait_pods(*names("refused", 33))
     job.wait_status(lambda s: condition_of(s, "Degraded").get("reason") != "PodsRefused", "repair")
+    assert not world.events("NameTaken")
+    world.kube.delete(f"{path}/few")

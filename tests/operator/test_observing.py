@@ -1,0 +1,55 @@
+"""Pods as Kubernetes shows them, made into values; nodes that could not pull an image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mainstay_core.ids import PodUid
+from mainstay_core.pod_losses import Loss, LossCause
+from mainstay_core.pods_seen import Disruption, Toleration
+from mainstay_operator.observing import see_pod
+from mainstay_operator.reporting import PodRecord
+
+
+def pod(status: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    metadata = {"name": "demo-3", "uid": "u3", "labels": {"mainstay.dev/pod-index": "3"}}
+    return {"metadata": metadata, "spec": {"nodeName": "n1", **spec}, "status": status}
+
+
+def test_a_pod_bears_what_its_own_tolerations_say_and_some_only_for_a_while() -> None:
+    tolerations = [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "slow", "value": "disk", "effect": "NoExecute", "tolerationSeconds": 60},
+    ]
+
+    gpu, slow = see_pod(pod({}, tolerations=tolerations)).tolerations
+
+    assert gpu == Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
+    assert slow.for_a_while
+
+
+def test_since_when_a_pod_is_ready_and_why_it_is_disrupted_are_conditions() -> None:
+    conditions = [
+        {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:01:40Z"},
+        {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+    ]
+
+    seen = see_pod(pod({"phase": "Running", "conditions": conditions}))
+
+    assert (seen.ready, seen.ready_since_s) == (True, 100.0)
+    assert seen.disruption is Disruption.TAINTED
+
+
+def test_a_node_without_the_image_is_shunned_now_and_for_a_while() -> None:
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}}
+    stuck = see_pod(pod({"containerStatuses": [waiting]}))
+
+    def lost(at_s: float, cause: LossCause) -> Loss:
+        uid = PodUid(str(at_s))
+        return Loss(uid=uid, name="p", node=f"n{at_s:.0f}", cause=cause, evidence="", at_s=at_s)
+
+    record = PodRecord().with_losses(
+        [lost(10, LossCause.IMAGE), lost(20, LossCause.IMAGE), lost(21, LossCause.FAILED)]
+    )
+
+    assert record.nodes_without_image([stuck], since_s=15) == {"n1", "n20"}
