@@ -8,6 +8,7 @@ most one plan comes out of a transition, as a plan takes one nonce.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from mainstay_core import ladder, membership
@@ -28,7 +29,7 @@ from mainstay_core.jobstate import (
     with_slot,
 )
 from mainstay_core.learning import refusal
-from mainstay_core.leaving import outgoing_died, outgoing_missed
+from mainstay_core.leaving import outgoing_died, outgoing_missed, still_needed
 from mainstay_core.membership import Draft
 from mainstay_core.messages import Member, Method, Plan
 from mainstay_core.outcomes import end_job, publish
@@ -120,11 +121,11 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
         return suspend_now(state, now_s)
     lost = lost_members(state)
     if lost:
-        return _recover(state, lost, now_s, nonce)
+        return _taking_back(state, lambda whole: _recover(whole, lost, now_s, nonce))
     if state.rivals:
         return _meet_again(state, "supervisors hold another plan of the same id", now_s, nonce)
     if state.suspicion is not None:
-        return _reform(state, now_s, nonce)
+        return _taking_back(state, lambda whole: _reform(whole, now_s, nonce))
     missed = outgoing_missed(state, now_s)
     if missed:
         return _meet_again(state, _ended_early(state, missed), now_s, nonce, missed)
@@ -136,6 +137,33 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     if state.suspend and state.shape.steps - state.step > 1:
         return publish(state, pause_plan(state, now_s, nonce), JobPhase.RUNNING)
     return decide_between_faults(state, now_s, nonce)
+
+
+def _taking_back(
+    state: CoordinatorState, decide: Callable[[CoordinatorState], Transition]
+) -> Transition:
+    """Decide on an unplanned plan as if no planned one had dropped anybody who still serves.
+
+    They come back as followers: what is lost now may be what only they hold. The next planned
+    plan drops them again.
+    """
+    back = still_needed(state)
+    if not back or state.plan is None:
+        return decide(state)
+    members = state.plan.members
+    returning = tuple(
+        replace(
+            member,
+            index=len(members) + number,
+            rank=replace(member.rank, replica=None),
+            since=state.last_id + 1,
+            joining=False,
+        )
+        for number, member in enumerate(back)
+    )
+    plan = replace(state.plan, members=(*members, *returning))
+    decided = decide(replace(state, plan=plan))
+    return decided if decided.plan is not None else decide(state)
 
 
 def _is_finishing(state: CoordinatorState) -> bool:
@@ -242,7 +270,7 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     if not lost:
         reason = "the members that were silent are heard again"
         return _meet_again(state, reason, now_s, nonce)
-    result = _recover(state, lost, now_s, nonce)
+    result = _taking_back(state, lambda whole: _recover(whole, lost, now_s, nonce))
     overdue = result.state.phase is JobPhase.WAITING and now_s >= state.waiting.deadline_s
     if overdue and not may_still_come(state, len(state.shape.positions)):
         reason = f"waited {now_s - state.waiting.since_s:.0f} s: {state.waiting.reason}"

@@ -94,6 +94,22 @@ def outgoing(state: CoordinatorState) -> tuple[Member, ...]:
     return state.plan.outgoing
 
 
+def still_needed(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the members that a planned plan drops, and that the job may have to go back to.
+
+    Until all others have adopted that plan these hold what those hold, perhaps as the last
+    ones of their position. A pod that leaves gets no place any more, and one that is only
+    known from a restored plan may be about to leave: these do not count.
+    """
+    return tuple(
+        m
+        for m in outgoing(state)
+        if is_living(state, m)
+        and (pod := state.pod(m.slot.pod)) is not None
+        and not (pod.leaving or pod.placeholder)
+    )
+
+
 def outgoing_died(state: CoordinatorState) -> tuple[Member, ...]:
     """Return the members that ended between the plan that drops them and its adoption."""
     return tuple(m for m in outgoing(state) if not is_living(state, m))

@@ -17,6 +17,7 @@ from mainstay_core.jobstate import (
     natural,
     uid_of,
 )
+from mainstay_core.leaving import still_needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,8 @@ def learn_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) ->
 def plan_pods(state: CoordinatorState) -> PodsWanted:
     """Return how many pods the job needs now, and which of the registered ones should end.
 
-    A pod that serves is never ended here: what leaves does so by a plan first.
+    A pod that serves is never ended here: what leaves does so by a plan first, and what a
+    plan drops is not ended before all others have adopted that plan.
     Of the free ones go those that leave, then those that are held back, then
     the newest by name.
     """
@@ -87,7 +89,8 @@ def plan_pods(state: CoordinatorState) -> PodsWanted:
     staying = [p for p in living if not p.leaving]
     free = [p for p in living if not has_members(state, uid_of(p))]
     leaving = [p for p in free if p.leaving]
-    rest = [p for p in reversed(free) if not p.leaving]
+    serving = {m.slot.pod for m in still_needed(state)}
+    rest = [p for p in reversed(free) if not p.leaving and uid_of(p) not in serving]
     rest.sort(key=lambda p: -_held_until_s(state, p))
     surplus = rest[: max(0, len(staying) - num_pods)]
     ordered = [*sorted(leaving, key=lambda p: natural(p.registration.name)), *surplus]
