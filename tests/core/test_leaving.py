@@ -312,9 +312,36 @@ def test_surplus_pods_are_ended_newest_first_and_spares_stay_as_many(start: Star
     world = start(spares=1)  # a ninth pod; the job's own number of spares is 0
     assert plan_pods(world.state).ending == ("spare-0",)
     world.send(ScaleRequested(replicas=3))
+    assert plan_pods(world.state).ending == ("spare-0",), "the others need the votes of the rest"
+    world.settle()
     wanted = plan_pods(world.state)
     assert (wanted.num_pods, len(wanted.ending)) == (6, 3)
     assert not set(wanted.ending) & pods_of(world.plan)
+
+
+def test_a_loss_before_a_shrink_is_adopted_takes_back_who_still_serves(start: Start) -> None:
+    world = start()
+    world.send(ScaleRequested(replicas=1))
+    dropped = {m.incarnation for m in world.plan.outgoing}
+    world.down(world.member(0, 1))
+    assert (world.plan.method, world.plan.planned) == (Method.MASK, False)
+    assert dropped < {m.incarnation for m in world.plan.members}
+    assert len(world.plan.chains) == 1
+    world.settle()
+    assert world.plan.planned, "and dropped again"
+    assert len(world.plan.members) == 2
+    world.settle()
+    world.down(world.member(0, 1))
+    assert world.plan.method is not Method.MASK, "what has adopted it is not taken back"
+
+
+def test_who_leaves_is_not_taken_back(start: Start) -> None:
+    world = start()
+    world.send(ScaleRequested(replicas=1))
+    gone = world.plan.outgoing[0].slot.pod
+    leave(world, gone)
+    world.down(world.member(0, 1))
+    assert gone not in pods_of(world.plan)
 
 
 def test_a_scale_before_the_start_counts_for_the_first_plan(new_world: Start) -> None:
