@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from mainstay_train.own_loop import LoopSession
+S = TypeVar("S")
+"""The session's type: `mainstay_train.own_loop.LoopSession`, which stands above this module."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(Generic[S]):
     """An entrypoint that is a training loop of the user's own."""
 
-    function: Callable[[LoopSession], None]
+    function: Callable[[S], None]
 
-    def __call__(self, session: LoopSession) -> None:
+    def __call__(self, session: S) -> None:
         """Run it."""
         self.function(session)
 
 
-def loop(function: Callable[[LoopSession], None]) -> Loop:
+def loop(function: Callable[[S], None]) -> Loop[S]:
     """Mark a function as an own training loop: it takes a session and returns when the job is over.
 
     Use as a decorator; see docs/own-loop.md.

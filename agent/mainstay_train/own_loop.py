@@ -340,7 +340,7 @@ class LoopSession:
             )
 
 
-def run(loop: Loop, driver: Driver) -> None:
+def run(loop: Loop[LoopSession], driver: Driver) -> None:
     """Run a user's loop until the job is complete.
 
     Raises:

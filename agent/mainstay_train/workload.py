@@ -240,7 +240,7 @@ def refuse_unknown(config: Mapping[str, Any], known: Iterable[str], path: str) -
             raise InvalidSpecError(f"{path}.{key}", f"is unknown{hint} (valid: {', '.join(valid)})")
 
 
-def find(entrypoint: str) -> Entrypoint | Loop:
+def find(entrypoint: str) -> Entrypoint | Loop[Any]:
     """The function that an entrypoint names: of a workload, or a loop marked as such.
 
     Raises:
