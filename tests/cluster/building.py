@@ -34,6 +34,8 @@ NUM_KEPT = 4
 """Archives of images in the cache, some 200 MB each."""
 REGISTRY = "mainstay.test"
 TAG = "test"
+NEXT_TAG = "next"
+"""The same images by another tag: what an upgrade moves to."""
 BASE = f"{REGISTRY}/debian:{SUITE}-slim"
 COMPONENTS = ("operator", "api", "agent")
 OPTIONS = [
@@ -53,6 +55,7 @@ graphroot = "@DIR@/graph"
 runroot = "@DIR@/run"
 """
 FAST = ("--compression-format", "zstd", "--compression-level", "1")
+REF_NAME = "org.opencontainers.image.ref.name"
 POLICY = {"default": [{"type": "insecureAcceptAnything"}]}
 
 
@@ -91,7 +94,7 @@ def images_path() -> Path:
         capture_output=True,
         text=True,
     )
-    key = hashlib.sha256(base_path().name.encode())
+    key = hashlib.sha256(" ".join([base_path().name, TAG, NEXT_TAG]).encode())
     for name in sorted(filter(None, listed.stdout.split("\0"))):
         key.update(name.encode() + b"\0")
         if (ROOT / name).is_file():
@@ -202,11 +205,13 @@ def _mirror() -> Iterable[str]:
 def _pack(layout: Path, archive: Path) -> Path:
     """Make one archive of an OCI layout, with the names by which containerd knows images."""
     index = json.loads((layout / "index.json").read_text())
+    named = []
     for manifest in index["manifests"]:
-        notes = manifest["annotations"]
-        name = notes["org.opencontainers.image.ref.name"]
-        notes["io.containerd.image.name"] = name
-        notes["org.opencontainers.image.ref.name"] = name.rpartition(":")[2]
+        repository, _, tag = manifest["annotations"][REF_NAME].rpartition(":")
+        for each in (TAG, NEXT_TAG) if tag == TAG else (tag,):
+            notes = {REF_NAME: each, "io.containerd.image.name": f"{repository}:{each}"}
+            named.append(manifest | {"annotations": notes})
+    index["manifests"] = named
     (layout / "index.json").write_text(json.dumps(index))
     with tarfile.open(archive, "w") as tar:
         tar.add(layout, arcname=".")

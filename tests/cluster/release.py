@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 from tests.cluster import building
 from tests.cluster.client import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.toolbox import Say
 
 ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "mainstay"
 RELEASE = "mainstay"
 SYSTEM = "mainstay-system"
 JOBS = "jobs"
@@ -48,6 +51,7 @@ class Platform:
     def __init__(self, cluster: Cluster, say: Say) -> None:
         self.cluster = cluster
         self.api = cluster.api
+        self.chart = CHART
         self._url: str | None = None
         self.gates = cluster.dir / "gates"
         self.checkpoints = cluster.dir / "checkpoints"
@@ -69,9 +73,17 @@ class Platform:
         given["operator"] = {**given["operator"], **home}
         given["redis"] = {"internal": {**given["redis"]["internal"], **home}}
         path.write_text(json.dumps(given))
-        chart = str(ROOT / "charts" / "mainstay")
-        action = ["upgrade", "--install", RELEASE, chart, "-n", SYSTEM]
+        action = ["upgrade", "--install", RELEASE, str(self.chart), "-n", SYSTEM]
         return self.cluster.helm(*action, "-f", str(path), "--wait", "--timeout", "3m")
+
+    def upgrade(self, version: str) -> str:
+        """Move to the next version of the chart, with images by another tag."""
+        self.chart = self.cluster.dir / f"mainstay-{version}"
+        shutil.copytree(CHART, self.chart)
+        about = yaml.safe_load((self.chart / "Chart.yaml").read_text())
+        about |= {"version": version, "appVersion": version}
+        (self.chart / "Chart.yaml").write_text(yaml.safe_dump(about))
+        return self.install(image={**VALUES["image"], "tag": building.NEXT_TAG})
 
     def apply(self, job: Object) -> Object:
         return self.api.apply(job, JOBS)
@@ -85,9 +97,14 @@ class Platform:
 
     def pods(self, name: str) -> list[Object]:
         """The job's pods that are not on their way out, by index."""
-        listed = self.api.list(
-            f"/api/v1/namespaces/{JOBS}/pods", labelSelector=f"mainstay.dev/job-name={name}"
-        )
+        return self._pods(JOBS, f"mainstay.dev/job-name={name}")
+
+    def system(self, component: str) -> list[Object]:
+        """The pods of one of the release's own components that are not on their way out."""
+        return self._pods(SYSTEM, f"app.kubernetes.io/component={component}")
+
+    def _pods(self, namespace: str, selector: str) -> list[Object]:
+        listed = self.api.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
         pods = [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
         return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
 
@@ -150,6 +167,9 @@ def make_job(platform: Platform, name: str, steps: int, *gates: int, **spec: Any
     for volume, (path, target) in mounts.items():
         template["spec"]["volumes"].append({"name": volume, "hostPath": {"path": str(path)}})
         container["volumeMounts"].append({"name": volume, "mountPath": target})
+    # Memory to run out of: /dev/shm has a bound of its own.
+    template["spec"]["volumes"].append({"name": "fill", "emptyDir": {"medium": "Memory"}})
+    container["volumeMounts"].append({"name": "fill", "mountPath": "/fill"})
     container["resources"] = {"limits": {"memory": "1Gi"}}
     return {
         "apiVersion": "mainstay.dev/v1alpha1",

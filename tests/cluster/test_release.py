@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster import toolbox
+from tests.cluster import building, toolbox
 from tests.cluster.client import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import reason_told
@@ -60,6 +61,10 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 def condition_of(job: Object | None, kind: str) -> str:
     listed = (job or {}).get("status", {}).get("conditions", [])
     return str(next((c["status"] for c in listed if c["type"] == kind), "Unknown"))
+
+
+def with_digests(report: Any) -> Any:
+    return report if report and report["digests"]["final"] else None
 
 
 class Story:
@@ -116,13 +121,15 @@ class Story:
         return found
 
     def finish(self) -> Any:
-        """Wait until the job is complete; return its final digests."""
+        """Wait until the job is complete and no step of it was lost; return its final digests."""
         self.platform.wait(
             self.name, lambda job: condition_of(job, "Complete") == "True", "not complete"
         )
-        return wait_for(
-            lambda: final_digests(self.platform.try_fetch(self.uid, "report")), "the digests"
+        report = wait_for(
+            lambda: with_digests(self.platform.try_fetch(self.uid, "report")), "the digests"
         )
+        assert report["steps"]["lost"] == 0, report["recoveries"]
+        return report["digests"]["final"]
 
     def restarts(self, pod: Object) -> dict[str, int]:
         """How often each of a pod's containers was started again."""
@@ -138,16 +145,22 @@ def run_out_of_memory(platform: Platform, pod: Object) -> None:
     pid = platform.cluster.nodes[pod["spec"]["nodeName"]].pid_of(container.rpartition("/")[2])
     # The container's first process goes first, and with it all others.
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-    fill = "dd if=/dev/zero of=/dev/shm/fill bs=1M count=2000; rm -f /dev/shm/fill"
+    fill = "dd if=/dev/zero of=/fill/file bs=1M count=2000; rm -f /fill/file"
     name = ["-n", JOBS, pod["metadata"]["name"], "-c", "trainer"]
     platform.cluster.kubectl("exec", *name, "--", "sh", "-c", fill, check=False)
 
 
 def kill(platform: Platform, component: str) -> None:
     """Delete a component's pods without any grace."""
-    path = f"/api/v1/namespaces/{SYSTEM}/pods"
-    for pod in platform.api.list(path, labelSelector=f"app.kubernetes.io/component={component}"):
-        platform.api.delete(f"{path}/{pod['metadata']['name']}", gracePeriodSeconds="0")
+    for pod in platform.system(component):
+        name = pod["metadata"]["name"]
+        platform.api.delete(f"/api/v1/namespaces/{SYSTEM}/pods/{name}", gracePeriodSeconds="0")
+
+
+def supervisor_tags(pods: Sequence[Object]) -> set[str]:
+    containers = [c for pod in pods for c in pod["spec"]["initContainers"]]
+    images = [c["image"] for c in containers if c["name"] == "supervisor"]
+    return {image.rpartition(":")[2] for image in images}
 
 
 def test_the_installed_release_passes_its_own_test(platform: Platform) -> None:
@@ -195,7 +208,10 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
     told = platform.cluster.kubectl("describe", "mtj", "-n", JOBS, "story")
     for reason in ("RecoveryHandOver", "RecoveryMask", "OOMKilled", "Complete"):
         assert reason in told
-    assert "Complete" in platform.cluster.kubectl("get", "mtj", "-n", JOBS, "story")
+    head, row = platform.cluster.kubectl("get", "mtj", "-n", JOBS, "story").splitlines()
+    assert head.split() == ["NAME", "STATE", "READY", "SPARES", "STEP", "RECOVERIES", "AGE"]
+    assert row.split()[:2] == ["story", "Complete"]
+    assert int(row.split()[5]) >= len(GATES)
 
 
 def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
@@ -204,43 +220,53 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     """An upgrade, an operator that is away for a whole failure, a suspension."""
     platform.cluster.scale(3)
     saved = {"checkpoint": {"everySteps": 1000, "storage": "/checkpoints"}}
-    story = Story(platform, "changes", STEPS, (3, 7, 11, 15), **saved)
+    story = Story(platform, "changes", STEPS, (3, 7, 11, 15, 19), **saved)
     story.stand_at(3)
 
     before = [pod["metadata"]["uid"] for pod in platform.pods("changes")]
-    platform.install(api={"replicas": 1, "redisTimeoutSeconds": 4})
+    stores = [pod["metadata"]["uid"] for pod in platform.system("redis")]
+    operator = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/mainstay-operator"
+    generation = platform.api.get(operator)["metadata"]["generation"]
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        upgraded = pool.submit(platform.upgrade, "0.2.0")
+        platform.api.wait(operator, lambda found: found["metadata"]["generation"] > generation)
+        # Steps go on while everything but the store is replaced.
+        platform.open_gates(3)
+        story.stand_at(7)
+        upgraded.result()
+    for component in ("operator", "api"):
+        images = {pod["spec"]["containers"][0]["image"] for pod in platform.system(component)}
+        assert {image.rpartition(":")[2] for image in images} == {building.NEXT_TAG}
     assert [pod["metadata"]["uid"] for pod in platform.pods("changes")] == before
+    assert [pod["metadata"]["uid"] for pod in platform.system("redis")] == stores
     assert platform.job("changes")["status"]["recovery"]["total"] == 0
 
-    operator = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/mainstay-operator"
     platform.api.patch(operator, {"spec": {"replicas": 0}})
     platform.api.wait(operator, lambda found: "replicas" not in (found or {})["status"])
     kill(platform, "operator")
     platform.api.delete(f"{PODS}/{story.serving()['metadata']['name']}", gracePeriodSeconds="0")
-    platform.open_gates(3)
+    platform.open_gates(7)
     # Nobody has made another pod: the others go on without it.
-    story.stand_at(7)
+    story.stand_at(11)
     assert len(platform.pods("changes")) == len(before) - 1
     platform.api.patch(operator, {"spec": {"replicas": 1}})
-    story.go_on(7, then=11)
-    platform.open_gates(11)
-    story.stand_at(15)
+    story.go_on(11, then=15)
+    # The new pod is of the new version and trains with those of the old one.
+    assert supervisor_tags(platform.pods("changes")) == {building.TAG, building.NEXT_TAG}
+    platform.open_gates(15)
+    story.stand_at(19)
 
     path = f"{TRAINING_JOBS}/changes"
     platform.api.patch(path, {"spec": {"suspend": True}})
     # Held until then: the few steps that are left take less time than a plan.
     wait_for(lambda: platform.fetch(story.uid, "plan")["plan"]["pause"], "the pausing plan")
-    platform.open_gates(15)
+    platform.open_gates(19)
     platform.wait(
         "changes", lambda job: condition_of(job, "Suspended") == "True", "is not suspended"
     )
     wait_for(lambda: not platform.pods("changes"), "the pods' end")
     platform.api.patch(path, {"spec": {"suspend": False}})
     assert story.finish() == expected
-
-
-def final_digests(report: Any) -> Any:
-    return report and report["digests"]["final"]
 
 
 def test_a_deleted_job_leaves_nothing_though_the_store_is_gone(platform: Platform) -> None:

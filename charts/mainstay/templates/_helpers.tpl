@@ -33,15 +33,20 @@ app.kubernetes.io/component: {{ .component }}
 {{- join "," $pairs }}
 {{- end }}
 
-{{- define "mainstay.labels" -}}
+{{- /* Of pods: without versions, so that an upgrade replaces those alone in which something else changes. */}}
+{{- define "mainstay.podLabels" -}}
 {{ include "mainstay.selector" . }}
 app.kubernetes.io/part-of: mainstay
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- with .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{- define "mainstay.labels" -}}
+{{ include "mainstay.podLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- /* Metadata of an object: (dict "root" $ "component" "api" "name" "..." "annotations" (dict)) */}}
@@ -164,7 +169,7 @@ topologySpreadConstraints:
 
 {{- define "mainstay.podMetadata" -}}
 labels:
-  {{- include "mainstay.labels" . | nindent 2 }}
+  {{- include "mainstay.podLabels" . | nindent 2 }}
   {{- with .values.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
