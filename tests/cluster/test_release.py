@@ -17,7 +17,7 @@ from tests.cluster.fixtures import reason_told
 from tests.cluster.release import CORPUS, JOBS, MODEL, SYSTEM, TRAINING_JOBS, Platform, make_job
 from tests.e2e.harness import local_job
 
-pytestmark = [pytest.mark.chaos, pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(900)]
 GATES = (3, 7, 11, 15, 19, 23)
 STEPS = 27
 GIVE_UP_S = 240.0
