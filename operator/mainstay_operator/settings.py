@@ -134,7 +134,22 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         raise InvalidSpecError(
             "MAINSTAY_TOKEN_FILE", "is not set; set it, or MAINSTAY_TOKEN: the token for the api"
         )
-    return Settings(**values)
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def _check(settings: Settings) -> None:
+    for name in ("qps", "burst", "resync_s", "kube_timeout_s", "watch_idle_s"):
+        if not getattr(settings, name):
+            raise InvalidSpecError(variable_of(name), "is 0, must be more")
+    least_s = 2 * settings.resync_s
+    if settings.max_idle_s <= least_s:
+        raise InvalidSpecError(
+            "MAINSTAY_MAX_IDLE_S",
+            f"is {settings.max_idle_s:g}, must be more than twice MAINSTAY_RESYNC_S, {least_s:g}: "
+            "between two resyncs there is nothing to hear",
+        )
 
 
 def variable_of(name: str) -> str:

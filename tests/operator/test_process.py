@@ -279,7 +279,7 @@ def test_pods_that_are_refused_are_shown_and_tried_again(world: World) -> None:
     job = world.submit(manifest("refused", **wide))
     assert "quota" in job.wait_condition("Degraded", "True", "PodsRefused")["message"]
 
-    # Many at once compete for the quota's version: the server refuses some with 409.
+    # Many at once compete for the quota: several API servers refuse some with 409.
     world.kube.patch(f"{path}/few", {"spec": {"hard": {"pods": "200"}}})
 
     job.wait_pods(*names("refused", 33))

@@ -165,6 +165,8 @@ def test_settings_name_what_is_wrong() -> None:
         ({**enough, "MAINSTAY_QPS": "many"}, "MAINSTAY_QPS"),
         ({**enough, "MAINSTAY_WATCH_NODES": "maybe"}, "MAINSTAY_WATCH_NODES"),
         ({**enough, "MAINSTAY_TOKEN": ""}, "MAINSTAY_TOKEN_FILE"),
+        ({**enough, "MAINSTAY_RESYNC_S": "0"}, "MAINSTAY_RESYNC_S"),
+        ({**enough, "MAINSTAY_RESYNC_S": "200"}, "MAINSTAY_MAX_IDLE_S"),
         ({}, "MAINSTAY_API_URL"),
     ):
         with pytest.raises(InvalidSpecError, match=name):

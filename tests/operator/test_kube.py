@@ -1,0 +1,101 @@
+"""What the operator makes of the API server's refusals, by a server that refuses as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.operator.test_builders import view
+from tests.operator.world import free_port
+
+from mainstay_operator.hands import Hands
+from mainstay_operator.kube import KubeClient, KubeError
+from mainstay_operator.metrics import Metrics
+from mainstay_operator.resources import FINALIZER
+from mainstay_operator.settings import parse
+
+POD = {"kind": "Pod", "metadata": {"namespace": "n", "name": "demo-0"}}
+Answer = tuple[int, dict[str, Any]]
+CONFLICT: Answer = (409, {"reason": "Conflict", "message": "the quota has been modified"})
+TAKEN: Answer = (409, {"reason": "AlreadyExists", "message": "there is one"})
+FAILED: Answer = (422, {"reason": "Invalid", "message": "a test of the patch failed"})
+
+
+def with_server(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[Answer],
+    act: Callable[[KubeClient], Coroutine[Any, Any, Any]],
+) -> tuple[Any, list[Any]]:
+    """What a client did at a server that gives these answers, one after the other; the bodies."""
+    port, bodies = free_port(), []
+    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    config = {"clusters": [cluster], "contexts": [context], "users": [{"name": "u", "user": {}}]}
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps({**config, "current-context": "c"}))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies.append(await request.json() if request.can_read_body else None)
+        status, body = answers.pop(0)
+        return web.json_response(body, status=status)
+
+    async def run() -> Any:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        try:
+            async with KubeClient(qps=1000, burst=1000, timeout_s=9, metrics=Metrics()) as kube:
+                return await act(kube)
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(run()), bodies
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any]]]:
+    return lambda answers, act: with_server(tmp_path, monkeypatch, answers, act)
+
+
+def test_a_conflict_over_a_quota_is_no_name_that_is_taken(serve: Any) -> None:
+    made, bodies = serve([CONFLICT, CONFLICT, (201, POD)], lambda kube: kube.create(POD))
+    assert (made, len(bodies)) == (POD, 3)
+
+    assert serve([CONFLICT, TAKEN], lambda kube: kube.create(POD))[0] is None
+
+    with pytest.raises(KubeError, match="quota"):
+        serve([CONFLICT] * 9, lambda kube: kube.create(POD))
+
+
+def test_a_finalizer_is_taken_away_from_where_it_is_now(serve: Any) -> None:
+    job = view()
+    listed = ("a.example.com/x", FINALIZER)
+    metadata = {"uid": job.uid, "finalizers": [FINALIZER]}
+    settings = {"MAINSTAY_API_URL": "u", "MAINSTAY_AGENT_IMAGE": "i", "MAINSTAY_TOKEN": "t"}
+
+    def remove(kube: KubeClient) -> Any:
+        hands = Hands(kube, parse([], settings), "me", Metrics())
+        return hands.remove_finalizer(dataclasses.replace(job, finalizers=listed))
+
+    _, bodies = serve([FAILED, (200, {"metadata": metadata}), (200, {})], remove)
+    removed = [body[-1]["path"] for body in bodies if body]
+    assert removed == ["/metadata/finalizers/1", "/metadata/finalizers/0"]
+
+    # A job of the same name that came later keeps its own.
+    _, bodies = serve([FAILED, (200, {"metadata": {**metadata, "uid": "later"}})], remove)
+    assert len(bodies) == 2
+
+    changing: list[Answer] = [FAILED, (200, {"metadata": metadata})] * 9
+    with pytest.raises(KubeError, match="finalizers change"):
+        serve(changing, remove)
