@@ -29,7 +29,7 @@ from mainstay_core.jobstate import (
     with_pod,
     with_slot,
 )
-from mainstay_core.leaving import has_adopted, learn_leaving
+from mainstay_core.leaving import has_adopted, learn_leaving, outgoing
 from mainstay_core.losses import end_all, end_slot, lose_pod, note_end
 from mainstay_core.messages import FinalDigests, Member, Method
 from mainstay_core.recovery_times import close_known, plan_settled
@@ -228,6 +228,12 @@ def _member(state: CoordinatorState, fact: Fact) -> Member | None:
     return state.plan.member_of(Slot(pod=fact.pod, index=fact.slot), fact.incarnation)
 
 
+def _outgoing(state: CoordinatorState, fact: Fact) -> Member | None:
+    """Whoever the newest plan drops: until that is adopted the others wait for its votes."""
+    mine = (Slot(pod=fact.pod, index=fact.slot or 0), fact.incarnation)
+    return next((m for m in outgoing(state) if (m.slot, m.incarnation) == mine), None)
+
+
 def _stale(state: CoordinatorState, fact: Fact) -> Transition:
     current = state.plan.quorum if state.plan else "no quorum"
     reason = f"{fact.kind} of {fact.quorum or 'no quorum'} is stale: the job is in {current}"
@@ -236,7 +242,7 @@ def _stale(state: CoordinatorState, fact: Fact) -> Transition:
 
 def _parked(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
     """A hint that the quorum is broken. Known deaths were acted on when they were learnt."""
-    member = _member(state, fact)
+    member = _member(state, fact) or _outgoing(state, fact)
     if member is None or not _concerns(state, member, fact.quorum):
         return _stale(state, fact)
     old = state.suspicion
@@ -270,7 +276,8 @@ def _concerns(state: CoordinatorState, member: Member, quorum: QuorumId | None) 
     if quorum.id == state.plan.quorum.id:
         return quorum.nonce == state.plan.quorum.nonce
     older = state.plan.unplanned_id <= quorum.id < state.plan.quorum.id
-    return older and not has_adopted(state, member)
+    dropped = state.plan.member_of(member.slot, member.incarnation) is None
+    return older and (dropped or not has_adopted(state, member))
 
 
 def _adopted(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:

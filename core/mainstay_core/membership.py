@@ -308,6 +308,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         created_at_s=draft.now_s,
         hosts=_hosts_of(state, members),
         replicas_wanted=state.wanted,
+        suspend_wanted=state.suspend,
     )
 
 

@@ -109,6 +109,8 @@ class Plan:
     on to each other, and a store that lost the job knows where the next quorum may meet."""
     replicas_wanted: int = 0
     """Replicas that were wanted when it was made; a store that lost the job learns it from here."""
+    suspend_wanted: bool = False
+    """Whether the job was to be suspended when it was made; for a store that lost the job, too."""
     pause: bool = False
     """Whether its members save their state and compute no further: the job is to be suspended."""
     outgoing: tuple[Member, ...] = ()

@@ -171,7 +171,7 @@ def _restore(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         phase=JobPhase.RECOVERING,
         plan=plan,
         scaled_to=plan.replicas_wanted or state.scaled_to,
-        suspend=plan.pause,
+        suspend=plan.suspend_wanted,
         paused=(),
         last_id=plan.quorum.id,
         restarted_id=max(state.restarted_id, restarted_id),

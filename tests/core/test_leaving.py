@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -333,6 +334,22 @@ def test_a_loss_before_a_shrink_is_adopted_takes_back_who_still_serves(start: St
     world.settle()
     world.down(world.member(0, 1))
     assert world.plan.method is not Method.MASK, "what has adopted it is not taken back"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_who_is_dropped_may_park_before_that_is_adopted(start: Start, leaves: bool) -> None:
+    world = start()
+    quorum = world.plan.quorum
+    if leaves:
+        leave(world, world.member(3, 0).slot.pod)
+    else:
+        world.send(ScaleRequested(replicas=3))
+    (dropped, *_) = world.plan.outgoing
+    world.tell(replace(world.about(FactKind.PARKED, dropped), quorum=quorum))
+    world.tick(after_s=1.0)
+    assert not world.plan.planned, "the others wait for its vote"
+    back = dropped.incarnation in {m.incarnation for m in world.plan.members}
+    assert back is not leaves
 
 
 def test_who_leaves_is_not_taken_back(start: Start) -> None:

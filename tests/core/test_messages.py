@@ -74,6 +74,7 @@ EXAMPLES: dict[str, Any] = {
         created_at_s=1700000000.5,
         hosts=(PLAN.rendezvous,),
         replicas_wanted=2,
+        suspend_wanted=True,
         outgoing=(dataclasses.replace(PLAN.members[0], incarnation=Incarnation("a.0")),),
     ),
     "partial": RUN,

@@ -165,6 +165,19 @@ def test_a_store_that_fell_back_does_not_suspend_a_job_that_goes_on(
     assert (world.plan, world.state.suspend) == (plan, False)
 
 
+def test_a_wish_that_waited_for_a_recovery_is_not_lost_with_the_store(
+    start: Callable[..., Any],
+) -> None:
+    world = start(**SMALL, **SAVES)
+    world.down(world.member(0, 0))
+    world.send(SuspendRequested(suspend=True))
+    world.down(world.member(1, 1))
+    plan = flush(world)
+    assert not plan.pause
+    report(world, plan)
+    assert world.state.suspend
+
+
 def test_the_plan_after_a_restored_one_takes_another_event(start: Callable[..., Any]) -> None:
     world = start(**ALONE)
     theirs = replace(world.plan, quorum=QuorumId(id=world.plan.quorum.id, nonce="other"))
