@@ -257,6 +257,9 @@ def _with_wishes(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     there were any.
     """
     wishes = tuple(k for k in kinds if k in PLANNED)
+    if any(f.kind == "corrupt-state" for f in scenario.faults):
+        # A replica that is dropped at that boundary may be one of the majority that it takes.
+        wishes = tuple(k for k in wishes if k != "scale")
     rng = random.Random(f"wishes {scenario.seed}")
     if not wishes or (len(wishes) < len(kinds) and rng.random() < 0.5):
         return scenario
