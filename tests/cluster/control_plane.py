@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.cluster import relay, toolbox
+from tests.cluster import audit, relay, toolbox
 from tests.cluster.client import Api
 from tests.cluster.leftovers import Ground
 
@@ -26,8 +26,10 @@ LOOPBACK = "127.0.0.1"
 SERVICES = "10.0.0.0/24"
 SERVICE_IP = "10.0.0.1"
 PODS = "10.88.0.0/16"
+ADMINS = ("admin", "operator")
+"""Users with every right. What `operator` asks for is written down (audit.py)."""
 USERS = ("alice", "bob")
-"""Users without any right, beside the admin."""
+"""Users without any right."""
 GIVE_UP_S = 60.0
 POLL_S = 0.03
 
@@ -72,7 +74,7 @@ class ControlPlane:
         self.tools = tools
         self.place = place
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.tokens = {user: secrets.token_hex(16) for user in ("admin", *USERS)}
+        self.tokens = {user: secrets.token_hex(16) for user in (*ADMINS, *USERS)}
         self.authority = self.dir / "server.crt"
         self.has_controllers = (tools / "kube-controller-manager").exists()
         self._apis: list[Api] = []
@@ -96,6 +98,12 @@ class ControlPlane:
             Api(self.url, self.authority, self.tokens[user] if token is None else token)
         )
         return self._apis[-1]
+
+    def kubeconfig_as(self, user: str) -> Path:
+        """A kubeconfig of another user than the admin."""
+        path = self.dir / f"{user}.kubeconfig"
+        self._write_kubeconfig(path, self.url, user)
+        return path
 
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> str:
         """Run kubectl as the admin; return what it wrote."""
@@ -164,6 +172,12 @@ class ControlPlane:
         command = [*self.place.enter(), str(self.tools / name), *args]
         self.processes[name] = self.ground.spawn(name, command)
 
+    def stop(self, name: str) -> None:
+        """Kill a component."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
     def _write_keys(self) -> None:
         names = ["DNS:localhost", "DNS:kubernetes", "DNS:kubernetes.default"]
         names += ["DNS:kubernetes.default.svc", f"IP:{LOOPBACK}", f"IP:{SERVICE_IP}"]
@@ -182,12 +196,12 @@ class ControlPlane:
         for command in commands:
             subprocess.run(["openssl", *command], cwd=self.dir, check=True, capture_output=True)
         lines = [
-            f'{token},{user},{user},"{"system:masters" if user == "admin" else ""}"\n'
+            f'{token},{user},{user},"{"system:masters" if user in ADMINS else ""}"\n'
             for user, token in self.tokens.items()
         ]
         (self.dir / "tokens.csv").write_text("".join(lines))
 
-    def _write_kubeconfig(self, path: Path, url: str) -> None:
+    def _write_kubeconfig(self, path: Path, url: str, user: str = "admin") -> None:
         config: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -202,7 +216,7 @@ class ControlPlane:
                 {"name": user, "user": {"token": token}} for user, token in self.tokens.items()
             ],
             "contexts": [
-                {"name": "mainstay-test", "context": {"cluster": "mainstay-test", "user": "admin"}}
+                {"name": "mainstay-test", "context": {"cluster": "mainstay-test", "user": user}}
             ],
         }
         path.write_text(json.dumps(config, indent=2))
@@ -225,6 +239,7 @@ class ControlPlane:
             *[f"--tls-cert-file={self.authority}", f"--tls-private-key-file={self.dir}/server.key"],
             f"--cert-dir={self.dir}",
             f"--token-auth-file={self.dir / 'tokens.csv'}",
+            *audit.flags(self.dir, "operator"),
             "--authorization-mode=Node,RBAC",
             f"--service-cluster-ip-range={SERVICES}",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",

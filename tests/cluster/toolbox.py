@@ -33,6 +33,7 @@ COMPONENTS = (
     "coredns",
     "kubectl",
     "helm",
+    "kwok",
 )
 PACKAGES = {
     "containerd": "containerd",
@@ -132,7 +133,8 @@ def build(say: Say) -> Path:
 def _compile(go: str, program: Path, say: Say) -> None:
     """Build the one program that all components are."""
     begin = time.monotonic()
-    say(f"building etcd, Kubernetes {VERSION}, CoreDNS and Helm, once (kept in {program.parent})")
+    what = f"etcd, Kubernetes {VERSION}, CoreDNS, Helm and kwok"
+    say(f"building {what}, once (kept in {program.parent})")
     # Without its version the server calls itself v0.0.0, which skew checks misread.
     names = {"gitVersion": VERSION, "gitMajor": "1", "gitMinor": VERSION.split(".")[1]}
     flags = ["-s", "-w"]

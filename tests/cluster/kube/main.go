@@ -1,5 +1,5 @@
-// kube is one program for tests: etcd, all of Kubernetes v1.36.4, kubectl, CoreDNS and Helm. Which of them it is, the
-// name under which it is called says, or the first argument. One program, as they share most of what they compile.
+// kube is one program for tests: etcd, all of Kubernetes v1.36.4, kubectl, CoreDNS, Helm and kwok. Which of them it is,
+// the name under which it is called says, or the first argument. One program, as they share most of what they compile.
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 	_ "github.com/coredns/coredns/plugin/errors"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	helm "helm.sh/helm/v4/pkg/cmd"
 	helmkube "helm.sh/helm/v4/pkg/kube"
@@ -29,6 +30,9 @@ import (
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
+	kwokconfig "sigs.k8s.io/kwok/pkg/config"
+	kwok "sigs.k8s.io/kwok/pkg/kwok/cmd"
+	kwoklog "sigs.k8s.io/kwok/pkg/log"
 )
 
 func server(build func() *cobra.Command) func() {
@@ -46,6 +50,7 @@ var programs = map[string]func(){
 	"coredns":                 runCoreDNS,
 	"kubectl":                 runKubectl,
 	"helm":                    runHelm,
+	"kwok":                    runKwok,
 }
 
 func runCoreDNS() {
@@ -66,6 +71,25 @@ func runHelm() {
 		err = command.Execute()
 	}
 	if err != nil {
+		os.Exit(1)
+	}
+}
+
+// runKwok plays nodes and pods by the stages of the files given with --config.
+func runKwok() {
+	flags := pflag.NewFlagSet("global", pflag.ContinueOnError)
+	flags.ParseErrorsAllowlist.UnknownFlags = true
+	flags.Usage = func() {}
+	ctx, _ := kwoklog.InitFlags(context.Background(), flags)
+	ctx, err := kwokconfig.InitFlags(ctx, flags)
+	if err == nil {
+		command := kwok.NewCommand(ctx)
+		command.Version = "" // another component's flag has this name
+		command.PersistentFlags().AddFlagSet(flags)
+		err = command.ExecuteContext(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kwok:", err)
 		os.Exit(1)
 	}
 }
