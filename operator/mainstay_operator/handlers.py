@@ -40,6 +40,25 @@ SERVER_TIMEOUT_S = 240
 CLIENT_TIMEOUT_S = 270
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """Of no object is it found out what changed in it: no handler asks.
+
+    kopf would copy every object that a watch shows for it, a fifth of all the operator does when
+    a thousand pods start.
+    """
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Return nothing of an object."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Return that nothing was known before."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Write nothing."""
+
+
 class Operator:
     """The handlers of one operator, in a registry of their own.
 
@@ -174,7 +193,7 @@ def configure(settings: kopf.OperatorSettings, *, watch_idle_s: float) -> None:
     # Never used, as no handler needs one; a finalizer of kopf's that none needs it takes away.
     settings.persistence.finalizer = KOPF_FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = NoDiffs()
     settings.posting.enabled = False
     settings.watching.inactivity_timeout = watch_idle_s
     settings.watching.server_timeout = SERVER_TIMEOUT_S
