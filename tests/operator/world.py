@@ -130,7 +130,7 @@ class OperatorProcess:
         self.url = f"http://127.0.0.1:{free_port()}"
         self._environment = {
             **os.environ,
-            "KUBECONFIG": str(plane.kubeconfig),
+            "KUBECONFIG": str(plane.kubeconfig_as("operator")),
             "MAINSTAY_AGENT_IMAGE": AGENT_IMAGE,
             "MAINSTAY_TOKEN": TOKEN,
             "MAINSTAY_LIVENESS_URL": f"{self.url}/healthz",
@@ -362,21 +362,30 @@ class Job:
     ) -> None:
         """The pods' supervisors come, and say that a trainer is up in each slot."""
         for pod in pods:
-            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-            self.agent(
-                "pods",
-                {
-                    "pod": uid,
-                    "name": name,
-                    "address": "127.0.0.1",
-                    "gather": f"{name}:1",
-                    "store": f"{name}:2",
-                    "num_slots": 1,
-                    "pid": 1,
-                    "domain": (domains or {}).get(uid, ""),
-                },
-            )
-            self.fact("trainer-up", uid, f"life{next(self._lives)}", fingerprint={"torch": "2"})
+            uid = pod["metadata"]["uid"]
+            self.introduce(pod, (domains or {}).get(uid, ""))
+            self.fact("trainer-up", uid, self.new_life(), fingerprint={"torch": "2"})
+
+    def introduce(self, pod: dict[str, Any], domain: str = "") -> None:
+        """A pod's supervisor comes."""
+        name = pod["metadata"]["name"]
+        self.agent(
+            "pods",
+            {
+                "pod": pod["metadata"]["uid"],
+                "name": name,
+                "address": "127.0.0.1",
+                "gather": f"{name}:1",
+                "store": f"{name}:2",
+                "num_slots": 1,
+                "pid": 1,
+                "domain": domain,
+            },
+        )
+
+    def new_life(self) -> str:
+        """A name for a trainer's process."""
+        return f"life{next(self._lives)}"
 
     def fact(self, kind: str, pod: str, life: str, **fields: Any) -> None:
         self.agent("facts", {"facts": [played.fact(kind, pod, life, **fields)]})

@@ -1,0 +1,127 @@
+"""A job of a thousand pods: what the operator asks the API server for, by the server's own count.
+
+Nodes and pods are played by kwok, supervisors by the tests. The tests go on where the one before
+them ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from tests.cluster.audit import Audit, Request, count
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.fixtures import reason_told
+from tests.cluster.played_nodes import played_nodes
+from tests.operator import wide
+from tests.operator.world import Job, wait, world_on
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+NUM_PODS = 1000
+NUM_NODES = 10
+QPS, BURST = 100, 50
+STATUS_S = 3
+IN_FLIGHT = 32
+"""Requests that one job has under way at a time, at most."""
+BEATS, ROUNDS = 50, 20
+
+
+@dataclass(frozen=True)
+class Wide:
+    """The job and the record of the operator's requests."""
+
+    job: Job
+    audit: Audit
+
+
+@pytest.fixture(scope="module")
+def started(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Wide]:
+    """The job with all its pods ready; nothing has registered yet."""
+    environment = {
+        "MAINSTAY_POLL_S": "1",
+        "MAINSTAY_QPS": str(QPS),
+        "MAINSTAY_BURST": str(BURST),
+        "MAINSTAY_STATUS_S": str(STATUS_S),
+    }
+    with contextlib.ExitStack() as stack:
+        with reason_told():
+            stack.enter_context(played_nodes(control_plane, NUM_NODES))
+        audit = Audit(control_plane.dir)
+        folder = tmp_path_factory.mktemp("world")
+        world = stack.enter_context(world_on(control_plane, folder, **environment))
+        # A thousand pods are gone at once so, and no controller is busy with them afterwards.
+        everything = world.path("pods")
+        stack.callback(lambda: world.kube.delete(everything, gracePeriodSeconds="0"))
+        stack.callback(world.operator.stop)
+        job = world.submit(wide.wide_manifest(NUM_PODS))
+        wide.wait_ready(job, NUM_PODS)
+        yield Wide(job, audit)
+
+
+def test_a_thousand_pods_cost_hardly_more_than_a_request_each(started: Wide) -> None:
+    asked = started.audit.take()
+    pods = [r for r in asked if (r.verb, r.resource) == ("create", "pods")]
+    assert len({r.name for r in pods}) == len(pods) == NUM_PODS
+    assert len(asked) <= NUM_PODS + 100, count(asked)
+    assert status_writes_are_few(asked), count(asked)
+    # As many as were left over, and as many as the time allowed.
+    span_s = max(r.at_s for r in pods) - min(r.at_s for r in pods)
+    assert len(pods) <= IN_FLIGHT + BURST + QPS * span_s
+    status = started.job.get()["status"]
+    wanted = {"wanted": NUM_PODS, "ready": NUM_PODS, "pending": 0, "leaving": 0, "made": NUM_PODS}
+    assert status["pods"] == wanted
+    num_spares = wide.SPARES
+    assert status["ready"] == f"{NUM_PODS - num_spares}/{NUM_PODS - num_spares}"
+    assert status["spares"] == f"{num_spares}/{num_spares}"
+
+
+def test_nothing_is_written_because_of_a_heartbeat(started: Wide) -> None:
+    job = started.job
+    wide.register_all(job, job.pods())
+    job.wait_condition("Ready", "True", "Training")
+    plan = job.plan()
+    # What follows from the plan is done: evictions are to leave its members.
+    job.world.kube.wait(
+        job.world.path("poddisruptionbudgets", job.name),
+        lambda budget: (
+            budget is not None and budget["spec"]["minAvailable"] == len(plan["members"])
+        ),
+        "the budget of the plan",
+    )
+    started.audit.take()
+    for step in range(ROUNDS):
+        wide.beat(job, plan, plan["members"][:BEATS], step)
+        wide.commit(job, plan, step)
+    job.wait_status(lambda s: s["training"]["step"] == ROUNDS, "the last step")
+    written = [r for r in started.audit.take() if r.writes]
+    assert {f"{r.verb} {r.resource}" for r in written} == {"patch trainingjobs/status"}
+    assert status_writes_are_few(written), written
+    assert len(written) < ROUNDS
+
+
+def test_the_repair_of_a_pod_costs_a_handful_of_requests(started: Wide) -> None:
+    job = started.job
+    before = {pod["metadata"]["uid"]: pod for pod in job.pods()}
+    lost = job.plan()["members"][0]["slot"]["pod"]
+    started.audit.take()
+    wide.delete_pods(job, [before[lost]])
+    wide.wait_ready(job, NUM_PODS, made=NUM_PODS + 1)
+    wait(lambda: lost not in wide.serving(job), "a plan without the pod")
+    wide.register_all(job, [pod for pod in job.pods() if pod["metadata"]["uid"] not in before])
+    wide.commit(job, job.plan(), ROUNDS)
+    job.wait_condition("Recovering", "False")
+    asked = started.audit.take()
+    assert count(asked)["create pods"] == 1
+    assert not count(asked)["delete pods"]
+    assert len(asked) <= 25, count(asked)
+
+
+def status_writes_are_few(requests: list[Request]) -> bool:
+    """Hardly more than one in `STATUS_S`; a changed condition is written at once."""
+    times = [r.at_s for r in requests if r.writes and r.resource == "trainingjobs/status"]
+    return len(times) <= 6 + (max(times) - min(times)) / STATUS_S
