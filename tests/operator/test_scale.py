@@ -85,14 +85,8 @@ def test_nothing_is_written_because_of_a_heartbeat(started: Wide) -> None:
     wide.register_all(job, job.pods())
     job.wait_condition("Ready", "True", "Training")
     plan = job.plan()
-    # What follows from the plan is done: evictions are to leave its members.
-    job.world.kube.wait(
-        job.world.path("poddisruptionbudgets", job.name),
-        lambda budget: (
-            budget is not None and budget["spec"]["minAvailable"] == len(plan["members"])
-        ),
-        "the budget of the plan",
-    )
+    # What follows from the plan is done.
+    wide.wait_budget(job)
     started.audit.take()
     for step in range(ROUNDS):
         wide.beat(job, plan, plan["members"][:BEATS], step)
@@ -113,8 +107,7 @@ def test_the_repair_of_a_pod_costs_a_handful_of_requests(started: Wide) -> None:
     wide.wait_ready(job, NUM_PODS, made=NUM_PODS + 1)
     wait(lambda: lost not in wide.serving(job), "a plan without the pod")
     wide.register_all(job, [pod for pod in job.pods() if pod["metadata"]["uid"] not in before])
-    wide.commit(job, job.plan(), ROUNDS)
-    job.wait_condition("Recovering", "False")
+    wide.finish_recoveries(job, ROUNDS)
     asked = started.audit.take()
     assert count(asked)["create pods"] == 1
     assert not count(asked)["delete pods"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests import played
 from tests.cluster.played_nodes import PLAYED
-from tests.operator.world import Job, manifest, wait
+from tests.operator.world import Job, condition_of, manifest, wait
 
 STAGES = 4
 SPARES = 8
@@ -82,6 +84,39 @@ def commit(job: Job, plan: dict[str, Any], step: int) -> None:
 def serving(job: Job) -> set[str]:
     """The pods of the plan's members."""
     return {member["slot"]["pod"] for member in job.plan().get("members") or ()}
+
+
+def finish_recoveries(job: Job, step: int) -> None:
+    """Train on until no fault is open, and the status says so of the newest plan."""
+    steps = itertools.count(step)
+
+    def closed() -> bool:
+        now = next(steps)
+        with contextlib.suppress(AssertionError):  # what is known already is refused
+            job.settle(now)
+        commit(job, job.plan(), now)
+        summary = job.world.api.get(f"/v1/jobs/{job.uid}/summary")
+        return all(recovery.get("done") for recovery in summary["recovery"]["active"])
+
+    wait(closed, "recoveries that close")
+    quorum = job.plan()["quorum"]
+    shown = f"q{quorum['id']}-{quorum['nonce']}"
+
+    def shows(status: dict[str, Any]) -> bool:
+        newest = (status.get("quorum") or {}).get("id") == shown
+        return newest and condition_of(status, "Recovering").get("status") == "False"
+
+    job.wait_status(shows, f"{shown}, no fault open")
+
+
+def wait_budget(job: Job) -> None:
+    """Wait until evictions are to leave as many pods as the plan has."""
+    num_serving = len(serving(job))
+    job.world.kube.wait(
+        job.world.path("poddisruptionbudgets", job.name),
+        lambda budget: budget is not None and budget["spec"]["minAvailable"] == num_serving,
+        f"a budget of {num_serving}",
+    )
 
 
 def delete_pods(job: Job, pods: Iterable[dict[str, Any]]) -> None:
