@@ -87,7 +87,7 @@ def serving(job: Job) -> set[str]:
 
 
 def finish_recoveries(job: Job, step: int) -> None:
-    """Train on until no fault is open, and the status says so of the newest plan."""
+    """Train on until all replicas do and no fault is open, and the status says so."""
     steps = itertools.count(step)
 
     def closed() -> bool:
@@ -96,9 +96,10 @@ def finish_recoveries(job: Job, step: int) -> None:
             job.settle(now)
         commit(job, job.plan(), now)
         summary = job.world.api.get(f"/v1/jobs/{job.uid}/summary")
-        return all(recovery.get("done") for recovery in summary["recovery"]["active"])
+        replicas, active = summary["replicas"], summary["recovery"]["active"]
+        return all(r["done"] for r in active) and replicas["whole"] == replicas["wanted"]
 
-    wait(closed, "recoveries that close")
+    wait(closed, "recoveries that close, and all replicas")
     quorum = job.plan()["quorum"]
     shown = f"q{quorum['id']}-{quorum['nonce']}"
 
