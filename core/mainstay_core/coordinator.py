@@ -44,7 +44,7 @@ from mainstay_core.deciding import (
     decide_waiting,
 )
 from mainstay_core.durability import learn_checkpoint, note_reached
-from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.errors import RemoteProtocolError
 from mainstay_core.facts import FactKind
 from mainstay_core.faulting import ask_faults, inject_into_spares, record_fired
 from mainstay_core.forgetting import forget_gone
@@ -87,13 +87,10 @@ def step(state: CoordinatorState, event: Event, now_s: float, nonce: str) -> Tra
 
     Raises:
         RemoteProtocolError: the phase or the job does not accept the event.
-        LocalProtocolError: the event can only come from a bug of the caller.
     """
     handler = _TABLE.get((state.phase, type(event)))
     if handler is None:
-        raise _ILLEGAL.get(type(event), RemoteProtocolError)(
-            f"a job that is {state.phase} accepts no {type(event).__name__}"
-        )
+        raise RemoteProtocolError(f"a job that is {state.phase} accepts no {type(event).__name__}")
     learnt = handler(state, event, now_s)
     if learnt.state.terminal:
         return learnt
@@ -301,9 +298,3 @@ _DECIDE: dict[JobPhase, Callable[[CoordinatorState, float, str], Transition]] = 
     JobPhase.WAITING: decide_waiting,
     JobPhase.SUSPENDED: decide_suspended,
 }
-
-_ILLEGAL: dict[type, type[LocalProtocolError] | type[RemoteProtocolError]] = {
-    PlanDurable: LocalProtocolError,
-    Tick: LocalProtocolError,
-}
-"""Whose mistake an event is that the phase does not accept; the peer's otherwise."""
