@@ -47,6 +47,7 @@ from mainstay_core.rank_events import (
     VoidSave,
     VotesGathered,
     WaitForPlan,
+    WriteCheckpoint,
 )
 from mainstay_core.rank_state import (
     Interrupt,
@@ -94,6 +95,10 @@ def _adopt(state: RankState, *prefix: Action) -> Transition:
     plan = state.newest
     assert plan is not None
     member = plan.member_of(state.slot, state.incarnation)
+    if member is None or state.position != plan.position_of(member.index):
+        # What is written is written for a place in the plan. Without a writer there the version is
+        # not completed, and is tried again at the next boundary.
+        prefix = tuple(a for a in prefix if not isinstance(a, WriteCheckpoint))
     if member is None:
         idle = replace(state, phase=Phase.IDLE, plan=plan, index=-1, held=(), mark=None)
         return Transition(

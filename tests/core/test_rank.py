@@ -479,6 +479,21 @@ def test_a_stages_lowest_member_writes_a_due_checkpoint(life: str, writes: bool)
     assert any(isinstance(a, WriteCheckpoint) for a in outcome.actions) is writes
 
 
+@pytest.mark.parametrize(("stays", "writes"), [("a.1", True), ("b.1", False)])
+def test_who_is_dropped_at_a_boundary_writes_nothing_for_a_place_that_it_has_not(
+    stays: str, writes: bool
+) -> None:
+    state = fresh("a.1", checkpoint_every_steps=1)
+    state = rank.step(rank.saw_plan(state, PLAN), PlanSeen()).state
+    absent = ReportsGathered((report(0, valid=False), report(1, valid=False)))
+    state = follow(state, absent, Restored("digest", None, ""), TodoDone(()), Reduced()).state
+    plan = replace(make_plan({0: [stays]}, quorum=2), planned=True, unplanned_id=1)
+    told = vote(newest_plan=2, newest_nonce=plan.quorum.nonce)
+    outcome = applied(rank.saw_plan(state, plan), told, told)
+    assert outcome.state.plan == plan
+    assert any(isinstance(a, WriteCheckpoint) for a in outcome.actions) is writes
+
+
 def test_only_the_first_member_renames_and_nobody_counts_the_version_as_complete_yet() -> None:
     votes = VotesGathered((vote(1, checkpoint_safe=1), vote(1)))
     state = replace(voting(checkpoint_every_steps=1), version=1)
