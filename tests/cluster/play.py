@@ -35,7 +35,7 @@ def add_mainstay(cluster: Cluster, say: Say) -> None:
     values, job = cluster.dir / "values.yaml", cluster.dir / "llama-tiny.yaml"
     values.write_text(yaml.safe_dump(VALUES))
     job.write_text(yaml.safe_dump(playable(yaml.safe_load(EXAMPLE.read_text()))))
-    say("the images of this checkout are on all nodes; next, for example:")
+    say("the images of this checkout are on all nodes; for example, with KUBECONFIG as below:")
     options = f"-n {SYSTEM} --create-namespace -f {values}"
     say(f"helm install mainstay {ROOT / 'charts/mainstay'} {options}")
     say(f"kubectl apply -n {SYSTEM} -f {job}")
