@@ -61,8 +61,8 @@ def test_a_kill_between_any_two_instructions(crew, tmp_path, undisturbed, point,
 def test_a_stopped_rank_that_goes_on_late_changes_nothing_and_heals(
     crew, tmp_path, undisturbed, point, more
 ):
-    # With all votes in, the others commit the step, and begin the next, before it is missed. Whether
-    # its own has left it when it is stopped, nobody can say.
+    # With all votes in, the others commit the step, and begin the next, before it is missed.
+    # When it is stopped just after its own, nobody can say whether that one has left it.
     begun = point in ("vote-posted", "vote-gathered")
     at, gate = f"{point}@{STEP}", f"computing@{STEP + more + 1 + begun}"
     config = make_config(steps=STEP + 10)
