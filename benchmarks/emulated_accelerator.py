@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mainstay_train import blocks, data, draws, optimizer, split
-from mainstay_train import workload as workloads
+from mainstay_train.exact import draws, optimizer
+from mainstay_train.model import blocks, data, split
+from mainstay_train.model import workload as workloads
 
 FORWARD_SHARE = 1 / 3
 """Of a block's device time: a backward is two products for the forward's one."""

@@ -15,7 +15,7 @@ the same job, with its supervisors, api and Redis on the same cores.
 
 from __future__ import annotations
 
-from mainstay_train import environment
+from mainstay_train.base import environment
 
 environment.prepare()  # before torch is imported
 
@@ -39,18 +39,19 @@ from torch.distributed import TCPStore  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from mainstay_agent.gather import GatherServer  # noqa: E402
-from mainstay_core import codec  # noqa: E402
-from mainstay_core.jobspec import JobConfig  # noqa: E402
-from mainstay_core.messages import Partial, Vote  # noqa: E402
-from mainstay_core.settle import Supply  # noqa: E402
-from mainstay_core.topology import JobShape  # noqa: E402
-from mainstay_core.votes import clip  # noqa: E402
-from mainstay_train import digests, numerics, workload  # noqa: E402
-from mainstay_train.draws import Address  # noqa: E402
-from mainstay_train.engine import Engine  # noqa: E402
-from mainstay_train.gather_client import GatherClient  # noqa: E402
-from mainstay_train.groups import Group  # noqa: E402
-from mainstay_train.heal import masters_digest  # noqa: E402
+from mainstay_core.base import codec  # noqa: E402
+from mainstay_core.base.topology import JobShape  # noqa: E402
+from mainstay_core.job.jobspec import JobConfig  # noqa: E402
+from mainstay_core.rank.settle import Supply  # noqa: E402
+from mainstay_core.rank.votes import clip  # noqa: E402
+from mainstay_core.wire.messages import Partial, Vote  # noqa: E402
+from mainstay_train.comm.gather_client import GatherClient  # noqa: E402
+from mainstay_train.comm.groups import Group  # noqa: E402
+from mainstay_train.compute.engine import Engine  # noqa: E402
+from mainstay_train.exact import digests, numerics  # noqa: E402
+from mainstay_train.exact.draws import Address  # noqa: E402
+from mainstay_train.model import workload  # noqa: E402
+from mainstay_train.state.heal import masters_digest  # noqa: E402
 
 ADDRESS = "127.0.0.1"
 DEMO = {"dim": 192, "layers": 8, "heads": 6, "kvHeads": 2, "hidden": 512, "sequence": 128}

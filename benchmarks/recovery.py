@@ -19,7 +19,7 @@ a gloo group, which is the floor. Medians, 90th percentiles in parentheses, in m
 
 from __future__ import annotations
 
-from mainstay_train import environment
+from mainstay_train.base import environment
 
 environment.prepare()  # before torch is imported
 

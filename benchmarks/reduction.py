@@ -9,7 +9,7 @@ partial per rank and 1.3 (p + 1) / 2 with p.
 
 from __future__ import annotations
 
-from mainstay_train import environment
+from mainstay_train.base import environment
 
 environment.prepare()  # before torch is imported
 
@@ -23,16 +23,17 @@ from multiprocessing.connection import Connection  # noqa: E402
 import torch  # noqa: E402
 from torch.distributed import TCPStore  # noqa: E402
 
-from mainstay_core.jobspec import JobConfig  # noqa: E402
-from mainstay_core.messages import Partial  # noqa: E402
-from mainstay_core.settle import Supply  # noqa: E402
-from mainstay_core.topology import JobShape  # noqa: E402
-from mainstay_train import digests, workload  # noqa: E402
-from mainstay_train.engine import Engine  # noqa: E402
-from mainstay_train.groups import Group  # noqa: E402
-from mainstay_train.heal import masters_digest  # noqa: E402
-from mainstay_train.layout import BlockLayout, StageLayout  # noqa: E402
-from mainstay_train.reduction import Reducer  # noqa: E402
+from mainstay_core.base.topology import JobShape  # noqa: E402
+from mainstay_core.job.jobspec import JobConfig  # noqa: E402
+from mainstay_core.rank.settle import Supply  # noqa: E402
+from mainstay_core.wire.messages import Partial  # noqa: E402
+from mainstay_train.comm.groups import Group  # noqa: E402
+from mainstay_train.compute.engine import Engine  # noqa: E402
+from mainstay_train.exact import digests  # noqa: E402
+from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402
+from mainstay_train.exact.reduction import Reducer  # noqa: E402
+from mainstay_train.model import workload  # noqa: E402
+from mainstay_train.state.heal import masters_digest  # noqa: E402
 
 ADDRESS = "127.0.0.1"
 WARM_UP_ROUNDS = 3

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 import mainstay_train
-from mainstay_train import data, optimizer
+from mainstay_train.exact import optimizer
+from mainstay_train.model import data
 
 
 class NextByte(nn.Module):

@@ -13,15 +13,15 @@ from typing import Any
 
 import yaml
 
-from mainstay_core.crd import build_crd, build_schema
-from mainstay_core.crd_rules import UNCHANGEABLE
+from mainstay_core.job.crd import build_crd, build_schema
+from mainstay_core.job.crd_rules import UNCHANGEABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = (ROOT / "charts/mainstay/files/crd.yaml", ROOT / "manifests/crd.yaml")
 REFERENCE = ROOT / "docs/trainingjob.md"
 MARK = "<!-- From here on made by scripts/crd.py from the model; do not edit. -->\n"
 HEADER = (
-    "# Generated from the model in core/mainstay_core/spec.py by scripts/crd.py; do not edit.\n"
+    "# Generated from the model in core/mainstay_core/job/spec.py by scripts/crd.py; do not edit.\n"
 )
 
 

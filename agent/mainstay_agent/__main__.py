@@ -9,7 +9,7 @@ import sys
 
 from mainstay_agent import probe
 from mainstay_agent import settings as supervisor_settings
-from mainstay_core.errors import InvalidSpecError, MainstayError
+from mainstay_core.base.errors import InvalidSpecError, MainstayError
 
 logger = logging.getLogger("mainstay_agent")
 

@@ -25,12 +25,18 @@ from mainstay_agent.client import (
 )
 from mainstay_agent.injection import FAULT_EVENTS, is_stopped
 from mainstay_agent.outbox import Backoff, until_answered
-from mainstay_core import codec
-from mainstay_core.errors import RemoteProtocolError
-from mainstay_core.facts import Heartbeat, PodRegistration, SlotStatus
-from mainstay_core.ids import QuorumId
-from mainstay_core.messages import Plan
-from mainstay_core.supervision_events import Ended, Event, PlanLearnt, SlotPhase, SlotState
+from mainstay_core.base import codec
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.supervisor.supervision_events import (
+    Ended,
+    Event,
+    PlanLearnt,
+    SlotPhase,
+    SlotState,
+)
+from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
+from mainstay_core.wire.messages import Plan
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ import httpx
 from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_agent.token import Token
-from mainstay_core import codec
-from mainstay_core.errors import MainstayError, RemoteProtocolError
-from mainstay_core.facts import Fact, Heartbeat, PodRegistration
-from mainstay_core.ids import QuorumId
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import LedgerEntry, Plan
+from mainstay_core.base import codec
+from mainstay_core.base.errors import MainstayError, RemoteProtocolError
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
+from mainstay_core.wire.messages import LedgerEntry, Plan
 
 logger = logging.getLogger(__name__)
 

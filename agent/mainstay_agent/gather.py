@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mainstay_core import codec, proofs
-from mainstay_core.errors import RemoteProtocolError
-from mainstay_core.frames import Frame, FrameParser, pack, pack_head
-from mainstay_core.messages import Plan
+from mainstay_core.base import codec, proofs
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.frames import Frame, FrameParser, pack, pack_head
+from mainstay_core.wire.messages import Plan
 
 MAX_DEAD_ROOMS = 4096
 """How many dead rooms are remembered, so that a late member is told instead of left waiting."""

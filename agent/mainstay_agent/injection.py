@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from mainstay_agent.client import ApiClient, ApiRefused
 from mainstay_agent.outbox import until_answered
-from mainstay_core import codec
-from mainstay_core.faults import FaultAction, FaultPoint
+from mainstay_core.base import codec
+from mainstay_core.faults.faults import FaultAction, FaultPoint
 
 logger = logging.getLogger(__name__)
 

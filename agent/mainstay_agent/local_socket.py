@@ -12,9 +12,9 @@ import struct
 from pathlib import Path
 from typing import Any, Protocol
 
-from mainstay_core.errors import ProtocolError
-from mainstay_core.frames import Frame, FrameParser, pack
-from mainstay_core.ids import Incarnation
+from mainstay_core.base.errors import ProtocolError
+from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base.ids import Incarnation
 
 logger = logging.getLogger(__name__)
 

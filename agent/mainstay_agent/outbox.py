@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from mainstay_agent.client import ApiClient, ApiRefused, ApiUnavailable, plan_of
-from mainstay_core.facts import Fact
-from mainstay_core.messages import LedgerEntry, Plan
+from mainstay_core.wire.facts import Fact
+from mainstay_core.wire.messages import LedgerEntry, Plan
 
 logger = logging.getLogger(__name__)
 

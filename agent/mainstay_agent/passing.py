@@ -18,11 +18,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from mainstay_agent.network_cut import NetworkCut
-from mainstay_core import codec, proofs
-from mainstay_core.errors import ProtocolError, RemoteProtocolError
-from mainstay_core.frames import Frame, FrameParser, pack
-from mainstay_core.ids import PodUid, QuorumId
-from mainstay_core.messages import Plan
+from mainstay_core.base import codec, proofs
+from mainstay_core.base.errors import ProtocolError, RemoteProtocolError
+from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.wire.messages import Plan
 
 logger = logging.getLogger(__name__)
 

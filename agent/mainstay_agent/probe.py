@@ -10,8 +10,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from mainstay_core.errors import ProtocolError
-from mainstay_core.frames import Frame, FrameParser, pack
+from mainstay_core.base.errors import ProtocolError
+from mainstay_core.base.frames import Frame, FrameParser, pack
 
 TIMEOUT_S = 5.0
 READ_BYTES = 1 << 16

@@ -13,11 +13,11 @@ from mainstay_agent.injection import kill_group
 from mainstay_agent.local_socket import Peer
 from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.settings import SupervisorSettings
-from mainstay_core import codec
-from mainstay_core.faults import FaultPoint
-from mainstay_core.frames import pack
-from mainstay_core.ids import Incarnation
-from mainstay_core.jobspec import JobConfig
+from mainstay_core.base import codec
+from mainstay_core.base.frames import pack
+from mainstay_core.base.ids import Incarnation
+from mainstay_core.faults.faults import FaultPoint
+from mainstay_core.job.jobspec import JobConfig
 
 logger = logging.getLogger(__name__)
 

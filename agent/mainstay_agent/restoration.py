@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_agent.client import Registration
-from mainstay_core import codec
-from mainstay_core.faults import FaultPoint
-from mainstay_core.ids import Slot
-from mainstay_core.supervision_events import SlotPhase, SupervisionState
+from mainstay_core.base import codec
+from mainstay_core.base.ids import Slot
+from mainstay_core.faults.faults import FaultPoint
+from mainstay_core.supervisor.supervision_events import SlotPhase, SupervisionState
 
 
 def restoration_of(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mainstay_core.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket (unix(7), sun_path without its final zero)."""

@@ -1,4 +1,4 @@
-"""The supervisor of one pod: a shell around :mod:`mainstay_core.supervision`.
+"""The supervisor of one pod: a shell around :mod:`mainstay_core.supervisor.supervision`.
 
 It owns the pod's Unix socket (launcher and trainers), the gather server (quorums
 that meet here) and the conversation with the api. Decisions are the state
@@ -32,15 +32,13 @@ from mainstay_agent.passing import PlanPassing
 from mainstay_agent.processes import Processes
 from mainstay_agent.restoration import restoration_of
 from mainstay_agent.settings import SupervisorSettings
-from mainstay_core import codec
-from mainstay_core.errors import LocalProtocolError, RemoteProtocolError
-from mainstay_core.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
-from mainstay_core.frames import Frame
-from mainstay_core.ids import Incarnation, PodUid
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import LedgerEntry, Plan
-from mainstay_core.supervision import initial, next_due_s, readiness, step
-from mainstay_core.supervision_events import (
+from mainstay_core.base import codec
+from mainstay_core.base.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.base.frames import Frame
+from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.supervisor.supervision import initial, next_due_s, readiness, step
+from mainstay_core.supervisor.supervision_events import (
     Action,
     Committed,
     Ended,
@@ -68,7 +66,9 @@ from mainstay_core.supervision_events import (
     Tell,
     Tick,
 )
-from mainstay_core.supervision_leaving import EXIT_TERMINATED
+from mainstay_core.supervisor.supervision_leaving import EXIT_TERMINATED
+from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
+from mainstay_core.wire.messages import LedgerEntry, Plan
 
 logger = logging.getLogger(__name__)
 

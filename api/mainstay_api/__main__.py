@@ -19,7 +19,7 @@ from mainstay_api.app import create_app
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
 from mainstay_api.streams import Streams
-from mainstay_core.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError
 
 BACKLOG = 2048
 EXIT_USAGE = 2

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mainstay_api.problems import ProblemError
-from mainstay_core.ids import JobUid
+from mainstay_core.base.ids import JobUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

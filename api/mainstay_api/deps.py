@@ -20,7 +20,7 @@ from mainstay_api.problems import ProblemError, unknown_job
 from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
 from mainstay_api.streams import Streams
-from mainstay_core.ids import JobUid, QuorumId
+from mainstay_core.base.ids import JobUid, QuorumId
 
 
 async def get_service(request: Request) -> JobService:

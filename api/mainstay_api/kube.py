@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from mainstay_core.errors import InvalidSpecError, MainstayError
+from mainstay_core.base.errors import InvalidSpecError, MainstayError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's own token and the cluster's certificate."""

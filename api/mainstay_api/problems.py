@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException
 
 from mainstay_api.bodies import BodyTooLargeError
 from mainstay_api.storing import ForgottenJobError, StoreUnavailableError, UnknownJobError
-from mainstay_core.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
-from mainstay_core.learning import UnregisteredPodError
-from mainstay_core.restoring import StoreBehindError
+from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
+from mainstay_core.coordinator.learning import UnregisteredPodError
+from mainstay_core.coordinator.restoring import StoreBehindError
 
 logger = logging.getLogger(__name__)
 

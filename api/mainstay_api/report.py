@@ -9,15 +9,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mainstay_core import codec
-from mainstay_core.digest import Digest
-from mainstay_core.facts import Heartbeat, SlotStatus
-from mainstay_core.faulting import FaultStatus, list_faults
-from mainstay_core.ids import PodUid
-from mainstay_core.jobstate import CoordinatorState, has_members, is_gone, pod_name, slot_name
-from mainstay_core.leaving import leaving_pods
-from mainstay_core.messages import FinalDigests, LedgerEntry, LedgerKey, Recovery
-from mainstay_core.protections import entry_of, protections_of
+from mainstay_core.base import codec
+from mainstay_core.base.digest import Digest
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.faulting import FaultStatus, list_faults
+from mainstay_core.coordinator.jobstate import (
+    CoordinatorState,
+    has_members,
+    is_gone,
+    pod_name,
+    slot_name,
+)
+from mainstay_core.coordinator.leaving import leaving_pods
+from mainstay_core.job.protections import entry_of, protections_of
+from mainstay_core.wire.facts import Heartbeat, SlotStatus
+from mainstay_core.wire.messages import FinalDigests, LedgerEntry, LedgerKey, Recovery
 
 REPORT_VERSION = 1
 

@@ -25,8 +25,11 @@ from mainstay_api.storing import (
     StoreUnavailableError,
     UnknownJobError,
 )
-from mainstay_core import codec, coordinator
-from mainstay_core.coordinator_events import (
+from mainstay_core.base import codec
+from mainstay_core.base.errors import MainstayError, StoreConflictError
+from mainstay_core.base.ids import JobUid, QuorumId
+from mainstay_core.coordinator import coordinator
+from mainstay_core.coordinator.coordinator_events import (
     Action,
     AddFaults,
     Announce,
@@ -44,13 +47,11 @@ from mainstay_core.coordinator_events import (
     TellFired,
     Transition,
 )
-from mainstay_core.errors import MainstayError, StoreConflictError
-from mainstay_core.facts import Heartbeat
-from mainstay_core.ids import JobUid, QuorumId
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.jobstate import CoordinatorState, pods_moved
-from mainstay_core.messages import LedgerEntry
-from mainstay_core.restoring import refuse_behind
+from mainstay_core.coordinator.jobstate import CoordinatorState, pods_moved
+from mainstay_core.coordinator.restoring import refuse_behind
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.wire.facts import Heartbeat
+from mainstay_core.wire.messages import LedgerEntry
 
 logger = logging.getLogger(__name__)
 

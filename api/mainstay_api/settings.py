@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mainstay_api.kube import KubeSettings
-from mainstay_core.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

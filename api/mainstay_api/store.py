@@ -43,12 +43,12 @@ from mainstay_api.storing import (
     StoreUnavailableError,
     StreamItem,
 )
-from mainstay_core import codec
-from mainstay_core.errors import StoreConflictError
-from mainstay_core.facts import Heartbeat
-from mainstay_core.ids import JobUid, PodUid
-from mainstay_core.jobstate import CoordinatorState
-from mainstay_core.messages import LedgerEntry, LedgerKey, Recovery
+from mainstay_core.base import codec
+from mainstay_core.base.errors import StoreConflictError
+from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.coordinator.jobstate import CoordinatorState
+from mainstay_core.wire.facts import Heartbeat
+from mainstay_core.wire.messages import LedgerEntry, LedgerKey, Recovery
 
 PREFIX = "mainstay"
 TIMEOUT_S = 3.0

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mainstay_core.errors import MainstayError
-from mainstay_core.facts import Heartbeat
-from mainstay_core.ids import JobUid, PodUid
-from mainstay_core.jobstate import CoordinatorState
-from mainstay_core.messages import LedgerEntry, LedgerKey, Plan, Recovery
+from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.coordinator.jobstate import CoordinatorState
+from mainstay_core.wire.facts import Heartbeat
+from mainstay_core.wire.messages import LedgerEntry, LedgerKey, Plan, Recovery
 
 
 class UnknownJobError(MainstayError):

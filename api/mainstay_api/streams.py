@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 
 from mainstay_api.storing import Store, StoreUnavailableError, StreamItem
 from mainstay_api.tasks import end_tasks
-from mainstay_core.ids import JobUid
+from mainstay_core.base.ids import JobUid
 
 logger = logging.getLogger(__name__)
 

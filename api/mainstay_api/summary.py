@@ -10,12 +10,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mainstay_api.report import show_protections
-from mainstay_core import codec
-from mainstay_core.availability import spare_pods
-from mainstay_core.jobstate import CoordinatorState, JobPhase, has_members, median, uid_of
-from mainstay_core.leaving import leaving_pods
-from mainstay_core.messages import LedgerEntry, Recovery
-from mainstay_core.scaling import plan_pods
+from mainstay_core.base import codec
+from mainstay_core.coordinator.availability import spare_pods
+from mainstay_core.coordinator.jobstate import (
+    CoordinatorState,
+    JobPhase,
+    has_members,
+    median,
+    uid_of,
+)
+from mainstay_core.coordinator.leaving import leaving_pods
+from mainstay_core.coordinator.scaling import plan_pods
+from mainstay_core.wire.messages import LedgerEntry, Recovery
 
 UNSETTLED = (JobPhase.RECOVERING, JobPhase.WAITING)
 

@@ -14,13 +14,13 @@ import time
 
 from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
-from mainstay_core import coordinator
-from mainstay_core.coordinator_events import Tick
-from mainstay_core.errors import MainstayError
-from mainstay_core.ids import JobUid, PodUid
-from mainstay_core.jobstate import CoordinatorState
-from mainstay_core.restoring import is_behind
-from mainstay_core.silence import Silence
+from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.coordinator import coordinator
+from mainstay_core.coordinator.coordinator_events import Tick
+from mainstay_core.coordinator.jobstate import CoordinatorState
+from mainstay_core.coordinator.restoring import is_behind
+from mainstay_core.coordinator.silence import Silence
 
 logger = logging.getLogger(__name__)
 

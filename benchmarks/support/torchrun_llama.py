@@ -17,9 +17,9 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mainstay_train.draws import Address
+from mainstay_train.exact.draws import Address
+from mainstay_train.model.workload import Workload
 from mainstay_train.models import llama
-from mainstay_train.workload import Workload
 
 SEED = 7
 

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from mainstay_core.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_operator.handlers import serve
 from mainstay_operator.settings import parse
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 
-from mainstay_core import codec
-from mainstay_core.errors import MainstayError
-from mainstay_core.facts import Fact, Place
+from mainstay_core.base import codec
+from mainstay_core.base.errors import MainstayError
+from mainstay_core.wire.facts import Fact, Place
 from mainstay_operator.metrics import Metrics
 
 TIMEOUT_S = 8.0

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mainstay_core.pod_templates import trainer_index
-from mainstay_core.shared_memory import SHM_DIR, SharedMemory, is_at_shm, plan_shared_memory
+from mainstay_core.job.pod_templates import trainer_index
+from mainstay_core.job.shared_memory import SHM_DIR, SharedMemory, is_at_shm, plan_shared_memory
 from mainstay_operator.resources import (
     ANNOTATION_SHM,
     INSTALL,

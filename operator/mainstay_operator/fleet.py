@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from mainstay_core.pods_seen import SeenNode, SeenPod
+from mainstay_core.pool.pods_seen import SeenNode, SeenPod
 from mainstay_operator.api_line import ApiLine
 from mainstay_operator.hands import Hands
 from mainstay_operator.journal import Journal

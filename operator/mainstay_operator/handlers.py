@@ -15,7 +15,7 @@ from typing import Any
 
 import kopf
 
-from mainstay_core.pods_seen import SeenNode, SeenPod
+from mainstay_core.pool.pods_seen import SeenNode, SeenPod
 from mainstay_operator.api_line import ApiLine
 from mainstay_operator.fleet import Fleet
 from mainstay_operator.hands import Hands

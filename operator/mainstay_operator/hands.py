@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mainstay_core.pods_seen import SeenPod
-from mainstay_core.repairing import PodEnd
+from mainstay_core.pool.pods_seen import SeenPod
+from mainstay_core.pool.repairing import PodEnd
 from mainstay_operator import builders
 from mainstay_operator.builders import PodOptions
 from mainstay_operator.events import Note, build_event

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mainstay_core.conditions import JobSeen
-from mainstay_core.pod_counts import count_pods, find_problems
-from mainstay_core.pod_losses import Loss, Wishes, find_losses
-from mainstay_core.pods_seen import SeenNode
-from mainstay_core.repairing import Repair, plan_repair
+from mainstay_core.pool.conditions import JobSeen
+from mainstay_core.pool.pod_counts import count_pods, find_problems
+from mainstay_core.pool.pod_losses import Loss, Wishes, find_losses
+from mainstay_core.pool.pods_seen import SeenNode
+from mainstay_core.pool.repairing import Repair, plan_repair
 from mainstay_operator import lifecycle, quarantining, reporting, submitting, telling
 from mainstay_operator.api_line import ApiError, ApiLine
 from mainstay_operator.events import Note

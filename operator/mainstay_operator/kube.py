@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
-from mainstay_core.errors import MainstayError
+from mainstay_core.base.errors import MainstayError
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.resources import FIELD_MANAGER, GROUP, PLURAL, VERSION
 

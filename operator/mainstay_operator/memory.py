@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mainstay_core.facts import Place
-from mainstay_core.ids import PodUid
-from mainstay_core.pod_losses import Wishes
-from mainstay_core.pods_seen import SeenPod
-from mainstay_core.repairing import Repair
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.pod_losses import Wishes
+from mainstay_core.pool.pods_seen import SeenPod
+from mainstay_core.pool.repairing import Repair
+from mainstay_core.wire.facts import Place
 from mainstay_operator.reporting import PodRecord
 
 

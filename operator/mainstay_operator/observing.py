@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mainstay_core.ids import PodUid
-from mainstay_core.pods_seen import (
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.pods_seen import (
     ContainerEnd,
     Disruption,
     PodPhase,

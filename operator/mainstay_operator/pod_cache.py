@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from mainstay_core.ids import PodUid
-from mainstay_core.pods_seen import SeenPod
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.pods_seen import SeenPod
 
 
 class PodCache:

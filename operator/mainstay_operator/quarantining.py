@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mainstay_core.ids import PodUid
-from mainstay_core.pods_seen import SeenNode, SeenPod
-from mainstay_core.quarantine import (
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.pods_seen import SeenNode, SeenPod
+from mainstay_core.pool.quarantine import (
     Mismatch,
     Quarantined,
     QuarantineMode,
@@ -16,7 +16,7 @@ from mainstay_core.quarantine import (
     QuarantinePolicy,
     Ward,
 )
-from mainstay_core.votes import find_differing_pods
+from mainstay_core.rank.votes import find_differing_pods
 from mainstay_operator.events import Note
 from mainstay_operator.reporting import show_quorum
 from mainstay_operator.resources import JobView, parse_time, show_time

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mainstay_core.conditions import (
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.conditions import (
     JobSeen,
     JobSummary,
     State,
@@ -14,9 +15,8 @@ from mainstay_core.conditions import (
     derive_state,
     with_times,
 )
-from mainstay_core.ids import PodUid
-from mainstay_core.pod_losses import Loss, LossCause, Wishes
-from mainstay_core.pods_seen import SeenPod
+from mainstay_core.pool.pod_losses import Loss, LossCause, Wishes
+from mainstay_core.pool.pods_seen import SeenPod
 from mainstay_operator.resources import JobView, parse_time, show_time
 
 MAX_RECENT = 256

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.facts import Place
-from mainstay_core.ids import JobUid
-from mainstay_core.pod_templates import check_template
-from mainstay_core.pods_seen import SeenNode, SeenPod
-from mainstay_core.repairing import RepairPolicy
-from mainstay_core.spec import TrainingJob, parse_training_job
-from mainstay_core.spec_fields import DEFAULT_MANAGER
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import JobUid
+from mainstay_core.job.pod_templates import check_template
+from mainstay_core.job.spec import TrainingJob, parse_training_job
+from mainstay_core.job.spec_fields import DEFAULT_MANAGER
+from mainstay_core.pool.pods_seen import SeenNode, SeenPod
+from mainstay_core.pool.repairing import RepairPolicy
+from mainstay_core.wire.facts import Place
 
 GROUP = "mainstay.dev"
 VERSION = "v1alpha1"

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from mainstay_core.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_operator.metrics import Metrics
 
 SHUTDOWN_S = 1.0

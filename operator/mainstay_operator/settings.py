@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mainstay_core.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError
 
 
 def _setting(about: str, default: Any = MISSING) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from mainstay_core.pods_seen import SeenNode, SeenPod
+from mainstay_core.pool.pods_seen import SeenNode, SeenPod
 from mainstay_operator.api_line import ApiError, ApiLine
 from mainstay_operator.memory import Memory
 from mainstay_operator.resources import JobView

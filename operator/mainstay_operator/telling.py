@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
-from mainstay_core.ids import PodUid
-from mainstay_core.pod_losses import Loss, LossCause
-from mainstay_core.pods_seen import SeenPod
-from mainstay_core.repairing import Repair
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.pod_losses import Loss, LossCause
+from mainstay_core.pool.pods_seen import SeenPod
+from mainstay_core.pool.repairing import Repair
 from mainstay_operator.events import Note
 from mainstay_operator.hands import NameTakenError
 from mainstay_operator.reporting import TIMES, show_quorum

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mainstay_core.ids import PodUid
-from mainstay_core.pods_seen import SeenPod
-from mainstay_core.quarantine import QuarantineMode, plan_quarantine
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.pods_seen import SeenPod
+from mainstay_core.pool.quarantine import QuarantineMode, plan_quarantine
 from mainstay_operator import quarantining
 from mainstay_operator.hands import Hands
 from mainstay_operator.pod_cache import PodCache

@@ -21,12 +21,12 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from mainstay_core import codec
-from mainstay_core.facts import Fact
-from mainstay_core.frames import Frame, FrameParser, pack
-from mainstay_core.ids import JobUid
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.topology import JobShape
+from mainstay_core.base import codec
+from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base.ids import JobUid
+from mainstay_core.base.topology import JobShape
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.wire.facts import Fact
 
 ADDRESS = "127.0.0.1"
 JOB = "job-1"
@@ -293,7 +293,13 @@ class Forge:
         fakes = Path(__file__).parents[1] / "train"
         self.process = subprocess.Popen(
             [
-                *[sys.executable, "-m", "mainstay_train.forge", "--fd", str(theirs.fileno())],
+                *[
+                    sys.executable,
+                    "-m",
+                    "mainstay_train.launcher.forge",
+                    "--fd",
+                    str(theirs.fileno()),
+                ],
                 *["--trainer", "fake_trainers:run"],
             ],
             pass_fds=[theirs.fileno()],

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from mainstay_agent.gather import GatherServer
-from mainstay_core.errors import LocalProtocolError
-from mainstay_train.aborts import QuorumAborted
-from mainstay_train.gather_client import GatherClient
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_train.base.aborts import QuorumAborted
+from mainstay_train.comm.gather_client import GatherClient
 
 HOST = "127.0.0.1"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from tests.agent.test_supervisor import LEDGER, plan
 
-from mainstay_core import codec
-from mainstay_core.facts import FactKind, PodRegistration
-from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
-from mainstay_core.messages import Member, Plan, Rendezvous
-from mainstay_train.gather_client import GatherClient
+from mainstay_core.base import codec
+from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.wire.facts import FactKind, PodRegistration
+from mainstay_core.wire.messages import Member, Plan, Rendezvous
+from mainstay_train.comm.gather_client import GatherClient
 
 
 def hosted(number: int, registrations: list[PodRegistration]) -> Plan:

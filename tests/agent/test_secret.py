@@ -13,14 +13,14 @@ from tests.agent.test_supervisor import plan
 from mainstay_agent.gather import GatherServer
 from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.passing import PlanPassing
-from mainstay_core import codec, proofs
-from mainstay_core.errors import RemoteProtocolError
-from mainstay_core.frames import Frame, FrameParser, pack
-from mainstay_core.ids import PodUid
-from mainstay_core.messages import Plan
-from mainstay_train import job_secret
-from mainstay_train.aborts import QuorumAborted
-from mainstay_train.gather_client import GatherClient
+from mainstay_core.base import codec, proofs
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base.ids import PodUid
+from mainstay_core.wire.messages import Plan
+from mainstay_train.base import job_secret
+from mainstay_train.base.aborts import QuorumAborted
+from mainstay_train.comm.gather_client import GatherClient
 
 HOST = "127.0.0.1"
 SECRET = "known to the job's pods"

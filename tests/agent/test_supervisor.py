@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mainstay_core import codec
-from mainstay_core.facts import Fact, FactKind, PodRegistration
-from mainstay_core.faults import FaultAction, FaultPoint
-from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.messages import Chain, LedgerEntry, Member, Method, Plan, Rendezvous
-from mainstay_train.aborts import QuorumAborted
-from mainstay_train.gather_client import GatherClient
-from mainstay_train.settings import TrainerSettings
+from mainstay_core.base import codec
+from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
+from mainstay_core.wire.messages import Chain, LedgerEntry, Member, Method, Plan, Rendezvous
+from mainstay_train.base.aborts import QuorumAborted
+from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.comm.gather_client import GatherClient
 
 LEDGER = LedgerEntry(
     step=3,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay_core.codec import decode
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import Plan
+from mainstay_core.base.codec import decode
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.wire.messages import Plan
 
 
 def test_registration_answers_with_the_job_and_the_plan(job: Any) -> None:

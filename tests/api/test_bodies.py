@@ -20,8 +20,8 @@ from tests.api.kube_world import routes_of
 from mainstay_api.app import create_app
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
-from mainstay_core.ids import JobUid
-from mainstay_core.spec import parse_training_job
+from mainstay_core.base.ids import JobUid
+from mainstay_core.job.spec import parse_training_job
 
 MIB = 1 << 20
 OPEN = {"/healthz", "/readyz", "/metrics"}

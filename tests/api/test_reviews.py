@@ -10,7 +10,7 @@ import pytest
 from mainstay_api.kube import KubeSettings, KubeUnavailableError
 from mainstay_api.reviews import RETRY_S, Reviews
 from mainstay_api.settings import Settings
-from mainstay_core.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError
 
 
 class Server:

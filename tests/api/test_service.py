@@ -16,16 +16,16 @@ from mainstay_api.store import RedisStore
 from mainstay_api.storing import Change, Snapshot, StoreUnavailableError
 from mainstay_api.tasks import end_tasks
 from mainstay_api.ticker import Ticker
-from mainstay_core import codec
-from mainstay_core.coordinator_events import FactsLearnt, PodRegistered, StepsCommitted
-from mainstay_core.errors import InvalidSpecError, StoreConflictError
-from mainstay_core.facts import Fact, FactKind, Heartbeat, PodRegistration
-from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId
-from mainstay_core.job_invariants import check_invariants
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import LedgerEntry
-from mainstay_core.silence import Silence
-from mainstay_core.topology import JobShape
+from mainstay_core.base import codec
+from mainstay_core.base.errors import InvalidSpecError, StoreConflictError
+from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId
+from mainstay_core.base.topology import JobShape
+from mainstay_core.coordinator.coordinator_events import FactsLearnt, PodRegistered, StepsCommitted
+from mainstay_core.coordinator.job_invariants import check_invariants
+from mainstay_core.coordinator.silence import Silence
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration
+from mainstay_core.wire.messages import LedgerEntry
 
 SETTINGS = Settings(redis_url="unix://", admin_token="a", agent_token="b")
 

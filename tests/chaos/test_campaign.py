@@ -13,7 +13,8 @@ import pytest
 import yaml
 from tests.e2e.harness import MAINSTAY
 
-from mainstay_cli import chaos_runs, report
+from mainstay_cli.base import report
+from mainstay_cli.chaos import chaos_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "examples" / "chaos.yaml"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay_cli import faults
-from mainstay_cli.chaos_runs import Outcome
-from mainstay_cli.exits import UsageError
-from mainstay_cli.verdicts import Judgement, Verdict, judge_run
+from mainstay_cli.base.exits import UsageError
+from mainstay_cli.chaos.chaos_runs import Outcome
+from mainstay_cli.chaos.verdicts import Judgement, Verdict, judge_run
+from mainstay_cli.commands import faults
 
 ENTRY = {
     "id": "a",

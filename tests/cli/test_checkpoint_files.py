@@ -10,11 +10,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from mainstay_cli import checkpoint_files, main, manifests, state_dir
-from mainstay_cli.exits import UsageError
-from mainstay_core import codec
-from mainstay_core.checkpoint_manifest import Manifest, identity_of
-from mainstay_core.ids import JobUid
+from mainstay_cli.base import state_dir
+from mainstay_cli.base.exits import UsageError
+from mainstay_cli.commands import main
+from mainstay_cli.local import checkpoint_files, manifests
+from mainstay_core.base import codec
+from mainstay_core.base.ids import JobUid
+from mainstay_core.wire.checkpoint_manifest import Manifest, identity_of
 
 RUNNER = CliRunner()
 

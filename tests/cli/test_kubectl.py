@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from mainstay_cli import kube, kubectl, runs
-from mainstay_cli.cluster_jobs import ClusterJob, ClusterJobs, Options
-from mainstay_cli.exits import UsageError
+from mainstay_cli.base.exits import UsageError
+from mainstay_cli.cluster import kube, kubectl
+from mainstay_cli.cluster.cluster_jobs import ClusterJob, ClusterJobs, Options
+from mainstay_cli.local import runs
 
 INSIDE = "http://mainstay-api.mainstay-system.svc:8080"
 PROXY = "https://server:6443/api/v1/namespaces/{}/services/http:{}/proxy"

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from mainstay_cli.live import LiveProgress, LiveView, render
-from mainstay_cli.progress import StepLine
+from mainstay_cli.views.live import LiveProgress, LiveView, render
+from mainstay_cli.views.progress import StepLine
 
 LINE = StepLine(step=4, num_steps=10, loss=2.5, tokens_per_s=1234.0, quorum="q3", replicas=2)
 RANK: dict[str, Any] = {

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay_cli import manifests
-from mainstay_cli.exits import ExitCode, UsageError
+from mainstay_cli.base.exits import ExitCode, UsageError
+from mainstay_cli.local import manifests
 
 JOB = """
 apiVersion: mainstay.dev/v1alpha1

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mainstay_cli import manifests, network, preflight
-from mainstay_cli.exits import ExitCode, MachineError, UsageError
-from mainstay_core.spec import TrainingJob, parse_training_job
+from mainstay_cli.base import network
+from mainstay_cli.base.exits import ExitCode, MachineError, UsageError
+from mainstay_cli.local import manifests, preflight
+from mainstay_core.job.spec import TrainingJob, parse_training_job
 
 
 def job(entrypoint: str = "mainstay_train.models.llama:workload", **spec: object) -> TrainingJob:
@@ -68,7 +69,7 @@ def test_a_built_in_entrypoint_is_found_without_importing_it() -> None:
     script = """
 import sys
 from mainstay_cli import preflight
-from mainstay_core.spec import parse_training_job
+from mainstay_core.job.spec import parse_training_job
 preflight.check_entrypoint(parse_training_job(%r), ())
 sys.exit("torch" in sys.modules or "mainstay_train.models.llama" in sys.modules)
 """

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mainstay_cli import report
-from mainstay_cli.exits import UsageError
-from mainstay_cli.main import app
+from mainstay_cli.base import report
+from mainstay_cli.base.exits import UsageError
+from mainstay_cli.commands.main import app
 
 REPORT: dict[str, Any] = {
     "digests": {

@@ -3,9 +3,9 @@
 import io
 from typing import Any
 
-from mainstay_cli import demo, status, timeline
-from mainstay_cli.local_run import RunResult
-from mainstay_cli.progress import PlainProgress, StepLine
+from mainstay_cli.commands import demo, status, timeline
+from mainstay_cli.local.local_run import RunResult
+from mainstay_cli.views.progress import PlainProgress, StepLine
 
 RECOVERY: dict[str, Any] = {
     "fault": "pod demo-3 with r1.s0.i0 is gone",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mainstay_cli.exits import MachineError, UsageError
-from mainstay_cli.state_dir import RunRecord, StateDir, find_record, is_running
+from mainstay_cli.base.exits import MachineError, UsageError
+from mainstay_cli.base.state_dir import RunRecord, StateDir, find_record, is_running
 
 
 @pytest.fixture(autouse=True)

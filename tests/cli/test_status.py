@@ -1,4 +1,4 @@
-from mainstay_cli.status import render
+from mainstay_cli.commands.status import render
 
 
 def test_a_status_lists_what_protects_the_job_and_why_the_rest_does_not() -> None:

@@ -15,9 +15,9 @@ import yaml
 from tests.cluster.client import Api, ApiError
 from tests.cluster.control_plane import ControlPlane
 
-from mainstay_core import crd, crd_rules, spec
-from mainstay_core.ids import JobUid
-from mainstay_core.spec_status import CONDITION_TYPES
+from mainstay_core.base.ids import JobUid
+from mainstay_core.job import crd, crd_rules, spec
+from mainstay_core.job.spec_status import CONDITION_TYPES
 
 ROOT = Path(__file__).parents[2]
 JOBS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"

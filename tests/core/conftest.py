@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from mainstay_core import codec, coordinator
-from mainstay_core.coordinator_events import (
+from mainstay_core.base import codec
+from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, Slot
+from mainstay_core.base.topology import JobShape
+from mainstay_core.coordinator import coordinator
+from mainstay_core.coordinator.coordinator_events import (
     Action,
     Announce,
     EndJob,
@@ -22,13 +25,11 @@ from mainstay_core.coordinator_events import (
     Tick,
     Transition,
 )
-from mainstay_core.facts import Fact, FactKind, PodRegistration
-from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, Slot
-from mainstay_core.job_invariants import check_invariants
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.jobstate import CoordinatorState, is_leaving, is_living
-from mainstay_core.messages import FinalDigests, Member, Plan
-from mainstay_core.topology import JobShape
+from mainstay_core.coordinator.job_invariants import check_invariants
+from mainstay_core.coordinator.jobstate import CoordinatorState, is_leaving, is_living
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
+from mainstay_core.wire.messages import FinalDigests, Member, Plan
 
 
 class World:

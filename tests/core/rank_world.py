@@ -21,23 +21,11 @@ from functools import lru_cache
 
 from tests.core.plans import make_plan, slot_of
 
-from mainstay_core import rank
-from mainstay_core.facts import FactKind
-from mainstay_core.ids import Incarnation, QuorumId
-from mainstay_core.messages import (
-    Commit,
-    LastStatus,
-    Member,
-    Partial,
-    Plan,
-    SaveStatus,
-    SettleReport,
-    TypeStat,
-    Vote,
-)
-from mainstay_core.partials import grow
-from mainstay_core.rank import Phase
-from mainstay_core.rank_events import (
+from mainstay_core.base.ids import Incarnation, QuorumId
+from mainstay_core.planning.partials import grow
+from mainstay_core.rank import rank
+from mainstay_core.rank.rank import Phase
+from mainstay_core.rank.rank_events import (
     Action,
     Applied,
     Apply,
@@ -66,7 +54,19 @@ from mainstay_core.rank_events import (
     WaitForPlan,
     WriteCheckpoint,
 )
-from mainstay_core.settle import StateAction
+from mainstay_core.rank.settle import StateAction
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import (
+    Commit,
+    LastStatus,
+    Member,
+    Partial,
+    Plan,
+    SaveStatus,
+    SettleReport,
+    TypeStat,
+    Vote,
+)
 
 CORRUPT = "corrupt"
 

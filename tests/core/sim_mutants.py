@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mainstay_core import rank, rank_saving, settle, supervision, supervision_slots, votes
-from mainstay_core.ids import Incarnation, Slot
-from mainstay_core.messages import Member, Plan, SettleReport
-from mainstay_core.rank_events import DropHeld, Restored
+from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.rank import rank, rank_saving, settle, votes
+from mainstay_core.rank.rank_events import DropHeld, Restored
 from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.groups import GroupEnded
@@ -23,6 +22,8 @@ from mainstay_core.sim.line import ApiLine
 from mainstay_core.sim.rooms import GatherClient, Gathered, GatherServer, Post
 from mainstay_core.sim.store import Store
 from mainstay_core.sim.trainer import Trainer
+from mainstay_core.supervisor import supervision, supervision_slots
+from mainstay_core.wire.messages import Member, Plan, SettleReport
 
 
 @dataclass(frozen=True, slots=True)

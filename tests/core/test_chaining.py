@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-from mainstay_core.chaining import Cell, plan_chaining
-from mainstay_core.errors import InfeasiblePlanError, InvalidSpecError
+from mainstay_core.base.errors import InfeasiblePlanError, InvalidSpecError
+from mainstay_core.planning.chaining import Cell, plan_chaining
 
 Living = list[list[Cell]]
 Previous = dict[int, tuple[str, ...]]

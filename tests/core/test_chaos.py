@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from mainstay_core import chaos, fault_files
-from mainstay_core.topology import JobShape
+from mainstay_core.base.topology import JobShape
+from mainstay_core.faults import chaos, fault_files
 
 
 def choices(stages: int = 2, replicas: int = 3, spares: int = 1) -> chaos.Choices:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay_core.codec import decode, dumps, encode, loads
-from mainstay_core.errors import RemoteProtocolError
-from mainstay_core.ids import Incarnation
+from mainstay_core.base.codec import decode, dumps, encode, loads
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import Incarnation
 
 
 class Colour(enum.StrEnum):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.facts import FactKind
-from mainstay_core.ids import QuorumId
-from mainstay_core.jobstate import JobPhase
-from mainstay_core.messages import Method
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import Method
 
 Start = Callable[..., Any]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mainstay_core import codec
-from mainstay_core.facts import FactKind
-from mainstay_core.forgetting import MAX_GONE_PODS
-from mainstay_core.jobstate import JobPhase
-from mainstay_core.messages import Method
+from mainstay_core.base import codec
+from mainstay_core.coordinator.forgetting import MAX_GONE_PODS
+from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import Method
 
 Start = Callable[..., Any]
 

@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.coordinator_events import DrainRequested, ScaleRequested, StepsCommitted
-from mainstay_core.errors import InvalidSpecError, RemoteProtocolError
-from mainstay_core.facts import Fact, FactKind
-from mainstay_core.ids import QuorumId
-from mainstay_core.jobstate import JobPhase, is_living
-from mainstay_core.leaving import leaving_members
-from mainstay_core.messages import Plan
+from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.coordinator.coordinator_events import (
+    DrainRequested,
+    ScaleRequested,
+    StepsCommitted,
+)
+from mainstay_core.coordinator.jobstate import JobPhase, is_living
+from mainstay_core.coordinator.leaving import leaving_members
+from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.messages import Plan
 
 
 class Chaos:

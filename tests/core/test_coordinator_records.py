@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay_core import coordinator
-from mainstay_core.coordinator_events import (
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import PodUid, QuorumId, Slot
+from mainstay_core.coordinator import coordinator
+from mainstay_core.coordinator.coordinator_events import (
     FaultFired,
     Inject,
     PlanDurable,
@@ -16,13 +18,11 @@ from mainstay_core.coordinator_events import (
     StopRequested,
     Tick,
 )
-from mainstay_core.errors import RemoteProtocolError
-from mainstay_core.facts import FactKind
-from mainstay_core.faults import FaultAction, FaultPoint
-from mainstay_core.ids import PodUid, QuorumId, Slot
-from mainstay_core.jobstate import JobPhase
-from mainstay_core.learning import UnregisteredPodError
-from mainstay_core.messages import Method
+from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.coordinator.learning import UnregisteredPodError
+from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import Method
 
 Start = Callable[..., Any]
 

@@ -5,8 +5,8 @@ from array import array
 
 import pytest
 
-from mainstay_core import digest
-from mainstay_core.digest import CHUNK, Digest
+from mainstay_core.base import digest
+from mainstay_core.base.digest import CHUNK, Digest
 
 
 def _words(count: int, seed: int) -> list[int]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.core.conftest import World, make_config
 
-from mainstay_core.facts import FactKind
-from mainstay_core.messages import Method
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import Method
 
 Start = Callable[..., Any]
 

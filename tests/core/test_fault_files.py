@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from mainstay_core import codec, fault_files
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.faults import During, FaultAction, FaultPoint, View
-from mainstay_core.ids import RankId
-from mainstay_core.topology import JobShape
+from mainstay_core.base import codec
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import RankId
+from mainstay_core.base.topology import JobShape
+from mainstay_core.faults import fault_files
+from mainstay_core.faults.faults import During, FaultAction, FaultPoint, View
 
 SHAPE = JobShape(lanes=3, shards_per_lane=1, replicas=3, min_replicas=1, stages=2, steps=30, seed=1)
 RANK = {"replica": 1, "stage": 0}

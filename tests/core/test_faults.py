@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.faults import PHASES, SENDS_BACK, SENDS_ON, FaultAction, FaultPoint
-from mainstay_core.ids import RankId
-from mainstay_core.program import Op
+from mainstay_core.base.ids import RankId
+from mainstay_core.faults.faults import PHASES, SENDS_BACK, SENDS_ON, FaultAction, FaultPoint
+from mainstay_core.planning.program import Op
 
 RANK = RankId(replica=1, stage=0)
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from mainstay_core.errors import RemoteProtocolError
-from mainstay_core.frames import (
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.frames import (
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
     PREFIX,

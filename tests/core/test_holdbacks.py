@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mainstay_core.facts import FactKind
-from mainstay_core.jobstate import JobPhase
+from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.wire.facts import FactKind
 
 Start = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.ladder import Row, Situation, StageHolders, decide
+from mainstay_core.coordinator.ladder import Row, Situation, StageHolders, decide
 
 ALL = frozenset(Row)
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from tests.core.plans import make_plan
 
-from mainstay_core import messages
-from mainstay_core.codec import decode, dumps, encode, loads
-from mainstay_core.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
-from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
-from mainstay_core.messages import (
+from mainstay_core.base.codec import decode, dumps, encode, loads
+from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.wire import messages
+from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
+from mainstay_core.wire.messages import (
     Commit,
     FinalDigests,
     LastStatus,

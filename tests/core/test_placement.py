@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.placement import GOLOMB_RULERS, plan_placement, plan_redundancy
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.planning.placement import GOLOMB_RULERS, plan_placement, plan_redundancy
 
 PUBLISHED_LENGTHS = (
     *(1, 3, 6, 11, 17, 25, 34, 44, 55, 72, 85, 106, 127, 151, 177, 199, 216, 246, 283, 333),

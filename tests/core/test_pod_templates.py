@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.pod_templates import check_template
-from mainstay_core.spec import parse_training_job
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.job.pod_templates import check_template
+from mainstay_core.job.spec import parse_training_job
 
 MOUNT = {"name": "data", "mountPath": "/data"}
 SHARED = {"name": "data", "persistentVolumeClaim": {"claimName": "c"}}

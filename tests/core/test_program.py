@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mainstay_core.program import Action, Op, compile_compute, schedule_1f1b
+from mainstay_core.planning.program import Action, Op, compile_compute, schedule_1f1b
 
 SIZES = [(n, s) for n in (0, 1, 2, 3, 7) for s in (1, 2, 3, 5)]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay_core.proofs import is_proved, prove
+from mainstay_core.base.proofs import is_proved, prove
 
 
 def test_a_proof_is_good_for_one_secret_and_one_question() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from mainstay_core.protections import entry_of, protections_of
-from mainstay_core.topology import JobShape
+from mainstay_core.base.topology import JobShape
+from mainstay_core.job.protections import entry_of, protections_of
 
 
 def shape(**degrees: int) -> JobShape:

@@ -10,8 +10,7 @@ import pytest
 from tests.core.plans import make_plan
 from tests.core.test_votes import votes_of
 
-from mainstay_core.facts import FactKind
-from mainstay_core.quarantine import (
+from mainstay_core.pool.quarantine import (
     Mismatch,
     QuarantineMode,
     QuarantinePolicy,
@@ -19,7 +18,8 @@ from mainstay_core.quarantine import (
     num_allowed,
     plan_quarantine,
 )
-from mainstay_core.votes import find_differing_pods, judge
+from mainstay_core.rank.votes import find_differing_pods, judge
+from mainstay_core.wire.facts import FactKind
 
 NODES = [f"n{i}" for i in range(20)]
 AVOID = QuarantinePolicy(mode=QuarantineMode.AVOID)

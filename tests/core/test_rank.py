@@ -14,13 +14,11 @@ import pytest
 from tests.core.plans import make_plan, slot_of
 from tests.core.rank_world import Shape, World
 
-from mainstay_core import rank
-from mainstay_core.errors import LocalProtocolError
-from mainstay_core.facts import FactKind
-from mainstay_core.ids import Incarnation
-from mainstay_core.messages import Commit, LastStatus, Partial, Plan, SettleReport, TypeStat, Vote
-from mainstay_core.rank import Phase, RankState, Transition
-from mainstay_core.rank_events import (
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.ids import Incarnation
+from mainstay_core.rank import rank
+from mainstay_core.rank.rank import Phase, RankState, Transition
+from mainstay_core.rank.rank_events import (
     Applied,
     Apply,
     Compute,
@@ -48,7 +46,17 @@ from mainstay_core.rank_events import (
     WaitForPlan,
     WriteCheckpoint,
 )
-from mainstay_core.settle import StateAction
+from mainstay_core.rank.settle import StateAction
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import (
+    Commit,
+    LastStatus,
+    Partial,
+    Plan,
+    SettleReport,
+    TypeStat,
+    Vote,
+)
 
 ACCEPTED: dict[Phase, set[type]] = {
     Phase.IDLE: {PlanSeen},

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from tests.core.plans import make_plan, slot_of
 
-from mainstay_core import rank_saving
-from mainstay_core.facts import FactKind
-from mainstay_core.ids import Incarnation
-from mainstay_core.messages import Commit, SaveStatus
-from mainstay_core.rank_events import RenameCheckpoint, Tell, WriteCheckpoint
-from mainstay_core.rank_state import RankState
-from mainstay_core.saving import Attempt, Saves, judge_saves, writer_of
+from mainstay_core.base.ids import Incarnation
+from mainstay_core.rank import rank_saving
+from mainstay_core.rank.rank_events import RenameCheckpoint, Tell, WriteCheckpoint
+from mainstay_core.rank.rank_state import RankState
+from mainstay_core.rank.saving import Attempt, Saves, judge_saves, writer_of
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import Commit, SaveStatus
 
 PLAN = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3)
 """Members 0 and 1 hold stage 0, 2 and 3 stage 1."""

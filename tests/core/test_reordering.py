@@ -10,9 +10,9 @@ from collections import Counter
 
 import pytest
 
-from mainstay_core.errors import InfeasiblePlanError, InvalidSpecError
-from mainstay_core.placement import plan_placement
-from mainstay_core.reordering import plan_reordering
+from mainstay_core.base.errors import InfeasiblePlanError, InvalidSpecError
+from mainstay_core.planning.placement import plan_placement
+from mainstay_core.planning.reordering import plan_reordering
 
 Hosts = tuple[tuple[int, ...], ...]
 Score = tuple[int, int, int, int]

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from mainstay_core import coordinator
-from mainstay_core.coordinator_events import (
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.coordinator import coordinator
+from mainstay_core.coordinator.coordinator_events import (
     FaultFired,
     PlanReported,
     ScaleRequested,
@@ -18,13 +20,11 @@ from mainstay_core.coordinator_events import (
     SuspendRequested,
     Tick,
 )
-from mainstay_core.errors import RemoteProtocolError
-from mainstay_core.facts import FactKind
-from mainstay_core.faults import FaultAction, FaultPoint
-from mainstay_core.ids import PodUid, QuorumId
-from mainstay_core.jobstate import CoordinatorState, JobPhase
-from mainstay_core.messages import Method, Plan
-from mainstay_core.restoring import is_behind
+from mainstay_core.coordinator.jobstate import CoordinatorState, JobPhase
+from mainstay_core.coordinator.restoring import is_behind
+from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import Method, Plan
 
 ALONE = {"lanes": 1, "replicas": 1, "stages": 1, "shards_per_lane": 1}
 SAVES = {"checkpoint_every_steps": 10, "checkpoint_dir": "/ckpt"}

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from tests.core.plans import make_plan
 
-from mainstay_core import codec
-from mainstay_core.errors import LocalProtocolError
-from mainstay_core.messages import Commit, Partial, Plan, SettleReport
-from mainstay_core.settle import Settlement, StateAction, StepPlan, plan_step, settle
+from mainstay_core.base import codec
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.rank.settle import Settlement, StateAction, StepPlan, plan_step, settle
+from mainstay_core.wire.messages import Commit, Partial, Plan, SettleReport
 
 STAY, ROLL, HEAL, LOAD = StateAction.STAY, StateAction.ROLL, StateAction.HEAL, StateAction.LOAD
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.model_sizes import BUILT_IN
-from mainstay_core.shared_memory import SharedMemory, plan_shared_memory
-from mainstay_core.topology import JobShape
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.topology import JobShape
+from mainstay_core.job.model_sizes import BUILT_IN
+from mainstay_core.job.shared_memory import SharedMemory, plan_shared_memory
 
 SEVEN_BILLION = {
     "dim": 4096,

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay_core.facts import Place
-from mainstay_core.ids import PodUid, Slot
-from mainstay_core.jobstate import SlotState
-from mainstay_core.siting import count_copies, order_slots
+from mainstay_core.base.ids import PodUid, Slot
+from mainstay_core.coordinator.jobstate import SlotState
+from mainstay_core.coordinator.siting import count_copies, order_slots
+from mainstay_core.wire.facts import Place
 
 
 def slots(num: int) -> list[SlotState]:

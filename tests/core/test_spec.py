@@ -3,11 +3,13 @@ from typing import Any
 
 import pytest
 
-from mainstay_core import codec, fault_files, spec
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.faults import FaultAction, FaultPoint
-from mainstay_core.ids import JobUid
-from mainstay_core.jobspec import JobConfig
+from mainstay_core.base import codec
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import JobUid
+from mainstay_core.faults import fault_files
+from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.job import spec
+from mainstay_core.job.jobspec import JobConfig
 
 SMALLEST: dict[str, Any] = {
     "apiVersion": "mainstay.dev/v1alpha1",

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.errors import LocalProtocolError
-from mainstay_core.facts import Fact, FactKind, SlotStatus
-from mainstay_core.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.messages import Chain, Member, Method, Plan, Rendezvous
-from mainstay_core.supervision import initial, next_due_s, readiness, step
-from mainstay_core.supervision_events import (
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.supervisor.supervision import initial, next_due_s, readiness, step
+from mainstay_core.supervisor.supervision_events import (
     Committed,
     Ended,
     Event,
@@ -41,6 +39,8 @@ from mainstay_core.supervision_events import (
     Tell,
     Tick,
 )
+from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
+from mainstay_core.wire.messages import Chain, Member, Method, Plan, Rendezvous
 
 POD = PodUid("pod-1")
 SETTINGS = SupervisionSettings(

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.coordinator_events import JobSubmitted, PlanDurable, SuspendRequested
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.facts import FactKind
-from mainstay_core.jobstate import JobPhase
-from mainstay_core.messages import Method
-from mainstay_core.scaling import plan_pods
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.coordinator.coordinator_events import JobSubmitted, PlanDurable, SuspendRequested
+from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.coordinator.scaling import plan_pods
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import Method
 
 Start = Callable[..., Any]
 SAVES = {"checkpoint_every_steps": 10, "checkpoint_dir": "/ckpt"}

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from tests.core.plans import make_plan
 
-from mainstay_core.codec import dumps, loads
-from mainstay_core.digest import Digest
-from mainstay_core.messages import Plan, TypeStat, Vote
-from mainstay_core.saving import Attempt
-from mainstay_core.votes import (
+from mainstay_core.base.codec import dumps, loads
+from mainstay_core.base.digest import Digest
+from mainstay_core.rank.saving import Attempt
+from mainstay_core.rank.votes import (
     CLIP_EPSILON,
     Verdict,
     clip,
@@ -20,6 +19,7 @@ from mainstay_core.votes import (
     judge,
     judge_states,
 )
+from mainstay_core.wire.messages import Plan, TypeStat, Vote
 
 GRID = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3)
 """Members 0 and 1 hold stage 0, 2 and 3 stage 1; the even ones are of replica 0."""

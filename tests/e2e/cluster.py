@@ -47,7 +47,13 @@ class Cluster:
         self.redis.start()
         self.api.start()
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "mainstay_train.forge", "--fd", str(theirs.fileno())]
+        command = [
+            sys.executable,
+            "-m",
+            "mainstay_train.launcher.forge",
+            "--fd",
+            str(theirs.fileno()),
+        ]
         with (self.directory / "forge.log").open("wb") as log:
             self._forge = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdout=log, stderr=log

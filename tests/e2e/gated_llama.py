@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mainstay_train import data, draws
+from mainstay_train.exact import draws
+from mainstay_train.model import data
+from mainstay_train.model.workload import Workload
 from mainstay_train.models import llama
-from mainstay_train.workload import Workload
 
 POLL_S = 0.01
 

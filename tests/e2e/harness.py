@@ -18,7 +18,7 @@ import httpx
 import yaml
 
 HERE = Path(__file__).parent
-MAINSTAY = [sys.executable, "-m", "mainstay_cli.main"]
+MAINSTAY = [sys.executable, "-m", "mainstay_cli.commands.main"]
 GIVE_UP_S = 240.0
 """A run this long hangs; it is killed and its logs are shown."""
 POLL_S = 0.05

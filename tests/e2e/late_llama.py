@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mainstay_train.workload import Workload, load
+from mainstay_train.model.workload import Workload, load
 
 POLL_S = 0.01
 

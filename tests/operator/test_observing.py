@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mainstay_core.ids import PodUid
-from mainstay_core.pod_losses import Loss, LossCause
-from mainstay_core.pods_seen import Disruption, Toleration
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.pod_losses import Loss, LossCause
+from mainstay_core.pool.pods_seen import Disruption, Toleration
 from mainstay_operator.observing import see_pod
 from mainstay_operator.reporting import PodRecord
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mainstay_core.ids import PodUid
-from mainstay_core.pods_seen import SeenPod
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.pods_seen import SeenPod
 from mainstay_operator.pod_cache import PodCache
 
 

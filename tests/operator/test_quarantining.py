@@ -11,10 +11,10 @@ import pytest
 from tests.operator.test_builders import view
 from tests.operator.world import Job, World, manifest, wait, world_on
 
-from mainstay_core.ids import PodUid
-from mainstay_core.pods_seen import SeenNode, SeenPod
-from mainstay_core.quarantine import QuarantineMode, plan_quarantine
-from mainstay_core.spec_status import TrainingJobStatus
+from mainstay_core.base.ids import PodUid
+from mainstay_core.job.spec_status import TrainingJobStatus
+from mainstay_core.pool.pods_seen import SeenNode, SeenPod
+from mainstay_core.pool.quarantine import QuarantineMode, plan_quarantine
 from mainstay_operator import quarantining
 from mainstay_operator.quarantining import TAINT_KEY
 

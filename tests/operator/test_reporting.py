@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.operator.test_builders import view
 
-from mainstay_core.conditions import JobSeen
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.ids import PodUid
-from mainstay_core.pod_losses import Loss, LossCause
-from mainstay_core.pods_seen import ContainerEnd, SeenPod
-from mainstay_core.spec_status import TrainingJobStatus
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import PodUid
+from mainstay_core.job.spec_status import TrainingJobStatus
+from mainstay_core.pool.conditions import JobSeen
+from mainstay_core.pool.pod_losses import Loss, LossCause
+from mainstay_core.pool.pods_seen import ContainerEnd, SeenPod
 from mainstay_operator import telling
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket

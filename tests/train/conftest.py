@@ -1,4 +1,4 @@
-from mainstay_train import environment
+from mainstay_train.base import environment
 
 environment.prepare()  # before anything imports torch: tests compute as trainers do
 

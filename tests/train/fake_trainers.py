@@ -9,9 +9,9 @@ import os
 import socket
 import sys
 
-from mainstay_core import codec
-from mainstay_core.frames import Frame, FrameParser, pack
-from mainstay_train.settings import TrainerSettings
+from mainstay_core.base import codec
+from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_train.base.settings import TrainerSettings
 
 
 class Line:

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from tests.train.crew import ADDRESS
 
-from mainstay_core.jobspec import JobConfig
-from mainstay_train import trainer
-from mainstay_train.engine import Engine
-from mainstay_train.gather_client import GatherClient
-from mainstay_train.heal import HealClient
-from mainstay_train.optimizer import StageState
-from mainstay_train.reduction import Reducer
-from mainstay_train.session import Session
-from mainstay_train.settings import TrainerSettings
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.comm.gather_client import GatherClient
+from mainstay_train.compute.engine import Engine
+from mainstay_train.exact.optimizer import StageState
+from mainstay_train.exact.reduction import Reducer
+from mainstay_train.launcher import trainer
+from mainstay_train.session.session import Session
+from mainstay_train.state.heal import HealClient
 
 STEP_POINTS = (
     "computing",

@@ -17,14 +17,15 @@ from pathlib import Path
 from tests.train.crew import ADDRESS, Crew
 
 from mainstay_agent.gather import GatherServer
-from mainstay_core import codec
-from mainstay_core.digest import Digest
-from mainstay_core.facts import Fact, FactKind
-from mainstay_core.faults import FaultAction, FaultPoint
-from mainstay_core.frames import Frame, FrameParser, pack
-from mainstay_core.ids import QuorumId, RankId, Slot
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import (
+from mainstay_core.base import codec
+from mainstay_core.base.digest import Digest
+from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base.ids import QuorumId, RankId, Slot
+from mainstay_core.base.topology import JobShape
+from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.messages import (
     Chain,
     FinalDigests,
     LedgerEntry,
@@ -33,9 +34,8 @@ from mainstay_core.messages import (
     Plan,
     Rendezvous,
 )
-from mainstay_core.topology import JobShape
-from mainstay_train import trainer
-from mainstay_train.settings import TrainerSettings
+from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.launcher import trainer
 
 _JOB_NUMBERS = itertools.count()
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from mainstay_train import blocks, data, draws, initialization, numerics, split
+from mainstay_train.exact import draws, initialization, numerics
+from mainstay_train.model import blocks, data, split
 from mainstay_train.models import llama, llama_config
 
 ADDRESS = draws.Address(1, 2, 3, 0)

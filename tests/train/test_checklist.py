@@ -10,8 +10,8 @@ from tests.train.points import HEAL_POINTS, SETTLE_POINTS, STEP_POINTS
 from tests.train.quorum import make_config, run_job
 from tests.train.world import World
 
-from mainstay_core.facts import FactKind
-from mainstay_core.messages import Method
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import Method
 
 STEP = 2
 """Where things happen."""

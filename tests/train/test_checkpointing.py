@@ -9,18 +9,18 @@ import pytest
 import torch
 from tests.train.test_checkpoints import SMALL, make_commit, make_states
 
-from mainstay_core import rank_events
-from mainstay_core.checkpoint_manifest import identity_of
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.ids import QuorumId, RankId, Slot
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.messages import Member, Method, Plan, Rendezvous
-from mainstay_core.program import Op
-from mainstay_core.topology import JobShape
-from mainstay_train import verify_checkpoint
-from mainstay_train.checkpoint_copy import HostCopy
-from mainstay_train.checkpointing import Checkpointing
-from mainstay_train.heal import masters_digest
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import QuorumId, RankId, Slot
+from mainstay_core.base.topology import JobShape
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.planning.program import Op
+from mainstay_core.rank import rank_events
+from mainstay_core.wire.checkpoint_manifest import identity_of
+from mainstay_core.wire.messages import Member, Method, Plan, Rendezvous
+from mainstay_train.state import verify_checkpoint
+from mainstay_train.state.checkpoint_copy import HostCopy
+from mainstay_train.state.checkpointing import Checkpointing
+from mainstay_train.state.heal import masters_digest
 
 FINGERPRINT = {"device": "a cpu"}
 

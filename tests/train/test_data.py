@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from mainstay_core.errors import InvalidSpecError
-from mainstay_train import data, draws
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_train.exact import draws
+from mainstay_train.model import data
 
 
 @pytest.fixture

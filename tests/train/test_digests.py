@@ -4,9 +4,9 @@ import random
 import pytest
 import torch
 
-from mainstay_core import digest
-from mainstay_core.digest import CHUNK, Digest
-from mainstay_train import digests, numerics
+from mainstay_core.base import digest
+from mainstay_core.base.digest import CHUNK, Digest
+from mainstay_train.exact import digests, numerics
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,

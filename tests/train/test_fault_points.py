@@ -1,13 +1,13 @@
 import os
 import socket
 
-from mainstay_core.faults import FaultAction, FaultPoint
-from mainstay_core.frames import FrameParser, pack
-from mainstay_core.ids import QuorumId, RankId, Slot
-from mainstay_core.messages import Chain, Member, Method, Plan, Rendezvous
-from mainstay_core.program import Action, Op
-from mainstay_train.fault_points import FaultPoints
-from mainstay_train.uplink import Status, Uplink
+from mainstay_core.base.frames import FrameParser, pack
+from mainstay_core.base.ids import QuorumId, RankId, Slot
+from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.planning.program import Action, Op
+from mainstay_core.wire.messages import Chain, Member, Method, Plan, Rendezvous
+from mainstay_train.session.fault_points import FaultPoints
+from mainstay_train.session.uplink import Status, Uplink
 
 KILL = FaultPoint(
     id="f1", step=3, action=FaultAction.KILL_TRAINER, phase="backward", replica=0, stage=1

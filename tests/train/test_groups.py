@@ -8,8 +8,8 @@ import torch
 from tests.train.crew import ADDRESS, make_group
 from torch.distributed import PrefixStore, TCPStore
 
-from mainstay_train import heal
-from mainstay_train.groups import GroupEnded
+from mainstay_train.comm.groups import GroupEnded
+from mainstay_train.state import heal
 
 SIZE = 4
 

@@ -5,11 +5,12 @@ import pytest
 import torch
 from tests.train.crew import ADDRESS
 
-from mainstay_core import proofs
-from mainstay_core.frames import pack, pack_head
-from mainstay_train import job_secret, workload
-from mainstay_train.aborts import HealFailed
-from mainstay_train.heal import HealClient, HealServer, masters_digest, read_frame
+from mainstay_core.base import proofs
+from mainstay_core.base.frames import pack, pack_head
+from mainstay_train.base import job_secret
+from mainstay_train.base.aborts import HealFailed
+from mainstay_train.model import workload
+from mainstay_train.state.heal import HealClient, HealServer, masters_digest, read_frame
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 WANTED = {"source": 4, "quorum": "q2-abc", "position": 1, "version": 7}

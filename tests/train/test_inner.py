@@ -11,18 +11,20 @@ from tests.core.plans import make_plan
 from tests.train.crew import ADDRESS, make_group
 from torch import nn
 
-from mainstay_core.digest import Digest
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.ids import JobUid
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.topology import JobShape
-from mainstay_train import blocks, digests, inner, optimizer, workload
-from mainstay_train.chains import ChainGroups
-from mainstay_train.connections import Connections
-from mainstay_train.engine import Engine, inner_mesh
-from mainstay_train.groups import GroupEnded
-from mainstay_train.settings import TrainerSettings
-from mainstay_train.slices import Slice
+from mainstay_core.base.digest import Digest
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import JobUid
+from mainstay_core.base.topology import JobShape
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.comm import inner
+from mainstay_train.comm.chains import ChainGroups
+from mainstay_train.comm.connections import Connections
+from mainstay_train.comm.groups import GroupEnded
+from mainstay_train.compute.engine import Engine, inner_mesh
+from mainstay_train.exact import digests, optimizer
+from mainstay_train.exact.slices import Slice
+from mainstay_train.model import blocks, workload
 
 SMALL = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 64, "sequence": 8}
 SIZE, SEED, STEP = 2, 5, 3

@@ -5,12 +5,12 @@ import threading
 import pytest
 import torch
 
-from mainstay_core.digest import Digest
-from mainstay_core.program import Op, compile_compute
-from mainstay_train import workload
-from mainstay_train.groups import GroupEnded
-from mainstay_train.interpreter import Interpreter
-from mainstay_train.reduction import PartialStore
+from mainstay_core.base.digest import Digest
+from mainstay_core.planning.program import Op, compile_compute
+from mainstay_train.comm.groups import GroupEnded
+from mainstay_train.compute.interpreter import Interpreter
+from mainstay_train.exact.reduction import PartialStore
+from mainstay_train.model import workload
 
 SMALL = {"dim": 16, "layers": 3, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 SEED, MICRO_BATCHES, STEP = 5, 2, 3

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from mainstay_core import codec
-from mainstay_core.frames import Frame, FrameParser, pack
-from mainstay_core.ids import JobUid
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.topology import JobShape
-from mainstay_train.launcher import EXIT_STORE_DIED, EXIT_SUPERVISOR_GONE
-from mainstay_train.settings import TrainerSettings
+from mainstay_core.base import codec
+from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base.ids import JobUid
+from mainstay_core.base.topology import JobShape
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.launcher.launcher import EXIT_STORE_DIED, EXIT_SUPERVISOR_GONE
 
 pytest.importorskip("torch")
 
@@ -135,7 +135,7 @@ class Forge:
         ours, theirs = socket.socketpair()
         environ = dict(os.environ)
         environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-        command = [sys.executable, "-m", "mainstay_train.forge"]
+        command = [sys.executable, "-m", "mainstay_train.launcher.forge"]
         self.process = subprocess.Popen(
             [*command, "--fd", str(theirs.fileno()), "--trainer", "fake_trainers:run"],
             pass_fds=[theirs.fileno()],

@@ -1,6 +1,6 @@
 import torch
 
-from mainstay_train import layout
+from mainstay_train.exact import layout
 
 
 def test_parameters_are_padded_so_that_every_view_is_aligned():

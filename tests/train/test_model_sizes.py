@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from mainstay_core import model_sizes
-from mainstay_train import workload
-from mainstay_train.optimizer import adamw
+from mainstay_core.job import model_sizes
+from mainstay_train.exact.optimizer import adamw
+from mainstay_train.model import workload
 
 SMALL = {"dim": 16, "layers": 3, "heads": 4, "kvHeads": 2, "hidden": 32, "vocab": 300}
 

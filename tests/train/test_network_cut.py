@@ -1,6 +1,6 @@
 import socket
 
-from mainstay_train import network_cut
+from mainstay_train.base import network_cut
 
 
 def _cut(pipe):

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from mainstay_core import digest, votes
-from mainstay_train import data, digests, draws, layout, numerics, optimizer, workload
+from mainstay_core.base import digest
+from mainstay_core.rank import votes
+from mainstay_train.exact import digests, draws, layout, numerics, optimizer
+from mainstay_train.model import data, workload
 
 LANES, SHARDS_PER_LANE, MICRO_BATCHES, SEED = 4, 2, 2, 7
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from mainstay_train import blocks, layout, numerics, optimizer
+from mainstay_train.exact import layout, numerics, optimizer
+from mainstay_train.model import blocks
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from mainstay_train import optimizer
-from mainstay_train.loop_training import GlobalGenerators
-from mainstay_train.optimizer import StageState
-from mainstay_train.plain_model import PlainModel
-from mainstay_train.workload import WorkloadError
+from mainstay_train.exact import optimizer
+from mainstay_train.exact.optimizer import StageState
+from mainstay_train.model.plain_model import PlainModel
+from mainstay_train.model.workload import WorkloadError
+from mainstay_train.session.loop_training import GlobalGenerators
 
 CPU = torch.device("cpu")
 

@@ -5,8 +5,8 @@ import shutil
 import pytest
 from tests.train.quorum import kill_at, make_config, run_job
 
-from mainstay_core.facts import FactKind
-from mainstay_core.messages import Method
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import Method
 
 
 @pytest.fixture(scope="module")

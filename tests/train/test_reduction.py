@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from mainstay_core.messages import Partial
-from mainstay_core.partials import grow_all
-from mainstay_core.settle import Supply
-from mainstay_train.groups import GroupEnded
-from mainstay_train.layout import BlockLayout, StageLayout
-from mainstay_train.reduction import Grid, PartialStore, Reducer
+from mainstay_core.planning.partials import grow_all
+from mainstay_core.rank.settle import Supply
+from mainstay_core.wire.messages import Partial
+from mainstay_train.comm.groups import GroupEnded
+from mainstay_train.exact.layout import BlockLayout, StageLayout
+from mainstay_train.exact.reduction import Grid, PartialStore, Reducer
 
 LAYOUT = StageLayout(
     blocks=(

@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from mainstay_core.errors import InvalidSpecError
-from mainstay_train import blocks, fingerprint, numerics, workload
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_train.exact import fingerprint, numerics
+from mainstay_train.model import blocks, workload
 from mainstay_train.models import llama_config
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
@@ -44,7 +45,7 @@ def test_a_file_can_be_an_entrypoint():
         ("mainstay_train.models.nowhere:f", "no module 'mainstay_train.models.nowhere'"),
         ("nowhere/model.py:f", "no file 'nowhere/model.py'"),
         ("mainstay_train.models.llama:nothing", "no function 'nothing' .*workload"),
-        ("operator:is_", "must return a mainstay_train.workload.Workload"),
+        ("operator:is_", "must return a mainstay_train.model.workload.Workload"),
         ("shutil:get_archive_formats", r"must take \(config, args\)"),
     ],
 )

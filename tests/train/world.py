@@ -23,8 +23,11 @@ from tests.train.crew import ADDRESS, Crew, Worker
 from tests.train.quorum import Outcome
 
 from mainstay_agent.gather import GatherServer
-from mainstay_core import codec, coordinator
-from mainstay_core.coordinator_events import (
+from mainstay_core.base import codec
+from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.coordinator import coordinator
+from mainstay_core.coordinator.coordinator_events import (
     EndJob,
     Event,
     FactsLearnt,
@@ -33,15 +36,13 @@ from mainstay_core.coordinator_events import (
     StepsCommitted,
     Tick,
 )
-from mainstay_core.facts import Fact, FactKind, PodRegistration
-from mainstay_core.frames import Frame, FrameParser, pack
-from mainstay_core.ids import Incarnation, PodUid, Slot
-from mainstay_core.job_invariants import check_invariants
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.jobstate import JobPhase
-from mainstay_core.learning import UnregisteredPodError
-from mainstay_core.messages import LedgerEntry, Member, Method, Plan
-from mainstay_train import trainer
+from mainstay_core.coordinator.job_invariants import check_invariants
+from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.coordinator.learning import UnregisteredPodError
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
+from mainstay_core.wire.messages import LedgerEntry, Member, Method, Plan
+from mainstay_train.launcher import trainer
 
 GIVE_UP_S = 60.0
 """A scenario this long hangs."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from mainstay_train.draws import Address
+from mainstay_train.exact.draws import Address
 
 
 def attend(

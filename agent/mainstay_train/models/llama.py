@@ -19,12 +19,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mainstay_core.errors import InvalidSpecError
-from mainstay_train import data, optimizer, split
-from mainstay_train import workload as workloads
-from mainstay_train.blocks import BlockSpec, InitRule, cross_entropy_sum
-from mainstay_train.draws import Address
-from mainstay_train.initialization import DEFAULT_STD, Init, default_init
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_train.exact import optimizer
+from mainstay_train.exact.draws import Address
+from mainstay_train.exact.initialization import DEFAULT_STD, Init, default_init
+from mainstay_train.model import data, split
+from mainstay_train.model import workload as workloads
+from mainstay_train.model.blocks import BlockSpec, InitRule, cross_entropy_sum
 from mainstay_train.models import attention, llama_parallel
 from mainstay_train.models.llama_config import LlamaConfig, parse_config
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mainstay_core.errors import InvalidSpecError
-from mainstay_train import data
-from mainstay_train import workload as workloads
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_train.model import data
+from mainstay_train.model import workload as workloads
 
 _PATH = "workload.config"
 

@@ -6,7 +6,7 @@ the table of the embedding and the rows of the head too. Between blocks every ra
 has the whole activation, so pipeline neighbours exchange plain tensors.
 
 Parameters that the dense model fuses are apart here, since each rank's rows of a
-fused matrix lie in several places; :data:`~mainstay_train.layout.Origin` says
+fused matrix lie in several places; :data:`~mainstay_train.exact.layout.Origin` says
 where, so first values and digests are those of the fused one.
 """
 
@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mainstay_core.errors import InvalidSpecError
-from mainstay_train import split
-from mainstay_train.draws import Address
-from mainstay_train.layout import Origin
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_train.exact.draws import Address
+from mainstay_train.exact.layout import Origin
+from mainstay_train.model import split
 from mainstay_train.models import attention
 from mainstay_train.models.llama_config import LlamaConfig
 

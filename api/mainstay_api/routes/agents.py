@@ -22,14 +22,19 @@ from mainstay_api.deps import (
     require_agent,
 )
 from mainstay_api.problems import ProblemError, stale_facts
-from mainstay_core import codec
-from mainstay_core.coordinator_events import FactsLearnt, FaultFired, PlanReported, PodRegistered
-from mainstay_core.facts import Fact, Heartbeat, PodRegistration
-from mainstay_core.ids import PodUid
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.jobstate import TERMINAL, JobPhase
-from mainstay_core.learning import UnregisteredPodError
-from mainstay_core.messages import LedgerEntry, Plan
+from mainstay_core.base import codec
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.coordinator_events import (
+    FactsLearnt,
+    FaultFired,
+    PlanReported,
+    PodRegistered,
+)
+from mainstay_core.coordinator.jobstate import TERMINAL, JobPhase
+from mainstay_core.coordinator.learning import UnregisteredPodError
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
+from mainstay_core.wire.messages import LedgerEntry, Plan
 
 router = APIRouter(
     prefix="/v1/jobs/{job}/agent",

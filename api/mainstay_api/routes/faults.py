@@ -11,12 +11,12 @@ from fastapi.responses import JSONResponse
 from mainstay_api import examples
 from mainstay_api.deps import GuardedRoute, ServiceDep, UidDep, require_operator, require_person
 from mainstay_api.report import show_fault
-from mainstay_core import fault_files
-from mainstay_core.availability import spare_pods
-from mainstay_core.coordinator_events import FaultFired, FaultsAsked
-from mainstay_core.errors import InvalidSpecError
-from mainstay_core.faulting import list_faults
-from mainstay_core.ids import PodUid
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.availability import spare_pods
+from mainstay_core.coordinator.coordinator_events import FaultFired, FaultsAsked
+from mainstay_core.coordinator.faulting import list_faults
+from mainstay_core.faults import fault_files
 
 router = APIRouter(
     prefix="/v1/jobs/{job}",

@@ -26,8 +26,10 @@ from mainstay_api.problems import ProblemError
 from mainstay_api.report import make_report, show_job, show_members, show_pods, show_recovery
 from mainstay_api.service import JobService
 from mainstay_api.summary import summarize
-from mainstay_core import codec
-from mainstay_core.coordinator_events import (
+from mainstay_core.base import codec
+from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
+from mainstay_core.base.ids import JobUid
+from mainstay_core.coordinator.coordinator_events import (
     DrainRequested,
     FactsLearnt,
     ScaleRequested,
@@ -35,14 +37,12 @@ from mainstay_core.coordinator_events import (
     SuspendRequested,
     TopologyLearnt,
 )
-from mainstay_core.errors import InvalidSpecError, RemoteProtocolError
-from mainstay_core.facts import Fact, FactKind, Place
-from mainstay_core.faults import FaultPoint
-from mainstay_core.ids import JobUid
-from mainstay_core.jobspec import JobConfig
-from mainstay_core.leaving import find_pod
-from mainstay_core.scaling import plan_pods
-from mainstay_core.spec import parse_training_job
+from mainstay_core.coordinator.leaving import find_pod
+from mainstay_core.coordinator.scaling import plan_pods
+from mainstay_core.faults.faults import FaultPoint
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.job.spec import parse_training_job
+from mainstay_core.wire.facts import Fact, FactKind, Place
 
 router = APIRouter(
     prefix="/v1/jobs",

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 
 from mainstay_api import examples
 from mainstay_api.deps import GuardedRoute, ServiceDep, require_operator
-from mainstay_core.ids import JobUid
+from mainstay_core.base.ids import JobUid
 
 router = APIRouter(
     prefix="/v1/jobs",

@@ -11,8 +11,15 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mainstay_core import coordinator
-from mainstay_core.coordinator_events import (
+from mainstay_core.base.errors import (
+    InvalidSpecError,
+    MainstayError,
+    RemoteProtocolError,
+    StoreConflictError,
+)
+from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.coordinator import coordinator
+from mainstay_core.coordinator.coordinator_events import (
     DrainRequested,
     Event,
     FactsLearnt,
@@ -25,19 +32,10 @@ from mainstay_core.coordinator_events import (
     Tick,
     Transition,
 )
-from mainstay_core.errors import (
-    InvalidSpecError,
-    MainstayError,
-    RemoteProtocolError,
-    StoreConflictError,
-)
-from mainstay_core.facts import PodRegistration
-from mainstay_core.ids import PodUid, QuorumId
-from mainstay_core.jobstate import CoordinatorState, JobPhase
-from mainstay_core.learning import UnregisteredPodError
-from mainstay_core.messages import LedgerEntry, Plan
-from mainstay_core.restoring import StoreBehindError, is_behind, refuse_behind
-from mainstay_core.silence import Silence
+from mainstay_core.coordinator.jobstate import CoordinatorState, JobPhase
+from mainstay_core.coordinator.learning import UnregisteredPodError
+from mainstay_core.coordinator.restoring import StoreBehindError, is_behind, refuse_behind
+from mainstay_core.coordinator.silence import Silence
 from mainstay_core.sim.deciding import (
     Reply,
     Request,
@@ -48,6 +46,8 @@ from mainstay_core.sim.deciding import (
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Exchange, Listener
 from mainstay_core.sim.store import Data, Item, StoreUnavailableError
+from mainstay_core.wire.facts import PodRegistration
+from mainstay_core.wire.messages import LedgerEntry, Plan
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World

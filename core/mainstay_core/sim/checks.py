@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mainstay_core.coordinator_events import Announce, PublishPlan, Transition
-from mainstay_core.job_invariants import check_invariants
-from mainstay_core.jobstate import CoordinatorState, JobPhase
-from mainstay_core.messages import Commit, LedgerEntry, Method, Plan, SettleReport
-from mainstay_core.rank_events import Event, ReportsGathered
-from mainstay_core.rank_state import RankState
-from mainstay_core.settle import Settlement, StateAction
+from mainstay_core.base.topology import JobShape
+from mainstay_core.coordinator.coordinator_events import Announce, PublishPlan, Transition
+from mainstay_core.coordinator.job_invariants import check_invariants
+from mainstay_core.coordinator.jobstate import CoordinatorState, JobPhase
+from mainstay_core.rank.rank_events import Event, ReportsGathered
+from mainstay_core.rank.rank_state import RankState
+from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
-from mainstay_core.topology import JobShape
+from mainstay_core.wire.messages import Commit, LedgerEntry, Method, Plan, SettleReport
 
 if TYPE_CHECKING:
     from mainstay_core.sim.trainer import Trainer

@@ -1,21 +1,21 @@
 """A position's arithmetic on terms: the program of a step, partials, the reduction.
 
-Runs the actions of :func:`mainstay_core.program.compile_compute` as
-``mainstay_train.interpreter`` does, and the two exchanges of
-``mainstay_train.reduction``.
+Runs the actions of :func:`mainstay_core.planning.program.compile_compute` as
+``mainstay_train.compute.interpreter`` does, and the two exchanges of
+``mainstay_train.exact.reduction``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from mainstay_core.messages import Partial, TypeStat
-from mainstay_core.partials import grow
-from mainstay_core.program import Action, Op, compile_compute
-from mainstay_core.settle import Supply
+from mainstay_core.planning.partials import grow
+from mainstay_core.planning.program import Action, Op, compile_compute
+from mainstay_core.rank.settle import Supply
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Steps
 from mainstay_core.sim.groups import Group
+from mainstay_core.wire.messages import Partial, TypeStat
 
 Hook = Callable[[Action], Steps[None]]
 """Before each action."""

@@ -1,20 +1,20 @@
 """What a simulated trainer is connected to for its plan, and how that ends.
 
-``mainstay_train.connections``, method by method.
+``mainstay_train.comm.connections``, method by method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from mainstay_core.ids import QuorumId
-from mainstay_core.messages import Chain, Plan
-from mainstay_core.rank import interrupts
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.rank.rank import interrupts
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.groups import Group, GroupEnded
 from mainstay_core.sim.heal import HealClient
 from mainstay_core.sim.network import Network
 from mainstay_core.sim.rooms import GatherClient, Join, QuorumAborted
+from mainstay_core.wire.messages import Chain, Plan
 
 
 class Connections:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mainstay_core.coordinator_events import EndJob, PublishPlan, Transition
-from mainstay_core.errors import MainstayError
-from mainstay_core.ids import QuorumId
-from mainstay_core.jobstate import CoordinatorState, pods_moved
-from mainstay_core.messages import Plan
+from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.coordinator.coordinator_events import EndJob, PublishPlan, Transition
+from mainstay_core.coordinator.jobstate import CoordinatorState, pods_moved
 from mainstay_core.sim.store import Change
+from mainstay_core.wire.messages import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The directory of durable checkpoints that all ranks share.
 
-As ``mainstay_train.checkpoints``: parts beside the final name, a rename once all
+As ``mainstay_train.state.checkpoints``: parts beside the final name, a rename once all
 are safe, damaged versions put aside by whoever finds them, old ones removed.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mainstay_core.messages import Commit
 from mainstay_core.sim.engine import Violation
+from mainstay_core.wire.messages import Commit
 
 
 @dataclass(frozen=True, slots=True)

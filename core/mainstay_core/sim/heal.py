@@ -1,6 +1,6 @@
 """Healing: a living cell's state, copied while the others compute.
 
-As ``mainstay_train.heal`` and ``mainstay_train.serving``: a source answers once its
+As ``mainstay_train.state.heal`` and ``mainstay_train.state.serving``: a source answers once its
 state is complete at the quorum's version, and refuses once it has moved past it.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mainstay_core.ids import Incarnation, PodUid
+from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.sim.engine import Process
 from mainstay_core.sim.groups import RendezvousStore
 from mainstay_core.sim.network import End

@@ -10,16 +10,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from mainstay_core import supervision
-from mainstay_core.facts import Fact, FactKind, PodRegistration
-from mainstay_core.ids import PodUid, QuorumId
-from mainstay_core.messages import LedgerEntry, Plan
+from mainstay_core.base.ids import PodUid, QuorumId
 from mainstay_core.sim.deciding import Reply, Request
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Unreachable
 from mainstay_core.sim.passing import Passing, restoration_of
 from mainstay_core.sim.store import Item
-from mainstay_core.supervision_events import (
+from mainstay_core.supervisor import supervision
+from mainstay_core.supervisor.supervision_events import (
     Ended,
     Event,
     HeartbeatDue,
@@ -28,6 +26,8 @@ from mainstay_core.supervision_events import (
     Registered,
     SupervisionSettings,
 )
+from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
+from mainstay_core.wire.messages import LedgerEntry, Plan
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World

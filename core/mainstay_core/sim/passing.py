@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mainstay_core.coordinator_events import PlanReported
-from mainstay_core.ids import Slot
-from mainstay_core.messages import Plan
+from mainstay_core.base.ids import Slot
+from mainstay_core.coordinator.coordinator_events import PlanReported
 from mainstay_core.sim.network import End
 from mainstay_core.sim.rooms import Holds, Passed
-from mainstay_core.supervision_events import SlotPhase, SupervisionState
+from mainstay_core.supervisor.supervision_events import SlotPhase, SupervisionState
+from mainstay_core.wire.messages import Plan
 
 if TYPE_CHECKING:
     from mainstay_core.sim.line import ApiLine

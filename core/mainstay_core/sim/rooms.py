@@ -1,7 +1,7 @@
 """The gather: the star through which a quorum settles and votes.
 
 The server is that of ``mainstay_agent.gather`` and the client that of
-``mainstay_train.gather_client``, rule by rule; only bytes are values here.
+``mainstay_train.comm.gather_client``, rule by rule; only bytes are values here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mainstay_core.ids import QuorumId
-from mainstay_core.messages import Plan
+from mainstay_core.base.ids import QuorumId
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Process, Signal, Steps, Violation
 from mainstay_core.sim.network import End, Listener, Network
+from mainstay_core.wire.messages import Plan
 
 
 class QuorumAborted(Exception):  # noqa: N818 - as in the trainer

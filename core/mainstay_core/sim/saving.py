@@ -1,6 +1,6 @@
 """What a simulated trainer writes to the shared disk, in the background.
 
-As ``mainstay_train.checkpointing``: parts and renames take their time while the steps
+As ``mainstay_train.state.checkpointing``: parts and renames take their time while the steps
 go on; votes say what is safe, what is still being written and what is durable.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mainstay_core import rank_events
-from mainstay_core.messages import SaveStatus
+from mainstay_core.rank import rank_events
 from mainstay_core.sim.disk import Part
 from mainstay_core.sim.engine import Steps
+from mainstay_core.wire.messages import SaveStatus
 
 if TYPE_CHECKING:
     from mainstay_core.sim.trainer import Trainer

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from mainstay_core.ids import JobUid
-from mainstay_core.jobspec import JobConfig
+from mainstay_core.base.ids import JobUid
+from mainstay_core.base.topology import JobShape
+from mainstay_core.job.jobspec import JobConfig
 from mainstay_core.sim.network import Latency
-from mainstay_core.topology import JobShape
 
 KINDS = (
     "kill-trainer",

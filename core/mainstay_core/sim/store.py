@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from mainstay_core.errors import MainstayError, StoreConflictError
-from mainstay_core.ids import QuorumId
-from mainstay_core.jobstate import CoordinatorState, JobPhase
-from mainstay_core.messages import LedgerEntry, LedgerKey, Plan
+from mainstay_core.base.errors import MainstayError, StoreConflictError
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.coordinator.jobstate import CoordinatorState, JobPhase
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Engine, Signal, Steps
 from mainstay_core.sim.network import Network
+from mainstay_core.wire.messages import LedgerEntry, LedgerKey, Plan
 
 T = TypeVar("T")
 NODE = "redis"

@@ -9,16 +9,15 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from mainstay_core import supervision
-from mainstay_core.errors import LocalProtocolError
-from mainstay_core.facts import PodRegistration
-from mainstay_core.ids import Incarnation, PodUid
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.sim.engine import Steps
 from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.line import ApiLine
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.rooms import GatherServer
-from mainstay_core.supervision_events import (
+from mainstay_core.supervisor import supervision
+from mainstay_core.supervisor.supervision_events import (
     Action,
     Committed,
     Ended,
@@ -40,9 +39,8 @@ from mainstay_core.supervision_events import (
     Tell,
     Tick,
 )
-from mainstay_core.supervision_events import (
-    Signal as SignalSlot,
-)
+from mainstay_core.supervisor.supervision_events import Signal as SignalSlot
+from mainstay_core.wire.facts import PodRegistration
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from mainstay_core.messages import (
+from mainstay_core.rank.rank_events import CastVote
+from mainstay_core.rank.rank_state import RankState
+from mainstay_core.sim import terms
+from mainstay_core.sim.compute import Compute
+from mainstay_core.wire.messages import (
     Commit,
     FinalDigests,
     LastStatus,
@@ -13,10 +17,6 @@ from mainstay_core.messages import (
     SaveStatus,
     Vote,
 )
-from mainstay_core.rank_events import CastVote
-from mainstay_core.rank_state import RankState
-from mainstay_core.sim import terms
-from mainstay_core.sim.compute import Compute
 
 
 def vote(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mainstay_core import rank, rank_events
-from mainstay_core.facts import Fact, FactKind, SlotStatus
-from mainstay_core.ids import Incarnation, PodUid, QuorumId, Slot
-from mainstay_core.messages import Commit, LedgerEntry, Plan, SettleReport
-from mainstay_core.program import Action, Op
-from mainstay_core.settle import StateAction
+from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.planning.program import Action, Op
+from mainstay_core.rank import rank, rank_events
+from mainstay_core.rank.settle import StateAction
 from mainstay_core.sim import telling, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
@@ -21,6 +19,8 @@ from mainstay_core.sim.heal import HealFailed, HealServer, Wanted
 from mainstay_core.sim.network import End
 from mainstay_core.sim.rooms import QuorumAborted
 from mainstay_core.sim.saving import Saving
+from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
+from mainstay_core.wire.messages import Commit, LedgerEntry, Plan, SettleReport
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World

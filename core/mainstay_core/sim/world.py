@@ -5,11 +5,10 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, replace
 
-from mainstay_core import coordinator
-from mainstay_core.errors import MainstayError
-from mainstay_core.ids import Incarnation, PodUid
-from mainstay_core.jobstate import JobPhase
-from mainstay_core.messages import Plan
+from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.coordinator import coordinator
+from mainstay_core.coordinator.jobstate import JobPhase
 from mainstay_core.sim.api import Api
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.disk import Disk
@@ -22,6 +21,7 @@ from mainstay_core.sim.store import Store
 from mainstay_core.sim.supervisor import Supervisor
 from mainstay_core.sim.trainer import Trainer
 from mainstay_core.sim.wishes import Wishes
+from mainstay_core.wire.messages import Plan
 
 CALM_S = 240.0
 """Once faults are over and everything can be replaced, a job must finish within so long."""

@@ -1,0 +1,56 @@
+"""Why a trainer stops what it is doing without being wrong: exceptions of an interrupted quorum.
+
+None of these is a failure of the process that sees it. It keeps its state, its
+partials and its mark, parks, and waits for the next plan (protocol section 5).
+"""
+
+from __future__ import annotations
+
+from mainstay_core.base.errors import MainstayError
+
+
+class QuorumAborted(MainstayError):  # noqa: N818 - a state, not a failure
+    """The quorum cannot complete anything any more.
+
+    Args:
+        why: the reason in one sentence.
+        suspects: indices (in the plan's members) of the ranks that seem gone.
+            A hint, never a decision: peers that abort reset their sockets too.
+    """
+
+    def __init__(self, why: str, suspects: tuple[int, ...] = ()) -> None:
+        super().__init__(why)
+        self.why = why
+        self.suspects = suspects
+
+
+class JobOver(MainstayError):  # noqa: N818 - a state, not a failure
+    """The job is complete, and this trainer has nothing left to do in it."""
+
+
+class PipelineBroken(MainstayError):  # noqa: N818 - a state, not a failure
+    """A chain lost a neighbour; the quorum itself may live on under a newer plan.
+
+    Args:
+        why: the reason in one sentence.
+        suspects: indices (in the plan's members) of the neighbours that seem gone.
+    """
+
+    def __init__(self, why: str, suspects: tuple[int, ...] = ()) -> None:
+        super().__init__(why)
+        self.why = why
+        self.suspects = suspects
+
+
+class HealFailed(MainstayError):  # noqa: N818 - a state, not a failure
+    """A copy of a living cell's state did not complete or has not its announced digest.
+
+    Args:
+        why: the reason in one sentence.
+        source: index (in the plan's members) of the rank that was copied from.
+    """
+
+    def __init__(self, why: str, source: int) -> None:
+        super().__init__(why)
+        self.why = why
+        self.source = source

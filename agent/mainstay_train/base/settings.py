@@ -1,0 +1,50 @@
+"""What a launcher tells a trainer that it forks: one value, sent as JSON over the Unix socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mainstay_core.job.jobspec import JobConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """One life of a trainer: written by the supervisor, read by the trainer."""
+
+    config: JobConfig
+    pod: str
+    """UID of the pod."""
+    slot: int
+    incarnation: str
+    """Random name of this life; a restarted trainer is somebody else."""
+    address: str
+    """Address of the pod: data sockets are bound to it."""
+    socket: str
+    """Path of the supervisor's Unix socket."""
+    work_dir: str
+    """Directory for logs and scratch files of this pod."""
+
+
+DEFAULT_TRAINER = "mainstay_train.launcher.trainer:run_trainer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherSettings:
+    """Where a launcher's pod and supervisor are."""
+
+    pod: str
+    """UID of the pod."""
+    pod_dir: str
+    """Directory for the launcher's own logs."""
+    socket: str
+    """Path of the supervisor's Unix socket."""
+    address: str
+    """Address of the pod: the rendezvous store is bound to it."""
+    relay: bool = False
+    """Whether what trainers print goes to the launcher's own output, each line marked with its
+    slot, as in a container; else to files in ``work_dir``."""
+    trainer: str = DEFAULT_TRAINER
+    """``module:function``, called with TrainerSettings, returns the exit code."""
+    connect_s: float = 60.0
+    """How long to wait for the supervisor's socket, in seconds. Both start at once;
+    a supervisor that is not there after a minute did not start at all."""

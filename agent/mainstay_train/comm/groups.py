@@ -1,0 +1,370 @@
+"""Process groups whose blocked operations another thread can end.
+
+``ProcessGroupGloo.abort()`` does not interrupt a blocked collective, and in a
+ring only the neighbours of a dead rank notice it. Shutting the group's own
+established sockets does, within milliseconds, on whichever thread waits. So a
+:class:`Group` knows which sockets belong to it: those that appeared while it
+connected. NCCL groups are aborted by their own means.
+
+gloo loses an operation for ever, whatever is shut afterwards, if its event thread
+reads that the peer is ready to receive and the write that follows fails at once.
+So only the receiving side is shut: what is in the socket is still read, writes go
+on, and then comes the end of the stream, which wakes everybody. A peer that was
+killed can still cause such a write, therefore a wait for a collective looks every
+``LOOK_S`` whether the group has ended and leaves the operation behind if it
+must; and a process that cannot be got out of an ended group ends itself.
+
+The store is in a pod's launcher, never in a trainer, and every group has a
+prefix of its own: keys of an older quorum are never seen again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import PrefixStore, TCPStore
+
+from mainstay_train.base import network_cut
+from mainstay_train.base.aborts import PipelineBroken
+from mainstay_train.base.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
+
+logger = logging.getLogger(__name__)
+
+foreign_sockets: set[int] = set()
+"""File descriptors of sockets that other threads opened and that belong to no group."""
+
+
+LOOK_S = 0.05
+"""Between two looks whether the group of a waiting collective has ended."""
+LEAVE_S = 0.2
+"""How long an operation of an ended group may take to notice by itself; normally milliseconds."""
+UNBLOCK_S = 5.0
+"""A process that is still inside an ended group's operation after this long ends itself: it could
+answer nobody. Its slot gets a new trainer, which heals."""
+EXIT_BLOCKED = 5
+
+_left_behind: list[Any] = []
+"""Groups with an operation that never ends, kept: their destructors would wait for it."""
+
+GLOO_PREFIX = "0"
+"""Under it gloo's ranks leave their addresses in a group's store."""
+
+
+class GroupEnded(PipelineBroken):
+    """The group was shut, or an operation on it failed."""
+
+
+def _brief(error: RuntimeError) -> str:
+    """The fact in a backend's message, without its source line and its advice: users read it."""
+    first = str(error).strip().splitlines()[0]
+    return re.sub(r"^(\[[^\]]*\]\s*)+", "", first).partition(". This is typically")[0]
+
+
+def _ready(rank: int) -> str:
+    return f"ready/{rank}"
+
+
+class Group:
+    """A process group over ``size`` ranks, connected by :meth:`connect`.
+
+    Operations may be used by one thread; :meth:`shutdown` by any.
+
+    Args:
+        name: key prefix, unique to this membership.
+        store: ``host:port`` of the rendezvous store.
+        rank: this process's number in the group.
+        size: number of ranks.
+        address: local address to bind data sockets to.
+        backend: ``gloo`` or ``nccl``.
+        timeout_s: back-stop of a single operation.
+        connect_s: how long reaching the store, and then the ranks, may take; then it fails.
+        former: (name, rank) of groups that this process has left for good, at the same store:
+            what it wrote there for them is deleted.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        store: str,
+        rank: int,
+        size: int,
+        address: str,
+        backend: str,
+        timeout_s: float,
+        connect_s: float = 10.0,
+        former: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self.name, self.rank, self.size, self.store = name, rank, size, store
+        self._former, self._address = tuple(former), address
+        self._backend, self._timeout = backend, timedelta(seconds=timeout_s)
+        self._connect_s = connect_s
+        self._before: frozenset[OpenSocket] | None = None
+        self._own: frozenset[OpenSocket] | None = None
+        self._ended: str | None = None
+        self._group: Any = None
+        self._scoped: PrefixStore | None = None
+        self._met = False
+        self._ended_at_s = 0.0
+        self._operation = 0
+        """Odd while one is running."""
+        self._lock = threading.Lock()
+
+    def connect(self) -> None:
+        """Meet the other ranks. Blocks until all are there.
+
+        Raises:
+            GroupEnded: shut meanwhile, or a peer is gone.
+        """
+        with self._lock:
+            self._alive()
+            with socket_lock:
+                self._before = open_sockets()
+        try:
+            store = self._reach_store()
+            # Shut while the store's connection was not there yet: nothing would end what follows.
+            self._alive()
+            scoped = self._scoped = PrefixStore(self.name, store)
+            scoped.set(_ready(self.rank), "1")
+            self._tidy(store)
+            self._await_all(scoped)
+            self._group = self._create(scoped)
+        except RuntimeError as error:
+            raise GroupEnded(self.ended or f"{self.name}: {_brief(error)}") from error
+        finally:
+            with self._lock, socket_lock:
+                self._own = self._appeared()
+        if self.ended is not None:
+            self._shut_all()
+        self._alive()
+        self._met = self._backend != "nccl"
+
+    @property
+    def backend(self) -> str:
+        """``gloo`` or ``nccl``."""
+        return self._backend
+
+    @property
+    def keys(self) -> PrefixStore:
+        """The store under this group's prefix; there once connected."""
+        assert self._scoped is not None, "connected first"
+        return self._scoped
+
+    @property
+    def process_group(self) -> Any:
+        """The backend's process group, for collectives that a user's code starts; once connected.
+
+        What such a collective raises says nothing by itself: ask :meth:`broke`.
+        """
+        return self._group
+
+    def used(self) -> None:
+        """Collectives of a user's code completed here: all ranks have met."""
+        self._met = True
+
+    def broke(self, error: RuntimeError) -> str:
+        """Why the group ended, if ``error`` comes from that; empty if it stands.
+
+        gloo raises plain errors. When a peer is lost it closes its connection, or finds
+        it closed; so a group of which one connection is gone has ended.
+        """
+        if self._ended is None:
+            gone = self._own is not None and not all(stands(opened) for opened in self._own)
+            if not gone and not isinstance(error, distributed.DistError):
+                return ""
+        return self._ended or f"{self.name}: {_brief(error)}"
+
+    def _reach_store(self) -> TCPStore:
+        """Connect to the rendezvous store.
+
+        The store's client keeps trying when it is refused, and nothing can end that
+        from outside; so a store that died is found by a plain connection first.
+        """
+        host, _, port = self.store.rpartition(":")
+        try:
+            network_cut.refuse()
+            socket.create_connection((host, int(port)), self._connect_s).close()
+        except OSError as error:
+            raise GroupEnded(f"{self.name}: store {self.store}: {error}") from error
+        patience = timedelta(seconds=self._connect_s)
+        store = TCPStore(host, int(port), None, False, patience, wait_for_workers=False)
+        store.set_timeout(self._timeout)
+        return store
+
+    def _await_all(self, store: PrefixStore) -> None:
+        """Wait until every rank is about to connect: a wait that :meth:`shutdown` can end.
+
+        The connecting itself cannot be ended while it waits for a peer to call, as it
+        has no connection that could be shut. With all ranks there it takes
+        milliseconds, so it gets a short timeout of its own.
+        """
+        store.wait([_ready(rank) for rank in range(self.size)], self._timeout)
+
+    def _tidy(self, store: TCPStore) -> None:
+        """Delete what is left of former groups, while the others of this one are awaited."""
+        for name, rank in self._former:
+            for key in (_ready(rank), f"{GLOO_PREFIX}/{rank}"):
+                store.delete_key(f"{name}/{key}")
+
+    def _create(self, store: PrefixStore) -> Any:
+        if self._backend == "nccl":
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            return distributed.ProcessGroupNCCL(store, self.rank, self.size, options)
+        options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
+        options._timeout = timedelta(seconds=self._connect_s)
+        group = distributed.ProcessGroupGloo(store, self.rank, self.size, options)
+        group._set_default_timeout(self._timeout)
+        return group
+
+    def shutdown(self, why: str) -> None:
+        """End every operation that waits here, and all later ones; returns at once."""
+        with self._lock:
+            if self._ended is None:
+                self._ended, self._ended_at_s = why, time.monotonic()
+                self._watch()
+            self._shut_all()
+
+    def _shut_all(self) -> None:
+        if self._backend == "nccl" and self._group is not None:
+            self._group.abort()
+        with socket_lock:
+            for opened in self._appeared() if self._own is None else self._own:
+                shut(opened, socket.SHUT_RD)
+
+    def _appeared(self) -> frozenset[OpenSocket]:
+        """Sockets opened since connecting began; none before that."""
+        if self._before is None:
+            return frozenset()
+        new = open_sockets() - self._before
+        return frozenset(opened for opened in new if opened.fd not in foreign_sockets)
+
+    @property
+    def ended(self) -> str | None:
+        """Why the group ended, if it has."""
+        return self._ended
+
+    @property
+    def connected(self) -> bool:
+        """Whether the others have met this rank here; NCCL meets in its first operation."""
+        return self._met and self._ended is None
+
+    def exchange(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: Sequence[int],
+        sent_sizes: Sequence[int],
+    ) -> None:
+        """All-to-all of flat tensors: ``sent`` is cut by destination, ``received`` by source.
+
+        Raises:
+            GroupEnded: the group ended before it completed.
+        """
+        if self.size == 1:
+            received.copy_(sent)
+            return
+        stage_in, stage_out = self._staged(sent), self._staged(received)
+        self._run(
+            lambda: self._group.alltoall_base(
+                stage_out, stage_in, list(received_sizes), list(sent_sizes)
+            ),
+            looks=True,
+        )
+        if stage_out is not received:
+            received.copy_(stage_out)
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        """Start sending; returns the work to wait for before the tensor may change."""
+        staged = self._staged(tensor)
+        self._alive()
+        try:
+            return self._group.send([staged], peer, tag), staged
+        except RuntimeError as error:
+            raise GroupEnded(f"{self.name}: send to {peer}: {_brief(error)}") from error
+
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        """Receive into ``tensor``; blocks.
+
+        Raises:
+            GroupEnded: the peer is gone or the group was shut.
+        """
+        staged = self._staged(tensor)
+        self._run(lambda: self._group.recv([staged], peer, tag))
+        if staged is not tensor:
+            tensor.copy_(staged)
+
+    def finish(self, work: Any) -> None:
+        """Wait for what :meth:`send` started.
+
+        Raises:
+            GroupEnded: the peer is gone or the group was shut.
+        """
+        self._run(lambda: work[0])
+
+    def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._backend == "gloo" and tensor.is_cuda:
+            return tensor.cpu()
+        return tensor
+
+    def _alive(self) -> None:
+        ended = self.ended
+        if ended is not None:
+            raise GroupEnded(ended)
+
+    def _run(self, start: Any, *, looks: bool = False) -> None:
+        """Start an operation and wait for it; ``looks``: its wait may be given up and repeated."""
+        self._alive()
+        self._operation += 1
+        try:
+            work = start()
+            if looks and self._backend == "gloo":
+                self._await(work)
+            # Said each time: a receive would fall back on the timeout of connecting.
+            work.wait(self._timeout)
+            self._met = True
+        except RuntimeError as error:
+            raise GroupEnded(self._ended or f"{self.name}: {_brief(error)}") from error
+        finally:
+            self._operation += 1
+
+    def _await(self, work: Any) -> None:
+        """Wait until a collective is over, or leave it behind when the group has ended.
+
+        Raises:
+            GroupEnded: the group has ended and the operation does not notice.
+        """
+        while not work.is_completed():
+            with contextlib.suppress(RuntimeError):  # not yet; why it failed is asked later
+                work.wait(timedelta(seconds=LOOK_S))
+            late = self._ended is not None and time.monotonic() - self._ended_at_s > LEAVE_S
+            if late and not work.is_completed():
+                _left_behind.append((self._group, work))
+                raise GroupEnded(self._ended or "")
+
+    def _watch(self) -> None:
+        """See that the thread in an operation comes back from it, once the group has ended."""
+        operation = self._operation
+        if operation % 2 == 0:
+            return
+
+        def look() -> None:
+            if self._operation == operation:
+                logger.error("%s: an operation does not end; this trainer does", self.name)
+                os._exit(EXIT_BLOCKED)
+
+        timer = threading.Timer(UNBLOCK_S, look)
+        timer.daemon = True
+        timer.start()

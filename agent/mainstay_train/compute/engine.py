@@ -1,0 +1,303 @@
+"""What computes one stage: state, partials, interpreter and reducer of one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from mainstay_core.base.digest import Digest
+from mainstay_core.base.ids import Slot
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.planning.program import compile_compute
+from mainstay_core.rank.settle import Supply
+from mainstay_core.wire.messages import Commit, FinalDigests, PartialDigest, TypeStat
+from mainstay_train.comm.chains import ChainGroups
+from mainstay_train.comm.groups import Group, GroupEnded
+from mainstay_train.comm.inner import SINGLE, InnerMesh
+from mainstay_train.compute.interpreter import Hook, Interpreter
+from mainstay_train.exact import digests, optimizer
+from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
+from mainstay_train.exact.reduction import PartialStore, Reducer
+from mainstay_train.model.workload import Workload, user_code
+
+
+class Training(Protocol):
+    """What a session drives, and what its commits need beside the votes."""
+
+    @property
+    def clip_norm(self) -> float | None:
+        """Bound on the global norm of the mean gradient per token; None does not clip."""
+        ...
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a step: a function of the step alone."""
+        ...
+
+    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
+        """Allocate what computes a stage; its state is void until restored.
+
+        Args:
+            stage: the stage to compute.
+            num_stages: stages of a chain.
+            inner: which of the stage's ranks this is.
+            hook: called before each action of the program.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTraining:
+    """Trains a workload's blocks by the interpreter: every protection."""
+
+    workload: Workload
+    config: JobConfig
+    device: str
+
+    @property
+    def clip_norm(self) -> float | None:
+        """As the workload says."""
+        return self.workload.clip_norm
+
+    def learning_rate(self, step: int) -> float:
+        """As the workload's schedule says."""
+        return self.workload.learning_rate(step)
+
+    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
+        """Build the blocks of one stage, and what computes them."""
+        return Engine.build(
+            self.workload,
+            self.config,
+            stage=stage,
+            num_stages=num_stages,
+            device=self.device,
+            hook=hook,
+            inner=inner_mesh(self.config, self.device, inner),
+        )
+
+
+def inner_mesh(config: JobConfig, device: str, index: int) -> InnerMesh:
+    """The inner mesh as its rank ``index`` sees it."""
+    kind = device.partition(":")[0]
+    return InnerMesh(size=config.shape.ranks_per_stage, index=index, device_type=kind)
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """Made when a plan first gives this trainer the stage; decides nothing.
+
+    Invariant: ``state`` is only written by :meth:`apply` and by whoever restores it.
+    """
+
+    stage: int
+    num_stages: int
+    micro_batches: int
+    state: StageState
+    store: PartialStore
+    reducer: Reducer
+    type_stats: dict[int, TypeStat] = field(default_factory=dict)
+    """Of every complete type of the step."""
+    interpreter: Interpreter | None = None
+    """None where the user's own loop computes (:mod:`mainstay_train.session.own_loop`)."""
+    sent: tuple[PartialDigest, ...] = ()
+    """What this cell sent into the last reduction."""
+    inner: InnerMesh = SINGLE
+    _masters: Shared | None = None
+    """Of the masters as they were last applied."""
+
+    @classmethod
+    def build(
+        cls,
+        workload: Workload,
+        config: JobConfig,
+        *,
+        stage: int,
+        num_stages: int,
+        device: str,
+        hook: Hook,
+        inner: InnerMesh = SINGLE,
+    ) -> Engine:
+        """Allocate everything for ``stage``; its state is void until restored.
+
+        Args:
+            workload: what is trained.
+            config: the job.
+            stage: the stage to compute.
+            num_stages: stages of a chain.
+            device: where it computes.
+            hook: called before each action of the program.
+            inner: this rank's place in its cell.
+        """
+        with user_code("building the model"):
+            blocks = workload.build(workload.stages(num_stages)[stage], device, inner)
+            state = StageState(blocks, workload.optimizer)
+        store = PartialStore(state.layout, config.shape.shards_per_lane, device)
+        stats: dict[int, TypeStat] = {}
+        interpreter = Interpreter(
+            workload=workload,
+            blocks=blocks,
+            stage=stage,
+            num_stages=num_stages,
+            seed=config.shape.seed,
+            micro_batches=config.shape.micro_batches,
+            store=store,
+            stats=stats,
+            recompute=config.recompute,
+            hook=hook,
+            inner=inner,
+        )
+        return cls(
+            stage=stage,
+            num_stages=num_stages,
+            micro_batches=config.shape.micro_batches,
+            state=state,
+            store=store,
+            reducer=Reducer(state.layout, device),
+            type_stats=stats,
+            interpreter=interpreter,
+            inner=inner,
+        )
+
+    def computes(self, stage: int, num_stages: int, inner: int) -> bool:
+        """Whether this is the engine for that rank of ``stage`` out of ``num_stages``."""
+        return (self.stage, self.num_stages, self.inner.index) == (stage, num_stages, inner)
+
+    def compute(self, types: Sequence[int], step: int, chain: ChainGroups | None) -> None:
+        """Run the types through the stage; complete ones are in the store, whatever happens.
+
+        Raises:
+            GroupEnded: the chain broke.
+            WorkloadError: the user's blocks or data set failed.
+        """
+        assert self.interpreter is not None
+        program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
+        try:
+            with user_code(f"computing step {step}"):
+                self.interpreter.run(program, step, chain.pipeline if chain else None)
+        except RuntimeError as error:
+            why = chain.broke(error) if chain else ""
+            if not why:
+                raise
+            raise GroupEnded(why) from error
+        if chain is not None:
+            chain.used()
+
+    def reduce(
+        self,
+        group: Group | None,
+        table: Sequence[Supply],
+        members: Sequence[int],
+        index: int,
+        slot: Slot,
+    ) -> None:
+        """Reduce the stage's gradient; arguments as of :meth:`Reducer.reduce`.
+
+        Raises:
+            GroupEnded: the group ended before it completed; partials are as before.
+        """
+        self.reducer.reduce(group, table, members, index, self.store.partials)
+        self.sent = tuple(
+            PartialDigest(
+                partial=supply.partial,
+                slot=slot,
+                digest=self._flat_digest(self.store.partials[supply.partial]).hex(),
+            )
+            for supply in table
+            if supply.index == index
+        )
+
+    def stats(self, table: Sequence[Supply], index: int) -> tuple[TypeStat, ...]:
+        """Of the types that the table credits to member ``index``."""
+        return tuple(
+            self.type_stats[shard_type]
+            for supply in table
+            if supply.index == index
+            for shard_type in range(supply.partial.first, supply.partial.last + 1)
+        )
+
+    def norms_sq(self) -> tuple[float, ...]:
+        """Squared norm of the reduced gradient, fp64, per block in model order."""
+        layouts, reduced = self.state.layout.blocks, self._reduced_blocks()
+        return tuple(optimizer.counted_norms_sq(layouts, reduced, self.inner))
+
+    def gradient_digest(self) -> str:
+        """Digest of the reduced gradient."""
+        return self._flat_digest(self.reducer.reduced).hex()
+
+    def apply(self, commit: Commit, learning_rate: float) -> str:
+        """Apply the reduced gradient; returns the digest of the masters after it."""
+        self.state.apply(self._reduced_blocks(), commit.scale, learning_rate)
+        self._masters = self.state.masters_digest()
+        return self._masters.whole.hex()
+
+    def counted_masters(self, masters: str) -> str:
+        """What this rank's masters add to the digest of the whole model.
+
+        Args:
+            masters: digest of all its masters, as they are now.
+        """
+        return self._shared(masters).counted(self.inner).hex()
+
+    def copies_digest(self, masters: str) -> str:
+        """Digest of the gradient and masters that all inner ranks hold; empty with one rank.
+
+        Args:
+            masters: digest of all masters of this rank, as they are now.
+        """
+        if self.inner.size == 1:
+            return ""
+        gradients = self.state.layout.views(self.reducer.reduced)
+        copies = (
+            (f"gradient:{param.name}", gradients[param.name])
+            for block in self.state.layout.blocks
+            for param in block.params
+            if param.copy
+        )
+        return (digests.digest_tensors(copies) + self._shared(masters).copies).hex()
+
+    def _shared(self, masters: str) -> Shared:
+        if self._masters is None or self._masters.whole.hex() != masters:
+            self._masters = self.state.masters_digest()  # they were healed or loaded
+        return self._masters
+
+    def drop_held(self) -> None:
+        """Forget all partials and what is known of their types."""
+        self.store.clear()
+        self.type_stats.clear()
+        self.sent = ()
+
+    def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:
+        """What this rank adds to the digests of the model at the end of the job.
+
+        Args:
+            version: steps applied.
+            masters: digest of all its masters at that version.
+            data: digest of all samples consumed.
+        """
+        params = (
+            StateTensor(param.name, "param", views[param.name], param.part, param.copy)
+            for block in self.state.blocks
+            for views in (block.layout.views(block.compute),)
+            for param in block.layout.params
+        )
+        moments = (t for t in self.state.state_tensors() if t.kind != "master")
+        return FinalDigests(
+            stage=self.stage,
+            inner=self.inner.index,
+            version=version,
+            params=Shared.of(params).counted(self.inner).hex(),
+            masters=self.counted_masters(masters),
+            optimizer=Shared.of(moments).counted(self.inner).hex(),
+            data=data,
+        )
+
+    def _reduced_blocks(self) -> list[torch.Tensor]:
+        return self.state.layout.block_views(self.reducer.reduced)
+
+    def _flat_digest(self, flat: torch.Tensor) -> Digest:
+        place = f"@{self.inner.index}" if self.inner.size > 1 else ""
+        names = (f"gradient:{block.name}{place}" for block in self.state.layout.blocks)
+        views = self.state.layout.block_views(flat)
+        return digests.digest_tensors(zip(names, views, strict=True))

@@ -1,0 +1,264 @@
+"""Runs the compute part of a step's program; knows no policy (design section 6).
+
+Patch and ordinary work are programs of the same actions. Types complete in the
+program's order; a type enters its partial when the last of its micro-batches has
+delivered its weight gradients, so an interruption leaves whole types only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mainstay_core.base.digest import Digest
+from mainstay_core.planning.program import Action, Op
+from mainstay_core.wire.messages import TypeStat
+from mainstay_train.comm.groups import Group
+from mainstay_train.comm.inner import SINGLE, InnerMesh, plain
+from mainstay_train.exact.draws import Address
+from mainstay_train.exact.layout import ALIGNMENT_BYTES
+from mainstay_train.exact.reduction import PartialStore
+from mainstay_train.model import data
+from mainstay_train.model.blocks import Block, Tape
+from mainstay_train.model.workload import Workload
+
+Hook = Callable[[Action], None]
+"""Called before each action: progress, fault injection."""
+
+FORWARD_TAG = 0
+BACKWARD_TAG = 1
+
+
+@dataclass(slots=True)
+class _Flow:
+    """One micro-batch on its way through the stage."""
+
+    address: Address
+    batch: data.Batch | None = None
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    """Input of each block, when the backward recomputes."""
+    tapes: list[Tape] = field(default_factory=list)
+    output: torch.Tensor | None = None
+    gradient: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _TypeSums:
+    """What the stage learns of one type while it computes it."""
+
+    loss_sum: float = 0.0
+    tokens: int = 0
+    data: Digest = field(default_factory=Digest.zero)
+
+
+def _as_received(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor between two blocks the strides and alignment that it has after a receive.
+
+    Kernels choose their path by both, so without this the bits could depend on where
+    stages are cut. Costs nothing where the tensor is that way already.
+    """
+    packed = plain(tensor).contiguous()
+    if packed.data_ptr() % ALIGNMENT_BYTES:
+        packed = packed.clone()
+    return packed
+
+
+class Interpreter:
+    """The compute engine of one cell.
+
+    Args:
+        workload: where samples and shapes come from.
+        blocks: this stage's blocks, in model order.
+        stage: this cell's stage.
+        num_stages: stages of a chain.
+        seed: the job's seed.
+        micro_batches: per type.
+        store: where complete types go.
+        stats: what is learnt of complete types goes here.
+        recompute: run forwards again in the backward instead of keeping tapes.
+        hook: called before each action.
+        inner: this rank's place in its cell; its neighbours have the same.
+    """
+
+    def __init__(
+        self,
+        *,
+        workload: Workload,
+        blocks: Sequence[Block],
+        stage: int,
+        num_stages: int,
+        seed: int,
+        micro_batches: int,
+        store: PartialStore,
+        stats: dict[int, TypeStat],
+        recompute: bool,
+        hook: Hook,
+        inner: InnerMesh = SINGLE,
+    ) -> None:
+        self._workload, self._blocks = workload, tuple(blocks)
+        self._stage, self._num_stages = stage, num_stages
+        self._seed, self._micro_batches = seed, micro_batches
+        self._store, self._stats = store, stats
+        self._recompute, self._hook, self._inner = recompute, hook, inner
+        self._device = blocks[0].device
+        self._step = 0
+        self._flows: dict[tuple[int, int], _Flow] = {}
+        self._sums: dict[int, _TypeSums] = {}
+        self._sends: list[Any] = []
+        self._pipeline: Group | None = None
+        self._run_op = {
+            Op.RECV_F: self._recv_f,
+            Op.FORWARD: self._forward,
+            Op.SEND_F: self._send_f,
+            Op.RECV_B: self._recv_b,
+            Op.BACKWARD_INPUT: self._backward_input,
+            Op.SEND_B: self._send_b,
+            Op.BACKWARD_WEIGHT: self._backward_weight,
+        }
+
+    def run(self, program: Sequence[Action], step: int, pipeline: Group | None) -> None:
+        """Run a program of one step; complete types are in the store, whatever happens.
+
+        Args:
+            program: actions of this stage.
+            step: the step whose samples are used.
+            pipeline: the chain's group, numbered by position; None with one stage.
+
+        Raises:
+            GroupEnded: the chain broke; types in flight are dropped.
+        """
+        self._step, self._pipeline = step, pipeline
+        try:
+            for action in program:
+                self._hook(action)
+                self._run_op[action.op](action)
+            while self._sends:
+                assert pipeline is not None
+                pipeline.finish(self._sends.pop(0))
+        finally:
+            self._flows.clear()
+            self._sums.clear()
+            self._sends.clear()
+
+    def _flow(self, action: Action) -> _Flow:
+        key = (action.type, action.micro_batch)
+        if key not in self._flows:
+            address = Address(self._seed, self._step, action.type, action.micro_batch)
+            self._flows[key] = _Flow(address)
+        return self._flows[key]
+
+    def _neighbour(self, distance: int) -> int:
+        return (self._stage + distance) * self._inner.size + self._inner.index
+
+    def _tag(self, action: Action, direction: int) -> int:
+        return 2 * (action.type * self._micro_batches + action.micro_batch) + direction
+
+    def _recv_f(self, action: Action) -> None:
+        flow = self._flow(action)
+        flow.output = self._received(self._neighbour(-1), self._tag(action, FORWARD_TAG))
+
+    def _recv_b(self, action: Action) -> None:
+        flow = self._flow(action)
+        flow.gradient = self._received(self._neighbour(+1), self._tag(action, BACKWARD_TAG))
+
+    def _received(self, peer: int, tag: int) -> torch.Tensor:
+        assert self._pipeline is not None
+        shape, dtype = self._workload.activation_shape, self._workload.dtype
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        self._pipeline.receive(tensor, peer, tag)
+        return tensor
+
+    def _send_f(self, action: Action) -> None:
+        flow = self._flow(action)
+        assert flow.output is not None
+        self._send(flow.output, self._neighbour(+1), self._tag(action, FORWARD_TAG))
+        flow.output = None
+
+    def _send_b(self, action: Action) -> None:
+        flow = self._flow(action)
+        assert flow.gradient is not None
+        self._send(flow.gradient, self._neighbour(-1), self._tag(action, BACKWARD_TAG))
+        flow.gradient = None
+
+    def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+        assert self._pipeline is not None
+        self._sends.append(self._pipeline.send(tensor.contiguous(), peer, tag))
+
+    def _forward(self, action: Action) -> None:
+        flow = self._flow(action)
+        x = flow.output
+        if self._stage == 0 or self._stage == self._num_stages - 1:
+            flow.batch = self._workload.dataset.batch(flow.address)
+            self._count_samples(action, flow)
+        if self._stage == 0:
+            assert flow.batch is not None
+            x = flow.batch.tokens.to(self._device)
+        assert x is not None
+        for block in self._blocks:
+            if block.spec.loss is not None:
+                x = self._enter_loss(flow, block, x)
+            elif self._recompute:
+                flow.inputs.append(x)
+                x = _as_received(block.forward(x, flow.address))
+            else:
+                tape = block.recompute(x, flow.address)
+                flow.tapes.append(tape)
+                assert tape.output is not None
+                x = _as_received(tape.output.detach())
+        flow.output = x
+
+    def _enter_loss(self, flow: _Flow, block: Block, x: torch.Tensor) -> torch.Tensor:
+        """The last block: its backward comes next, so its tape is always kept."""
+        assert flow.batch is not None
+        tape = block.recompute_loss(x, flow.batch.targets.to(self._device), flow.address)
+        flow.tapes.append(tape)
+        sums = self._sums.setdefault(flow.address.type, _TypeSums())
+        sums.loss_sum += float(tape.loss.total)
+        sums.tokens += tape.loss.num_tokens
+        return x
+
+    def _count_samples(self, action: Action, flow: _Flow) -> None:
+        if self._stage == 0:
+            assert flow.batch is not None
+            sums = self._sums.setdefault(action.type, _TypeSums())
+            sums.data += data.consumed_digest(flow.address, flow.batch)
+
+    def _backward_input(self, action: Action) -> None:
+        flow = self._flow(action)
+        if self._recompute:
+            recomputed = [
+                block.recompute(x, flow.address)
+                for block, x in zip(self._blocks, flow.inputs, strict=False)
+            ]
+            flow.tapes = recomputed + flow.tapes
+            flow.inputs.clear()
+        gradient = flow.gradient
+        for block, tape in zip(reversed(self._blocks), reversed(flow.tapes), strict=True):
+            gradient = block.backward_input(tape, gradient)
+            gradient = None if gradient is None else _as_received(gradient)
+        flow.gradient = gradient
+
+    def _backward_weight(self, action: Action) -> None:
+        flow = self._flows.pop((action.type, action.micro_batch))
+        for block, tape in zip(self._blocks, flow.tapes, strict=True):
+            block.backward_weight(
+                tape, self._store.scratch_views, accumulate=action.micro_batch > 0
+            )
+        if action.micro_batch == self._micro_batches - 1:
+            self._complete(action.type)
+
+    def _complete(self, shard_type: int) -> None:
+        sums = self._sums.pop(shard_type, _TypeSums())
+        # Inner ranks see the same samples and come to the same loss: one of them says so.
+        speaks = self._inner.counts_copies
+        last = speaks and self._stage == self._num_stages - 1
+        self._stats[shard_type] = TypeStat(
+            type=shard_type,
+            loss_sum=sums.loss_sum if last else None,
+            tokens=sums.tokens if last else None,
+            data=sums.data.hex() if speaks and self._stage == 0 else None,
+        )
+        self._store.complete(shard_type)

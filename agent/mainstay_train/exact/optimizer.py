@@ -1,0 +1,361 @@
+"""Gradient norm, clipping, optimizer and the state of a stage.
+
+Everything here is elementwise per block or summed on the fixed chunk grid, so
+its bits do not depend on how many stages or cells there are. Apply uses no
+communication and is not interrupted (protocol.md section 2, rule B).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from mainstay_core.base.digest import Digest
+from mainstay_train.comm.inner import InnerMesh
+from mainstay_train.exact import digests, layout
+from mainstay_train.exact.slices import Slice
+
+OptimizerFactory = Callable[[Sequence[tuple[str, torch.Tensor]]], torch.optim.Optimizer]
+"""(model-wide name, fp32 master) of one block -> its optimizer.
+
+The optimizer's state must consist of tensors and start from zeros (Adam, AdamW,
+SGD with momentum and without dampening, RMSprop, Adagrad): a healed rank
+receives bytes into it. ``lr`` is set before each step; a group's "lr_scale"
+multiplies it.
+"""
+
+Schedule = Callable[[int], float]
+"""Learning rate as a function of the step alone, from 0."""
+
+
+def adamw(
+    *,
+    weight_decay: float = 0.1,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+) -> OptimizerFactory:
+    """AdamW (Loshchilov and Hutter, 2019, algorithm 2), fused kernel.
+
+    Tensors of one dimension (norms, biases) do not decay.
+    """
+
+    def build(named: Sequence[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        groups = [
+            {"params": [p for _, p in named if p.dim() > 1], "weight_decay": weight_decay},
+            {"params": [p for _, p in named if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=0.0, betas=betas, eps=eps, fused=True
+        )
+
+    return build
+
+
+def each(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> OptimizerFactory:
+    """Any optimizer of torch that meets the contract of :data:`OptimizerFactory`.
+
+    Args:
+        kind: its class, e.g. ``torch.optim.RMSprop``.
+        options: its arguments, besides the parameters and ``lr``; equal for all parameters.
+    """
+
+    def build(named: Sequence[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        return kind([parameter for _, parameter in named], lr=0.0, **options)
+
+    return build
+
+
+def constant(rate: float) -> Schedule:
+    """The same learning rate in every step."""
+
+    def at(_: int) -> float:
+        return rate
+
+    return at
+
+
+def warmup_cosine(
+    *, peak: float, warmup_steps: int, total_steps: int, floor: float = 0.1
+) -> Schedule:
+    """Linear warm-up, then half a cosine down to ``floor * peak`` at ``total_steps``."""
+
+    def rate(step: int) -> float:
+        if step < warmup_steps:
+            return peak * (step + 1) / warmup_steps
+        done = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+        return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+    return rate
+
+
+def chunk_norms_sq(flat: torch.Tensor) -> list[float]:
+    """Squared L2 norm of each chunk of one block's flat gradient, summed in fp64."""
+    sums = []
+    for start in range(0, flat.numel(), layout.CHUNK):
+        wide = flat[start : start + layout.CHUNK].to(torch.float64)
+        sums.append(torch.dot(wide, wide))
+    return torch.stack(sums).tolist() if sums else []
+
+
+def block_norms_sq(blocks: Iterable[torch.Tensor]) -> list[float]:
+    """Squared L2 norm of each block's flat gradient: fp64 per chunk, chunks added in order."""
+    return [fold(chunk_norms_sq(flat)) for flat in blocks]
+
+
+def counted_norms_sq(
+    layouts: Iterable[layout.BlockLayout], reduced: Iterable[torch.Tensor], mesh: InnerMesh
+) -> list[float]:
+    """:func:`block_norms_sq` of what a rank speaks for: inner rank 0 alone for copies.
+
+    Args:
+        layouts: of the stage's blocks.
+        reduced: their flat gradients.
+        mesh: the rank's place in its cell.
+    """
+    return block_norms_sq(
+        flat if mesh.counts_copies else flat[: block.own]
+        for block, flat in zip(layouts, reduced, strict=True)
+    )
+
+
+def fold(norms_sq: Iterable[float]) -> float:
+    """Plain left-to-right sum: ``sum`` compensates for rounding from Python 3.12 on."""
+    total = 0.0
+    for value in norms_sq:
+        total += value
+    return total
+
+
+class StateTensor(NamedTuple):
+    """One tensor of a stage's state, in canonical order."""
+
+    name: str
+    """Model-wide name of the parameter, or of the block for flat tensors."""
+    kind: str
+    """ "master", "exp_avg", "exp_avg_sq", "step" ..."""
+    tensor: torch.Tensor
+    part: Slice | None = None
+    """What it is of a model-wide tensor; None: all of it."""
+    copy: bool = False
+    """Every inner rank of the stage has it."""
+
+    @property
+    def id(self) -> str:
+        """Identity in digests, on the wire and in checkpoints; parts of one tensor differ in it."""
+        return f"{self.kind}:{self.name}{self.part.bounds if self.part else ''}"
+
+    def digest(self) -> Digest:
+        """Its part of the digest of the model-wide tensor."""
+        if self.part is not None:
+            return self.part.digest(self.kind, self.tensor)
+        return digests.tensor_digest(self.id, self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A digest in two parts: what this rank alone holds, and what its inner mesh holds in copies.
+
+    With one rank to a stage nothing is a copy.
+    """
+
+    own: Digest
+    copies: Digest
+
+    @classmethod
+    def of(cls, tensors: Iterable[StateTensor]) -> Shared:
+        """The digest of some tensors of a state."""
+        own = copies = Digest.zero()
+        for tensor in tensors:
+            if tensor.copy:
+                copies += tensor.digest()
+            else:
+                own += tensor.digest()
+        return cls(own, copies)
+
+    @property
+    def whole(self) -> Digest:
+        """Of all that this rank holds."""
+        return self.own + self.copies
+
+    def counted(self, mesh: InnerMesh) -> Digest:
+        """What adds up over the inner ranks to the digest of the stage."""
+        return self.whole if mesh.counts_copies else self.own
+
+
+class StatePart(Protocol):
+    """A layer as its state is seen: a block, or a piece of a plain module."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def layout(self) -> layout.BlockLayout: ...
+    @property
+    def masters(self) -> torch.Tensor:
+        """fp32, flat."""
+        ...
+
+    @property
+    def compute(self) -> torch.Tensor:
+        """What forward and backward use, flat: the masters themselves in fp32."""
+        ...
+
+    def initialize(self, seed: int) -> None:
+        """Set the masters to their first values."""
+        ...
+
+    def refresh(self) -> None:
+        """Renew what is computed with after the masters were written."""
+        ...
+
+
+StateLayout = tuple[bool, torch.dtype, torch.device]
+"""Of one kind of optimizer state: whether it has the parameter's shape, its type, its place."""
+
+
+class StageState:
+    """Masters and optimizer state of a stage: all that heal, checkpoint and digest see.
+
+    Optimizer state is allocated, zeroed, at construction, so that a fresh rank can
+    receive bytes into it before its first step. State of a parameter's shape lies in
+    flat buffers of the block's layout, as masters do; scalars (Adam's step count) lie
+    in one flat buffer per block and kind.
+
+    Invariant: every tensor of :meth:`state_tensors` is a view of one of :meth:`flats`.
+    """
+
+    def __init__(self, blocks: Sequence[StatePart], factory: OptimizerFactory) -> None:
+        self.blocks = tuple(blocks)
+        self.layout = layout.StageLayout(blocks=tuple(block.layout for block in blocks))
+        device = blocks[0].device if blocks else torch.device("cpu")
+        largest = max((block.layout.size for block in blocks), default=0)
+        self._scaled = layout.aligned_zeros(largest, device=device)
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._params: list[StateTensor] = []
+        self._flats: list[StateTensor] = []
+        for block in self.blocks:
+            self._add(block, factory)
+
+    def initialize(self, seed: int) -> None:
+        """First values: masters by address, optimizer state zero."""
+        for flat in self._flats:
+            flat.tensor.zero_()
+        for block in self.blocks:
+            block.initialize(seed)
+
+    def state_tensors(self) -> list[StateTensor]:
+        """Per parameter, model order: its master, then its optimizer state by kind."""
+        return list(self._params)
+
+    def flats(self) -> list[StateTensor]:
+        """The same bits in few large buffers, per block: for transfers."""
+        return list(self._flats)
+
+    def masters_digest(self) -> Shared:
+        """Of the masters, by model-wide parameter name."""
+        return Shared.of(t for t in self._params if t.kind == "master")
+
+    def refresh(self) -> None:
+        """Renew compute parameters after masters were written from outside (heal, load)."""
+        for block in self.blocks:
+            block.refresh()
+
+    def apply(self, reduced: Sequence[torch.Tensor], scale: float, lr: float) -> None:
+        """One optimizer step. No communication; ``reduced`` is left as it is.
+
+        Args:
+            reduced: The reduced gradient, one flat fp32 tensor per block.
+            scale: Factor of every gradient, from the votes (``core.votes.clip``).
+            lr: Learning rate of this step.
+        """
+        with torch.no_grad():
+            for block, optimizer, flat in zip(self.blocks, self._optimizers, reduced, strict=True):
+                torch.mul(flat, scale, out=self._scaled[: block.layout.size])
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * group.get("lr_scale", 1.0)
+                optimizer.step()
+                block.refresh()
+
+    def _add(self, block: StatePart, factory: OptimizerFactory) -> None:
+        masters = block.layout.views(block.masters)
+        optimizer = factory(list(masters.items()))
+        gradients = block.layout.views(self._scaled)
+        for name, master in masters.items():
+            master.grad = gradients[name]
+        kinds = _state_structure(factory, masters)
+        flats = {
+            kind: layout.aligned_zeros(
+                block.layout.size if shaped else len(masters), dtype=dtype, device=device
+            )
+            for kind, (shaped, dtype, device) in kinds.items()
+        }
+        shaped_views = {
+            kind: block.layout.views(flats[kind])
+            for kind, (shaped, _, _) in kinds.items()
+            if shaped
+        }
+        params = {param.name: param for param in block.layout.params}
+        for index, (name, master) in enumerate(masters.items()):
+            part, copy = params[name].part, params[name].copy
+            state = {
+                kind: shaped_views[kind][name] if kind in shaped_views else flats[kind][index]
+                for kind in kinds
+            }
+            optimizer.state[master] = state
+            self._params.append(StateTensor(name, "master", master, part, copy))
+            self._params += [
+                StateTensor(name, kind, tensor, part, copy)
+                if kind in shaped_views
+                else StateTensor(name, kind, tensor, copy=block.layout.shared)
+                for kind, tensor in state.items()
+            ]
+        self._optimizers.append(optimizer)
+        self._flats.append(StateTensor(block.name, "master", block.masters))
+        self._flats += [StateTensor(block.name, kind, flat) for kind, flat in flats.items()]
+
+
+def _state_structure(
+    factory: OptimizerFactory, masters: dict[str, torch.Tensor]
+) -> dict[str, StateLayout]:
+    """Kinds of state that the optimizer keeps, sorted.
+
+    Found by a step of a throw-away optimizer with zero gradients, in which a state
+    that starts from zeros stays zero.
+
+    Raises:
+        ValueError: The state cannot be healed: not tensors, of other shapes, not from zero.
+    """
+    if not masters:
+        return {}
+    probes = [(name, torch.zeros_like(master)) for name, master in masters.items()]
+    for _, probe in probes:
+        probe.grad = torch.zeros_like(probe)
+    optimizer = factory(probes)
+    optimizer.step()
+    label = type(optimizer).__name__
+    structures: list[dict[str, StateLayout]] = []
+    for name, probe in probes:
+        structure = {}
+        for kind, value in sorted(optimizer.state[probe].items()):
+            if value is None:
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise ValueError(f"{label} keeps {kind!r} of {name} as {type(value).__name__}")
+            if value.numel() != 1 and value.shape != probe.shape:
+                raise ValueError(f"{label} keeps {kind!r} of {name} in another shape")
+            if kind != "step" and bool(value.any()):
+                raise ValueError(f"{label} does not start {kind!r} of {name} from zero")
+            structure[kind] = (
+                kind != "step" and value.shape == probe.shape,
+                value.dtype,
+                value.device,
+            )
+        structures.append(structure)
+    if any(structure != structures[0] for structure in structures):
+        raise ValueError(f"{label} keeps different state for parameters of one block")
+    return structures[0]

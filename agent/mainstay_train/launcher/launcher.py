@@ -1,0 +1,347 @@
+"""The launcher of one pod: a warm parent with torch imported, from which trainers are forked.
+
+Importing torch costs seconds; a fork costs milliseconds. The launcher never
+touches a device nor starts a thread, so it can fork for as long as the pod
+lives, and outlives its trainers. It does what its supervisor says over the
+supervisor's Unix socket and ends, with all its children, when that socket ends. Told to end
+itself (SIGTERM), it tells its supervisor and goes on: the pod's work is handed
+over first.
+
+Beside the trainers it keeps one small child with the rendezvous store (torch's
+TCPStore) on the pod's address: a store must not die with a trainer. If the store
+dies, so does the launcher: quorums that met there cannot be continued, and the
+pod counts as lost.
+
+In Kubernetes: ``python -m mainstay_train.launcher``; in local mode the forge
+forks it. The code is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mainstay_core.base import codec
+from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_train.base import network_cut
+from mainstay_train.base.output import Relay
+from mainstay_train.base.settings import DEFAULT_TRAINER, LauncherSettings, TrainerSettings
+from mainstay_train.launcher import processes
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 16
+CONNECT_RETRY_S = 0.02
+EXIT_STORE_DIED = 3
+"""The rendezvous store ended: the pod is lost."""
+EXIT_SUPERVISOR_GONE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    slot: int
+    incarnation: str
+    pid: int
+    pidfd: int
+
+
+class Launcher:
+    """Forks, signals and reaps the trainers of one pod.
+
+    Invariant: ``_children`` holds the trainers that were forked and not yet reaped,
+    each registered with the selector by its pidfd.
+
+    Args:
+        settings: where the pod and its supervisor are.
+        give_up: what children must close beyond the launcher's own things.
+    """
+
+    def __init__(
+        self, settings: LauncherSettings, give_up: Iterable[processes.Closable] = ()
+    ) -> None:
+        self._settings = settings
+        self._run_trainer = processes.resolve(settings.trainer)
+        self._give_up = tuple(give_up)
+        self._selector = selectors.DefaultSelector()
+        self._relay = Relay(self._selector)
+        self._children: dict[int, _Child] = {}
+        self._parser = FrameParser()
+        self._stopping = False
+        self._store_pid = 0
+        self._listener = socket.create_server((settings.address, 0), backlog=4096)
+        host, port = self._listener.getsockname()[:2]
+        self._store = f"{host}:{port}"
+        self._store_line, self._store_end = socket.socketpair()
+        self._supervisor: socket.socket | None = None
+        self._told_to_end, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
+
+    def run(self) -> int:
+        """Serve the supervisor until it ends or says stop; return the exit code."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        try:
+            store_fd = self._start_store()
+            self._supervisor = _connect(self._settings)
+            self._selector.register(store_fd, selectors.EVENT_READ)
+            self._selector.register(self._supervisor, selectors.EVENT_READ)
+            self._selector.register(self._told_to_end, selectors.EVENT_READ)
+            self._send({"kind": "launcher-hello", "pid": os.getpid(), "store": self._store})
+            return self._serve(store_fd)
+        except (BrokenPipeError, ConnectionError):
+            return EXIT_SUPERVISOR_GONE
+        finally:
+            self._kill_all()
+
+    def _on_sigterm(self, number: int, _frame: object) -> None:
+        """A container's main process is told to end: its supervisor hands the work over first."""
+        # As the first process of a container, the default would be to ignore it.
+        if self._supervisor is None:
+            raise SystemExit(128 + number)
+        # Not from here: another frame may be half sent. A full buffer has told it already.
+        with contextlib.suppress(BlockingIOError):
+            self._wakes.send(b"x")
+
+    def _serve(self, store_fd: int) -> int:
+        while not (self._stopping and not self._children):
+            for key, _ in self._selector.select():
+                if key.fileobj is self._supervisor:
+                    if not self._receive():
+                        logger.error("the supervisor is gone; this pod's trainers end")
+                        return EXIT_SUPERVISOR_GONE
+                elif key.fileobj is self._told_to_end:
+                    self._told_to_end.recv(READ_BYTES)
+                    self._send({"kind": "leaving"})
+                elif key.fd == store_fd:
+                    processes.reap(self._store_pid)
+                    self._store_pid = 0
+                    logger.error("the rendezvous store died; the pod is lost")
+                    return EXIT_STORE_DIED
+                elif key.fd in self._children:
+                    self._report_end(self._children[key.fd])
+                elif self._relay.has(key.fd):
+                    self._relay.pass_on(key.fd)
+        return 0
+
+    def _receive(self) -> bool:
+        assert self._supervisor is not None
+        data = self._supervisor.recv(READ_BYTES)
+        if not data:
+            return False
+        for frame in self._parser.feed(data):
+            self._handle(frame)
+        return True
+
+    def _handle(self, frame: Frame) -> None:
+        head = frame.head
+        if frame.kind == "fork":
+            self._fork(int(head["slot"]), codec.decode(TrainerSettings, head["settings"]))
+        elif frame.kind == "signal":
+            self._signal(int(head["slot"]), int(head["signal"]))
+        elif frame.kind == "disconnect":
+            self._store_line.sendall(f"{float(head['for_s'])}\n".encode())
+        elif frame.kind == "stop":
+            self._stopping = True
+        else:
+            logger.warning("the supervisor sent an unknown frame: %s", frame.kind)
+
+    def _fork(self, slot: int, settings: TrainerSettings) -> None:
+        relayed = self._relay.open(f"slot {slot}") if self._settings.relay else None
+        log = Path(settings.work_dir) / f"trainer-{slot}.log" if relayed is None else relayed
+        pid = processes.fork(lambda: self._train(settings), log, self._inherited())
+        if relayed is not None:
+            os.close(relayed)
+        child = _Child(slot, settings.incarnation, pid, os.pidfd_open(pid))
+        self._children[child.pidfd] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ)
+        self._send(
+            {"kind": "forked", "slot": slot, "pid": pid, "incarnation": settings.incarnation}
+        )
+
+    def _train(self, settings: TrainerSettings) -> int:
+        import torch
+
+        for pidfd in tuple(self._children):
+            os.close(pidfd)
+        torch.set_num_threads(1)
+        return int(self._run_trainer(settings))
+
+    def _inherited(self) -> list[processes.Closable]:
+        own = self._own()
+        if self._supervisor is not None:
+            own.append(self._supervisor)
+        return own
+
+    def _own(self) -> list[processes.Closable]:
+        """What no child may keep open."""
+        return [
+            self._selector,
+            self._store_line,
+            self._told_to_end,
+            self._wakes,
+            self._relay,
+            *self._give_up,
+        ]
+
+    def _signal(self, slot: int, number: int) -> None:
+        for child in self._children.values():
+            if child.slot == slot:
+                signal.pidfd_send_signal(child.pidfd, number)
+
+    def _report_end(self, child: _Child) -> None:
+        self._forget(child)
+        code, number = processes.reap(child.pid)
+        self._send(
+            {
+                "kind": "exited",
+                "slot": child.slot,
+                "pid": child.pid,
+                "incarnation": child.incarnation,
+                "code": code,
+                "signal": number,
+            }
+        )
+
+    def _forget(self, child: _Child) -> None:
+        del self._children[child.pidfd]
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+
+    def _send(self, head: dict[str, object]) -> None:
+        assert self._supervisor is not None
+        self._supervisor.sendall(pack(head))
+
+    def _start_store(self) -> int:
+        log = None if self._settings.relay else Path(self._settings.pod_dir) / "store.log"
+        self._store_pid = processes.fork(
+            lambda: _host_store(self._listener, self._store_end), log, self._own()
+        )
+        self._listener.close()
+        self._store_end.close()
+        return os.pidfd_open(self._store_pid)
+
+    def _kill_all(self) -> None:
+        for child in tuple(self._children.values()):
+            os.kill(child.pid, signal.SIGKILL)
+            self._forget(child)
+            processes.reap(child.pid)
+        if self._store_pid:
+            os.kill(self._store_pid, signal.SIGKILL)
+            processes.reap(self._store_pid)
+        self._relay.drain()
+
+
+def run_launcher(settings: LauncherSettings, give_up: Iterable[processes.Closable] = ()) -> int:
+    """Be the launcher of one pod; return the exit code.
+
+    Torch must be imported already, and this process must have one thread.
+
+    Raises:
+        InvalidSpecError: the trainer function cannot be found.
+        MainstayError: the supervisor's socket did not appear in time.
+    """
+    return Launcher(settings, give_up).run()
+
+
+def _host_store(listener: socket.socket, line: socket.socket) -> int:
+    """Serve rendezvous keys on an already bound listener, until killed with the launcher.
+
+    Args:
+        listener: bound, on the pod's address.
+        line: the launcher says there for how many seconds the network is cut.
+    """
+    from torch.distributed import TCPStore
+
+    host, port = listener.getsockname()[:2]
+    # The store takes over the listener: it must not be closed twice.
+    store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    logger.info("rendezvous store on %s:%d", store.host, store.port)
+    with line.makefile() as cuts:
+        for for_s in cuts:
+            network_cut.begin(float(for_s))
+    return 0
+
+
+def _connect(settings: LauncherSettings) -> socket.socket:
+    """Connect to the supervisor, which may still be starting."""
+    deadline = time.monotonic() + settings.connect_s
+    while True:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            line.connect(settings.socket)
+            return line
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            line.close()
+            if time.monotonic() > deadline:
+                raise MainstayError(
+                    f"no supervisor at {settings.socket} after {settings.connect_s:g} s"
+                ) from error
+            time.sleep(CONNECT_RETRY_S)
+        except PermissionError as error:
+            line.close()
+            raise MainstayError(
+                f"{settings.socket} belongs to another user; give the pod a securityContext.fsGroup"
+            ) from error
+
+
+def main() -> int:
+    """Run the launcher of a pod as a process of its own (in Kubernetes)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mainstay_train.launcher",
+        description="Warm parent of a pod's trainers: imports torch once, forks one trainer per "
+        "slot as its supervisor says. Ends with its supervisor.",
+    )
+    pod_dir = os.environ.get("MAINSTAY_POD_DIR", "/run/mainstay")
+    parser.add_argument("--pod", default=os.environ.get("MAINSTAY_POD", ""), help="UID of the pod")
+    parser.add_argument("--pod-dir", default=pod_dir, help="directory for logs (%(default)s)")
+    parser.add_argument("--socket", help="supervisor's Unix socket (POD_DIR/supervisor.sock)")
+    parser.add_argument(
+        "--address",
+        default=os.environ.get("MAINSTAY_ADDRESS", "127.0.0.1"),
+        help="address of the pod (%(default)s)",
+    )
+    parser.add_argument(
+        "--trainer",
+        default=DEFAULT_TRAINER,
+        help="module:function that a forked child runs (%(default)s)",
+    )
+    parser.add_argument(
+        "--preload",
+        action="append",
+        default=os.environ.get("MAINSTAY_PRELOAD", "").split(),
+        metavar="MODULE",
+        help="import it before forking; may be repeated [MAINSTAY_PRELOAD, parted by spaces]",
+    )
+    args = parser.parse_args()
+    processes.log_to_stderr()
+    try:
+        processes.warm_up([args.trainer.partition(":")[0], *args.preload])
+        return run_launcher(
+            LauncherSettings(
+                pod=args.pod,
+                pod_dir=args.pod_dir,
+                socket=args.socket or str(Path(args.pod_dir) / "supervisor.sock"),
+                address=args.address,
+                trainer=args.trainer,
+                relay=True,
+            )
+        )
+    except (MainstayError, ImportError) as error:
+        logger.error("%s", error)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

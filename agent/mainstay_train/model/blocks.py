@@ -1,0 +1,380 @@
+"""Blocks: the pieces of a model between which only explicit tensors pass.
+
+A block is a transformer layer, the embedding or the head. It offers forward,
+recompute, backward_input and backward_weight; autograd works inside one call and
+never crosses a block (design.md section 6), so any step of the program can be
+run again, elsewhere, from the tensors that it names.
+
+The rule that modules must keep (design.md section 1, rule 5): forward is a pure
+function of its parameters, its input and its address. Draws come from
+``address.uniform(shape, site)``, never from torch's generators, and buffers are
+constants. Breaking it is found at a block's first forward and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from mainstay_train.comm.inner import SINGLE, InnerMesh, local_gradient, placed_like, plain
+from mainstay_train.exact import initialization, layout
+from mainstay_train.exact.draws import Address
+from mainstay_train.model import split
+
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(output of the last block, targets) -> fp32 scalar, a sum over tokens, never a mean."""
+
+InitRule = Callable[[str, tuple[int, ...]], initialization.Init]
+"""(local parameter name, shape) -> distribution of its first value."""
+
+IGNORED_TARGET = -100
+"""Targets of this value count neither in the loss nor in the number of tokens."""
+
+
+def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy summed over tokens, in fp32.
+
+    A sum, because a mean would divide by a count that depends on the micro-batch;
+    the division by the global count happens once, after the reduction.
+
+    Args:
+        logits: [..., vocab].
+        targets: int64 [...].
+    """
+    return functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]).float(),
+        targets.reshape(-1),
+        ignore_index=IGNORED_TARGET,
+        reduction="sum",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSpec:
+    """How one block is made. The first takes int64 tokens, the last yields what ``loss`` takes."""
+
+    name: str
+    """Model-wide, e.g. "layers.3": prefix of its parameters' names. Unique in a workload."""
+    build: Callable[[], nn.Module]
+    """Makes the module: forward(x), or forward(x, address) where ``draws``. Also called under
+    torch.device("meta") for its shapes. Values of its parameters are ignored: ``init`` sets them.
+    """
+    draws: bool = False
+    """The module's forward takes the address as second argument, for its random draws."""
+    loss: LossFunction | None = None
+    """Of the last block, and only of it."""
+    init: InitRule = initialization.default_init
+    cost: float | None = None
+    """Relative cost of a micro-batch, to balance stages; None: its number of parameters."""
+    parallelize: Callable[[nn.Module, Any], nn.Module] | None = None
+    """(module, DeviceMesh) -> module, where a stage has several ranks: distributes parameters over
+    the mesh of one dimension, e.g. ``parallelize_module(..., src_data_rank=None)``. It must not
+    communicate. The module still maps plain tensors to a plain tensor, and what it leaves plain
+    is computed by every rank alike. None: so is the whole block."""
+    origins: Mapping[str, layout.Origin] = field(default_factory=dict)
+    """Of parameters of the parallelised module that are part of another tensor of ``build``'s."""
+
+
+@dataclass(slots=True)
+class Loss:
+    """Loss of a micro-batch: a sum over tokens (fp32 scalar) and the number of tokens."""
+
+    total: torch.Tensor
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class Tape:
+    """What a recompute leaves for the backward of one micro-batch through one block."""
+
+    recorder: split.Recorder
+    x: torch.Tensor
+    output: torch.Tensor | None
+    """The block's output (of the last block: the loss), with its graph; None once used."""
+    num_tokens: int = 0
+    """Of the last block: tokens that count in the loss."""
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Gradients of parameters outside split modules, by id of the parameter."""
+
+    @property
+    def loss(self) -> Loss:
+        """Of the last block, before its backward."""
+        assert self.output is not None, "the loss is read before backward_input"
+        return Loss(self.output.detach(), self.num_tokens)
+
+
+class Block:
+    """One block on one device: its module, its masters and its compute parameters.
+
+    Masters are fp32 in one flat buffer. The module computes with views of
+    ``compute``: the masters themselves in fp32, else a cast copy that
+    :meth:`refresh` renews after an apply.
+
+    Invariant: the module's parameters are views of ``compute``, whatever is
+    written into the masters.
+
+    Weight gradients of ``split`` modules are computed in :meth:`backward_weight`;
+    those of any other parameter come out of autograd together with dx in
+    :meth:`backward_input` and are handed over in :meth:`backward_weight`. So every
+    module works, and one made of split modules lets a pipeline send dx earlier.
+    """
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        inner: InnerMesh = SINGLE,
+    ) -> None:
+        self.spec = spec
+        self.inner = inner
+        self.name = spec.name
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.module = built(spec, inner).to(self.device).train()
+        self.layout = layout_of(spec, self.module, inner)
+        self.masters = layout.aligned_zeros(self.layout.size, device=self.device)
+        self.compute = (
+            self.masters
+            if dtype == torch.float32
+            else layout.aligned_zeros(self.layout.size, dtype=dtype, device=self.device)
+        )
+        self._names = self._bind()
+        self._plain = [p for p in self.module.parameters() if p.requires_grad]
+        self._checked = False
+        self._refuse_impure_modules()
+
+    def initialize(self, seed: int) -> None:
+        """Set the masters to their first values, each by its own name alone."""
+        for param in self.layout.params:
+            part = param.part
+            name, shape = (part.name, part.shape) if part else (param.name, param.shape)
+            rule = self.spec.init(name.removeprefix(f"{self.name}."), shape)
+            first = initialization.init_tensor(seed, name, shape, rule.std, rule.mean)
+            mine = part.cut(first) if part else first
+            self.masters[param.offset : param.offset + param.numel].copy_(mine.reshape(-1))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Renew the compute parameters from the masters; nothing to do in fp32."""
+        if self.compute is not self.masters:
+            self.compute.copy_(self.masters)
+
+    def forward(self, x: torch.Tensor, address: Address) -> torch.Tensor:
+        """The block's output, without a graph.
+
+        Raises:
+            ValueError: The module is not a pure function (see the module docstring).
+        """
+        with torch.no_grad():
+            return plain(self._checked_call(x, address))
+
+    def loss_forward(self, x: torch.Tensor, targets: torch.Tensor, address: Address) -> Loss:
+        """The last block's loss, without a graph."""
+        output = self.forward(x, address)
+        with torch.no_grad():
+            return Loss(self._loss(output, targets), _count(targets))
+
+    def recompute(self, x: torch.Tensor, address: Address) -> Tape:
+        """Run forward again with a graph inside the block.
+
+        Its output has the bits of :meth:`forward`; a program that has the memory may
+        call it in forward's place and keep the tape.
+        """
+        recorder = split.Recorder(torch.zeros((), device=self.device, requires_grad=True))
+        leaf = x.detach()
+        if leaf.is_floating_point():
+            leaf.requires_grad_(True)
+        with torch.enable_grad(), split.recording(recorder):
+            output = self._checked_call(leaf, address)
+        return Tape(recorder, leaf, output)
+
+    def recompute_loss(self, x: torch.Tensor, targets: torch.Tensor, address: Address) -> Tape:
+        """:meth:`recompute` of the last block; the tape carries the loss."""
+        tape = self.recompute(x, address)
+        assert tape.output is not None
+        with torch.enable_grad():
+            tape.output = self._loss(tape.output, targets)
+        tape.num_tokens = _count(targets)
+        return tape
+
+    def backward_input(self, tape: Tape, dy: torch.Tensor | None = None) -> torch.Tensor | None:
+        """The gradient of the block's input; the tape's graph is used up.
+
+        Args:
+            tape: Of :meth:`recompute` or :meth:`recompute_loss`.
+            dy: Gradient of the output, its shape and type; None starts from the loss.
+
+        Returns:
+            dx, of the input's shape and type; None for the block that takes tokens.
+        """
+        assert tape.output is not None, "a tape serves one backward"
+        floating = tape.x.is_floating_point()
+        inputs = [*([tape.x] if floating else []), *self._plain, tape.recorder.anchor]
+        found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+            tape.output, inputs, dy, allow_unused=True
+        )
+        tape.output = None
+        direct = found[1:-1] if floating else found[:-1]
+        for parameter, gradient in zip(self._plain, direct, strict=True):
+            if gradient is not None:
+                tape.gradients[id(parameter)] = gradient
+        if not floating:
+            return None
+        dx = found[0]
+        return torch.zeros_like(tape.x) if dx is None else plain(dx).contiguous()
+
+    def backward_weight(
+        self, tape: Tape, grads: Mapping[str, torch.Tensor], *, accumulate: bool = False
+    ) -> None:
+        """Deliver this micro-batch's parameter gradients.
+
+        Each is rounded to fp32 by itself and then added, so the sum over a type is
+        the ordered sum of its micro-batches.
+
+        Args:
+            tape: After :meth:`backward_input`; used up.
+            grads: fp32 views by model-wide name (``layout.views(scratch)``).
+            accumulate: Add to the views. False writes them all: the first micro-batch
+                of a type, which then needs no zeroed scratch.
+        """
+        with torch.no_grad():
+            for parameter, name in self._names:
+                view = grads[name]
+                add = accumulate
+                gradient = tape.gradients.get(id(parameter))
+                if gradient is not None:
+                    _deliver(view, local_gradient(gradient, parameter), add)
+                    add = True
+                for work in tape.recorder.pending.get(id(parameter), ()):
+                    work(view, add)
+                    add = True
+                if not add:
+                    view.zero_()  # unused in this micro-batch
+        tape.gradients.clear()
+        tape.recorder.pending.clear()
+
+    def _loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.spec.loss is None:
+            raise ValueError(f"block {self.name!r} has no loss: only a workload's last block does")
+        loss = self.spec.loss(output, targets)
+        if loss.dim() != 0 or loss.dtype != torch.float32:
+            raise ValueError(
+                f"the loss of block {self.name!r} must be an fp32 scalar, a sum over tokens; "
+                f"got {loss.dtype} of shape {tuple(loss.shape)}"
+            )
+        return loss
+
+    def _call(self, x: torch.Tensor, address: Address) -> torch.Tensor:
+        output: Any = self.module(x, address) if self.spec.draws else self.module(x)
+        if not isinstance(output, torch.Tensor):
+            raise ValueError(
+                f"block {self.name!r} must return one tensor, got {type(output).__name__}"
+            )
+        if hasattr(output, "placements"):
+            raise ValueError(
+                f"block {self.name!r} must return a plain tensor, got a distributed one; end it "
+                "with use_local_output=True or to_local()"
+            )
+        return output
+
+    def _checked_call(self, x: torch.Tensor, address: Address) -> torch.Tensor:
+        """Call the module; at the first call, see that it is a pure function."""
+        if self._checked:
+            return self._call(x, address)
+        self._checked = True
+        draws = _generator_state(self.device)
+        versions = {name: b._version for name, b in self.module.named_buffers()}
+        output = self._call(x, address)
+        if not all(map(torch.equal, draws, _generator_state(self.device))):
+            raise ValueError(
+                f"block {self.name!r} drew from torch's running generator; use "
+                "address.uniform(shape, site) so that a replay draws the same numbers"
+            )
+        changed = [name for name, b in self.module.named_buffers() if b._version != versions[name]]
+        if changed:
+            raise ValueError(
+                f"block {self.name!r} changed its buffers {changed} in forward; state may only "
+                "change when a step commits"
+            )
+        return output
+
+    def _bind(self) -> list[tuple[nn.Parameter, str]]:
+        """Replace the module's parameters by views of ``compute``; return them with names."""
+        views = self.layout.views(self.compute)
+        deferred = {
+            id(parameter)
+            for module in self.module.modules()
+            if isinstance(module, split.SplitModule)
+            for parameter in module.parameters(recurse=False)
+        }
+        bound: dict[int, nn.Parameter] = {}
+        names = []
+        for local, parameter in self.module.named_parameters():
+            name = f"{self.name}.{local}"
+            value = placed_like(parameter, views[name])
+            if value is not views[name] and id(parameter) in deferred:
+                raise ValueError(
+                    f"parameter {name} is distributed, but its module defers its gradient; use "
+                    "torch.nn's modules in a block that is parallelised"
+                )
+            new = nn.Parameter(value, requires_grad=id(parameter) not in deferred)
+            bound[id(parameter)] = new
+            names.append((new, name))
+        for module in self.module.modules():  # tied names get the same new parameter
+            for key, old in module._parameters.items():
+                if old is not None:
+                    module._parameters[key] = bound[id(old)]
+        return names
+
+    def _refuse_impure_modules(self) -> None:
+        for name, module in self.module.named_modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                raise ValueError(
+                    f"block {self.name!r} contains {type(module).__name__} ({name!r}), which "
+                    "draws from a running generator; use address.uniform(shape, site)"
+                )
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise ValueError(
+                    f"block {self.name!r} contains {type(module).__name__} ({name!r}), whose "
+                    "statistics depend on the order of micro-batches; use RMSNorm or LayerNorm"
+                )
+
+
+def built(spec: BlockSpec, inner: InnerMesh) -> nn.Module:
+    """The block's module, distributed over the inner mesh if there is one."""
+    module = spec.build()
+    if inner.size > 1 and spec.parallelize is not None:
+        module = spec.parallelize(module, inner.device_mesh)
+    return module
+
+
+def layout_of(spec: BlockSpec, module: nn.Module, inner: InnerMesh) -> layout.BlockLayout:
+    """The flat layout of a module of :func:`built`."""
+    return layout.BlockLayout.of_module(
+        spec.name, module, shared=inner.size > 1, origins=spec.origins
+    )
+
+
+def _deliver(view: torch.Tensor, gradient: torch.Tensor, add: bool) -> None:
+    if add:
+        view.add_(gradient)
+    else:
+        view.copy_(gradient)
+
+
+def _count(targets: torch.Tensor) -> int:
+    return int((targets != IGNORED_TARGET).sum())
+
+
+def _generator_state(device: torch.device) -> Iterable[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states

@@ -1,0 +1,168 @@
+"""Byte-level data over any folder of text files, by address (design.md 1, rule 1).
+
+Nothing is streamed and nothing has a position: sample = f(seed, step, shard type,
+micro-batch, index), a hash to an offset of the concatenated corpus. Which samples a
+step contains is a function of the step alone, whoever computes them. Two pods must
+read the same bytes; the corpus's fingerprint tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from mainstay_core.base.digest import Digest
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_train.exact import digests
+from mainstay_train.exact.draws import Address
+
+STDLIB = "stdlib"
+"""As a path: the sources of this Python's standard library, real text on every machine."""
+
+VOCAB_SIZE = 256
+"""Tokens are bytes."""
+
+_SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3"}
+)
+_SNIFF_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch."""
+
+    tokens: torch.Tensor
+    """Input of the first block, int64 [micro_batch_size, ...]."""
+    targets: torch.Tensor
+    """Targets of the last block's loss, int64, -100 where none."""
+
+
+class Dataset(Protocol):
+    """What a workload brings as data: samples by address."""
+
+    def batch(self, address: Address) -> Batch:
+        """The micro-batch at ``address``, on CPU: a pure function of the address."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A text that is equal exactly where :meth:`batch` returns equal samples."""
+        ...
+
+
+def consumed_digest(address: Address, batch: Batch) -> Digest:
+    """The digest of what one micro-batch feeds into training.
+
+    Sum it over the types and micro-batches of the committed steps: that is the
+    digest of the consumed data, whoever consumed which part.
+    """
+    name = f"data:{address.step}/{address.type}/{address.micro_batch}"
+    tokens = digests.tensor_digest(name, batch.tokens, once=True)
+    return tokens + digests.tensor_digest(
+        name, batch.targets, offset=batch.tokens.numel(), once=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The files of a folder, one behind the other in order of their names."""
+
+    data: torch.Tensor
+    """uint8 [bytes]."""
+    num_files: int
+    hash: str
+    """BLAKE2b over names and contents."""
+
+
+class ByteDataset:
+    """Samples of ``sequence`` bytes and, as targets, the bytes that follow each.
+
+    Args:
+        path: A folder of text files, one file, or "stdlib".
+        sequence: Tokens per sample.
+        micro_batch_size: Samples per micro-batch.
+
+    Raises:
+        InvalidSpecError: Nothing readable lies there, or too little.
+    """
+
+    def __init__(self, path: str = STDLIB, *, sequence: int, micro_batch_size: int) -> None:
+        self.path = path
+        self.sequence = sequence
+        self.micro_batch_size = micro_batch_size
+        self.corpus = load_corpus(path)
+        if self.corpus.data.numel() <= sequence:
+            raise InvalidSpecError(
+                "workload.config.data.path",
+                f"{path!r} holds {self.corpus.data.numel()} bytes of text, "
+                f"one sample needs {sequence + 1}",
+            )
+
+    def batch(self, address: Address) -> Batch:
+        """Tokens and targets, int64 [micro_batch_size, sequence]."""
+        starts = self.corpus.data.numel() - self.sequence
+        samples = []
+        for index in range(self.micro_batch_size):
+            offset = address.hash64(f"data/{index}") % starts
+            samples.append(self.corpus.data[offset : offset + self.sequence + 1])
+        window = torch.stack(samples).to(torch.int64)
+        return Batch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
+
+    def fingerprint(self) -> str:
+        """Content of the corpus and the shape of a micro-batch."""
+        return f"bytes {self.corpus.hash} {self.micro_batch_size}x{self.sequence}"
+
+
+@lru_cache(maxsize=4)
+def load_corpus(path: str) -> Corpus:
+    """Read every text file under ``path`` in the order of their relative names.
+
+    Text is what has no NUL byte near its start. Hidden files and folders are left
+    out. Cached, so that a warm parent reads it once for all its children.
+
+    Raises:
+        InvalidSpecError: ``path`` does not exist, or holds no text.
+    """
+    field = "workload.config.data.path"
+    stdlib = path == STDLIB
+    root = Path(sysconfig.get_paths()["stdlib"] if stdlib else path).expanduser()
+    if not root.exists():
+        raise InvalidSpecError(field, f"{str(root)!r} does not exist; give a folder of text files")
+    files = [root] if root.is_file() else _text_files(root, stdlib=stdlib)
+    digest = hashlib.blake2b(digest_size=16)
+    content = bytearray()
+    count = 0
+    for file in files:
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise InvalidSpecError(field, f"cannot read {str(file)!r}: {error.strerror}") from error
+        if b"\0" in data[:_SNIFF_BYTES] or not data:
+            continue
+        name = file.relative_to(root).as_posix().encode()
+        digest.update(b"%d %s %d\n" % (len(name), name, len(data)))
+        digest.update(data)
+        content += data
+        count += 1
+    if not content:
+        raise InvalidSpecError(field, f"no text file under {str(root)!r}")
+    return Corpus(torch.frombuffer(content, dtype=torch.uint8), count, digest.hexdigest())
+
+
+def _text_files(root: Path, *, stdlib: bool) -> list[Path]:
+    found = []
+    for file in root.rglob("*.py" if stdlib else "*"):
+        folders = file.relative_to(root).parts
+        if any(part.startswith(".") for part in folders):
+            continue
+        if stdlib and not _SKIPPED_FOLDERS.isdisjoint(folders):
+            continue
+        if file.is_file():
+            found.append(file)
+    return sorted(found, key=lambda file: file.relative_to(root).as_posix().encode())

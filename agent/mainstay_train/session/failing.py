@@ -1,0 +1,35 @@
+"""How a trainer says that its job cannot run before it has a session to say it with."""
+
+from __future__ import annotations
+
+import os
+
+from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.session.uplink import Status, Uplink
+
+
+def tell_failure(settings: TrainerSettings, why: str) -> None:
+    """Introduce the trainer and tell why the job fails."""
+    uplink = Uplink(settings.socket, Status(), settings.config.heartbeat_s, _ignore, _ignore)
+    hello = {
+        "slot": settings.slot,
+        "incarnation": settings.incarnation,
+        "pid": os.getpid(),
+        "fingerprint": {},
+    }
+    uplink.send({"kind": "hello", **hello})
+    uplink.tell(
+        Fact(
+            kind=FactKind.FAILED,
+            pod=PodUid(settings.pod),
+            slot=settings.slot,
+            incarnation=Incarnation(settings.incarnation),
+            evidence=why,
+        )
+    )
+
+
+def _ignore(*_: object) -> None:
+    return None

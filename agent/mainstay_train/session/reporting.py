@@ -1,0 +1,143 @@
+"""What a trainer tells: status, facts and the ledger's entries of its stage."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from mainstay_core.planning.program import Action, Op
+from mainstay_core.rank import rank, rank_events
+from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.messages import Commit, FinalDigests, LedgerEntry, PartialDigest
+from mainstay_train.session.uplink import Status, Uplink
+
+WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
+TELL_DURABLE = (FactKind.SETTLED, FactKind.CHECKPOINT, FactKind.PAUSED)
+KEPT_ENTRIES = 32
+"""Ledger entries told again by a rank that takes over telling them: who did so before may be gone,
+with what it had not told yet. Under load that is more than the last one."""
+
+
+class Reporter:
+    """Puts a trainer's state into words and sends them up.
+
+    Args:
+        uplink: the line to the supervisor.
+        status: what the uplink sends periodically.
+    """
+
+    def __init__(self, uplink: Uplink, status: Status) -> None:
+        self._uplink, self._status = uplink, status
+        self._entries: deque[LedgerEntry] = deque(maxlen=KEPT_ENTRIES)
+        self._posts = self._repeats = False
+        self._step_began_s = time.monotonic()
+
+    def phase(self, state: rank.RankState) -> None:
+        """A transition is done: ``state`` is what holds now."""
+        status = self._status
+        status.phase, status.step = state.phase.value, state.version
+        # Of a trainer without a rank: the newest plan, in which it has no place.
+        status.quorum = state.plan.quorum if state.plan else None
+        status.waiting = state.phase in (rank.Phase.IDLE, rank.Phase.PARKED)
+        if state.phase is rank.Phase.IDLE:
+            # A pod that leaves waits for just this, and nobody else is kept from anything.
+            self._uplink.send(status.head())
+
+    def waits(self) -> None:
+        """The trainer is about to block on others."""
+        self._status.waiting = True
+
+    def progress(self, action: Action) -> None:
+        """An action of the program is about to run."""
+        self._status.progress += 1
+        self._status.waiting = action.op in WAITING_OPS
+
+    def tell(self, state: rank.RankState, action: rank_events.Tell) -> None:
+        """Tell the api, through the supervisor, what was learnt."""
+        self._uplink.tell(
+            self._fact(
+                state,
+                action.kind,
+                step=action.step,
+                suspects=action.suspects,
+                evidence=action.evidence,
+                reached=action.reached,
+                durable=state.durable if action.kind in TELL_DURABLE else None,
+            )
+        )
+
+    def finished(self, state: rank.RankState, final: FinalDigests) -> None:
+        """Tell that the last step is applied."""
+        self._repeat()
+        self._uplink.tell(self._fact(state, FactKind.FINISHED, step=state.version, final=final))
+
+    @staticmethod
+    def _fact(state: rank.RankState, kind: FactKind, **rest: object) -> Fact:
+        return Fact(
+            kind=kind,
+            pod=state.slot.pod,
+            slot=state.slot.index,
+            incarnation=state.incarnation,
+            quorum=state.plan.quorum if state.plan else None,
+            observed_at_s=time.time(),
+            **rest,  # type: ignore[arg-type]
+        )
+
+    def record(
+        self,
+        state: rank.RankState,
+        commit: Commit,
+        *,
+        gradient: str,
+        masters: str,
+        partials: tuple[PartialDigest, ...],
+        post: bool,
+    ) -> None:
+        """Give the ledger the entry of a step that this cell has applied.
+
+        Args:
+            state: as it was while the step was applied.
+            commit: the step's certificate.
+            gradient: digest of the stage's reduced gradient.
+            masters: digest of the stage's masters after the step.
+            partials: what this cell sent into the reduction.
+            post: whether the supervisor mirrors the entry to the api.
+        """
+        plan = state.plan
+        assert plan is not None
+        now = time.monotonic()
+        entry = LedgerEntry(
+            step=commit.step,
+            stage=state.member_stage,
+            inner=state.member_inner,
+            quorum=plan.quorum,
+            gradient=gradient,
+            masters=masters,
+            data=commit.data,
+            loss=commit.loss,
+            norm=commit.norm,
+            tokens=commit.tokens,
+            step_s=now - self._step_began_s,
+            replicas=len(plan.chains),
+            attempt=state.attempt,
+            partials=partials,
+            committed_at_s=time.time(),
+        )
+        self._step_began_s = now
+        self._repeat()
+        self._entries.append(entry)
+        self._posts = post
+        self._uplink.record(entry, post=post)
+
+    def repeat_entries(self) -> None:
+        """Post the last entries, unless this rank did: its supervisor has what is to be told.
+
+        They go with the next one, as the quorum has just settled and others wait for this rank.
+        """
+        self._repeats = not self._posts
+
+    def _repeat(self) -> None:
+        if self._repeats:
+            for entry in self._entries:
+                self._uplink.record(entry, post=True)
+        self._repeats = False

@@ -1,0 +1,65 @@
+"""A stage's state, copied to host memory at a step's boundary.
+
+The copy is what a background thread writes while the state goes on changing. Its
+buffers are allocated once and used again: one host copy of the stage's state, on the
+rank that writes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mainstay_train.exact.optimizer import StageState
+
+
+class HostCopy:
+    """Host buffers of one stage's state, and views of them by tensor.
+
+    On CUDA the buffers are pinned and the copy is enqueued on the current stream: what
+    writes the state next comes after it by stream order, so nobody waits for it but
+    whoever reads the buffers.
+
+    Args:
+        state: whose shapes to take; later copies must be of the same one.
+    """
+
+    def __init__(self, state: StageState) -> None:
+        self._state = state
+        self._flats = [(named.tensor, _buffer(named.tensor)) for named in state.flats()]
+        self._views = {named.id: self._view(named.tensor) for named in state.state_tensors()}
+        self._copied: torch.cuda.Event | None = None
+
+    def is_of(self, state: StageState) -> bool:
+        """Whether these buffers fit ``state``."""
+        return self._state is state
+
+    def take(self) -> None:
+        """Copy the state as it is now."""
+        with torch.no_grad():
+            for source, buffer in self._flats:
+                buffer.copy_(source, non_blocking=True)
+        if any(source.is_cuda for source, _ in self._flats):
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The copied tensors by id; waits until the copy is there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return dict(self._views)
+
+    def _view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of a buffer that is the copy of ``tensor``, a view of one of the flats."""
+        start = tensor.data_ptr()
+        for source, buffer in self._flats:
+            size_bytes = source.numel() * source.element_size()
+            skip = start - source.data_ptr()
+            if source.dtype == tensor.dtype and 0 <= skip < size_bytes:
+                return buffer.as_strided(
+                    tensor.size(), tensor.stride(), skip // source.element_size()
+                )
+        raise AssertionError("a tensor of the state lies in none of its flat buffers")
+
+
+def _buffer(source: torch.Tensor) -> torch.Tensor:
+    return torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)

@@ -1,0 +1,38 @@
+"""How a command line begins and ends; apart from the commands, which load what they need."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from mainstay_cli.base.exits import CliError, ExitCode
+from mainstay_core.base.errors import MainstayError
+
+
+def run_app(commands: typer.Typer, arguments: Sequence[str], program: str) -> None:
+    """Run commands: one message for an error, and the exit code that belongs to it.
+
+    Args:
+        commands: what there is to run.
+        arguments: what the user wrote.
+        program: what the user calls it.
+    """
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        commands(list(arguments), prog_name=program)
+    except BrokenPipeError:
+        # The reader of our output has left, e.g. ``| head``.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (MainstayError, OSError) as error:
+        if os.environ.get("MAINSTAY_DEBUG") == "1":
+            raise
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(int(error.code if isinstance(error, CliError) else ExitCode.FAILED))
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise SystemExit(int(ExitCode.INTERRUPTED))

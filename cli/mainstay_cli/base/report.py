@@ -1,0 +1,106 @@
+"""Compares two runs by their reports: the digests of every step, and the final ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mainstay_cli.base.exits import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What two reports do not agree on. ``step`` is None for the final state."""
+
+    step: int | None
+    what: str
+    left: object
+    right: object
+
+    def __str__(self) -> str:
+        where = "final state" if self.step is None else f"step {self.step}"
+        return f"{where}: {self.what}: {self.left} != {self.right}"
+
+
+def load_report(path: Path) -> dict[str, Any]:
+    """Return a report.
+
+    Raises:
+        UsageError: the file is no report.
+    """
+    try:
+        report = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON: {error}") from error
+    if not isinstance(report, dict) or "digests" not in report:
+        raise UsageError(f"{path}: not a report of mainstay (it has no digests)")
+    return report
+
+
+def compare_reports(left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:
+    """Return all differences, the first differing step first; none means equal bits.
+
+    Only what must be equal is compared: the digests. How many recoveries and
+    seconds it took may differ.
+    """
+    first = max(_first(left), _first(right))
+    differences = _compare_steps(_steps_from(left, first), _steps_from(right, first), first)
+    final_left = left["digests"].get("final") or {}
+    final_right = right["digests"].get("final") or {}
+    if not final_left or not final_right:
+        if final_left != final_right:
+            differences.append(
+                Difference(
+                    step=None, what="digests", left=_has(final_left), right=_has(final_right)
+                )
+            )
+        return differences
+    return differences + [
+        Difference(step=None, what=name, left=final_left.get(name), right=final_right.get(name))
+        for name in sorted(final_left.keys() | final_right.keys())
+        if final_left.get(name) != final_right.get(name)
+    ]
+
+
+def _first(report: dict[str, Any]) -> int:
+    """The first step of a run: one that went on from an earlier run's checkpoint begins later."""
+    return int(report.get("steps", {}).get("first", 0))
+
+
+def _steps_from(report: dict[str, Any], first: int) -> list[Any]:
+    """Digests of the steps that both runs have."""
+    return list(report["digests"].get("steps", []))[first - _first(report) :]
+
+
+def _compare_steps(left: list[Any], right: list[Any], first: int) -> list[Difference]:
+    differences = []
+    for index, (one, other) in enumerate(zip(left, right, strict=False), start=first):
+        if one == other:
+            continue
+        if not isinstance(one, dict) or not isinstance(other, dict):
+            differences.append(Difference(step=index, what="digest", left=one, right=other))
+            continue
+        step = one.get("step", index)
+        differences += [
+            Difference(step=step, what=name, left=one.get(name), right=other.get(name))
+            for name in sorted(one.keys() | other.keys())
+            if one.get(name) != other.get(name)
+        ]
+    if len(left) != len(right):
+        differences.append(
+            Difference(
+                step=first + min(len(left), len(right)),
+                what="committed steps",
+                left=first + len(left),
+                right=first + len(right),
+            )
+        )
+    return differences
+
+
+def _has(final: dict[str, Any]) -> str:
+    return "present" if final else "absent"

@@ -1,0 +1,162 @@
+"""``mainstay faults``: break something in a running job, and see what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mainstay_cli.base.exits import UsageError
+from mainstay_cli.local import manifests, runs
+from mainstay_cli.views.faults import at_text, target_text
+
+app = typer.Typer(help="Inject faults into a running job; docs/faults.md.", no_args_is_help=True)
+
+NUMBERS = ("replica", "stage", "inner", "spare")
+
+
+@app.command(
+    "inject",
+    help="Break something in a running job: the next step when none is given. Refused when it "
+    "could never fire.\n\n"
+    "Examples:\n\n"
+    "  mainstay faults inject demo --target replica=1,stage=0 --action kill-trainer\n\n"
+    "  mainstay faults inject demo --target replica=0,stage=1 --action stop --for 5 "
+    "--at-step 40 --phase reduce\n\n"
+    "  mainstay faults inject demo --target process=redis --action flush\n\n"
+    "  mainstay faults inject demo -f faults.yaml",
+)
+def inject(
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    target: Annotated[
+        str | None,
+        typer.Option(help="replica=R,stage=S[,inner=I], spare=N, or process=api|redis."),
+    ] = None,
+    action: Annotated[
+        str | None,
+        typer.Option(
+            help="kill-trainer, kill-pod, stop, slow, disconnect; of a process kill, stop, flush."
+        ),
+    ] = None,
+    at_step: Annotated[
+        int | None, typer.Option(help="Step in which it fires, counted from 0.")
+    ] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="Action of the step: forward, reduce, VOTE ...")
+    ] = None,
+    delay_ms: Annotated[
+        float | None, typer.Option(help="Milliseconds after the action (slow: per action).")
+    ] = None,
+    for_s: Annotated[
+        float | None, typer.Option("--for", help="Seconds that a stop or a disconnect lasts.")
+    ] = None,
+    factor: Annotated[float | None, typer.Option(help="How many times slower.")] = None,
+    steps: Annotated[int | None, typer.Option(help="For how many steps slower.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", help="FAULTS.yaml, instead of all these.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    if file is not None:
+        if target is not None or action is not None:
+            raise UsageError("give either --file or --target and --action")
+        entries = manifests.load_yaml(file)
+        if not isinstance(entries, list):
+            raise UsageError(f"{file}: expected a list of faults")
+    else:
+        if target is None or action is None:
+            raise UsageError("--target and --action are missing (or --file)")
+        slow = action == "slow"
+        at = {"step": at_step, "phase": phase, "delayMs": None if slow else delay_ms}
+        entry = {
+            "at": _given(at),
+            "target": parse_target(target),
+            "action": action,
+            "forSeconds": for_s,
+            "factor": factor,
+            "steps": steps,
+            "delayMs": delay_ms if slow else None,
+        }
+        entries = [_given(entry)]
+    listed = asyncio.run(_inject(_running(job), entries))
+    print(json.dumps(listed, indent=1) if as_json else render(listed))
+
+
+@app.command(
+    "ls",
+    help="List the faults of a job: where they fire, and what became of each.\n\n"
+    "Example: mainstay faults ls demo",
+)
+def ls(
+    job: Annotated[
+        str | None, typer.Argument(help="Name of the job; the newest one if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    listed = asyncio.run(_fetch(_running(job)))
+    print(json.dumps(listed, indent=1) if as_json else render(listed))
+
+
+def parse_target(text: str) -> dict[str, Any]:
+    """Return a target as a faults file has it.
+
+    Raises:
+        UsageError: it is not ``key=value,...``, or a key is given twice.
+    """
+    target: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key or not value:
+            raise UsageError(f"--target: {part!r} is not key=value, as in replica=1,stage=0")
+        if key in target:
+            raise UsageError(f"--target: {key} is given twice")
+        target[key] = int(value) if key in NUMBERS and value.isdecimal() else value
+    return target
+
+
+def render(listed: list[dict[str, Any]]) -> str:
+    """Return faults as a table of text."""
+    if not listed:
+        return "the job has no faults"
+    rows = [("fault", "action", "target", "at", "state")]
+    rows += [
+        (fault["id"], fault["action"], target_text(fault), at_text(fault), _state_text(fault))
+        for fault in listed
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    )
+
+
+def _state_text(fault: dict[str, Any]) -> str:
+    fired = fault.get("fired")
+    if not fired:
+        return str(fault["state"])
+    slot = "" if fired["slot"] is None else f"/{fired['slot']}"
+    return f"fired on {fired['pod']}{slot}"
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _running(job: str | None) -> runs.Run:
+    run = runs.find(job)
+    if not run.is_running():
+        raise UsageError(f"{run.name} has ended: nothing can be injected or listed any more")
+    return run
+
+
+async def _inject(run: runs.Run, entries: list[Any]) -> list[dict[str, Any]]:
+    async with run.connect() as api:
+        return await api.inject_faults(run.job, entries)
+
+
+async def _fetch(run: runs.Run) -> list[dict[str, Any]]:
+    async with run.connect() as api:
+        return list(await api.fetch(run.job, "faults"))

@@ -1,0 +1,142 @@
+"""``mainstay local``: run a job on this machine."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mainstay_cli.base import state_dir
+from mainstay_cli.base.exits import CliError, ExitCode
+from mainstay_cli.commands import demo
+from mainstay_cli.local import checkpoint_files, local_run, manifests
+from mainstay_cli.views.live import LiveProgress
+from mainstay_cli.views.progress import PlainProgress, describe_recovery
+
+app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
+
+
+class Ui(enum.StrEnum):
+    """How much is printed while a job runs."""
+
+    AUTO = "auto"
+    LIVE = "live"
+    PLAIN = "plain"
+    NONE = "none"
+
+
+@app.command(
+    "run",
+    help="Run a TrainingJob to its end: Redis, the api and the pods as processes of this "
+    "machine, all of which end with this command.\n\n"
+    "Examples:\n\n"
+    "  mainstay local run examples/quickstart.yaml\n\n"
+    "  mainstay local run examples/demo.yaml --faults examples/demo-faults.yaml "
+    "--report report.json\n\n"
+    "  mainstay local run longer.yaml --resume ~/.mainstay/jobs/demo",
+)
+def run(
+    file: Annotated[Path, typer.Argument(help="A TrainingJob in YAML.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the job, instead of metadata.name.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state-dir", help="Where the run keeps its things [~/.mainstay/jobs/NAME]."),
+    ] = None,
+    faults: Annotated[
+        Path | None, typer.Option(help="FAULTS.yaml: what to break, where and when.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Where to write the report (JSON), too.")
+    ] = None,
+    ui: Annotated[
+        Ui,
+        typer.Option(
+            help="What to print: live is a table in place (pods, ranks, phases, recoveries, "
+            "events; lines where there is no terminal), plain is lines, none only what goes wrong, "
+            "auto is live in a terminal."
+        ),
+    ] = Ui.AUTO,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on from the newest good checkpoint of an earlier run: its state directory, a "
+            "directory of checkpoints, or one of them. Replicas, stages and ranks per pod may "
+            "differ.",
+            metavar="DIR",
+        ),
+    ] = None,
+    api_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the api; 0 is any free one.")
+    ] = 0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the api answering after the end, until Ctrl-C.")
+    ] = False,
+) -> None:
+    job_file = manifests.load_job(file, name)
+    directory = state or state_dir.home() / "jobs" / job_file.job.metadata.name
+    if resume is not None:
+        job_file = checkpoint_files.resume_job(job_file, resume, directory)
+    job = job_file.job
+    points = manifests.load_faults(faults, job.shape, job.spec.spares.replicas) if faults else ()
+    options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report, keep=keep)
+    with _progress(ui) as progress:
+        _log_warnings(progress)
+        result = local_run.run_job(job_file, points, options, progress)
+    summarize(result, directory, progress)
+    if result.state != "complete":
+        raise CliError(f"the job {result.state}: {result.reason}", ExitCode.FAILED)
+
+
+@app.command(
+    "demo",
+    help="Train, kill a pod and a trainer with -9, go on in the same step, and compare the bits "
+    "with an undisturbed run. Exit code 1 if they differ.\n\n"
+    "Example: mainstay local demo",
+)
+def run_demo() -> None:
+    progress = PlainProgress(every_steps=5)
+    _log_warnings(progress)
+    demo.run(progress)
+
+
+def _progress(ui: Ui) -> PlainProgress:
+    if ui in (Ui.AUTO, Ui.LIVE) and sys.stdout.isatty():
+        return LiveProgress()
+    return PlainProgress(quiet=ui is Ui.NONE)
+
+
+def summarize(result: local_run.RunResult, directory: Path, progress: PlainProgress) -> None:
+    """Print how a run went."""
+    steps = result.report.get("steps", {})
+    progress.say(
+        f"{result.state}: {steps.get('committed', 0)} steps committed, "
+        f"{steps.get('redone', 0)} redone, {steps.get('lost', 0)} lost, "
+        f"{len(result.recoveries)} recoveries"
+    )
+    for recovery in result.recoveries:
+        progress.say(f"  {describe_recovery(recovery)}")
+    for key, value in (result.report.get("digests", {}).get("final") or {}).items():
+        progress.say(f"  {key:<9} {value}")
+    progress.say(f"report: {directory / 'report.json'}")
+
+
+class _WarningHandler(logging.Handler):
+    def __init__(self, progress: PlainProgress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.warn(record.getMessage())
+
+
+def _log_warnings(progress: PlainProgress) -> None:
+    """Show our own modules' warnings as the progress shows warnings."""
+    logger = logging.getLogger("mainstay_cli")
+    logger.handlers = [_WarningHandler(progress)]
+    logger.propagate = False

@@ -1,0 +1,185 @@
+"""``mainstay``: the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mainstay_cli.base import report
+from mainstay_cli.base.entry import run_app
+from mainstay_cli.base.exits import ExitCode
+from mainstay_cli.commands import (
+    changing,
+    chaos_command,
+    checkpoints,
+    faults,
+    local,
+    simulate,
+    status,
+    timeline,
+)
+
+EXIT_CODES = """
+Exit codes:
+
+  0    all is well
+
+  1    the job failed, or two things that should be equal differ
+
+  2    the command line, the job or the faults file cannot be used
+
+  3    this machine cannot do it now: port in use, no Redis, too little memory or disk
+
+  130  interrupted
+"""
+
+app = typer.Typer(
+    name="mainstay",
+    help="Keeps LLM pretraining running through failures: same step, same bits.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(local.app, name="local")
+app.add_typer(faults.app, name="faults")
+app.add_typer(checkpoints.app, name="checkpoints")
+app.command("chaos", help=chaos_command.HELP)(chaos_command.run)
+report_app = typer.Typer(help="Compare the reports of two runs.", no_args_is_help=True)
+app.add_typer(report_app, name="report")
+
+
+@app.command(
+    "status",
+    help="Show a local job: step, quorum, ranks with slots and pids, recovery.\n\n"
+    "Example: mainstay status demo --json",
+)
+def show_status(
+    job: Annotated[
+        str | None, typer.Argument(help="Name of the job; the newest one if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    status.show(job, as_json=as_json)
+
+
+@app.command(
+    "timeline",
+    help="Show what happened to a local job: recoveries with reason and their five times.\n\n"
+    "Example: mainstay timeline demo",
+)
+def show_timeline(
+    job: Annotated[
+        str | None, typer.Argument(help="Name of the job; the newest one if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    timeline.show(job, as_json=as_json)
+
+
+@app.command(
+    "scale",
+    help="Change the number of replicas of a running job, within its minReplicas and lanes. The "
+    "bits stay the same. Down: whole replicas end between two steps; up: new pods are made and "
+    "join; spares stay as many as they are.\n\n"
+    "Example: mainstay scale demo --replicas 3",
+)
+def scale_job(
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    replicas: Annotated[int, typer.Option("--replicas", help="Replicas wanted.")],
+) -> None:
+    changing.scale(job, replicas)
+
+
+@app.command(
+    "drain",
+    help="Hand a pod's work over to others and end it: a spare takes its place first, or others "
+    "take its shard types. No step is lost or done again. A new pod is made for it. The same "
+    "happens when the pod itself is told to end (SIGTERM of its supervisor).\n\n"
+    "Example: mainstay drain demo demo-3",
+)
+def drain_pod(
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    pod: Annotated[str, typer.Argument(help="Name of the pod, as in mainstay status.")],
+) -> None:
+    changing.drain(job, pod)
+
+
+@app.command(
+    "suspend",
+    help="Have a running job save its state and stand still, without pods, until mainstay resume. "
+    "No step is lost, and the bits stay the same. The job needs checkpoint.everySteps.\n\n"
+    "Example: mainstay suspend demo",
+)
+def suspend_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) -> None:
+    changing.suspend(job, wanted=True)
+
+
+@app.command(
+    "resume",
+    help="Have a suspended job go on: pods are made, and load the checkpoint.\n\n"
+    "Example: mainstay resume demo",
+)
+def resume_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) -> None:
+    changing.suspend(job, wanted=False)
+
+
+@app.command(
+    "sim",
+    help="Run whole jobs in simulated time, one per seed: the real decisions under drawn faults, "
+    "every invariant of the protocol checked after every event.\n\n"
+    "Example: mainstay sim --seeds 0:10000; mainstay sim --seed 17 --trace",
+)
+def run_simulation(
+    seeds: Annotated[str, typer.Option(help="Seeds, FIRST:END.")] = "0:1000",
+    seed: Annotated[int | None, typer.Option(help="Run this one, and say what it is.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Of one seed: print its events.")] = False,
+    kinds: Annotated[
+        str, typer.Option("--faults", help="Kinds to draw from, separated by commas; all; or none.")
+    ] = "all",
+    jobs: Annotated[int, typer.Option(help="Processes; 0 takes one per core.", min=0)] = 0,
+) -> None:
+    parsed = simulate.parse_kinds(kinds)
+    if seed is not None:
+        held = simulate.run_one(seed, parsed, kinds, trace=trace)
+    else:
+        number = jobs or simulate.default_jobs()
+        held = simulate.run_many(simulate.parse_seeds(seeds), parsed, kinds, number)
+    if not held:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@report_app.command(
+    "diff",
+    help="Compare the digests of two runs, step by step; exit code 1 if they differ.\n\n"
+    "Example: mainstay report diff undisturbed.json disturbed.json",
+)
+def diff_reports(
+    left: Annotated[Path, typer.Argument(help="REPORT.json of one run.")],
+    right: Annotated[Path, typer.Argument(help="REPORT.json of the other.")],
+) -> None:
+    one, other = report.load_report(left), report.load_report(right)
+    differences = report.compare_reports(one, other)
+    if not differences:
+        print(f"equal: {len(one['digests']['steps'])} steps and the final state, bit for bit")
+        return
+    print(f"first difference: {differences[0]}")
+    for difference in differences[1:20]:
+        print(f"                  {difference}")
+    if len(differences) > 20:
+        print(f"                  and {len(differences) - 20} more")
+    raise typer.Exit(ExitCode.FAILED)
+
+
+def main() -> None:
+    """Run the command line."""
+    run_app(app, sys.argv[1:], "mainstay")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""``mainstay status``: where a job stands, with ranks, slots and pids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from mainstay_cli.commands.changing import describe_leaving
+from mainstay_cli.local import runs
+from mainstay_cli.views.progress import describe_recovery, one_line
+
+
+def show(job: str | None, *, as_json: bool) -> None:
+    """Print the status of a job; of one that has ended and left its api, how it ended.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    run = runs.find(job)
+    status = asyncio.run(fetch(run)) if run.is_running() else _ended(run)
+    print(json.dumps(status, indent=1) if as_json else render(status))
+
+
+def render(status: dict[str, Any]) -> str:
+    """Return a status as text."""
+    job = status["job"]
+    quorum = job.get("quorum")
+    where = f", quorum q{quorum['id']}" if quorum else ""
+    lines = [
+        f"{job['name']}: {job['state']}, {job.get('step', '?')} steps committed{where}",
+    ]
+    checkpoint = job.get("checkpoint") or {}
+    if checkpoint.get("step"):
+        lines.append(f"  newest checkpoint: step {checkpoint['step']}")
+    if checkpoint.get("problem"):
+        lines.append(f"  {checkpoint['problem']}")
+    if job.get("reason"):
+        lines.append(f"  {job['reason']}")
+    if job.get("replicas_wanted") is not None:
+        lines.append(f"  {job['replicas']} of {job['replicas_wanted']} replicas whole")
+    lines += [f"  {describe_leaving(leaving)}" for leaving in job.get("leaving", [])]
+    lines += [f"  {describe_held_back(held)}" for held in job.get("held_back", [])]
+    lines += describe_protections(job)
+    members = status.get("members") or []
+    if members:
+        lines.append(f"  {'rank':<10} {'slot':<28} {'pid':>8}  {'phase':<10} {'step':>6}")
+    lines += [
+        f"  {member['rank']:<10} {member['slot']:<28} {member['pid']:>8}  "
+        f"{member['phase']:<10} {member['step']:>6}"
+        for member in members
+    ]
+    lines += [f"  {describe_recovery(recovery)}" for recovery in status.get("recoveries", [])]
+    return "\n".join(lines)
+
+
+def describe_protections(job: dict[str, Any]) -> list[str]:
+    """Return what protects a job, and a line for each protection that it lacks."""
+    protections = job.get("protections") or []
+    if not protections:
+        return []
+    given = ", ".join(p["name"] for p in protections if p["given"])
+    width = max(len(p["name"]) for p in protections)
+    lacking = [f"    no {p['name']:<{width}}  {p['why']}" for p in protections if not p["given"]]
+    return [f"  protected by ({job['entry']}): {given}", *lacking]
+
+
+def describe_held_back(held: dict[str, Any]) -> str:
+    """Return the line of a slot or domain that gets no place for a while."""
+    return (
+        f"{held['what']} is held back for {held['left_s']:.0f} s: it ended {held['failures']} "
+        f"times in a row without a commit, last: {one_line(held['reason'])}"
+    )
+
+
+async def fetch(run: runs.Run) -> dict[str, Any]:
+    """Return what the api says of a job.
+
+    Raises:
+        ApiError: it does not answer, or refuses.
+    """
+    async with run.connect() as api:
+        return {
+            "running": True,
+            "job": await api.fetch(run.job),
+            "members": await api.fetch(run.job, "members"),
+            "recoveries": await api.fetch(run.job, "recoveries"),
+            **run.describe_place(),
+        }
+
+
+def _ended(run: runs.Run) -> dict[str, Any]:
+    """Return what the report of an ended run says; a run that was killed left none."""
+    report = run.load_report()
+    return {
+        "running": False,
+        "job": {
+            "uid": run.job,
+            "name": run.name,
+            "state": report.get("state", "ended without a report"),
+            "reason": report.get("reason", ""),
+            "step": report.get("steps", {}).get("committed", "?"),
+            "entry": report.get("entry"),
+            "protections": report.get("protections", []),
+        },
+        "members": [],
+        "recoveries": report.get("recoveries", []),
+        **run.describe_place(),
+    }

@@ -1,0 +1,82 @@
+"""``mainstay timeline``: what happened to a job and what was done about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime
+from typing import Any
+
+from mainstay_cli.base.exits import UsageError
+from mainstay_cli.local import runs
+from mainstay_cli.views.progress import one_line
+
+STAGES = ("detect_s", "decide_s", "fence_s", "load_s", "resume_s")
+"""The five times of a recovery (design 13.9), in order."""
+
+
+def show(job: str | None, *, as_json: bool) -> None:
+    """Print the timeline of a job, running or ended.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    recoveries, events = _fetch(runs.find(job))
+    if as_json:
+        print(json.dumps({"recoveries": recoveries, "events": events}, indent=1))
+        return
+    print(render_events(events))
+    print(render(recoveries))
+
+
+def render_events(events: list[dict[str, Any]]) -> str:
+    """Return events as text: time of day here, seconds since the first, what happened."""
+    if not events:
+        return "no events"
+    first_s = float(events[0]["at_s"])
+    return "\n".join(
+        f"{datetime.fromtimestamp(event['at_s']):%H:%M:%S}  +{event['at_s'] - first_s:8.3f} s  "
+        f"{event['type']:<8} {one_line(event['message'])}"
+        for event in events
+    )
+
+
+def render(recoveries: list[dict[str, Any]]) -> str:
+    """Return recoveries as text: method, exactness, five times, steps lost, and the reason."""
+    if not recoveries:
+        return "no recoveries"
+    lines = []
+    for number, recovery in enumerate(recoveries, 1):
+        exact = "exact" if recovery.get("exact") else "APPROXIMATE"
+        times = recovery.get("times") or recovery
+        stages = "  ".join(f"{name[:-2]} {_seconds(times.get(name))}" for name in STAGES)
+        later = _seconds(recovery.get("first_commit_after_s"))
+        lines += [
+            f"{number}. step {recovery.get('from_step', '?')}: {one_line(recovery.get('fault'))}",
+            f"   {recovery.get('method')} ({exact}): {one_line(recovery.get('reason'))}",
+            f"   {stages}",
+            f"   next commit {later} later than normal, steps lost = {recovery.get('lost_steps')}",
+        ]
+    return "\n".join(lines)
+
+
+def _fetch(run: runs.Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return (recoveries, events), from the api while it lives and from the report afterwards."""
+    if run.is_running():
+        return asyncio.run(_fetch_live(run))
+    report = run.load_report()
+    if not report:
+        place = run.describe_place().get("state_dir", "")
+        raise UsageError(f"job {run.name} has ended without a report (see {place}/logs)")
+    return list(report.get("recoveries", [])), list(report.get("events", []))
+
+
+async def _fetch_live(run: runs.Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    async with run.connect() as api:
+        recoveries = await api.fetch(run.job, "recoveries")
+        events = await api.fetch(run.job, "events")
+    return list(recoveries), list(events)
+
+
+def _seconds(value: object) -> str:
+    return f"{value:.3f} s" if isinstance(value, int | float) else "-"

@@ -1,0 +1,128 @@
+"""Asks the forge, the one process with torch preloaded, to fork the pods' launchers.
+
+Importing torch costs seconds of CPU per process; forking from a process that has
+it costs milliseconds. The forge is reached over a socket pair, with frames; its
+end of that socket is also its parent pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mainstay_cli.local.family import Child, Family
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.frames import Frame, FrameParser, pack
+
+READ_BYTES = 65536
+
+
+class Forge:
+    """The forge's process and the conversation with it."""
+
+    def __init__(self, family: Family, child: Child, sock: socket.socket) -> None:
+        self.child = child
+        self._family = family
+        self._socket = sock
+        self._launched: dict[str, asyncio.Future[Child]] = {}
+        self._exited: dict[str, asyncio.Future[int]] = {}
+        self._reading = asyncio.create_task(self._read(), name="forge")
+
+    async def launch(self, pod: str, pod_dir: Path, address: str) -> Child:
+        """Have a launcher forked for a pod and return it.
+
+        Args:
+            pod: UID of the pod.
+            pod_dir: where it finds its supervisor's socket and writes its logs.
+            address: of the pod; data sockets are bound to it.
+
+        Raises:
+            RemoteProtocolError: the forge refused or ended.
+        """
+        future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        self._launched[pod] = future
+        self._exited[pod] = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(OSError):  # then its end is noticed by reading
+            head = {
+                "kind": "launch",
+                "pod": pod,
+                "pod_dir": str(pod_dir),
+                "socket": str(pod_dir / "supervisor.sock"),
+                "address": address,
+            }
+            await asyncio.get_running_loop().sock_sendall(self._socket, pack(head))
+        return await future
+
+    async def exit_code(self, pod: str) -> int:
+        """Return with what a launcher exited; negative is the signal that ended it."""
+        return await asyncio.shield(self._exited[pod])
+
+    async def close(self) -> None:
+        """End the conversation; the forge and its launchers end by it."""
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+        self._socket.close()
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        parser = FrameParser()
+        with contextlib.suppress(OSError):
+            while data := await loop.sock_recv(self._socket, READ_BYTES):
+                for frame in parser.feed(data):
+                    self._take(frame)
+        for future in self._launched.values():
+            if not future.done():
+                future.set_exception(RemoteProtocolError("the forge ended"))
+        for code in self._exited.values():
+            if not code.done():
+                code.set_result(-signal.SIGKILL)
+
+    def _take(self, frame: Frame) -> None:
+        pod = str(frame.head.get("pod", ""))
+        if frame.kind == "exited":
+            if not self._exited[pod].done():
+                self._exited[pod].set_result(int(frame.head["code"]))
+            return
+        future = self._launched.pop(pod, None)
+        if future is None or future.done():
+            return
+        if frame.kind == "launched":
+            pid = int(frame.head["pid"])
+            future.set_result(self._family.adopt(f"launcher of {pod}", pid))
+        else:
+            reason = frame.head.get("reason")
+            future.set_exception(RemoteProtocolError(f"no launcher for {pod}: {reason}"))
+
+
+def start_forge(
+    family: Family, log: Path, env: Mapping[str, str], preload: Sequence[str] = ()
+) -> Forge:
+    """Start the forge; it accepts requests at once and serves them when torch is there.
+
+    Args:
+        family: owns the process.
+        log: of the forge itself; a pod's processes write to its directory.
+        env: of the forge, its launchers and all trainers.
+        preload: modules that every trainer needs, imported once.
+    """
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        command = [
+            sys.executable,
+            "-m",
+            "mainstay_train.launcher.forge",
+            "--fd",
+            str(theirs.fileno()),
+        ]
+        command += [f"--preload={module}" for module in preload]
+        child = family.spawn(
+            "forge", command, log=log, environment=env, pass_fds=(theirs.fileno(),)
+        )
+    return Forge(family, child, ours)

@@ -1,0 +1,146 @@
+"""Reads a job's YAML and a faults file; every mistake becomes one message with the file's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mainstay_cli.base.exits import UsageError
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.topology import JobShape
+from mainstay_core.faults import fault_files
+from mainstay_core.faults.faults import FaultPoint
+from mainstay_core.job import spec
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML in which a key that is given twice is an error, not the last one's win."""
+
+
+def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in keys:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} is given twice", key_node.start_mark
+            )
+        keys.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_StrictLoader.add_constructor(
+    yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """A job's file, read and checked."""
+
+    path: Path
+    manifest: dict[str, Any]
+    """As the user wrote it, with the name possibly replaced."""
+    job: spec.TrainingJob
+
+
+def load_yaml(path: Path) -> Any:
+    """Return the data of a YAML file.
+
+    Raises:
+        UsageError: the file cannot be read or is no YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is not a text file (UTF-8)") from error
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise UsageError(f"{where}: not valid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, TypeError) as error:
+        raise UsageError(f"{path}: not valid YAML: {error}") from error
+
+
+def load_job(path: Path, name: str | None = None) -> JobFile:
+    """Return the job of a file.
+
+    Args:
+        path: a TrainingJob in YAML.
+        name: replaces ``metadata.name``.
+
+    Raises:
+        UsageError: the file or the job cannot be used.
+    """
+    manifest = load_yaml(path)
+    if name is not None and isinstance(manifest, dict):
+        metadata = manifest.get("metadata")
+        manifest = manifest | {"metadata": (metadata or {}) | {"name": name}}
+    try:
+        job = spec.parse_training_job(manifest)
+        entrypoint = _absolute_entrypoint(path, job.spec.workload.entrypoint)
+        if entrypoint != job.spec.workload.entrypoint:
+            workload = manifest["spec"]["workload"] | {"entrypoint": entrypoint}
+            manifest = manifest | {"spec": manifest["spec"] | {"workload": workload}}
+            job = spec.parse_training_job(manifest)
+        _check_local(job)
+    except InvalidSpecError as error:
+        raise UsageError(f"{path}: {error}") from error
+    return JobFile(path=path, manifest=manifest, job=job)
+
+
+def _check_local(job: spec.TrainingJob) -> None:
+    """Refuse what only a cluster's operator brings about and a local run would miss.
+
+    What concerns the cluster alone is left alone, as nothing is missing without it: template,
+    managedBy, priorityClassName, ttlSecondsAfterFinished, topology keys, the budget of repairs,
+    quarantine.
+    """
+    if job.spec.active_deadline_seconds is not None:
+        raise InvalidSpecError(
+            "spec.activeDeadlineSeconds",
+            "is kept by a cluster's operator; a local run ends with its steps or when it is "
+            "stopped: remove it",
+        )
+    if job.spec.suspend:
+        raise InvalidSpecError(
+            "spec.suspend",
+            "is true: there is nothing to run; set it to false, or remove it",
+        )
+
+
+def search_path(job_file: Path) -> tuple[Path, ...]:
+    """Return where a job's code is looked for first: beside its file, then here."""
+    return tuple(dict.fromkeys((job_file.absolute().parent, Path.cwd())))
+
+
+def _absolute_entrypoint(job_file: Path, entrypoint: str) -> str:
+    """Return a ``file.py:function`` with its file's absolute path; a module's stays as it is."""
+    file, _, function = entrypoint.rpartition(":")
+    if not file.endswith(".py"):
+        return entrypoint
+    places = search_path(job_file)
+    for place in places:
+        if (place / file).is_file():
+            return f"{place / file}:{function}"
+    searched = " or ".join(str(place) for place in places)
+    raise UsageError(f"{job_file}: spec.workload.entrypoint: there is no {file} in {searched}")
+
+
+def load_faults(path: Path, shape: JobShape, num_spares: int) -> tuple[FaultPoint, ...]:
+    """Return the faults of a file, checked against the job.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    try:
+        return fault_files.parse_faults(load_yaml(path), shape, num_spares)
+    except InvalidSpecError as error:
+        raise UsageError(f"{path}: {error}") from error

@@ -1,0 +1,32 @@
+"""Short texts for an injected fault: whom it hits and when it fires."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def target_text(fault: dict[str, Any]) -> str:
+    """Return whom a fault hits, in few characters."""
+    if fault.get("process"):
+        return str(fault["process"])
+    if fault.get("spare") is not None:
+        return f"spare {fault['spare']}"
+    return f"r{fault['replica']}.s{fault['stage']}.i{fault.get('inner', 0)}"
+
+
+def at_text(fault: dict[str, Any]) -> str:
+    """Return when a fault fires, in few words."""
+    parts = []
+    if fault.get("during"):
+        parts.append(f"during {fault['during']} of {fault['of']}")
+    elif fault.get("beside"):
+        parts.append(f"with {fault['beside']}")
+    elif fault.get("after"):
+        parts.append(f"after {fault['after']}, step {fault['step']} or later")
+    else:
+        parts.append(f"step {fault['step']}" + (" or later" if fault.get("soon") else ""))
+    if fault.get("phase"):
+        parts.append(str(fault["phase"]))
+    if fault.get("delay_ms"):
+        parts.append(f"+{fault['delay_ms']:g} ms")
+    return " ".join(parts)

@@ -1,0 +1,104 @@
+"""Follows a job through the api and reports what is new: steps, recoveries, events."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from mainstay_cli.base.client import ApiClient, ApiError
+from mainstay_cli.views.progress import PlainProgress, StepLine
+
+POLL_S = 0.25
+ENDED_STATES = ("complete", "failed", "stopped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """Where a job stands."""
+
+    state: str
+    reason: str
+    step: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will happen any more."""
+        return self.state in ENDED_STATES
+
+
+class Monitor:
+    """Watches one job until it has ended."""
+
+    def __init__(
+        self, client: ApiClient, job: str, num_steps: int, progress: PlainProgress
+    ) -> None:
+        self._client = client
+        self._job = job
+        self._num_steps = num_steps
+        self._progress = progress
+        self._num_shown = 0
+        self._num_events = 0
+        self._unreachable = False
+
+    async def watch(self) -> JobState:
+        """Show what happens until the job has ended, and return how it ended."""
+        while True:
+            try:
+                job = await self._look()
+            except ApiError as error:
+                # Training does not need the api; the run starts it again.
+                if not self._unreachable:
+                    self._progress.warn(str(error))
+                self._unreachable = True
+            else:
+                self._unreachable = False
+                if job.ended:
+                    return job
+            await asyncio.sleep(POLL_S)
+
+    async def fetch_recoveries(self) -> list[dict[str, Any]]:
+        """Return all recoveries, oldest first."""
+        return list(await self._client.fetch(self._job, "recoveries"))
+
+    async def show_rest(self) -> None:
+        """Show the steps that the ledger has beyond those that were shown."""
+        for entry in await self._client.fetch(self._job, f"ledger?since={self._num_shown}"):
+            self._show_step(entry)
+
+    async def _look(self) -> JobState:
+        data = await self._client.fetch(self._job)
+        job = JobState(
+            state=str(data["state"]), reason=str(data.get("reason", "")), step=int(data["step"])
+        )
+        if job.step > self._num_shown:
+            await self.show_rest()
+        if self._progress.shows_members:
+            self._progress.members(list(await self._client.fetch(self._job, "members")))
+        for recovery in await self.fetch_recoveries():
+            self._progress.recovery(recovery)
+        if self._progress.shows_events:
+            events = list(await self._client.fetch(self._job, "events"))
+            for event in events[self._num_events :]:
+                self._progress.event(event)
+            self._num_events = len(events)
+        return job
+
+    def _show_step(self, entry: dict[str, Any]) -> None:
+        """Show the entry of one committed step; those of its other stages add nothing."""
+        step = int(entry["step"])
+        if step < self._num_shown:
+            return
+        self._num_shown = step + 1
+        quorum = entry["quorum"]
+        seconds = float(entry["step_s"])
+        self._progress.step(
+            StepLine(
+                step=step,
+                num_steps=self._num_steps,
+                loss=float(entry["loss"]),
+                tokens_per_s=entry["tokens"] / seconds if seconds else 0.0,
+                quorum=f"q{quorum['id']}",
+                replicas=int(entry["replicas"]),
+            )
+        )

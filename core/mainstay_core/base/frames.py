@@ -1,0 +1,96 @@
+"""Length-prefixed frames for sockets inside a job: a small JSON head, then raw bytes.
+
+Layout of one frame, big-endian: ``u32 head size, u64 body size, head, body``.
+The head is a JSON object with at least ``kind``; the body is opaque (tensors
+travel here, never pickled). The parser does no IO: feed it bytes, take frames.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from mainstay_core.base.errors import RemoteProtocolError
+
+PREFIX = struct.Struct("!IQ")
+MAX_HEAD_BYTES = 64 * 1024 * 1024
+"""A head this large is a peer speaking another protocol."""
+MAX_BODY_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message: ``head`` carries kind and values, ``body`` raw bytes."""
+
+    head: dict[str, Any]
+    body: bytes = b""
+
+    @property
+    def kind(self) -> str:
+        """What the message is; every protocol lists its kinds."""
+        return str(self.head.get("kind", ""))
+
+
+def pack_head(head: dict[str, Any], body_size: int = 0) -> bytes:
+    """Return prefix and head of a frame whose body of ``body_size`` bytes follows."""
+    raw = json.dumps(head, separators=(",", ":")).encode()
+    return PREFIX.pack(len(raw), body_size) + raw
+
+
+def pack(head: dict[str, Any], body: bytes = b"") -> bytes:
+    """Return a whole frame as bytes."""
+    return pack_head(head, len(body)) + body
+
+
+def parse_prefix(raw: bytes) -> tuple[int, int]:
+    """Return (head size, body size) in bytes.
+
+    Raises:
+        RemoteProtocolError: the sizes are out of bounds.
+    """
+    head_size, body_size = PREFIX.unpack(raw)
+    if head_size > MAX_HEAD_BYTES or body_size > MAX_BODY_BYTES:
+        raise RemoteProtocolError(f"frame of {head_size} + {body_size} bytes refused")
+    return head_size, body_size
+
+
+def parse_head(raw: bytes) -> dict[str, Any]:
+    """Return a frame's head.
+
+    Raises:
+        RemoteProtocolError: it is no JSON object.
+    """
+    try:
+        head = json.loads(raw)
+    except ValueError as error:
+        raise RemoteProtocolError(f"frame head is not JSON: {error}") from error
+    if not isinstance(head, dict):
+        raise RemoteProtocolError("frame head is not an object")
+    return head
+
+
+@dataclass(slots=True)
+class FrameParser:
+    """Incremental parser: ``feed`` bytes as they come, get whole frames."""
+
+    _buffer: bytearray = field(default_factory=bytearray)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames completed by ``data``, in order.
+
+        Raises:
+            RemoteProtocolError: the bytes are not frames.
+        """
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= PREFIX.size:
+            head_size, body_size = parse_prefix(bytes(self._buffer[: PREFIX.size]))
+            end = PREFIX.size + head_size + body_size
+            if len(self._buffer) < end:
+                break
+            head = parse_head(bytes(self._buffer[PREFIX.size : PREFIX.size + head_size]))
+            frames.append(Frame(head, bytes(self._buffer[PREFIX.size + head_size : end])))
+            del self._buffer[:end]
+        return frames

@@ -1,0 +1,73 @@
+"""The shape of a job: what never changes while it lives.
+
+The number of shard types is a property of the job, never of its membership
+(design rule 1): a job of ``lanes`` x ``shards_per_lane`` types computes exactly
+these in every step, whoever serves them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mainstay_core.base.errors import InvalidSpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobShape:
+    """Degrees of a job; validated on construction.
+
+    Raises:
+        InvalidSpecError: a degree is out of bounds or two contradict.
+    """
+
+    lanes: int
+    shards_per_lane: int
+    replicas: int
+    """Replicas wanted. Invariant: 1 <= min_replicas <= replicas <= lanes."""
+    min_replicas: int
+    stages: int
+    ranks_per_stage: int = 1
+    """Ranks of a cell: the size of the user's inner mesh."""
+    ranks_per_pod: int = 1
+    micro_batches: int = 1
+    """Micro-batches of one shard type."""
+    steps: int
+    seed: int
+    checkpoint_every_steps: int = 0
+    """0 switches durable checkpoints off."""
+
+    def __post_init__(self) -> None:
+        degrees = ("lanes", "shards_per_lane", "replicas", "min_replicas", "stages")
+        for name in (*degrees, "ranks_per_stage"):
+            if getattr(self, name) < 1:
+                raise InvalidSpecError(name, f"is {getattr(self, name)}, must be at least 1")
+        if not self.min_replicas <= self.replicas <= self.lanes:
+            raise InvalidSpecError(
+                "replicas",
+                f"min_replicas {self.min_replicas} <= replicas {self.replicas} <= lanes "
+                f"{self.lanes} must hold",
+            )
+
+    @property
+    def num_types(self) -> int:
+        """Number of shard types of every step."""
+        return self.lanes * self.shards_per_lane
+
+    @property
+    def num_cells(self) -> int:
+        """Cells that the wanted replicas need."""
+        return self.replicas * self.stages
+
+    @property
+    def positions(self) -> tuple[tuple[int, int], ...]:
+        """All (stage, inner) pairs, in order: a replica has one rank in each."""
+        return tuple((s, i) for s in range(self.stages) for i in range(self.ranks_per_stage))
+
+    @property
+    def num_ranks(self) -> int:
+        """Trainers that the wanted replicas need."""
+        return self.num_cells * self.ranks_per_stage
+
+    def lane_of(self, shard_type: int) -> int:
+        """Home lane of a shard type."""
+        return shard_type // self.shards_per_lane

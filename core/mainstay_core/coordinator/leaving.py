@@ -1,0 +1,140 @@
+"""Pods that will end: told by themselves, by whoever makes them, or asked for by a user.
+
+A pod that leaves goes on serving until its work is handed over (the ladder's row
+0). That it leaves is a state, not an event: what cannot be done now, because of a
+recovery or for want of a successor, is done as soon as it can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.coordinator.coordinator_events import Announce, DrainRequested, Transition
+from mainstay_core.coordinator.jobstate import (
+    CoordinatorState,
+    PodState,
+    all_settled,
+    has_members,
+    is_leaving,
+    is_living,
+    uid_of,
+    with_pod,
+)
+from mainstay_core.wire.facts import Fact
+from mainstay_core.wire.messages import Member
+
+
+def learn_leaving(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    """Return the state with a pod leaving, because it said so."""
+    pod = state.pod(fact.pod)
+    assert pod is not None
+    at_s = fact.observed_at_s or now_s
+    leave_by_s = at_s + fact.grace_s if fact.grace_s else 0.0
+    return _leaves(state, pod, fact.evidence or "it says so", now_s, leave_by_s)
+
+
+def learn_drain(state: CoordinatorState, event: DrainRequested, now_s: float) -> Transition:
+    """Return the state with a pod leaving, because a user asked for it.
+
+    Raises:
+        RemoteProtocolError: there is no such pod, or it has gone.
+    """
+    pod = find_pod(state, event.pod)
+    if pod is None:
+        raise RemoteProtocolError(f"there is no living pod {event.pod}")
+    return _leaves(state, pod, f"{event.who} asked for it", now_s, 0.0)
+
+
+def find_pod(state: CoordinatorState, name: str) -> PodState | None:
+    """Return the living pod with this UID, else the newest one with this name."""
+    living = [p for p in state.pods if not p.gone]
+    named = [p for p in living if name in (uid_of(p), p.registration.name)]
+    return max(named, key=lambda p: uid_of(p) == name, default=None)
+
+
+def _leaves(
+    state: CoordinatorState, pod: PodState, why: str, now_s: float, leave_by_s: float
+) -> Transition:
+    name = pod.registration.name
+    if pod.leaving:
+        # A drained pod may be told to end later: then there is a limit.
+        limited = replace(pod, leave_by_s=pod.leave_by_s or leave_by_s)
+        changed = state if limited == pod else with_pod(state, limited)
+        return Transition(state=changed, reason=f"pod {name} is known to leave")
+    pod = replace(pod, leaving=why, leaving_at_s=now_s, leave_by_s=leave_by_s)
+    limit = f", at the latest in {leave_by_s - now_s:.0f} s" if leave_by_s else ""
+    message = f"pod {name} will leave{limit}: {why}"
+    return Transition(
+        state=with_pod(state, pod),
+        actions=(Announce(reason="Leaving", message=message),),
+        reason=message,
+    )
+
+
+def leaving_members(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the living members on pods that will end, in index order."""
+    members = state.plan.members if state.plan else ()
+    return tuple(m for m in members if is_leaving(state, m.slot.pod) and is_living(state, m))
+
+
+def leaving_pods(state: CoordinatorState) -> tuple[PodState, ...]:
+    """Return the pods that leave and still serve, who asked first coming first."""
+    serving = [p for p in state.pods if p.leaving and not p.gone and has_members(state, uid_of(p))]
+    return tuple(sorted(serving, key=lambda p: (p.leaving_at_s, uid_of(p))))
+
+
+def outgoing(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the members that the newest plan drops and that somebody may still wait for.
+
+    Nobody does once all go on in the plan; a step that is committed in it took all their votes.
+    """
+    if state.plan is None or state.commits or all_settled(state):
+        return ()
+    return state.plan.outgoing
+
+
+def still_needed(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the members that a planned plan drops, and that the job may have to go back to.
+
+    Until all others have adopted that plan these hold what those hold, perhaps as the last
+    ones of their position. A pod that leaves gets no place any more, and one that is only
+    known from a restored plan may be about to leave: these do not count.
+    """
+    return tuple(
+        m
+        for m in outgoing(state)
+        if is_living(state, m)
+        and (pod := state.pod(m.slot.pod)) is not None
+        and not (pod.leaving or pod.placeholder)
+    )
+
+
+def outgoing_died(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the members that ended between the plan that drops them and its adoption."""
+    return tuple(m for m in outgoing(state) if not is_living(state, m))
+
+
+def outgoing_missed(state: CoordinatorState, now_s: float) -> tuple[Member, ...]:
+    """Return the members whose end keeps the others from adopting the plan that drops them.
+
+    An end that resets its sockets parks the others, who tell; one that does not (a node
+    without power) leaves them waiting for its votes in the old quorum. A member that ends
+    because the plan is adopted is learnt of just before the others' word of it, so they are
+    given ``probe_s`` to tell.
+    """
+    died = outgoing_died(state)
+    if not any(now_s - _learnt_s(state, m) >= state.config.probe_s for m in died):
+        return ()
+    members = state.plan.members if state.plan else ()
+    return () if all(m.joining or has_adopted(state, m) for m in members) else died
+
+
+def has_adopted(state: CoordinatorState, member: Member) -> bool:
+    """Return whether a member of the newest plan told that it has adopted it, or goes on in it."""
+    return member.index in state.adopted_at_s or member.index in state.settled_at_s
+
+
+def _learnt_s(state: CoordinatorState, member: Member) -> float:
+    slot = state.slot(member.slot)
+    return slot.learnt_down_s if slot is not None else 0.0

@@ -1,0 +1,133 @@
+"""How many replicas are wanted, and so how many pods; which pods nobody needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.availability import held_until_s
+from mainstay_core.coordinator.coordinator_events import Announce, ScaleRequested, Transition
+from mainstay_core.coordinator.jobstate import (
+    CoordinatorState,
+    JobPhase,
+    PodState,
+    has_members,
+    natural,
+    uid_of,
+)
+from mainstay_core.coordinator.leaving import still_needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsWanted:
+    """What whoever makes the pods should bring about."""
+
+    num_pods: int
+    """Pods that should live and not leave, spares included."""
+    leaving: tuple[PodUid, ...]
+    """Pods that will end by themselves or are drained: others are made in their place."""
+    ending: tuple[PodUid, ...]
+    """Pods to end, in this order: their work is handed over, or they never had any. Those that
+    leave and still serve are not among them: a plan drops them first."""
+
+
+def learn_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> Transition:
+    """Return the state with another number of replicas or spares wanted.
+
+    Raises:
+        InvalidSpecError: replicas are not within minReplicas..lanes, spares are
+            negative, or neither is given.
+    """
+    del now_s
+    shape, config = state.shape, state.config
+    least, most = shape.min_replicas, shape.lanes
+    replicas = state.wanted if event.replicas is None else event.replicas
+    spares = config.spares if event.spares is None else event.spares
+    if event.replicas is None and event.spares is None:
+        raise InvalidSpecError("replicas", "is missing; say how many replicas or spares are wanted")
+    if not least <= replicas <= most:
+        raise InvalidSpecError(
+            "replicas", f"is {replicas}, must be within minReplicas..lanes, {least}..{most}"
+        )
+    if spares < 0:
+        raise InvalidSpecError("spares", f"is {spares}, must be at least 0")
+    changes = []
+    if replicas != state.wanted:
+        changes.append(f"{replicas} replicas are wanted instead of {state.wanted}")
+        state = replace(state, scaled_to=replicas)
+    if spares != config.spares:
+        changes.append(f"{spares} spares are wanted instead of {config.spares}")
+        state = replace(state, config=replace(config, spares=spares))
+    if not changes:
+        reason = f"{replicas} replicas and {spares} spares are wanted already"
+        return Transition(state=state, reason=reason)
+    message = f"{' and '.join(changes)}: {event.who} asked for it"
+    return Transition(
+        state=state,
+        actions=(Announce(reason="Scaled", message=message),),
+        reason=message,
+    )
+
+
+def plan_pods(state: CoordinatorState) -> PodsWanted:
+    """Return how many pods the job needs now, and which of the registered ones should end.
+
+    A pod that serves is never ended here: what leaves does so by a plan first, and what a
+    plan drops is not ended before all others have adopted that plan.
+    Of the free ones go those that leave, then those that are held back, then
+    the newest by name.
+    """
+    if state.terminal:
+        return PodsWanted(num_pods=0, leaving=(), ending=())
+    if state.phase is JobPhase.SUSPENDED:
+        ending = tuple(uid_of(p) for p in state.pods if not p.gone)
+        return PodsWanted(num_pods=0, leaving=(), ending=ending)
+    num_pods = _num_pods(state)
+    living = [p for p in state.pods if not p.gone]
+    staying = [p for p in living if not p.leaving]
+    free = [p for p in living if not has_members(state, uid_of(p))]
+    leaving = [p for p in free if p.leaving]
+    serving = {m.slot.pod for m in still_needed(state)}
+    rest = [p for p in reversed(free) if not p.leaving and uid_of(p) not in serving]
+    rest.sort(key=lambda p: -_held_until_s(state, p))
+    surplus = rest[: max(0, len(staying) - num_pods)]
+    ordered = [*sorted(leaving, key=lambda p: natural(p.registration.name)), *surplus]
+    return PodsWanted(
+        num_pods=num_pods,
+        leaving=tuple(uid_of(p) for p in living if p.leaving),
+        ending=tuple(uid_of(p) for p in ordered),
+    )
+
+
+def may_still_come(state: CoordinatorState, num_slots: int) -> bool:
+    """Return whether so many trainers may yet be up, though they are late.
+
+    In a cluster pods come late: images are pulled, nodes are added, others' jobs end. They
+    are waited for, unless so many trainers were refused or have ended that those
+    which are still to come would not do. On one machine all pods are there at once.
+
+    A trainer that has ended before the job began is not expected to do better the next
+    time; later it is, as long as its launcher forks another.
+    """
+    if not state.config.namespace:
+        return False
+    living = {uid_of(p) for p in state.pods if not p.gone}
+    again = state.phase is JobPhase.WAITING
+    broken = sum(
+        bool(s.refused or (s.incarnation is None and s.why and not (again and s.restarting)))
+        for s in state.slots
+        if s.slot.pod in living
+    )
+    return _num_pods(state) * state.shape.ranks_per_pod - broken >= num_slots
+
+
+def _num_pods(state: CoordinatorState) -> int:
+    num_ranks = state.wanted * len(state.shape.positions)
+    return math.ceil(num_ranks / state.shape.ranks_per_pod) + state.config.spares
+
+
+def _held_until_s(state: CoordinatorState, pod: PodState) -> float:
+    slots = [s for s in state.slots if s.slot.pod == uid_of(pod)]
+    return max((held_until_s(state, s) for s in slots), default=0.0)

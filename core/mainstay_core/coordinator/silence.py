@@ -1,0 +1,42 @@
+"""How long pods have been silent, counted while others are heard (protocol section 8).
+
+By one clock, the store's: after an outage of the api, of Redis or of the network
+everybody looks expired, and nobody is.
+"""
+
+from __future__ import annotations
+
+from mainstay_core.base.ids import PodUid
+
+MAX_GAP_BEATS = 2.0
+"""A pause of the job's newest heartbeat counts as at most so many intervals of silence."""
+
+
+class Silence:
+    """How far the pods of one job are behind its newest heartbeat."""
+
+    def __init__(self) -> None:
+        self._seen: dict[PodUid, int] = {}
+        self._behind_s: dict[str, float] = {}
+        self._newest = 0
+        self.heard: set[PodUid] = set()
+        """Pods that were heard since the look before."""
+
+    def update(self, seen_us: dict[PodUid, int], heartbeat_s: float) -> dict[str, float]:
+        """Return the silence of each pod in seconds, after another look.
+
+        Args:
+            seen_us: when each pod was last heard, in microseconds of one clock.
+            heartbeat_s: the interval of heartbeats.
+        """
+        # Only forward: a store that fell back shows older times.
+        self.heard = {pod for pod, at in seen_us.items() if at > self._seen.get(pod, at)}
+        newest = max(seen_us.values(), default=0)
+        passed_s = (newest - self._newest) / 1e6 if self._newest else 0.0
+        passed_s = min(max(passed_s, 0.0), MAX_GAP_BEATS * heartbeat_s)
+        behind: dict[str, float] = {
+            pod: self._behind_s.get(pod, 0.0) + passed_s if self._seen.get(pod) == at else 0.0
+            for pod, at in seen_us.items()
+        }
+        self._seen, self._behind_s, self._newest = dict(seen_us), behind, newest
+        return behind

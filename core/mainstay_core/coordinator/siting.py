@@ -1,0 +1,113 @@
+"""Which slots serve together: pods are placed by a cluster's scheduler, ranks are placed here.
+
+A cluster says of each node where it is: which nodes are near it (a replica's
+chain should stay within them, its activations travel there) and which failure
+domain it belongs to (copies of a stage should be in several). Without that
+knowledge slots are taken in the order of their pods.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mainstay_core.base.ids import PodUid, Slot
+from mainstay_core.coordinator.jobstate import CoordinatorState, SlotState
+from mainstay_core.wire.facts import Place
+
+
+def places_of(state: CoordinatorState) -> dict[PodUid, Place]:
+    """Return where pods are, of those whose node's place is known."""
+    return {
+        p.registration.pod: state.topology[p.registration.domain]
+        for p in state.pods
+        if p.registration.domain in state.topology
+    }
+
+
+def near_domains(state: CoordinatorState) -> dict[PodUid, str]:
+    """Return within what links between pods are short: the known place, else node, else pod."""
+    places = places_of(state)
+    near = {uid: place.near or place.apart for uid, place in places.items()}
+    return {
+        p.registration.pod: near.get(p.registration.pod, "")
+        or p.registration.domain
+        or p.registration.pod
+        for p in state.pods
+    }
+
+
+def order_slots(
+    slots: Sequence[SlotState], places: Mapping[PodUid, Place], chain: int, num_chains: int
+) -> list[SlotState]:
+    """Return the slots, those first that are best for so many chains, chain after chain.
+
+    Greedy, O(chains x groups): each chain goes to a group of near slots that has room for all of
+    it, in the failure domain that has the fewest chains, where least room is left over, then by
+    name. If no group has room, it is filled from the largest ones. The given order is kept inside
+    a group, and altogether when no place is known.
+    """
+    if not any(s.slot.pod in places for s in slots):
+        return list(slots)
+    groups: dict[tuple[str, str], list[SlotState]] = {}
+    for slot in slots:
+        place = places.get(slot.slot.pod, Place())
+        key = (place.apart or place.near, place.near or place.apart)
+        groups.setdefault(key, []).append(slot)
+    used: Counter[str] = Counter()
+    ordered: list[SlotState] = []
+    for _ in range(num_chains):
+        missing = chain
+        while missing and any(groups.values()):
+            key = _choose(groups, used, missing)
+            taken, groups[key] = groups[key][:missing], groups[key][missing:]
+            ordered += taken
+            missing -= len(taken)
+            used[key[0]] += 1
+    taken_slots = {s.slot for s in ordered}
+    return [*ordered, *(s for s in slots if s.slot not in taken_slots)]
+
+
+def _choose(
+    groups: Mapping[tuple[str, str], list[SlotState]], used: Counter[str], missing: int
+) -> tuple[str, str]:
+    roomy = [key for key, slots in groups.items() if len(slots) >= missing]
+    if roomy:
+        return min(roomy, key=lambda key: (used[key[0]], len(groups[key]), key))
+    some = [key for key, slots in groups.items() if slots]
+    return min(some, key=lambda key: (-len(groups[key]), used[key[0]], key))
+
+
+def count_copies(
+    places: Mapping[PodUid, Place], copies: Iterable[tuple[Slot, int]]
+) -> Counter[tuple[str, int]]:
+    """Return how many cells of each stage are in each known failure domain."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for slot, stage in copies:
+        place = places.get(slot.pod)
+        if place is not None:
+            counts[place.apart or place.near, stage] += 1
+    return counts
+
+
+def take_cell(
+    free: list[SlotState], stage: int, num_ranks: int, crowd: Counter[tuple[PodUid, int]]
+) -> list[SlotState]:
+    """Take a cell's slots out of ``free``: in a pod without its stage, all in one if possible."""
+    cell: list[SlotState] = []
+    for _ in range(num_ranks):
+        room = Counter(s.slot.pod for s in free)
+        own = {s.slot.pod for s in cell}
+
+        def preference(
+            slot: SlotState, own: set[PodUid] = own, room: Counter[PodUid] = room
+        ) -> Any:
+            pod = slot.slot.pod
+            return crowd[pod, stage], pod not in own, room[pod] < num_ranks - len(cell)
+
+        best = min(free, key=preference)
+        free.remove(best)
+        cell.append(best)
+    crowd.update((s.slot.pod, stage) for s in cell)
+    return cell

@@ -1,0 +1,129 @@
+"""A job that is submitted again: what may change in it, and what would make it another job.
+
+Whoever owns the jobs' definitions (in a cluster the operator) submits them again and
+again; what has not changed since the last submission changes nothing, so a wish
+that came by another way in between stands until the definition itself says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.coordinator.coordinator_events import (
+    Announce,
+    JobSubmitted,
+    SuspendRequested,
+    TopologyLearnt,
+    Transition,
+)
+from mainstay_core.coordinator.jobstate import CoordinatorState
+from mainstay_core.coordinator.suspension import learn_suspend
+from mainstay_core.job.jobspec import JobConfig
+
+MUTABLE_SHAPE = ("replicas", "min_replicas")
+MUTABLE = (
+    "suspend",
+    "spares",
+    "startup_deadline_s",
+    "restart_grace_s",
+    "hold_back_s",
+    "hold_back_max_s",
+)
+"""What only decisions depend on: trainers and supervisors that run do not hold a copy of it."""
+_NOT_SUBMITTED = ("job", "faults")
+
+_PATHS = {
+    "name": "metadata.name",
+    "namespace": "metadata.namespace",
+    "shape.lanes": "spec.training.lanes",
+    "shape.shards_per_lane": "spec.training.shardsPerLane",
+    "shape.steps": "spec.training.steps",
+    "shape.seed": "spec.training.seed",
+    "shape.stages": "spec.parallelism.stages",
+    "shape.ranks_per_stage": "spec.parallelism.ranksPerStage",
+    "shape.ranks_per_pod": "spec.parallelism.ranksPerPod",
+    "shape.micro_batches": "spec.pipeline.microBatches",
+    "shape.checkpoint_every_steps": "spec.checkpoint.everySteps",
+    "entrypoint": "spec.workload.entrypoint",
+    "args": "spec.workload.args",
+    "workload": "spec.workload.config",
+    "device": "spec.runtime.device",
+    "backend": "spec.runtime.backend",
+    "recompute": "spec.runtime.recompute",
+    "redundancy": "spec.redundancy",
+    "checkpoint_dir": "spec.checkpoint.storage",
+    "checkpoint_keep": "spec.checkpoint.keep",
+    "resume_from": "spec.checkpoint.resumeFrom",
+    "heartbeat_s": "spec.detection.heartbeatSeconds",
+    "heartbeat_timeout_s": "spec.detection.heartbeatTimeoutSeconds",
+    "hang_s": "spec.detection.hangSeconds",
+    "operation_timeout_s": "spec.detection.hangSeconds",
+    "handover_s": "spec.recovery.handoverSeconds",
+    "max_restarts": "spec.recovery.maxRestarts",
+}
+"""Where a user finds what the processes call otherwise."""
+
+
+def learn_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) -> Transition:
+    """Return the state with the job's definition as it was submitted now.
+
+    Raises:
+        InvalidSpecError: something differs that cannot change in a job that exists.
+    """
+    old, new = state.config, replace(event.config, faults=state.config.faults)
+    for name, before, after in _differences(old, new):
+        raise InvalidSpecError(
+            _PATHS.get(name, name),
+            f"is {after!r}, was {before!r}: it cannot change in a job that exists; "
+            "delete the job and create it anew",
+        )
+    if new == old:
+        return Transition(state=state, reason="the job is submitted again, unchanged")
+    wanted = state.wanted if new.shape.replicas == old.shape.replicas else new.shape.replicas
+    wanted = max(wanted, new.shape.min_replicas)
+    changed = [
+        f"{name} {before} -> {after}"
+        for name, before, after in (
+            ("replicas", state.wanted, wanted),
+            ("minReplicas", old.shape.min_replicas, new.shape.min_replicas),
+            ("spares", old.spares, new.spares),
+        )
+        if before != after
+    ]
+    state = replace(state, config=new, scaled_to=wanted)
+    result = Transition(state=state)
+    if new.suspend != old.suspend:
+        wish = SuspendRequested(suspend=new.suspend, who="its definition")
+        result = learn_suspend(state, wish, now_s)
+        if not changed:
+            return result
+    message = f"the job's definition has changed: {', '.join(changed) or 'times'}"
+    announce = Announce(reason="Submitted", message=message)
+    return result.then(Transition(state=result.state, actions=(announce,), reason=message))
+
+
+def learn_topology(state: CoordinatorState, event: TopologyLearnt, now_s: float) -> Transition:
+    """Return the state with what the cluster says about its nodes. Plans that are made use it."""
+    del now_s
+    if event.nodes == state.topology:
+        return Transition(state=state, reason="the nodes are where they were")
+    message = f"the places of {len(event.nodes)} nodes are known"
+    return Transition(state=replace(state, topology=dict(event.nodes)), reason=message)
+
+
+def _differences(old: JobConfig, new: JobConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, old value, new value) of what differs and must not."""
+    pairs = [
+        (f.name, getattr(old, f.name), getattr(new, f.name))
+        for f in fields(JobConfig)
+        if f.name not in (*MUTABLE, *_NOT_SUBMITTED, "shape")
+    ]
+    pairs += [
+        (f"shape.{f.name}", getattr(old.shape, f.name), getattr(new.shape, f.name))
+        for f in fields(old.shape)
+        if f.name not in MUTABLE_SHAPE
+    ]
+    yield from ((name, before, after) for name, before, after in pairs if before != after)

@@ -1,0 +1,173 @@
+"""The shared fault language: what an injected fault is, and where it fires.
+
+A fault names a rank in the quorum in force when it fires (design 13.8), so the
+same file means the same thing in a real run, a test and a simulation. When it
+fires is a question to values: a step and an action of the program, and what the
+plan in force says of the faults before it (:class:`View`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from mainstay_core.base.ids import RankId
+
+
+class FaultAction(enum.StrEnum):
+    """What is done to the target."""
+
+    KILL_TRAINER = "kill-trainer"
+    KILL_POD = "kill-pod"
+    STOP = "stop"
+    """SIGSTOP; with a duration it goes on after that, as a stale rank."""
+    SLOW = "slow"
+    DISCONNECT = "disconnect"
+    """The pod's network is cut for a while."""
+    KILL = "kill"
+    """Of a process of the control plane, which is started again."""
+    FLUSH = "flush"
+    """Of Redis: it forgets everything."""
+
+
+RANK_ACTIONS = (
+    FaultAction.KILL_TRAINER,
+    FaultAction.KILL_POD,
+    FaultAction.STOP,
+    FaultAction.SLOW,
+    FaultAction.DISCONNECT,
+)
+SPARE_ACTIONS = tuple(action for action in RANK_ACTIONS if action is not FaultAction.SLOW)
+PROCESS_ACTIONS: dict[str, tuple[FaultAction, ...]] = {
+    "api": (FaultAction.KILL, FaultAction.STOP),
+    "redis": (FaultAction.KILL, FaultAction.STOP, FaultAction.FLUSH),
+}
+"""Processes of the control plane that can be targets, with what can be done to each."""
+
+PHASES: dict[str, tuple[str, ...]] = {
+    "forward": ("FORWARD",),
+    "backward": ("BACKWARD_INPUT", "BACKWARD_WEIGHT"),
+    "reduce": ("REDUCE",),
+    "vote": ("VOTE",),
+    "apply": ("APPLY",),
+    "checkpoint": ("CHECKPOINT",),
+    "checkpoint-write": ("CHECKPOINT_WRITE",),
+    "checkpoint-sync": ("CHECKPOINT_SYNC",),
+    "checkpoint-safe": ("CHECKPOINT_SAFE",),
+    "checkpoint-rename": ("CHECKPOINT_RENAME",),
+    "checkpoint-renamed": ("CHECKPOINT_RENAMED",),
+    "settle": ("SETTLE",),
+    "heal": ("HEAL",),
+    "heal-source": ("SERVE",),
+}
+"""Aliases of program actions; the action names themselves are accepted as well."""
+
+SENDS_ON = ("SEND_F", "RECV_B")
+"""Transfers with the next stage: the last stage has none."""
+SENDS_BACK = ("RECV_F", "SEND_B")
+"""Transfers with the stage before: the first stage has none."""
+OUTSIDE_STEPS = ("SETTLE", "SERVE")
+"""What a rank does between and beside steps: a fault without a phase does not mean these."""
+COMPUTE = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "APPLY")
+"""Actions that wait for nobody: what a slow rank is slow in."""
+
+
+class During(enum.StrEnum):
+    """A part of the recovery from another fault."""
+
+    SETTLE = "settle"
+    """The target tells the others what it holds."""
+    MASK = "mask"
+    """The target goes on with the interrupted step, in a quorum without what was lost."""
+    HEAL = "heal"
+    """The target is about to copy its state from another cell."""
+    HEAL_SOURCE = "heal-source"
+    """The target is in the middle of giving its state to another cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the plan in force says to whoever asks whether a fault is due."""
+
+    fired: tuple[str, ...] = ()
+    """Faults that had fired when the plan was made."""
+    over: tuple[str, ...] = ()
+    """Faults that fired and interrupt nobody any more: :data:`STEPS_TO_BE_OVER` have passed."""
+    planned: bool = True
+    """Whether nobody had failed when the plan was made."""
+    whole: bool = True
+    """Whether every replica that is wanted has its chain."""
+
+
+ORDINARY = View()
+STEPS_TO_BE_OVER = 2
+"""A step needs every member's vote: so many steps after a fault whoever was lost was noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPoint:
+    """One fault of a faults file, resolved to values.
+
+    Invariant: exactly one of (``replica`` and ``stage``), ``spare`` and ``process``
+    is set; at most one of ``during`` and ``after`` is.
+    """
+
+    id: str
+    step: int
+    action: FaultAction
+    phase: str | None = None
+    """Alias or action name; None fires at the step's first action."""
+    delay_ms: float = 0.0
+    """Counts from the named action; 0 halts the rank exactly there."""
+    replica: int | None = None
+    stage: int | None = None
+    inner: int = 0
+    spare: int | None = None
+    process: str | None = None
+    """``api`` or ``redis``: whoever started these carries it out."""
+    soon: bool = False
+    """Whether a later step than ``step`` is as good: the first one that comes to the action."""
+    during: During | None = None
+    of: str | None = None
+    """The fault whose recovery ``during`` speaks of."""
+    after: str | None = None
+    """Once the job has all its replicas again after this fault, in ``step`` or later."""
+    beside: str | None = None
+    """When this fault fires: in the same step or, if it is late, during its recovery."""
+    for_s: float | None = None
+    """How long a stop or a disconnect lasts; None is for ever."""
+    slow_ms: float = 0.0
+    """How much longer each computing action of a slow rank takes."""
+    factor: float = 1.0
+    """How many times as long each computing action of a slow rank takes."""
+    num_steps: int = 1
+    """For so many steps a rank is slow."""
+
+    def matches(self, step: int, rank: RankId, op: str, view: View = ORDINARY) -> bool:
+        """Return whether the fault fires at this action of this rank."""
+        if self.replica is None:
+            return False
+        if (self.replica, self.stage, self.inner) != (rank.replica, rank.stage, rank.inner):
+            return False
+        return self._is_place(op) and self.is_due(step, view)
+
+    def is_due(self, step: int, view: View) -> bool:
+        """Return whether it is time for the fault, wherever its target is."""
+        if self.during is not None:
+            interrupted = not view.planned or self.during is not During.MASK
+            return self.of in view.fired and interrupted
+        if self.beside is not None and self.beside in (*view.fired, *view.over):
+            return True
+        if self.after is not None:
+            past = self.after in (*view.fired, *view.over)
+            return past and view.whole and step >= self.step
+        # Whoever has no program is watched from outside, which may miss a step.
+        later_will_do = self.soon or self.replica is None
+        return step == self.step or (later_will_do and step > self.step)
+
+    def _is_place(self, op: str) -> bool:
+        if self.phase is not None:
+            return op in PHASES.get(self.phase, (self.phase,))
+        if self.during is None or self.during is During.MASK:
+            return op not in OUTSIDE_STEPS
+        return op in PHASES[self.during.value]

@@ -1,0 +1,185 @@
+"""What the API server of a cluster checks of a TrainingJob beyond single fields, in CEL.
+
+Each rule stands at the section it is about. What concerns one moment is checked by
+:mod:`mainstay_core.job.spec` as well, for local mode and the api; what concerns a change
+(``oldSelf``) is checked here alone. What identifies a job, and what its agents were
+told when it began, never changes; to have it otherwise, make another job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SPEC = "spec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule of the CRD.
+
+    Args:
+        section: path of the section that is ``self``; empty for the whole object.
+        field: what is to blame, within the section, e.g. ``.backend``; empty: the section.
+        rule: in CEL, true if all is well.
+        message: what would be right. Without the values: the server takes a message
+            made of numbers for too dear, however short they are.
+        forbidden: it is a change that is refused, not a value.
+    """
+
+    section: str
+    field: str = ""
+    rule: str
+    message: str
+    forbidden: bool = False
+
+    def to_schema(self) -> dict[str, str]:
+        """Return the rule as an item of ``x-kubernetes-validations``."""
+        item = {"rule": self.rule, "message": self.message}
+        if self.field:
+            item["fieldPath"] = self.field
+        item["reason"] = "FieldValueForbidden" if self.forbidden else "FieldValueInvalid"
+        return item
+
+
+def _constant(section: str, field: str, *, optional: bool = False) -> Rule:
+    """Return the rule that a field of a section never changes."""
+    unchanged = f"self{field} == oldSelf{field}"
+    if optional:
+        absent = f"!has(self{field}) && !has(oldSelf{field})"
+        both = f"has(self{field}) && has(oldSelf{field})"
+        unchanged = f"{absent} || {both} && {unchanged}"
+    return Rule(
+        section=section,
+        field=field,
+        rule=unchanged,
+        message="cannot be changed: it is part of what the job is, or its pods were told at the "
+        "start; make another job",
+        forbidden=True,
+    )
+
+
+_REPLICAS = "(has(self.parallelism.replicas) ? self.parallelism.replicas : self.training.lanes)"
+_NUM_RANKS = f"{_REPLICAS} * self.parallelism.stages * self.parallelism.ranksPerStage"
+
+CROSS_FIELD: tuple[Rule, ...] = (
+    Rule(
+        section="",
+        field=".metadata.name",
+        rule=r"self.metadata.name.matches(r'^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$')",
+        message="must be at most 40 lower-case letters, digits and '-', starting with a letter and "
+        "ending with a letter or digit: pods are named after the job",
+    ),
+    Rule(
+        section=SPEC,
+        field=".parallelism.replicas",
+        rule="!has(self.parallelism.replicas) || self.parallelism.replicas <= self.training.lanes",
+        message="must be at most spec.training.lanes: a lane has at most one replica",
+    ),
+    Rule(
+        section=SPEC,
+        field=".parallelism.minReplicas",
+        rule=f"self.parallelism.minReplicas <= {_REPLICAS}",
+        message="must be at most the replicas: parallelism.replicas, or training.lanes where "
+        "that is left out",
+    ),
+    Rule(
+        section=SPEC,
+        field=".parallelism.ranksPerPod",
+        rule=f"self.parallelism.ranksPerPod <= {_NUM_RANKS}",
+        message="must be at most the number of ranks: replicas x stages x ranksPerStage",
+    ),
+    Rule(
+        section=SPEC,
+        field=".redundancy",
+        rule="type(self.redundancy) != int || self.redundancy <= self.training.lanes",
+        message="must be at most spec.training.lanes, or Auto: a shard type has at most one host "
+        "per lane",
+    ),
+    Rule(
+        section="spec.runtime",
+        field=".backend",
+        rule="!(self.device == 'CPU' && self.backend == 'NCCL')",
+        message="is NCCL, which needs CUDA; use Gloo or Auto with device CPU",
+    ),
+    Rule(
+        section="spec.detection",
+        field=".heartbeatTimeoutSeconds",
+        rule="self.heartbeatTimeoutSeconds >= 3 * self.heartbeatSeconds",
+        message="must be at least three times heartbeatSeconds, so that one late heartbeat is no "
+        "fault",
+    ),
+    Rule(
+        section="spec.recovery",
+        field=".holdBackMaxSeconds",
+        rule="self.holdBackSeconds <= self.holdBackMaxSeconds",
+        message="must be at least holdBackSeconds, which it bounds",
+    ),
+    Rule(
+        section="spec.scheduling",
+        field=".spreadTopologyKey",
+        rule="!has(self.replicaTopologyKey) || !has(self.spreadTopologyKey) || "
+        "self.replicaTopologyKey != self.spreadTopologyKey",
+        message="is the same label as replicaTopologyKey, and pods cannot be kept together and "
+        "apart by one label; use another one",
+    ),
+)
+"""What must hold at any moment; :mod:`mainstay_core.job.spec` checks the same."""
+
+CLUSTER_ONLY: tuple[Rule, ...] = (
+    Rule(
+        section="spec",
+        field=".template",
+        rule="has(self.template)",
+        message="is needed in a cluster: spec.containers with a container whose image has torch; "
+        "the one named trainer, or the first, is the trainer",
+    ),
+    Rule(
+        section="spec.checkpoint",
+        rule="self.everySteps == 0 || has(self.storage)",
+        message="everySteps needs storage in a cluster: the absolute path of a directory that all "
+        "pods see, on a volume that spec.template mounts; or use everySteps 0",
+    ),
+)
+"""What only a cluster needs: local mode has a default."""
+
+UNCHANGEABLE: tuple[Rule, ...] = (
+    _constant("spec", ".managedBy"),
+    _constant("spec", ".priorityClassName", optional=True),
+    _constant("spec", ".training"),
+    _constant("spec.parallelism", ".stages"),
+    _constant("spec.parallelism", ".ranksPerStage"),
+    _constant("spec.parallelism", ".ranksPerPod"),
+    _constant("spec", ".redundancy"),
+    _constant("spec", ".pipeline"),
+    _constant("spec", ".workload"),
+    _constant("spec", ".runtime"),
+    _constant("spec", ".detection"),
+    _constant("spec", ".checkpoint"),
+    _constant("spec.recovery", ".maxRestarts"),
+    _constant("spec.recovery", ".restartGraceSeconds"),
+    _constant("spec.recovery", ".handoverSeconds"),
+    _constant("spec.recovery", ".holdBackSeconds"),
+    _constant("spec.recovery", ".holdBackMaxSeconds"),
+    _constant("spec", ".scheduling"),
+    Rule(
+        section="",
+        field=".spec.suspend",
+        rule="!self.spec.suspend || oldSelf.spec.suspend || self.spec.checkpoint.everySteps > 0 || "
+        "!has(self.status) || !has(self.status.quorum)",
+        message="needs a checkpoint to go on from, and spec.checkpoint.everySteps is 0; delete the "
+        "job to stop it. A job that has not begun may be suspended without",
+        forbidden=True,
+    ),
+    Rule(
+        section="spec",
+        field=".template",
+        rule="oldSelf.suspend || !has(self.template) && !has(oldSelf.template) || "
+        "has(self.template) && has(oldSelf.template) && self.template == oldSelf.template",
+        message="can be changed while the job is suspended only: set spec.suspend to true first",
+        forbidden=True,
+    ),
+)
+"""What a change must leave alone. Free to change: suspend, parallelism.replicas and minReplicas,
+spares, activeDeadlineSeconds, ttlSecondsAfterFinished, recovery.window and recovery.quarantine."""
+
+RULES = CROSS_FIELD + CLUSTER_ONLY + UNCHANGEABLE

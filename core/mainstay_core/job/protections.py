@@ -1,0 +1,101 @@
+"""Which protections a job has: those that its settings and its entry give, and why not the others.
+
+The entry is how the user's code comes in (design section 6): as blocks, or as a training
+loop of its own. Trainers name it in their fingerprint. What people are shown, nothing
+else: no decision depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mainstay_core.base.topology import JobShape
+
+BLOCKS, LOOP = "blocks", "loop"
+ENTRY_KEY = "entry"
+"""Entry of the fingerprint that names the kind of entry."""
+
+_NOT_BUILT = "not in this version"
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """One protection."""
+
+    name: str
+    given: bool
+    why: str
+    """What it is, or why the job does not have it."""
+
+
+def entry_of(fingerprints: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the kind of entry that trainers have told; empty while none has."""
+    return next((f[ENTRY_KEY] for f in fingerprints.values() if ENTRY_KEY in f), "")
+
+
+def protections_of(shape: JobShape, entry: str) -> tuple[Protection, ...]:
+    """Return the protections of a job, in the order in which they are shown.
+
+    Args:
+        shape: the job's degrees.
+        entry: ``blocks`` or ``loop``; empty if it is not known yet: then there are none.
+    """
+    if not entry:
+        return ()
+    loop = entry == LOOP
+    alone = shape.replicas == 1
+    checkpoints = shape.checkpoint_every_steps > 0
+    return (
+        Protection(
+            "mask",
+            not alone,
+            "parallelism.replicas is 1: nobody is left to go on"
+            if alone
+            else "the others go on in the same step when a replica is lost",
+        ),
+        Protection(
+            "patch",
+            not alone,
+            "parallelism.replicas is 1: nobody else can compute its types"
+            if alone
+            else "what a lost replica had not computed is computed by the others",
+        ),
+        Protection("exact reduction", True, "the bits do not depend on who computes what"),
+        Protection(
+            "heal",
+            not alone,
+            "parallelism.replicas is 1: there is no other copy to heal from"
+            if alone
+            else "a newcomer copies the state from a living rank while the others train",
+        ),
+        Protection("ledger", True, "digests of every committed step"),
+        Protection(
+            "durable checkpoints",
+            checkpoints,
+            f"every {shape.checkpoint_every_steps} steps"
+            if checkpoints
+            else "checkpoint.everySteps is 0",
+        ),
+        Protection(
+            "pipeline stages",
+            not loop,
+            "an own loop computes the whole model at once; bring it as blocks"
+            if loop
+            else f"the model is cut into {shape.stages} stages between its blocks",
+        ),
+        Protection(
+            "replay",
+            False,
+            "needs blocks, of which single passes can be run again; an own loop has none"
+            if loop
+            else _NOT_BUILT,
+        ),
+        Protection(
+            "op-level checks",
+            False,
+            "needs blocks, whose passes can be compared; what an own loop runs is not seen"
+            if loop
+            else _NOT_BUILT,
+        ),
+    )

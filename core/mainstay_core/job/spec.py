@@ -1,0 +1,283 @@
+"""The TrainingJob: one model for the YAML of local mode, the api and the CRD.
+
+Field names are Python's here and camelCase on the wire. What a user writes is
+refused with the path of the field, what is wrong and what would be right: a
+field that is silently ignored is worse than none, so a field of a later version
+is refused by name as well. Durations are whole ``...Seconds`` and enumerations
+CamelCase, the conventions of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import pydantic
+import pydantic.alias_generators
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import JobUid
+from mainstay_core.base.topology import JobShape
+from mainstay_core.faults.faults import FaultPoint
+from mainstay_core.job import model_sizes
+from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.job.spec_fields import (
+    DEFAULT_MANAGER,
+    Checkpoint,
+    Detection,
+    Metadata,
+    Parallelism,
+    Pipeline,
+    RecoveryPolicy,
+    Runtime,
+    Scheduling,
+    Section,
+    Spares,
+    Training,
+    Workload,
+)
+from mainstay_core.job.spec_messages import explain
+from mainstay_core.job.spec_types import (
+    IntOrAuto,
+    ManagerName,
+    ObjectName,
+    PodTemplate,
+    Seconds,
+    SecondsOrNone,
+)
+
+API_VERSION = "mainstay.dev/v1alpha1"
+KIND = "TrainingJob"
+
+
+class TrainingJobSpec(Section):
+    """What a user asks for."""
+
+    suspend: bool = False
+    """Let go of all pods after a checkpoint; false again, and the job goes on where it was."""
+    managed_by: ManagerName = DEFAULT_MANAGER
+    """Who takes care of the job in a cluster. The operator leaves jobs of other managers alone."""
+    active_deadline_seconds: Seconds | None = None
+    """A job that is not complete after so long fails. The clock starts again when a suspended job
+    is resumed. In clusters only."""
+    ttl_seconds_after_finished: SecondsOrNone | None = None
+    """A complete or failed job is deleted so long after its end. In clusters only."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the job's pods. In clusters only."""
+    training: Training
+    parallelism: Parallelism = Parallelism()
+    redundancy: IntOrAuto = "Auto"
+    """Hosts of a shard type. Auto follows SPARe's optimum (section 5, eq. 8)."""
+    pipeline: Pipeline = Pipeline()
+    workload: Workload
+    runtime: Runtime = Runtime()
+    template: PodTemplate = pydantic.Field(default_factory=dict)
+    """Pod template: metadata and spec as in a Deployment, kept as they are. The trainer is the
+    container of that name, or the first; a volume that it mounts at /dev/shm is the pod's shared
+    memory, else one is made, bounded by the built-in model's size. Can be changed while the job is
+    suspended. Local mode makes processes and does not read it."""
+    spares: Spares = Spares()
+    detection: Detection = Detection()
+    checkpoint: Checkpoint = Checkpoint()
+    recovery: RecoveryPolicy = RecoveryPolicy()
+    scheduling: Scheduling = Scheduling()
+
+
+class TrainingJob(Section):
+    """The custom resource. Build it with :func:`parse_training_job`, which explains mistakes."""
+
+    api_version: Literal["mainstay.dev/v1alpha1"]
+    kind: Literal["TrainingJob"]
+    metadata: Metadata
+    spec: TrainingJobSpec
+    status: dict[str, Any] | None = None
+    """Written by the operator alone; accepted so that ``kubectl get -o yaml`` can be read back."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_topology(self.spec)
+        _check_settings(self.spec)
+        return self
+
+    @property
+    def shape(self) -> JobShape:
+        """The degrees, with every default and Auto resolved."""
+        spec = self.spec
+        parallelism = spec.parallelism
+        return JobShape(
+            lanes=spec.training.lanes,
+            shards_per_lane=spec.training.resolved_shards_per_lane,
+            replicas=parallelism.replicas or spec.training.lanes,
+            min_replicas=parallelism.min_replicas,
+            stages=parallelism.stages,
+            ranks_per_stage=parallelism.ranks_per_stage,
+            ranks_per_pod=parallelism.ranks_per_pod,
+            micro_batches=spec.pipeline.micro_batches,
+            steps=spec.training.steps,
+            seed=spec.training.seed,
+            checkpoint_every_steps=spec.checkpoint.every_steps,
+        )
+
+    @property
+    def num_worker_pods(self) -> int:
+        """Pods that the wanted replicas need."""
+        shape = self.shape
+        return math.ceil(shape.num_ranks / shape.ranks_per_pod)
+
+    @property
+    def num_pods(self) -> int:
+        """Pods of the job, spares included."""
+        return self.num_worker_pods + self.spec.spares.replicas
+
+    def to_job_config(
+        self,
+        job_uid: JobUid,
+        faults: tuple[FaultPoint, ...] = (),
+        checkpoint_dir: str = "",
+    ) -> JobConfig:
+        """Return the job as its processes see it.
+
+        Args:
+            job_uid: identity of this run of the job.
+            faults: what to inject, from :mod:`mainstay_core.faults.fault_files`.
+            checkpoint_dir: where durable checkpoints go when the spec names no
+                storage; unused while ``everySteps`` is 0.
+        """
+        spec = self.spec
+        storage = spec.checkpoint.storage or checkpoint_dir
+        resume_from = spec.checkpoint.resume_from or ""
+        redundancy = spec.redundancy
+        return JobConfig(
+            job=job_uid,
+            name=self.metadata.name,
+            shape=self.shape,
+            entrypoint=spec.workload.entrypoint,
+            args=spec.workload.args,
+            workload=spec.workload.config,
+            device=spec.runtime.device.lower(),
+            backend=spec.runtime.backend.lower(),
+            recompute=spec.runtime.recompute,
+            redundancy=None if redundancy == "Auto" else redundancy,
+            checkpoint_dir=storage if spec.checkpoint.every_steps or resume_from else "",
+            checkpoint_keep=spec.checkpoint.keep,
+            resume_from=resume_from,
+            heartbeat_s=float(spec.detection.heartbeat_seconds),
+            heartbeat_timeout_s=float(spec.detection.heartbeat_timeout_seconds),
+            hang_s=float(spec.detection.hang_seconds),
+            # A back-stop only: it must outlast a hang and the longest step (protocol section 5).
+            operation_timeout_s=max(1800.0, 4.0 * spec.detection.hang_seconds),
+            restart_grace_s=float(spec.recovery.restart_grace_seconds),
+            handover_s=float(spec.recovery.handover_seconds),
+            hold_back_s=float(spec.recovery.hold_back_seconds),
+            hold_back_max_s=float(spec.recovery.hold_back_max_seconds),
+            spares=spec.spares.replicas,
+            startup_deadline_s=float(spec.scheduling.startup_deadline_seconds),
+            max_restarts=spec.recovery.max_restarts,
+            suspend=spec.suspend,
+            faults=faults,
+        )
+
+
+def parse_training_job(data: object) -> TrainingJob:
+    """Return the job that loaded YAML or JSON describes.
+
+    Raises:
+        InvalidSpecError: something cannot be used; ``field`` is the path of the
+            first mistake and the message says what would be right, for all.
+    """
+    if not isinstance(data, Mapping):
+        found = "nothing" if data is None else type(data).__name__
+        raise InvalidSpecError(
+            "document", f"expected a {KIND} (apiVersion, kind, metadata, spec), found {found}"
+        )
+    try:
+        return TrainingJob.model_validate(data)
+    except pydantic.ValidationError as error:
+        problems = [explain(dict(d), _fields_at) for d in error.errors(include_url=False)]
+        field, message = problems[0]
+        others = "".join(f"\n{other_field}: {other}" for other_field, other in problems[1:])
+        raise InvalidSpecError(field, message + others) from None
+
+
+def _check_topology(spec: TrainingJobSpec) -> None:
+    """Refuse degrees that contradict each other."""
+    lanes = spec.training.lanes
+    parallelism = spec.parallelism
+    replicas = parallelism.replicas or lanes
+    if replicas > lanes:
+        raise InvalidSpecError(
+            "spec.parallelism.replicas",
+            f"is {replicas}, but there are only {lanes} lanes, and a lane has at most one "
+            f"replica; use at most {lanes}, or raise spec.training.lanes",
+        )
+    if parallelism.min_replicas > replicas:
+        raise InvalidSpecError(
+            "spec.parallelism.minReplicas",
+            f"is {parallelism.min_replicas}, must be at most the replicas ({replicas})",
+        )
+    if isinstance(spec.redundancy, int) and spec.redundancy > lanes:
+        raise InvalidSpecError(
+            "spec.redundancy",
+            f"is {spec.redundancy}, but a shard type has at most one host per lane; use at most "
+            f"{lanes}, or Auto",
+        )
+    num_ranks = replicas * parallelism.stages * parallelism.ranks_per_stage
+    if parallelism.ranks_per_pod > num_ranks:
+        raise InvalidSpecError(
+            "spec.parallelism.ranksPerPod",
+            f"is {parallelism.ranks_per_pod}, but the job has only {num_ranks} ranks "
+            f"({replicas} replicas x {parallelism.stages} stages"
+            f"{_inner(parallelism.ranks_per_stage)}); use at most {num_ranks}",
+        )
+
+
+def _inner(ranks_per_stage: int) -> str:
+    return f" x {ranks_per_stage} ranks" if ranks_per_stage > 1 else ""
+
+
+def _check_settings(spec: TrainingJobSpec) -> None:
+    if spec.runtime.device == "CPU" and spec.runtime.backend == "NCCL":
+        raise InvalidSpecError(
+            "spec.runtime.backend", "is NCCL, which needs CUDA; use Gloo or Auto with device CPU"
+        )
+    if spec.workload.entrypoint == model_sizes.BUILT_IN:
+        model_sizes.check_config(spec.workload.config)
+    detection = spec.detection
+    least = 3 * detection.heartbeat_seconds
+    if detection.heartbeat_timeout_seconds < least:
+        raise InvalidSpecError(
+            "spec.detection.heartbeatTimeoutSeconds",
+            f"is {detection.heartbeat_timeout_seconds}, must be at least {least}: three times "
+            "heartbeatSeconds, so that one late heartbeat is no fault",
+        )
+    recovery = spec.recovery
+    if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
+        raise InvalidSpecError(
+            "spec.recovery.holdBackMaxSeconds",
+            f"is {recovery.hold_back_max_seconds}, must be at least holdBackSeconds "
+            f"({recovery.hold_back_seconds}), which it bounds",
+        )
+    scheduling = spec.scheduling
+    if scheduling.spread_topology_key and (
+        scheduling.spread_topology_key == scheduling.replica_topology_key
+    ):
+        raise InvalidSpecError(
+            "spec.scheduling.spreadTopologyKey",
+            "is the same label as replicaTopologyKey, and pods cannot be kept together and apart "
+            "by one label; use another one",
+        )
+
+
+def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
+    """Return the field names of the model at a path, as the user writes them."""
+    model: type[pydantic.BaseModel] = TrainingJob
+    for part in loc:
+        for name, field in model.model_fields.items():
+            if part in (field.alias, name):
+                candidates = (field.annotation, *typing.get_args(field.annotation))
+                model = next(
+                    (c for c in candidates if isinstance(c, type) and issubclass(c, Section)), model
+                )
+    return [field.alias or name for name, field in model.model_fields.items()]

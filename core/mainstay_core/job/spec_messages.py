@@ -1,0 +1,92 @@
+"""What is wrong with a TrainingJob, in words that name the field and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mainstay_core.base.errors import InvalidSpecError
+
+Loc = tuple[int | str, ...]
+"""Path of a field: names and list indices."""
+
+NOT_YET = {
+    "spec.snapshots": "in-memory snapshots are not in this version; use spec.checkpoint",
+    "spec.protection": "failure domains are not in this version",
+    "spec.detection.dmr": "checks by re-execution are not in this version",
+    "spec.detection.witness": "checks by re-execution are not in this version",
+    "spec.recovery.approximateAfterLostSteps": "every recovery is exact in this version",
+    "spec.scheduling.gang": "pods are not scheduled as a gang in this version; use minReplicas",
+}
+"""Fields of the design that this version cannot execute, and why."""
+
+NOT_YET_VALUES = {
+    "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
+    "spec.spares.mode": "spares are always warm in this version; use Warm",
+    "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",
+    "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "
+    "use Rehost",
+}
+"""Fields of which this version can execute a single value."""
+
+
+def explain(detail: Mapping[str, Any], fields_at: Callable[[Loc], list[str]]) -> tuple[str, str]:
+    """Return (path, message) of one error of the model.
+
+    Args:
+        detail: one item of pydantic's ``ValidationError.errors()``.
+        fields_at: names of the fields that are valid at a path.
+    """
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidSpecError):
+        return cause.field, cause.message
+    loc: Loc = tuple(part for part in detail["loc"] if part != "literal['Auto']")
+    return join_path(loc), _message(detail, loc, cause, fields_at)
+
+
+def join_path(loc: Loc) -> str:
+    """Return a path as the user would write it: ``spec.workload.args[0]``."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path or "document"
+
+
+def _message(
+    detail: Mapping[str, Any],
+    loc: Loc,
+    cause: Exception | None,
+    fields_at: Callable[[Loc], list[str]],
+) -> str:
+    kind, value = detail["type"], detail.get("input")
+    if kind == "extra_forbidden":
+        return _unknown(loc, fields_at(loc[:-1]))
+    if kind == "missing":
+        return "is missing"
+    if cause is not None:
+        return str(cause)
+    if kind == "int_or_auto":
+        return str(detail["msg"])
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        found = "nothing" if value is None else type(value).__name__
+        valid = f" ({', '.join(fields_at(loc))})" if kind != "dict_type" else ""
+        return f"expected fields{valid}, found {found}"
+    if kind == "literal_error":
+        only = NOT_YET_VALUES.get(join_path(loc))
+        return (
+            f"is {value!r}, but {only}"
+            if only
+            else f"is {value!r}, must be {detail['ctx']['expected']}"
+        )
+    shown = type(value).__name__ if isinstance(value, Mapping | list) else repr(value)
+    return f"is {shown}, {str(detail['msg']).replace('Input should', 'must')}"
+
+
+def _unknown(loc: Loc, valid: list[str]) -> str:
+    planned = NOT_YET.get(join_path(loc))
+    if planned:
+        return f"is not available: {planned}; remove it"
+    close = difflib.get_close_matches(str(loc[-1]), valid, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"unknown field; {hint}valid here: {', '.join(valid)}"

@@ -1,0 +1,209 @@
+"""The types of a TrainingJob's fields: what each accepts, for pydantic and the CRD alike.
+
+A marker carries both readings of one rule: the check that local mode and the api
+make, and the schema (with a rule in CEL) that the API server of a cluster enforces.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pydantic
+import pydantic_core
+from pydantic_core import core_schema
+
+from mainstay_core.job.shared_memory import SHM_DIR, is_at_shm
+
+MAX_NAME_LENGTH = 40
+"""Leaves room for the suffixes of pod names within the 63 characters of a label."""
+MAX_SEED = 2**63 - 1
+MAX_STEPS = 10**12
+MAX_DEGREE = 65_536
+"""Far beyond any job, and small enough that a product of three degrees fits in 64 bits."""
+MAX_SECONDS = 10**8
+"""Three years."""
+VALIDATIONS = "x-kubernetes-validations"
+"""Where a structural schema keeps its rules in CEL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Marks a string that has to match a pattern as a whole.
+
+    Args:
+        pattern: in the syntax that Python's ``re`` and RE2 share.
+        words: what is right, for people; an example helps.
+        max_length: in characters.
+    """
+
+    pattern: str
+    words: str
+    max_length: int
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: pydantic.GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Check after pydantic has made sure that it is a string."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the same rule for the CRD."""
+        rule = {"rule": f"self.matches(r'^({self.pattern})$')", "message": f"must be {self.words}"}
+        return {**handler(schema), "maxLength": self.max_length, VALIDATIONS: [rule]}
+
+    def _check(self, value: str) -> str:
+        if len(value) > self.max_length or not re.fullmatch(self.pattern, value):
+            longer = f", at most {self.max_length} characters" * (len(value) > self.max_length)
+            raise ValueError(f"is {value!r}, must be {self.words}{longer}")
+        return value
+
+
+def _int_or_auto(value: object) -> object:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value == "Auto" or (whole and 1 <= value <= MAX_DEGREE):  # type: ignore[operator]
+        return value
+    raise pydantic_core.PydanticCustomError(
+        "int_or_auto",
+        "is {value}, must be a whole number from 1 to {most}, or Auto",
+        {"value": repr(value), "most": MAX_DEGREE},
+    )
+
+
+IntOrAuto = Annotated[
+    int | Literal["Auto"],
+    pydantic.BeforeValidator(_int_or_auto),
+    pydantic.WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 16,
+            VALIDATIONS: [
+                {
+                    "rule": f"type(self) == int ? self >= 1 && self <= {MAX_DEGREE} "
+                    ": self == 'Auto'",
+                    "message": f"must be a whole number from 1 to {MAX_DEGREE}, or Auto",
+                }
+            ],
+        }
+    ),
+]
+FREE_FIELDS: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": {"x-kubernetes-preserve-unknown-fields": True},
+    "maxProperties": 256,
+}
+"""Schema of fields that are not ours to know. Not an object that preserves unknown fields: the API
+server takes two of those for equal in CEL when they have as many fields of other names."""
+
+
+def _pod_template(value: dict[str, Any]) -> dict[str, Any]:
+    if not value:
+        return value
+    unknown = sorted(set(value) - {"metadata", "spec"})
+    if unknown or not isinstance(value.get("spec"), dict):
+        found = f"has {unknown[0]}" if unknown else "has no spec"
+        raise ValueError(f"{found}, must be a pod template: metadata and spec as in a Deployment")
+    if not isinstance(value.get("metadata", {}), dict):
+        raise ValueError("has no fields in metadata, must be a pod template as in a Deployment")
+    _check_shared_memory(value["spec"])
+    return value
+
+
+def _check_shared_memory(spec: dict[str, Any]) -> None:
+    """Refuse a volume at /dev/shm that trainers could not use: the rest is the API server's."""
+    volumes = {v.get("name") for v in _dicts(spec.get("volumes"))}
+    for c, container in enumerate(_dicts(spec.get("containers"))):
+        for m, mount in enumerate(_dicts(container.get("volumeMounts"))):
+            where = f"has spec.containers[{c}].volumeMounts[{m}]"
+            if not is_at_shm(mount):
+                continue
+            if mount.get("readOnly"):
+                raise ValueError(
+                    f"{where} at {SHM_DIR} read-only, must be writable: trainers talk through it"
+                )
+            if mount.get("name") not in volumes:
+                raise ValueError(
+                    f"{where} at {SHM_DIR} of volume {mount.get('name')!r}, must name one of "
+                    "spec.volumes; or leave it out, and a volume is made for it"
+                )
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    """Return the items that can be looked into."""
+    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+
+
+PodTemplate = Annotated[
+    dict[str, Any],
+    pydantic.AfterValidator(_pod_template),
+    pydantic.WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "metadata": {"description": "Labels and annotations of the pods.", **FREE_FIELDS},
+                "spec": {
+                    "description": "The pods' own specification, containers at least.",
+                    **FREE_FIELDS,
+                    "required": ["containers"],
+                },
+            },
+            "required": ["spec"],
+        }
+    ),
+]
+Config = Annotated[
+    dict[str, Any], pydantic.Field(max_length=256), pydantic.WithJsonSchema(FREE_FIELDS)
+]
+Positive = Annotated[int, pydantic.Field(ge=1, le=MAX_STEPS)]
+NotNegative = Annotated[int, pydantic.Field(ge=0, le=MAX_STEPS)]
+Degree = Annotated[int, pydantic.Field(ge=1, le=MAX_DEGREE)]
+SmallDegree = Annotated[int, pydantic.Field(ge=1, le=4096)]
+Seconds = Annotated[int, pydantic.Field(ge=1, le=MAX_SECONDS)]
+SecondsOrNone = Annotated[int, pydantic.Field(ge=0, le=MAX_SECONDS)]
+Percent = Annotated[int, pydantic.Field(ge=0, le=100)]
+Seed = Annotated[int, pydantic.Field(ge=0, le=MAX_SEED)]
+
+JOB_NAME = Text(
+    r"[a-z]([-a-z0-9]*[a-z0-9])?",
+    f"at most {MAX_NAME_LENGTH} lower-case letters, digits and '-', starting with a letter and "
+    "ending with a letter or digit",
+    MAX_NAME_LENGTH,
+)
+TrainingJobName = Annotated[str, JOB_NAME]
+Entrypoint = Annotated[
+    str,
+    Text(
+        r"([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*|[^:]+\.py):[A-Za-z_][A-Za-z0-9_]*",
+        "module:function or path/to/file.py:function, e.g. mainstay_train.models.llama:workload",
+        512,
+    ),
+]
+AbsolutePath = Annotated[str, Text(r"/[^\x00]*", "the absolute path of a directory", 1024)]
+ObjectName = Annotated[
+    str,
+    Text(
+        r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?",
+        "the name of an object of the cluster: lower-case letters, digits, '-' and '.'",
+        253,
+    ),
+]
+LabelKey = Annotated[
+    str,
+    Text(
+        r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
+        "the key of a node's label, e.g. topology.kubernetes.io/zone",
+        317,
+    ),
+]
+ManagerName = Annotated[
+    str,
+    Text(
+        r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?",
+        "a domain and a path, e.g. mainstay.dev/operator",
+        63,
+    ),
+]

@@ -1,0 +1,345 @@
+"""Conditions and state of a job, as people see them in a cluster.
+
+Conditions are for programs and people, never for control flow: each is derived
+from what the api says and what is seen of the pods, anew at every look. All are
+there from the beginning, Unknown until something is known. What the api has not
+said lately is Unknown again: an old value would claim too much.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mainstay_core.pool.pod_counts import PodCounts
+
+
+class ConditionType(enum.StrEnum):
+    """What is told about a job, in the order of the status."""
+
+    INITIALIZED = "Initialized"
+    """The job is known to the api and its objects are made."""
+    READY = "Ready"
+    """It trains."""
+    DEGRADED = "Degraded"
+    """It runs with less than was asked for, or something keeps it from getting it."""
+    RECOVERING = "Recovering"
+    PROTECTED = "Protected"
+    """The next fault costs no step: every stage has another living cell."""
+    SPARES_AVAILABLE = "SparesAvailable"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class State(enum.StrEnum):
+    """One word for a table's column."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    WAITING = "Waiting"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition; times are added by :func:`with_times`."""
+
+    type: ConditionType
+    status: bool | None
+    """None: unknown."""
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """What the api says of a job, in short."""
+
+    state: str
+    """forming, running, recovering, waiting, suspended, complete, failed or stopped."""
+    reason: str = ""
+    step: int = 0
+    steps: int = 0
+    replicas: int = 0
+    replicas_wanted: int = 0
+    followers: int = 0
+    recovering: tuple[str, ...] = ()
+    """Faults whose recovery goes on, in one sentence each."""
+    method: str = ""
+    """Of the first of them."""
+    checkpoint_problem: str = ""
+    durable: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in ("complete", "failed", "stopped")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSeen:
+    """All that conditions depend on."""
+
+    initialized: bool = False
+    invalid: str = ""
+    """Why the specification cannot be used."""
+    refused: str = ""
+    """Why the newest change of the specification was not taken."""
+    api_problem: str = ""
+    """Why the api has not said anything lately; empty if it has."""
+    summary: JobSummary | None = None
+    """The newest that the api said; None before the first time."""
+    pods: PodCounts = field(default_factory=PodCounts)
+    suspend: bool = False
+    suspended: bool = False
+    """Nobody computes, the state is safe."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """(reason, message) of what keeps pods from starting."""
+    deadline: str = ""
+    """Why the job's time is over; empty if it is not."""
+    before: tuple[State, str] | None = None
+    """State and reason that were shown last, by an operator before this one perhaps."""
+
+
+def derive_state(seen: JobSeen) -> tuple[State, str]:
+    """Return the state in one word, and the reason in one sentence."""
+    summary = seen.summary
+    if seen.invalid:
+        return State.FAILED, seen.invalid
+    if seen.deadline and (summary is None or summary.state != "complete"):
+        return State.FAILED, seen.deadline
+    if summary is None:
+        state, why = seen.before or (State.PENDING, "")
+        if state in (State.COMPLETE, State.FAILED):
+            return state, why
+        return state, seen.api_problem or "the job is not known to the api yet"
+    if summary.state == "complete":
+        return State.COMPLETE, summary.reason or f"all {summary.steps} steps are committed"
+    if summary.over:
+        return State.FAILED, summary.reason or "it was stopped"
+    if seen.suspended:
+        return State.SUSPENDED, summary.reason or "spec.suspend is true"
+    state = {
+        "forming": State.PENDING,
+        "running": State.RECOVERING if summary.recovering else State.RUNNING,
+        "recovering": State.RECOVERING,
+        "waiting": State.WAITING,
+    }.get(summary.state, State.PENDING)
+    if state is State.PENDING and not summary.reason:
+        return state, _waits_for_pods(seen)
+    return state, summary.reason or next(iter(summary.recovering), "")
+
+
+def _waits_for_pods(seen: JobSeen) -> str:
+    problem = f": {seen.problems[0][1]}" if seen.problems else ""
+    return f"{seen.pods.ready} of {seen.pods.wanted} pods are ready{problem}"
+
+
+def derive_conditions(seen: JobSeen) -> tuple[Condition, ...]:
+    """Return every condition of the job, in the order of the types."""
+    return (
+        _initialized(seen),
+        _ready(seen),
+        _degraded(seen),
+        _recovering(seen),
+        _protected(seen),
+        _spares(seen),
+        _suspended(seen),
+        *_ends(seen),
+    )
+
+
+def with_times(
+    conditions: Iterable[Condition],
+    old: Iterable[Mapping[str, object]],
+    generation: int,
+    now: str,
+) -> list[dict[str, object]]:
+    """Return conditions as Kubernetes writes them; a time changes with the status alone."""
+    before = {c.get("type"): c for c in old}
+    shown = []
+    for condition in conditions:
+        status = {True: "True", False: "False", None: "Unknown"}[condition.status]
+        was = before.get(condition.type.value, {})
+        since = was.get("lastTransitionTime") if was.get("status") == status else None
+        shown.append(
+            {
+                "type": condition.type.value,
+                "status": status,
+                "reason": condition.reason,
+                "message": condition.message[:1024],
+                "observedGeneration": generation,
+                "lastTransitionTime": since or now,
+            }
+        )
+    return shown
+
+
+def _initialized(seen: JobSeen) -> Condition:
+    kind = ConditionType.INITIALIZED
+    if seen.invalid:
+        return Condition(type=kind, status=False, reason="InvalidSpec", message=seen.invalid)
+    if seen.initialized:
+        return Condition(
+            type=kind, status=True, reason="ObjectsMade", message="the job is known to the api"
+        )
+    if seen.api_problem and seen.before and seen.before[0] is not State.PENDING:
+        return Condition(type=kind, status=None, reason="ApiUnreachable", message=seen.api_problem)
+    why = seen.api_problem or "objects are being made"
+    return Condition(type=kind, status=False, reason="Starting", message=why)
+
+
+def _unknown(seen: JobSeen, kind: ConditionType) -> Condition | None:
+    """Unknown while the api does not answer; an end stays known for ever."""
+    if seen.summary is not None and seen.summary.over:
+        return None
+    if seen.api_problem:
+        return Condition(type=kind, status=None, reason="ApiUnreachable", message=seen.api_problem)
+    if seen.summary is None:
+        return Condition(type=kind, status=None, reason="Starting", message="nothing is known yet")
+    return None
+
+
+def _ready(seen: JobSeen) -> Condition:
+    kind = ConditionType.READY
+    unknown = _unknown(seen, kind)
+    if unknown is not None:
+        return unknown
+    summary = seen.summary
+    assert summary is not None
+    if summary.state == "running" and summary.replicas:
+        message = f"{summary.replicas} of {summary.replicas_wanted} replicas train"
+        return Condition(type=kind, status=True, reason="Training", message=message)
+    reason = {
+        "forming": "WaitingForPods",
+        "recovering": "Recovering",
+        "waiting": "Waiting",
+        "suspended": "Suspended",
+        "complete": "Complete",
+    }.get(summary.state, "Ended" if summary.over else "NotTraining")
+    state, why = derive_state(seen)
+    return Condition(type=kind, status=False, reason=reason, message=why or f"it is {state}")
+
+
+def _degraded(seen: JobSeen) -> Condition:
+    kind = ConditionType.DEGRADED
+    summary = seen.summary
+    over = summary is not None and summary.over
+    if seen.problems and not over:
+        reason, message = seen.problems[0]
+        return Condition(type=kind, status=True, reason=reason, message=message)
+    if seen.refused and not over:
+        return Condition(type=kind, status=True, reason="ChangeRefused", message=seen.refused)
+    unknown = _unknown(seen, kind)
+    if unknown is not None:
+        return unknown
+    assert summary is not None
+    idle = over or seen.suspended or summary.state == "forming"
+    if not idle and summary.replicas < summary.replicas_wanted:
+        message = f"{summary.replicas} of {summary.replicas_wanted} replicas run"
+        return Condition(type=kind, status=True, reason="ReplicasLost", message=message)
+    if not idle and summary.checkpoint_problem:
+        return Condition(
+            type=kind,
+            status=True,
+            reason="CheckpointFailing",
+            message=summary.checkpoint_problem,
+        )
+    return Condition(
+        type=kind, status=False, reason="AsAsked", message="nothing is missing of what was asked"
+    )
+
+
+def _recovering(seen: JobSeen) -> Condition:
+    kind = ConditionType.RECOVERING
+    unknown = _unknown(seen, kind)
+    if unknown is not None:
+        return unknown
+    summary = seen.summary
+    assert summary is not None
+    if summary.over or not (summary.recovering or summary.state in ("recovering", "waiting")):
+        return Condition(type=kind, status=False, reason="NoFault", message="no fault is open")
+    method = "".join(word.capitalize() for word in (summary.method or "recovery").split("-"))
+    if summary.state == "waiting":
+        method = "Waiting"
+    message = "; ".join(summary.recovering) or summary.reason or "a fault is being recovered"
+    return Condition(type=kind, status=True, reason=method, message=message)
+
+
+def _protected(seen: JobSeen) -> Condition:
+    kind = ConditionType.PROTECTED
+    unknown = _unknown(seen, kind)
+    if unknown is not None:
+        return unknown
+    summary = seen.summary
+    assert summary is not None
+    if summary.over:
+        return Condition(type=kind, status=False, reason="Ended", message="the job has ended")
+    if summary.replicas >= 2:
+        message = f"{summary.replicas} cells of every stage hold its state"
+        return Condition(type=kind, status=True, reason="Replicated", message=message)
+    if summary.durable:
+        message = f"a lost stage restarts from the checkpoint of step {summary.durable}"
+        return Condition(type=kind, status=False, reason="CheckpointOnly", message=message)
+    if summary.state == "forming":
+        message = "there is no state yet that could be lost"
+        return Condition(type=kind, status=False, reason="NotStarted", message=message)
+    message = "a stage's state is held once, and there is no checkpoint"
+    return Condition(type=kind, status=False, reason="Unprotected", message=message)
+
+
+def _spares(seen: JobSeen) -> Condition:
+    kind = ConditionType.SPARES_AVAILABLE
+    if not seen.pods.spares_wanted:
+        return Condition(
+            type=kind, status=False, reason="NoneWanted", message="spec.spares.replicas is 0"
+        )
+    unknown = _unknown(seen, kind)
+    if unknown is not None:
+        return unknown
+    ready = seen.pods.spares_ready
+    message = f"{ready} of {seen.pods.spares_wanted} spares are ready"
+    if ready and not (seen.summary is not None and seen.summary.over):
+        return Condition(type=kind, status=True, reason="SparesReady", message=message)
+    return Condition(type=kind, status=False, reason="NoSpareReady", message=message)
+
+
+def _suspended(seen: JobSeen) -> Condition:
+    kind = ConditionType.SUSPENDED
+    if seen.suspended:
+        return Condition(
+            type=kind, status=True, reason="Suspended", message="nobody computes, no pod is kept"
+        )
+    if seen.suspend:
+        return Condition(
+            type=kind,
+            status=False,
+            reason="Suspending",
+            message="the state is being made safe; then the pods are ended",
+        )
+    return Condition(type=kind, status=False, reason="NotAsked", message="spec.suspend is false")
+
+
+def _ends(seen: JobSeen) -> tuple[Condition, Condition]:
+    state, why = derive_state(seen)
+    summary = seen.summary
+    complete = Condition(
+        type=ConditionType.COMPLETE,
+        status=state is State.COMPLETE,
+        reason="AllStepsCommitted" if state is State.COMPLETE else "NotEnded",
+        message=why if state is State.COMPLETE else "steps are left",
+    )
+    if state is not State.FAILED:
+        failed = Condition(
+            type=ConditionType.FAILED, status=False, reason="NotFailed", message="it has not failed"
+        )
+        return complete, failed
+    reason = "InvalidSpec" if seen.invalid else "DeadlineExceeded" if seen.deadline else "Failed"
+    if reason == "Failed" and summary is not None and summary.state == "stopped":
+        reason = "Stopped"
+    return complete, Condition(type=ConditionType.FAILED, status=True, reason=reason, message=why)

@@ -1,0 +1,322 @@
+"""Settle: where the survivors of a failure go on, from their reports alone.
+
+A pure function of the gathered reports (protocol section 6): every rank of a
+quorum computes it by itself and comes to the same answer, so that no
+coordinator takes part. The same code plans an ordinary step, which is a settle
+of ranks that hold nothing yet.
+
+A *position* is (stage, inner rank): a member's state is a function of it, never
+of the replica, so that members of a position stand in for each other. A chain
+has one member in each, and computes a type through all of them.
+
+Invariants:
+    - every shard type is supplied exactly once per position (design rule 2);
+    - the version is the newest that every position can reach from members that
+      stayed; only if these do not cover every position do returning ranks count,
+      and only then a durable version;
+    - a mark is rolled forward only with a certificate of the same quorum.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.planning.partials import covers, grow_all
+from mainstay_core.wire.messages import Chain, Commit, Member, Partial, Plan, SettleReport
+
+
+class StateAction(enum.StrEnum):
+    """How a rank comes to the settled version."""
+
+    STAY = "stay"
+    ROLL = "roll"
+    HEAL = "heal"
+    LOAD = "load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """A partial and the member that sends it into the reduction of its position."""
+
+    partial: Partial
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Who computes what in one step, and whose copy counts."""
+
+    todo: Mapping[int, tuple[int, ...]]
+    """Replica to the shard types its chain computes, in order."""
+    table: tuple[tuple[Supply, ...], ...]
+    """Per position: the supplies, by lane, in canonical order of summation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """The answer of a settle, equal on every rank."""
+
+    version: int
+    actions: tuple[StateAction, ...]
+    """By member index."""
+    sources: tuple[tuple[int, ...], ...]
+    """By member index: whom to heal from, best first; empty unless HEAL."""
+    commit: Commit | None
+    """Of step version - 1, for those that roll or heal; None at version 0."""
+    certified_in: str | None
+    chain: str
+    """Digest chain at ``version``; empty when everything is loaded."""
+    step: StepPlan
+    refused_in: int
+    """Newest refusal over a bad state that any report knows: what was held from then is void."""
+    pipelines: Mapping[int, str]
+    """Replica to the pipeline group that its chain goes on with. Empty: they connect a new one,
+    since some cell has lost it; its name must not have been used before."""
+    patched: tuple[int, ...]
+    """Types that some position had lost and that are computed again."""
+    reason: str
+
+
+def plan_step(
+    plan: Plan,
+    shards_per_lane: int,
+    held: Mapping[int, tuple[Partial, ...]] | None = None,
+    healing: Iterable[int] = (),
+) -> StepPlan:
+    """Return who computes what, given what members hold already.
+
+    A type that some position lacks is computed through all positions of one chain:
+    its default supplier, or the least loaded chain (ties by replica) if that
+    one is gone or healing. Chains with a healing cell compute nothing unless
+    there is no other chain.
+
+    Args:
+        plan: membership and default suppliers.
+        shards_per_lane: types of a lane.
+        held: by member index, complete partials of this step.
+        healing: member indices that are still receiving their state.
+
+    Raises:
+        LocalProtocolError: the plan has no chain.
+    """
+    held = held or {}
+    chains = _eligible_chains(plan, frozenset(healing))
+    positions = plan.positions
+    missing = [
+        t
+        for t in range(len(plan.suppliers))
+        if not all(
+            any(covers(partial, t) for member in members for partial in held.get(member.index, ()))
+            for members in positions
+        )
+    ]
+    todo = _assign(missing, plan.suppliers, chains, shards_per_lane)
+    holdings = {m.index: tuple(held.get(m.index, ())) for m in plan.members}
+    for chain in chains:
+        for index in chain.cells:
+            holdings[index] = grow_all(holdings[index], todo[chain.replica], shards_per_lane)
+    table = tuple(
+        _cover_position(plan, members, holdings, shards_per_lane) for members in positions
+    )
+    return StepPlan(todo=todo, table=table)
+
+
+def _eligible_chains(plan: Plan, healing: frozenset[int]) -> list[Chain]:
+    if not plan.chains:
+        raise LocalProtocolError("a plan without a whole replica cannot be settled")
+    fit = [c for c in plan.chains if not healing.intersection(c.cells)]
+    return sorted(fit or plan.chains, key=lambda c: c.replica)
+
+
+def _assign(
+    missing: Sequence[int], suppliers: Sequence[int], chains: Sequence[Chain], shards_per_lane: int
+) -> dict[int, tuple[int, ...]]:
+    lists: dict[int, list[int]] = {chain.replica: [] for chain in chains}
+    orphans = []
+    for shard_type in missing:
+        if suppliers[shard_type] in lists:
+            lists[suppliers[shard_type]].append(shard_type)
+        else:
+            orphans.append(shard_type)
+    for shard_type in orphans:
+        replica = min(lists, key=lambda r: (len(lists[r]), r))
+        lists[replica].append(shard_type)
+    # The own lane first: its leading run is one partial, and what a chain was
+    # handed comes last, so that an interruption costs the others least.
+    return {
+        replica: tuple(sorted(types, key=lambda t: (t // shards_per_lane != replica, t)))
+        for replica, types in lists.items()
+    }
+
+
+def _cover_position(
+    plan: Plan,
+    members: Sequence[Member],
+    holdings: Mapping[int, tuple[Partial, ...]],
+    shards_per_lane: int,
+) -> tuple[Supply, ...]:
+    replica_of = {i: c.replica for c in plan.chains for i in c.cells}
+    offers = [
+        Supply(partial=partial, index=member.index)
+        for member in members
+        for partial in holdings[member.index]
+    ]
+    table: list[Supply] = []
+    for lane in range(len(plan.suppliers) // shards_per_lane):
+
+        def preference(supply: Supply, lane: int = lane) -> tuple[bool, int]:
+            return (replica_of.get(supply.index) != lane, supply.index)
+
+        first = lane * shards_per_lane
+        own = [s for s in offers if s.partial.lane == lane]
+        runs = [s for s in own if s.partial.first == first]
+        upto = first - 1
+        if runs:
+            best = min(runs, key=lambda s: (-s.partial.last, preference(s)))
+            table.append(best)
+            upto = best.partial.last
+        for shard_type in range(upto + 1, first + shards_per_lane):
+            singles = [s for s in own if s.partial.first == s.partial.last == shard_type]
+            assert singles, f"type {shard_type} of {members[0].rank} has no supplier"
+            table.append(min(singles, key=preference))
+    return tuple(table)
+
+
+def _certificates(reports: Iterable[SettleReport], lineage: int) -> set[tuple[int, str]]:
+    return {
+        (r.version - 1, r.certified_in)
+        for r in reports
+        if r.valid and r.lineage == lineage and r.version > 0 and r.certified_in is not None
+    }
+
+
+def _reach(
+    report: SettleReport, lineage: int, certificates: set[tuple[int, str]]
+) -> frozenset[int]:
+    if not report.valid or report.lineage != lineage:
+        return frozenset()
+    if report.mark is not None and (report.version, report.mark) in certificates:
+        return frozenset({report.version, report.version + 1})
+    return frozenset({report.version})
+
+
+def _newest(plan: Plan, reports: Sequence[SettleReport]) -> int | None:
+    """Newest version that every position can reach from ``reports``, if any."""
+    certificates = _certificates(reports, plan.lineage)
+    by_index = {r.index: r for r in reports}
+    common: set[int] | None = None
+    for members in plan.positions:
+        reached: set[int] = set()
+        for member in members:
+            if member.index in by_index:
+                reached |= _reach(by_index[member.index], plan.lineage, certificates)
+        common = reached if common is None else common & reached
+    return max(common) if common else None
+
+
+def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) -> Settlement:
+    """Return the settled version, what each rank does, and the step's table.
+
+    Args:
+        plan: the plan being adopted.
+        shards_per_lane: types of a lane.
+        reports: one per member, in any order.
+
+    Raises:
+        LocalProtocolError: reports are missing or doubled, or the plan has no
+            whole replica.
+    """
+    by_index = {r.index: r for r in reports}
+    if len(reports) != len(plan.members) or set(by_index) != set(range(len(plan.members))):
+        raise LocalProtocolError(
+            f"settle needs one report of each of {len(plan.members)} members, got "
+            f"{sorted(r.index for r in reports)}"
+        )
+    ordered = [by_index[i] for i in range(len(plan.members))]
+    stayed = [r for r in ordered if r.settled >= plan.members[r.index].since]
+    version, origin = _newest(plan, stayed), "the members that stayed"
+    if version is None:
+        version, origin = _newest(plan, ordered), "returning members"
+    counted = stayed if origin == "the members that stayed" else ordered
+    from_disk = version is None
+    if version is None:
+        version = max(r.durable for r in ordered)
+        origin = "the newest durable checkpoint" if version else "the seed's initial state"
+    certificates = _certificates(counted, plan.lineage)
+    actions = tuple(
+        _action(r, version, plan.lineage, certificates, from_disk=from_disk) for r in ordered
+    )
+    refused_in = max(r.refused_in for r in ordered)
+    held = {
+        r.index: r.held
+        for r in ordered
+        if actions[r.index] is StateAction.STAY and r.version == version and r.held_in > refused_in
+    }
+    healing = [i for i, a in enumerate(actions) if a is StateAction.HEAL]
+    step = plan_step(plan, shards_per_lane, held, healing)
+    patched = _computed(plan, step) if any(held.values()) else ()
+    at_version = [
+        r for r in counted if r.valid and r.lineage == plan.lineage and r.version == version
+    ]
+    holder = next((r for r in at_version if r.certified_in is not None), None)
+    return Settlement(
+        version=version,
+        actions=actions,
+        sources=tuple(_sources(plan, actions, i) for i in range(len(actions))),
+        commit=next((r.commit for r in at_version if r.commit is not None), None),
+        certified_in=holder.certified_in if holder else None,
+        chain=at_version[0].chain if at_version else "",
+        step=step,
+        refused_in=refused_in,
+        pipelines={c.replica: _pipeline(c, ordered) for c in plan.chains},
+        patched=patched,
+        reason=_reason(version, origin, actions, patched),
+    )
+
+
+def _pipeline(chain: Chain, reports: Sequence[SettleReport]) -> str:
+    """The group that all cells of a chain still have; one alone must not use it."""
+    names = {reports[i].pipeline for i in chain.cells}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _action(
+    report: SettleReport,
+    version: int,
+    lineage: int,
+    certificates: set[tuple[int, str]],
+    *,
+    from_disk: bool,
+) -> StateAction:
+    reached = _reach(report, lineage, certificates)
+    if version in reached:
+        return StateAction.STAY if report.version == version else StateAction.ROLL
+    return StateAction.LOAD if from_disk else StateAction.HEAL
+
+
+def _sources(plan: Plan, actions: Sequence[StateAction], index: int) -> tuple[int, ...]:
+    """Members of the position that will have the version: lowest first, joiners take turns."""
+    if actions[index] is not StateAction.HEAL:
+        return ()
+    peers = [m.index for m in plan.position_members(plan.position_of(index))]
+    have = [i for i in peers if actions[i] is StateAction.STAY]
+    have += [i for i in peers if actions[i] in (StateAction.ROLL, StateAction.LOAD)]
+    turn = [i for i in peers if actions[i] is StateAction.HEAL].index(index)
+    return tuple(have[turn % len(have) :] + have[: turn % len(have)]) if have else ()
+
+
+def _computed(plan: Plan, step: StepPlan) -> tuple[int, ...]:
+    computed = {t for types in step.todo.values() for t in types}
+    return tuple(t for t in range(len(plan.suppliers)) if t in computed)
+
+
+def _reason(
+    version: int, origin: str, actions: Sequence[StateAction], patched: Sequence[int]
+) -> str:
+    counts = {a: actions.count(a) for a in StateAction if actions.count(a)}
+    what = ", ".join(f"{n} {a}" for a, n in counts.items())
+    tail = f"; {len(patched)} types computed again" if patched else ""
+    return f"step {version} from {origin}: {what}{tail}"

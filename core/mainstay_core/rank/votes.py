@@ -1,0 +1,225 @@
+"""The vote: what all votes of a step say together (protocol sections 4 and 5).
+
+Every rank reads the same votes and comes to the same verdict, so the certificate
+of a step needs no coordinator. The exchange is the one that global-norm clipping
+needs anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from mainstay_core.base.digest import Digest
+from mainstay_core.rank.saving import Saves, judge_saves
+from mainstay_core.wire.messages import Commit, Plan, Vote
+
+CLIP_EPSILON = 1e-6
+"""Added to the norm before dividing, as ``torch.nn.utils.clip_grad_norm_`` does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a full set of votes means."""
+
+    commit: Commit | None
+    """The certificate; None when the step is not applied."""
+    state_bad: tuple[int, ...]
+    """Members whose state differs from the majority of their position."""
+    hopeless: bool
+    """Trying again cannot help: the same inputs give the same answer."""
+    adopt_planned: bool
+    """All have seen the same newer planned plan: adopt it at this boundary."""
+    saves: Saves
+    """What they say of durable checkpoints, whether or not the step is applied."""
+    reason: str
+
+
+_DIFFER_BEFORE, _DIFFER_AFTER = "parameters of ", " differ from the rest of the stage"
+
+
+def find_differing_pods(reason: str) -> tuple[str, ...]:
+    """Return the pods (uids) whose state differed, if a verdict's reason (or a quote) says so.
+
+    Nobody is named when a stage has no majority: then nobody can be believed.
+    """
+    _, before, rest = reason.partition(_DIFFER_BEFORE)
+    members, after, _ = rest.partition(_DIFFER_AFTER)
+    if not (before and after):
+        return ()
+    slots = (member.rpartition(" on ")[2] for member in members.split(", "))
+    return tuple(sorted({slot.rpartition("/")[0] for slot in slots}))
+
+
+def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total: str) -> Verdict:
+    """Return the verdict of one vote per member, in member order.
+
+    Args:
+        plan: the quorum's plan.
+        votes: by member index.
+        clip_norm: global L2 norm to clip to; None does not clip.
+        data_total: digest of all samples before this step ("" for none).
+    """
+    state_bad = _state_bad(plan, [v.state for v in votes])
+    problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if not v.ok]
+    problems += _disagreements(plan, votes)
+    adopt = len({(v.newest_plan, v.newest_nonce) for v in votes}) == 1 and (
+        votes[0].newest_plan > plan.quorum.id
+    )
+    commit, hopeless = None, False
+    if not problems and not state_bad:
+        commit = _commit(plan, votes, clip_norm, data_total)
+        if not (math.isfinite(commit.norm) and math.isfinite(commit.scale)):
+            problems = [_hopeless(commit)]
+            commit, hopeless = None, True
+    if state_bad:
+        problems.append(_name_bad(plan, state_bad))
+        hopeless = hopeless or _undecided(plan, state_bad)
+    return Verdict(
+        commit=commit,
+        state_bad=state_bad,
+        hopeless=hopeless,
+        adopt_planned=adopt,
+        saves=_certified(judge_saves(plan, votes), votes[0].step, state_bad),
+        reason="; ".join(problems) or "all votes say yes",
+    )
+
+
+def judge_states(plan: Plan, states: Sequence[str]) -> Verdict:
+    """Return the verdict on the digests of all members' states, where no step follows.
+
+    Args:
+        plan: the quorum's plan.
+        states: by member index.
+    """
+    state_bad = _state_bad(plan, states)
+    return Verdict(
+        commit=None,
+        state_bad=state_bad,
+        hopeless=_undecided(plan, state_bad),
+        adopt_planned=False,
+        saves=Saves(),
+        reason=_name_bad(plan, state_bad) if state_bad else "all states agree",
+    )
+
+
+def _name_bad(plan: Plan, state_bad: Sequence[int]) -> str:
+    members = ", ".join(f"{plan.members[i].rank} on {plan.members[i].slot}" for i in state_bad)
+    return f"{_DIFFER_BEFORE}{members}{_DIFFER_AFTER}"
+
+
+def _certified(saves: Saves, step: int, state_bad: Sequence[int]) -> Saves:
+    """A version is complete only if the votes on it, or later ones, found all states good."""
+    if saves.safe is not None and saves.safe.version >= step and state_bad:
+        return replace(saves, safe=None)
+    return saves
+
+
+def _hopeless(commit: Commit) -> str:
+    if commit.tokens < 1:
+        return f"no token of step {commit.step} counts in the loss: look at the data set's targets"
+    return (
+        f"the gradient norm of step {commit.step} is {commit.norm}: the model diverged; "
+        "lower the learning rate or start from an earlier checkpoint"
+    )
+
+
+def _state_bad(plan: Plan, states: Sequence[str]) -> tuple[int, ...]:
+    bad: list[int] = []
+    for members in plan.positions:
+        indices = [m.index for m in members]
+        counts = Counter(states[i] for i in indices)
+        if len(counts) == 1:
+            continue
+        (top, top_count), (_, second_count) = counts.most_common(2)
+        bad += [i for i in indices if states[i] != top or top_count == second_count]
+    return tuple(bad)
+
+
+def _undecided(plan: Plan, state_bad: Sequence[int]) -> bool:
+    """Whether some position has no majority: nobody of it can be believed."""
+    return any(all(m.index in state_bad for m in members) for members in plan.positions)
+
+
+def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:
+    problems = []
+    for members in plan.positions:
+        # By text: a NaN that all cells share is no disagreement, yet it differs from itself.
+        seen = {(votes[m.index].gradient, repr(votes[m.index].norms_sq)) for m in members}
+        if len(seen) > 1:
+            stage = members[0].rank.stage
+            problems.append(f"stage {stage}: its cells disagree on the reduced gradient")
+    if problems:
+        return problems
+    # What inner ranks hold in copies is computed by each, and must come to the same bits.
+    return [
+        f"stage {stage}: its inner ranks disagree on what they hold in copies"
+        for stage in range(plan.num_stages)
+        if len({votes[m.index].copies for m in plan.members if m.rank.stage == stage}) > 1
+    ]
+
+
+def _norms_sq(plan: Plan, votes: Sequence[Vote]) -> list[float]:
+    """One per block and inner rank: blocks in model order, the inner ranks of each in theirs."""
+    firsts = [votes[members[0].index] for members in plan.positions]
+    width = plan.ranks_per_stage
+    return [
+        norm_sq
+        for stage in range(0, len(firsts), width)
+        for block in zip(*(v.norms_sq for v in firsts[stage : stage + width]), strict=True)
+        for norm_sq in block
+    ]
+
+
+def clip(
+    norms_sq: Iterable[float], num_tokens: int, clip_norm: float | None
+) -> tuple[float, float]:
+    """Return (norm of the mean gradient, factor from summed to applied gradient).
+
+    Both are NaN when no token counts; callers look at whether they are finite.
+
+    Args:
+        norms_sq: squared norm of the summed gradient per block, all blocks in model order.
+        num_tokens: tokens of the whole step.
+        clip_norm: bound on the norm of the mean gradient; None does not clip.
+    """
+    total = 0.0
+    for norm_sq in norms_sq:  # left to right: sum() compensates rounding from Python 3.12 on
+        total += norm_sq
+    if num_tokens < 1 or not total >= 0:
+        return math.nan, math.nan
+    norm = math.sqrt(total) / num_tokens
+    if clip_norm is None or norm + CLIP_EPSILON <= clip_norm:
+        return norm, 1.0 / num_tokens
+    return norm, clip_norm / (norm + CLIP_EPSILON) / num_tokens
+
+
+def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total: str) -> Commit:
+    losses: dict[int, float] = {}
+    tokens: dict[int, int] = {}
+    data = Digest.zero()
+    for vote in votes:
+        for stat in vote.stats:
+            if stat.loss_sum is not None:
+                losses[stat.type] = stat.loss_sum
+            if stat.tokens is not None:
+                tokens[stat.type] = stat.tokens
+            if stat.data is not None:
+                data += Digest.parse(stat.data)
+    num_tokens = sum(tokens.values())
+    norm, scale = clip(_norms_sq(plan, votes), num_tokens, clip_norm)
+    loss = 0.0
+    for shard_type in sorted(losses):
+        loss += losses[shard_type]
+    total = (Digest.parse(data_total) if data_total else Digest.zero()) + data
+    return Commit(
+        step=votes[0].step,
+        norm=norm,
+        scale=scale,
+        tokens=num_tokens,
+        loss=loss / num_tokens if num_tokens else math.nan,
+        data=data.hex(),
+        data_total=total.hex(),
+    )
