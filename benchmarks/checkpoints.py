@@ -22,15 +22,15 @@ from pathlib import Path
 import torch
 
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.base.topology import JobShape
-from mainstay_core.job.jobspec import JobConfig
-from mainstay_core.rank.rank_events import RenameCheckpoint, WriteCheckpoint
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.config import JobConfig
+from mainstay_core.rank.events import RenameCheckpoint, WriteCheckpoint
 from mainstay_core.rank.settle import plan_step
 from mainstay_core.wire.messages import Chain, Commit, Member, Method, Plan, Rendezvous
 from mainstay_train.compute.engine import BlockTraining
 from mainstay_train.exact import digests, numerics
 from mainstay_train.model import workload
-from mainstay_train.state.checkpointing import Checkpointing
+from mainstay_train.state.controller import Checkpointing
 
 MODEL = {"dim": 192, "layers": 8, "heads": 6, "kvHeads": 2, "hidden": 512, "sequence": 128}
 SLOT = Slot(pod=PodUid("pod"), index=0)

@@ -40,13 +40,13 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from mainstay_agent.gather import GatherServer  # noqa: E402
 from mainstay_core.base import codec  # noqa: E402
-from mainstay_core.base.topology import JobShape  # noqa: E402
-from mainstay_core.job.jobspec import JobConfig  # noqa: E402
+from mainstay_core.base.shape import JobShape  # noqa: E402
+from mainstay_core.job.config import JobConfig  # noqa: E402
 from mainstay_core.rank.settle import Supply  # noqa: E402
 from mainstay_core.rank.votes import clip  # noqa: E402
 from mainstay_core.wire.messages import Partial, Vote  # noqa: E402
 from mainstay_train.comm.gather_client import GatherClient  # noqa: E402
-from mainstay_train.comm.groups import Group  # noqa: E402
+from mainstay_train.comm.group import Group  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
 from mainstay_train.exact import digests, numerics  # noqa: E402
 from mainstay_train.exact.draws import Address  # noqa: E402

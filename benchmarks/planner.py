@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mainstay_core.base.errors import InfeasiblePlanError
+from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
-from mainstay_core.planning.reordering import plan_reordering
 
 AIM_MS = {1000: 20.0, 10_000: 250.0}
 

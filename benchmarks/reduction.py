@@ -23,11 +23,11 @@ from multiprocessing.connection import Connection  # noqa: E402
 import torch  # noqa: E402
 from torch.distributed import TCPStore  # noqa: E402
 
-from mainstay_core.base.topology import JobShape  # noqa: E402
-from mainstay_core.job.jobspec import JobConfig  # noqa: E402
+from mainstay_core.base.shape import JobShape  # noqa: E402
+from mainstay_core.job.config import JobConfig  # noqa: E402
 from mainstay_core.rank.settle import Supply  # noqa: E402
 from mainstay_core.wire.messages import Partial  # noqa: E402
-from mainstay_train.comm.groups import Group  # noqa: E402
+from mainstay_train.comm.group import Group  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
 from mainstay_train.exact import digests  # noqa: E402
 from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402

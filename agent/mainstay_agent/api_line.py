@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mainstay_agent.client import (
+from mainstay_agent.api_client import (
     ApiClient,
     ApiRefused,
     ApiUnavailable,
@@ -28,13 +28,7 @@ from mainstay_agent.outbox import Backoff, until_answered
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.supervisor.supervision_events import (
-    Ended,
-    Event,
-    PlanLearnt,
-    SlotPhase,
-    SlotState,
-)
+from mainstay_core.supervisor.events import Ended, Event, PlanLearnt, SlotPhase, SlotState
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.wire.messages import Plan
 

@@ -13,7 +13,7 @@ supervisor takes 0.15 ms where a gloo all_gather takes 12 ms (protocol section
   plan, the end of the job): nobody is interrupted, but nothing can complete any
   more, so a later post is answered by an abort without suspects.
 
-Supervisors speak here as well (:mod:`mainstay_agent.passing`), and a member that
+Supervisors speak here as well (:mod:`mainstay_agent.gossip`), and a member that
 joins an older quorum than that of the plan held here is given that plan.
 
 There are no timeouts: late is not gone. Every room ends with its first member's

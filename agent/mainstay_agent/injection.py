@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mainstay_agent.client import ApiClient, ApiRefused
+from mainstay_agent.api_client import ApiClient, ApiRefused
 from mainstay_agent.outbox import until_answered
 from mainstay_core.base import codec
-from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.faults.points import FaultAction, FaultPoint
 
 logger = logging.getLogger(__name__)
 

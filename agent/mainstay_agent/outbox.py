@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from mainstay_agent.client import ApiClient, ApiRefused, ApiUnavailable, plan_of
+from mainstay_agent.api_client import ApiClient, ApiRefused, ApiUnavailable, plan_of
 from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.messages import LedgerEntry, Plan
 

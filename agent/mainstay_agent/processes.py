@@ -16,8 +16,8 @@ from mainstay_agent.settings import SupervisorSettings
 from mainstay_core.base import codec
 from mainstay_core.base.frames import pack
 from mainstay_core.base.ids import Incarnation
-from mainstay_core.faults.faults import FaultPoint
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.faults.points import FaultPoint
+from mainstay_core.job.config import JobConfig
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The supervisor of one pod: a shell around :mod:`mainstay_core.supervisor.supervision`.
+"""The supervisor of one pod: a shell around :mod:`mainstay_core.supervisor.machine`.
 
 It owns the pod's Unix socket (launcher and trainers), the gather server (quorums
 that meet here) and the conversation with the api. Decisions are the state
@@ -21,24 +21,23 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_agent import local_socket
+from mainstay_agent.api_client import ApiClient, ApiRefused, Registration
 from mainstay_agent.api_line import ApiLine, slot_status
-from mainstay_agent.client import ApiClient, ApiRefused, Registration
 from mainstay_agent.gather import GatherServer
+from mainstay_agent.gossip import PlanPassing
+from mainstay_agent.held_plan import restoration_of
 from mainstay_agent.injection import Injector
 from mainstay_agent.local_socket import Peer
 from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.outbox import FactOutbox, LedgerOutbox
-from mainstay_agent.passing import PlanPassing
 from mainstay_agent.processes import Processes
-from mainstay_agent.restoration import restoration_of
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError, RemoteProtocolError
 from mainstay_core.base.frames import Frame
 from mainstay_core.base.ids import Incarnation, PodUid
-from mainstay_core.job.jobspec import JobConfig
-from mainstay_core.supervisor.supervision import initial, next_due_s, readiness, step
-from mainstay_core.supervisor.supervision_events import (
+from mainstay_core.job.config import JobConfig
+from mainstay_core.supervisor.events import (
     Action,
     Committed,
     Ended,
@@ -66,7 +65,8 @@ from mainstay_core.supervisor.supervision_events import (
     Tell,
     Tick,
 )
-from mainstay_core.supervisor.supervision_leaving import EXIT_TERMINATED
+from mainstay_core.supervisor.leaving import EXIT_TERMINATED
+from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
 from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.wire.messages import LedgerEntry, Plan
 

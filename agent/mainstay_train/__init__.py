@@ -27,10 +27,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mainstay_train.base.declared import loop
+from mainstay_train.base.decorator import loop
 
 if TYPE_CHECKING:
-    from mainstay_train.session.own_loop import LoopSession, Step, Work
+    from mainstay_train.session.loop import LoopSession, Step, Work
 
 __all__ = ["loop", "LoopSession", "Step", "Work"]
 
@@ -38,7 +38,7 @@ __all__ = ["loop", "LoopSession", "Step", "Work"]
 def __getattr__(name: str) -> object:
     """Import what needs torch only when it is asked for."""
     if name in __all__:
-        from mainstay_train.session import own_loop
+        from mainstay_train.session import loop as session_loop
 
-        return getattr(own_loop, name)
+        return getattr(session_loop, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,16 +11,16 @@ from fastapi import FastAPI
 from mainstay_api import problems
 from mainstay_api.auth import Auth, TokenAuth
 from mainstay_api.bodies import BodyLimitMiddleware
+from mainstay_api.heartbeats import Ticker
 from mainstay_api.kube import KubeClient
 from mainstay_api.kube_auth import KubernetesAuth
 from mainstay_api.metrics import LatencyMiddleware, Metrics
 from mainstay_api.routes import agents, faults, health, jobs, operator
-from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
-from mainstay_api.storing import Store
+from mainstay_api.store_protocol import Store
 from mainstay_api.streams import Streams
 from mainstay_api.tasks import end_tasks
-from mainstay_api.ticker import Ticker
+from mainstay_api.transactions import JobService
 
 DESCRIPTION = """Orders facts about training jobs, commits plans and answers people.
 

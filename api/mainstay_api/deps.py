@@ -17,9 +17,9 @@ from fastapi.routing import APIRoute
 from mainstay_api.auth import AgentAsk, Auth, Caller, require_own
 from mainstay_api.metrics import Metrics
 from mainstay_api.problems import ProblemError, unknown_job
-from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
 from mainstay_api.streams import Streams
+from mainstay_api.transactions import JobService
 from mainstay_core.base.ids import JobUid, QuorumId
 
 

@@ -17,10 +17,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from mainstay_api.bodies import BodyTooLargeError
-from mainstay_api.storing import ForgottenJobError, StoreUnavailableError, UnknownJobError
+from mainstay_api.store_protocol import ForgottenJobError, StoreUnavailableError, UnknownJobError
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
-from mainstay_core.coordinator.learning import UnregisteredPodError
-from mainstay_core.coordinator.restoring import StoreBehindError
+from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.store_recovery import StoreBehindError
 
 logger = logging.getLogger(__name__)
 

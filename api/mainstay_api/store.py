@@ -35,7 +35,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from mainstay_api import scripts
-from mainstay_api.storing import (
+from mainstay_api.store_protocol import (
     BeatReply,
     Change,
     ForgottenJobError,
@@ -46,7 +46,7 @@ from mainstay_api.storing import (
 from mainstay_core.base import codec
 from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import JobUid, PodUid
-from mainstay_core.coordinator.jobstate import CoordinatorState
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.messages import LedgerEntry, LedgerKey, Recovery
 

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from mainstay_api.storing import Store, StoreUnavailableError, StreamItem
+from mainstay_api.store_protocol import Store, StoreUnavailableError, StreamItem
 from mainstay_api.tasks import end_tasks
 from mainstay_core.base.ids import JobUid
 

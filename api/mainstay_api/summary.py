@@ -9,18 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mainstay_api.report import show_protections
+from mainstay_api.run_report import show_protections
 from mainstay_core.base import codec
 from mainstay_core.coordinator.availability import spare_pods
-from mainstay_core.coordinator.jobstate import (
-    CoordinatorState,
-    JobPhase,
-    has_members,
-    median,
-    uid_of,
-)
 from mainstay_core.coordinator.leaving import leaving_pods
 from mainstay_core.coordinator.scaling import plan_pods
+from mainstay_core.coordinator.state import CoordinatorState, JobPhase, has_members, median, uid_of
 from mainstay_core.wire.messages import LedgerEntry, Recovery
 
 UNSETTLED = (JobPhase.RECOVERING, JobPhase.WAITING)

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 import torch
 from torch.distributed import TCPStore
 
-from mainstay_train.comm.groups import Group, GroupEnded
+from mainstay_train.comm.group import Group, GroupEnded
 
 ADDRESS = "127.0.0.1"
 RANKS = 3

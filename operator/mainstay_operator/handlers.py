@@ -15,15 +15,16 @@ from typing import Any
 
 import kopf
 
-from mainstay_core.pool.pods_seen import SeenNode, SeenPod
-from mainstay_operator.api_line import ApiLine
-from mainstay_operator.fleet import Fleet
-from mainstay_operator.hands import Hands
+from mainstay_core.pool.observed import SeenNode, SeenPod
+from mainstay_operator.actuator import Hands
+from mainstay_operator.api_client import ApiLine
+from mainstay_operator.jobs import Fleet
 from mainstay_operator.journal import Journal
 from mainstay_operator.kube import KubeClient
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.node_cache import NodeCache
-from mainstay_operator.observing import job_of, see_node, see_pod
+from mainstay_operator.observed import job_of, see_node, see_pod
+from mainstay_operator.relist import Resync
 from mainstay_operator.resources import (
     GROUP,
     LABEL_UID,
@@ -31,7 +32,6 @@ from mainstay_operator.resources import (
     VERSION,
     view_job,
 )
-from mainstay_operator.resyncing import Resync
 from mainstay_operator.serving import serving
 from mainstay_operator.settings import Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from mainstay_core.pool.pod_losses import Loss
+from mainstay_core.pool.losses import Loss
 from mainstay_operator.liveness import Pulse, RunningLook
 from mainstay_operator.metrics import Metrics
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.pod_losses import Wishes
-from mainstay_core.pool.pods_seen import SeenPod
-from mainstay_core.pool.repairing import Repair
+from mainstay_core.pool.losses import Wishes
+from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.facts import Place
-from mainstay_operator.reporting import PodRecord
+from mainstay_operator.status import PodRecord
 
 
 @dataclass(slots=True)

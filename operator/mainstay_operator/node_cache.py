@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mainstay_core.pool.pods_seen import SeenNode
+from mainstay_core.pool.observed import SeenNode
 
 
 class NodeCache:

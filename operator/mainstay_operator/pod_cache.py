@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.pods_seen import SeenPod
+from mainstay_core.pool.observed import SeenPod
 
 
 class PodCache:

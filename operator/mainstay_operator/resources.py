@@ -10,10 +10,10 @@ from typing import Any
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job.pod_templates import check_template
+from mainstay_core.job.sections import DEFAULT_MANAGER
 from mainstay_core.job.spec import TrainingJob, parse_training_job
-from mainstay_core.job.spec_fields import DEFAULT_MANAGER
-from mainstay_core.pool.pods_seen import SeenNode, SeenPod
-from mainstay_core.pool.repairing import RepairPolicy
+from mainstay_core.pool.observed import SeenNode, SeenPod
+from mainstay_core.pool.repair import RepairPolicy
 from mainstay_core.wire.facts import Place
 
 GROUP = "mainstay.dev"

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.pods_seen import SeenPod
+from mainstay_core.pool.observed import SeenPod
 from mainstay_core.pool.quarantine import QuarantineMode, plan_quarantine
-from mainstay_operator import quarantining
-from mainstay_operator.hands import Hands
+from mainstay_operator import quarantine
+from mainstay_operator.actuator import Hands
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.resources import JobView
 
@@ -28,7 +28,7 @@ class Warden:
     """
 
     def __init__(self, status: Mapping[str, Any], pods: PodCache, hands: Hands) -> None:
-        self.ward = quarantining.of_status(status)
+        self.ward = quarantine.of_status(status)
         self._pods = pods
         self._hands = hands
         self._known: dict[PodUid, SeenPod] = {}
@@ -46,7 +46,7 @@ class Warden:
         self, view: JobView, recoveries: Sequence[Mapping[str, Any]], now_s: float
     ) -> None:
         """Learn from recoveries which nodes computed wrongly, and review them."""
-        found = quarantining.read_mismatches(recoveries, self._known)
+        found = quarantine.read_mismatches(recoveries, self._known)
         self.ward = self.ward.with_mismatches(found)
         await self.review(view, now_s)
 
@@ -57,7 +57,7 @@ class Warden:
         self.note_places()
         if not self.ward.mismatches and not self.ward.nodes:
             return
-        policy = quarantining.policy_of(view)
+        policy = quarantine.policy_of(view)
         nodes = {p.node for p in self._pods.list() if p.node}
         plan = plan_quarantine(self.ward, nodes, policy, now_s)
         self.ward = plan.ward
@@ -68,7 +68,7 @@ class Warden:
         new_limits = tuple(spared for spared in plan.spared if spared not in self._spared)
         self._spared = plan.spared
         told = replace(plan, spared=new_limits)
-        await self._hands.tell(view, quarantining.of_plan(told, policy.mode))
+        await self._hands.tell(view, quarantine.of_plan(told, policy.mode))
 
     async def taint(self) -> None:
         """Taint what came into quarantine; what does not succeed is tried again at the next look.
@@ -77,5 +77,5 @@ class Warden:
             KubeError: the API server refused, or did not answer.
         """
         for node in self._untainted:
-            await self._hands.taint_node(node, quarantining.TAINT_KEY, quarantining.TAINT_EFFECT)
+            await self._hands.taint_node(node, quarantine.TAINT_KEY, quarantine.TAINT_EFFECT)
             self._untainted = tuple(n for n in self._untainted if n != node)

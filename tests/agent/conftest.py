@@ -24,8 +24,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from mainstay_core.base import codec
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.topology import JobShape
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact
 
 ADDRESS = "127.0.0.1"

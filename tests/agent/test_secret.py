@@ -11,8 +11,8 @@ import pytest
 from tests.agent.test_supervisor import plan
 
 from mainstay_agent.gather import GatherServer
+from mainstay_agent.gossip import PlanPassing
 from mainstay_agent.network_cut import NetworkCut
-from mainstay_agent.passing import PlanPassing
 from mainstay_core.base import codec, proofs
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack

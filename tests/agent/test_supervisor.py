@@ -10,7 +10,7 @@ import pytest
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.messages import Chain, LedgerEntry, Member, Method, Plan, Rendezvous
 from mainstay_train.base.aborts import QuorumAborted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mainstay_core.base.codec import decode
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.messages import Plan
 
 

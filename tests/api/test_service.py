@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
+from mainstay_api.heartbeats import Ticker
 from mainstay_api.metrics import Metrics
-from mainstay_api.service import JobService
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
-from mainstay_api.storing import Change, Snapshot, StoreUnavailableError
+from mainstay_api.store_protocol import Change, Snapshot, StoreUnavailableError
 from mainstay_api.tasks import end_tasks
-from mainstay_api.ticker import Ticker
+from mainstay_api.transactions import JobService
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, StoreConflictError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId
-from mainstay_core.base.topology import JobShape
-from mainstay_core.coordinator.coordinator_events import FactsLearnt, PodRegistered, StepsCommitted
-from mainstay_core.coordinator.job_invariants import check_invariants
-from mainstay_core.coordinator.silence import Silence
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.base.shape import JobShape
+from mainstay_core.coordinator.events import FactsLearnt, PodRegistered, StepsCommitted
+from mainstay_core.coordinator.heartbeats import Silence
+from mainstay_core.coordinator.invariants import check_invariants
+from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration
 from mainstay_core.wire.messages import LedgerEntry
 

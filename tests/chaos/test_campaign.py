@@ -13,8 +13,8 @@ import pytest
 import yaml
 from tests.e2e.harness import MAINSTAY
 
-from mainstay_cli.base import report
-from mainstay_cli.chaos import chaos_runs
+from mainstay_cli.base import comparison
+from mainstay_cli.chaos import runs
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "examples" / "chaos.yaml"
@@ -54,9 +54,9 @@ def test_forty_drawn_faults_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", REGRESSIONS, ids=lambda path: path.stem)
 def test_a_draw_that_failed_once_does_not_fail_again(tmp_path: Path, path: Path) -> None:
     kept = yaml.safe_load(path.read_text())
-    plain = chaos_runs.run_once(kept["job"], (), tmp_path / "undisturbed", BOUND_S, ())
-    broken = chaos_runs.run_once(kept["job"], kept["faults"], tmp_path / "broken", BOUND_S, ())
+    plain = runs.run_once(kept["job"], (), tmp_path / "undisturbed", BOUND_S, ())
+    broken = runs.run_once(kept["job"], kept["faults"], tmp_path / "broken", BOUND_S, ())
     assert not plain.problem, plain.problem
     assert not broken.problem, broken.problem
-    assert report.compare_reports(plain.report, broken.report) == []
+    assert comparison.compare_reports(plain.report, broken.report) == []
     assert all(fault["fired"] for fault in broken.faults), broken.faults

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mainstay_cli.base.exits import UsageError
-from mainstay_cli.chaos.chaos_runs import Outcome
+from mainstay_cli.chaos.runs import Outcome
 from mainstay_cli.chaos.verdicts import Judgement, Verdict, judge_run
 from mainstay_cli.commands import faults
 

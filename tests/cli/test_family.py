@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mainstay_cli.base import guard
-from mainstay_cli.local import family as families
+from mainstay_cli.local import processes as families
 
 GUARD = [sys.executable, "-I", "-S", guard.__file__]
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -61,7 +61,7 @@ def test_processes_that_are_not_of_the_run_are_left_alone(tmp_path: Path) -> Non
         assert other.stdout is not None
         pid = int(other.stdout.readline())
         code = (
-            "import asyncio\nfrom mainstay_cli.local.family import Family\n"
+            "import asyncio\nfrom mainstay_cli.local.processes import Family\n"
             "async def f():\n    async with Family():\n        pass\nasyncio.run(f())"
         )
         subprocess.run([sys.executable, "-c", code], check=True, env=_env())

@@ -68,7 +68,7 @@ def test_a_redis_server_is_found_or_its_lack_is_told(monkeypatch: pytest.MonkeyP
 def test_a_built_in_entrypoint_is_found_without_importing_it() -> None:
     script = """
 import sys
-from mainstay_cli import preflight
+from mainstay_cli.local import preflight
 from mainstay_core.job.spec import parse_training_job
 preflight.check_entrypoint(parse_training_job(%r), ())
 sys.exit("torch" in sys.modules or "mainstay_train.models.llama" in sys.modules)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mainstay_cli.base import report
+from mainstay_cli.base import comparison
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.commands.main import app
 
@@ -30,13 +30,13 @@ def changed(step: int | None, key: str) -> dict[str, Any]:
 
 
 def test_reports_with_equal_digests_do_not_differ_whatever_else_they_say() -> None:
-    assert report.compare_reports(REPORT, REPORT | {"recoveries": [1]}) == []
+    assert comparison.compare_reports(REPORT, REPORT | {"recoveries": [1]}) == []
 
 
 def test_the_first_differing_step_comes_first() -> None:
     other = changed(1, "masters")
     other["digests"]["final"]["masters"] = "y"
-    first, last = report.compare_reports(REPORT, other)
+    first, last = comparison.compare_reports(REPORT, other)
     assert str(first) == "step 1: masters: m1 != x"
     assert str(last) == "final state: masters: m != y"
 
@@ -45,7 +45,7 @@ def test_a_missing_step_and_a_missing_final_are_differences() -> None:
     other = copy.deepcopy(REPORT)
     del other["digests"]["steps"][1]
     other["digests"]["final"] = None
-    assert [str(difference) for difference in report.compare_reports(REPORT, other)] == [
+    assert [str(difference) for difference in comparison.compare_reports(REPORT, other)] == [
         "step 1: committed steps: 2 != 1",
         "final state: digests: present != absent",
     ]
@@ -66,4 +66,4 @@ def test_diff_exits_with_0_for_equal_and_1_for_different(tmp_path: Path) -> None
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r").write_text(text)
     with pytest.raises(UsageError):
-        report.load_report(tmp_path / "r")
+        comparison.load_report(tmp_path / "r")

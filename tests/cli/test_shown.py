@@ -4,7 +4,7 @@ import io
 from typing import Any
 
 from mainstay_cli.commands import demo, status, timeline
-from mainstay_cli.local.local_run import RunResult
+from mainstay_cli.local.run import RunResult
 from mainstay_cli.views.progress import PlainProgress, StepLine
 
 RECOVERY: dict[str, Any] = {

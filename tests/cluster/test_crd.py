@@ -17,7 +17,7 @@ from tests.cluster.control_plane import ControlPlane
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job import crd, crd_rules, spec
-from mainstay_core.job.spec_status import CONDITION_TYPES
+from mainstay_core.job.status import CONDITION_TYPES
 
 ROOT = Path(__file__).parents[2]
 JOBS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"

@@ -239,9 +239,7 @@ def town(
         plugins = directory / "bin"
         plugins.mkdir()
         plugin = plugins / "kubectl-mainstay"
-        plugin.write_text(
-            f'#!/bin/sh\nexec {sys.executable} -m mainstay_cli.cluster.kubectl "$@"\n'
-        )
+        plugin.write_text(f'#!/bin/sh\nexec {sys.executable} -m mainstay_cli.cluster.plugin "$@"\n')
         plugin.chmod(0o755)
         yield Town(world, namespace, uid, plugins)
     finally:

@@ -9,9 +9,9 @@ import pytest
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, Slot
-from mainstay_core.base.topology import JobShape
-from mainstay_core.coordinator import coordinator
-from mainstay_core.coordinator.coordinator_events import (
+from mainstay_core.base.shape import JobShape
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import (
     Action,
     Announce,
     EndJob,
@@ -25,9 +25,9 @@ from mainstay_core.coordinator.coordinator_events import (
     Tick,
     Transition,
 )
-from mainstay_core.coordinator.job_invariants import check_invariants
-from mainstay_core.coordinator.jobstate import CoordinatorState, is_leaving, is_living
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.coordinator.invariants import check_invariants
+from mainstay_core.coordinator.state import CoordinatorState, is_leaving, is_living
+from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.messages import FinalDigests, Member, Plan
 
@@ -36,7 +36,7 @@ class World:
     """A job's coordinator and everybody who tells it things. Checks invariants after each step."""
 
     def __init__(self, config: JobConfig) -> None:
-        self.state = coordinator.initial(config, 0.0)
+        self.state = machine.initial(config, 0.0)
         self.now_s = 0.0
         self.actions: list[Action] = []
         self.last: Transition = Transition(state=self.state)
@@ -49,7 +49,7 @@ class World:
         nonce = f"n{len(self.nonces)}"
         self.nonces.add(nonce)
         try:
-            self.last = coordinator.step(self.state, event, self.now_s, nonce)
+            self.last = machine.step(self.state, event, self.now_s, nonce)
         except Exception:
             assert self.state == before
             raise

@@ -23,9 +23,8 @@ from tests.core.plans import make_plan, slot_of
 
 from mainstay_core.base.ids import Incarnation, QuorumId
 from mainstay_core.planning.partials import grow
-from mainstay_core.rank import rank
-from mainstay_core.rank.rank import Phase
-from mainstay_core.rank.rank_events import (
+from mainstay_core.rank import machine
+from mainstay_core.rank.events import (
     Action,
     Applied,
     Apply,
@@ -54,6 +53,7 @@ from mainstay_core.rank.rank_events import (
     WaitForPlan,
     WriteCheckpoint,
 )
+from mainstay_core.rank.machine import Phase
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import (
@@ -124,7 +124,7 @@ class Trainer:
     """One life of a trainer: the state machine and what its process holds."""
 
     life: str
-    state: rank.RankState
+    state: machine.RankState
     pending: Action = field(default_factory=WaitForPlan)
     alive: bool = True
     stopped: bool = False
@@ -279,7 +279,7 @@ class World:
         return true_bits(position, version, self.shape.num_types)
 
     def _bring_up(self, life: str) -> None:
-        state = rank.RankState(
+        state = machine.RankState(
             slot=slot_of(life),
             incarnation=Incarnation(life),
             num_steps=self.shape.steps,
@@ -289,7 +289,7 @@ class World:
             checkpoint_every_steps=self.shape.checkpoint_every,
             max_attempts=20,
         )
-        self.trainers[life] = Trainer(life, rank.saw_durable(state, max(self.disk, default=0)))
+        self.trainers[life] = Trainer(life, machine.saw_durable(state, max(self.disk, default=0)))
 
     # Faults -----------------------------------------------------------------
 
@@ -490,7 +490,7 @@ class World:
     def _interrupt(self, trainer: Trainer) -> None:
         if trainer.newest is None:
             return
-        ends = rank.interrupts(
+        ends = machine.interrupts(
             trainer.adopted, trainer.index, trainer.newest, connected=self._is_connected(trainer)
         )
         if ends.quorum:
@@ -520,9 +520,9 @@ class World:
             return True
         assert not isinstance(event, _Half)
         if trainer.newest is not None:
-            trainer.state = rank.saw_plan(trainer.state, trainer.newest)
+            trainer.state = machine.saw_plan(trainer.state, trainer.newest)
         self.reached.add((trainer.state.phase, type(event)))
-        transition = rank.step(trainer.state, event)
+        transition = machine.step(trainer.state, event)
         trainer.state = transition.state
         for action in transition.actions[:-1]:
             self._perform(trainer, action)
@@ -612,7 +612,7 @@ class World:
         """I3: where every position keeps somebody who stayed, nobody of these goes back."""
         stayed = [r for r in reports if r.settled >= plan.members[r.index].since]
         valid = {self._at(plan.members[r.index]) for r in stayed if r.valid}
-        outcome = rank.settle(plan, self.shape.shards_per_lane, reports)
+        outcome = machine.settle(plan, self.shape.shards_per_lane, reports)
         if StateAction.LOAD in outcome.actions and outcome.version <= max(self.commits, default=-1):
             self.went_back = True
         if len(valid) == self.shape.positions and not self.went_back:
@@ -674,7 +674,7 @@ class World:
             trainer.params = initial_bits(position)
             return Restored(trainer.params, None, "")
         if version not in self.disk:
-            trainer.state = rank.saw_durable(trainer.state, max(self.disk, default=0))
+            trainer.state = machine.saw_durable(trainer.state, max(self.disk, default=0))
             return RestoreFailed("there is no such checkpoint")
         trainer.params, commit, chain = self.disk[version][position]
         return Restored(trainer.params, commit, chain)
@@ -735,7 +735,7 @@ class World:
         name = agreed or f"{plan.quorum}{_identity(plan, trainer.index)}"
         if trainer.newest is not None:
             connected = trainer.pipe == name and self._is_connected(trainer)
-            ends = rank.interrupts(plan, trainer.index, trainer.newest, connected=connected)
+            ends = machine.interrupts(plan, trainer.index, trainer.newest, connected=connected)
             if ends.pipeline:
                 self._end_pipe(trainer)
                 return Pipe(0, broken=True)

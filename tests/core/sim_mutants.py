@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, Slot
-from mainstay_core.rank import rank, rank_saving, settle, votes
-from mainstay_core.rank.rank_events import DropHeld, Restored
+from mainstay_core.rank import checkpoints, settle, votes
+from mainstay_core.rank import machine as rank_machine
+from mainstay_core.rank.events import DropHeld, Restored
 from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.groups import GroupEnded
@@ -22,7 +23,8 @@ from mainstay_core.sim.line import ApiLine
 from mainstay_core.sim.rooms import GatherClient, Gathered, GatherServer, Post
 from mainstay_core.sim.store import Store
 from mainstay_core.sim.trainer import Trainer
-from mainstay_core.supervisor import supervision, supervision_slots
+from mainstay_core.supervisor import machine as supervisor_machine
+from mainstay_core.supervisor import slots
 from mainstay_core.wire.messages import Member, Plan, SettleReport
 
 
@@ -179,7 +181,7 @@ def _outdated_by_any(plan: Plan | None, fact: Any) -> bool:
     return plan is not None and fact.quorum is not None and plan.quorum.id > fact.quorum.id
 
 
-_REFUSED = vars(rank)["_refused"]
+_REFUSED = vars(rank_machine)["_refused"]
 
 
 def _refused_keeps_held(state: Any, verdict: Any, prefix: Any) -> Any:
@@ -212,7 +214,7 @@ MUTANTS = {
     ),
     "no-tiers": Mutant(
         "states of returning ranks count like those of members",
-        [(rank, "settle", _settle_without_tiers)],
+        [(rank_machine, "settle", _settle_without_tiers)],
         ("stop-pod", "cut-pod", "kill-trainer", "kill-meeting"),
         is_rare=True,
     ),
@@ -224,7 +226,7 @@ MUTANTS = {
     "told-once": Mutant(
         "a fault is an event, told once",
         [
-            (supervision, "_unheard", _never),
+            (supervisor_machine, "_unheard", _never),
             (ApiLine, "_post", _told_once),
         ],
         ("kill-trainer", "kill-api", "store-outage", "reset"),
@@ -251,13 +253,13 @@ MUTANTS = {
     ),
     "planned-outdates": Mutant(
         "a planned plan settles what was parked before it",
-        [(supervision_slots, "outdates", _outdated_by_any)],
+        [(slots, "outdates", _outdated_by_any)],
         ("kill-trainer", "reset", "cut-one-way"),
         is_rare=True,
     ),
     "keeps-pipeline": Mutant(
         "whoever parks where others may have gone on keeps its pipeline",
-        [(rank, "_MAY_MISS_A_ROUND", frozenset())],
+        [(rank_machine, "_MAY_MISS_A_ROUND", frozenset())],
         ("kill-meeting", "reset", "kill-trainer"),
         is_rare=True,
     ),
@@ -268,17 +270,17 @@ MUTANTS = {
     ),
     "pauses-unsaved": Mutant(
         "a rank pauses before its version is on the disk",
-        [(rank_saving, "is_open", _never)],
+        [(checkpoints, "is_open", _never)],
         ("suspend",),
     ),
     "bad-state-is-saved": Mutant(
         "nobody looks at the states that are saved where no step follows",
-        [(rank, "judge_states", _all_good)],
+        [(rank_machine, "judge_states", _all_good)],
         ("suspend", "corrupt-state"),
     ),
     "bad-state-keeps-gradients": Mutant(
         "what the chain of a bad state has computed is kept",
-        [(rank, "_refused", _refused_keeps_held)],
+        [(rank_machine, "_refused", _refused_keeps_held)],
         ("corrupt-state",),
     ),
 }

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from mainstay_core.base.topology import JobShape
-from mainstay_core.faults import chaos, fault_files
+from mainstay_core.base.shape import JobShape
+from mainstay_core.faults import draw, files
 
 
-def choices(stages: int = 2, replicas: int = 3, spares: int = 1) -> chaos.Choices:
+def choices(stages: int = 2, replicas: int = 3, spares: int = 1) -> draw.Choices:
     shape = JobShape(
         lanes=replicas,
         shards_per_lane=1,
@@ -20,11 +20,11 @@ def choices(stages: int = 2, replicas: int = 3, spares: int = 1) -> chaos.Choice
         steps=400,
         seed=1,
     )
-    return chaos.Choices(shape=shape, num_spares=spares, heartbeat_timeout_s=4)
+    return draw.Choices(shape=shape, num_spares=spares, heartbeat_timeout_s=4)
 
 
-def drawn(given: chaos.Choices, seed: int, num_faults: int = 40) -> tuple[chaos.Run, ...]:
-    return chaos.pack(chaos.draw(given, num_faults, seed), 8, seed)
+def drawn(given: draw.Choices, seed: int, num_faults: int = 40) -> tuple[draw.Run, ...]:
+    return draw.pack(draw.draw(given, num_faults, seed), 8, seed)
 
 
 def test_the_same_seed_draws_the_same_and_another_one_something_else() -> None:
@@ -44,7 +44,7 @@ def test_every_draw_is_a_faults_file_that_is_accepted(
         assert sum(len(run.entries) for run in runs) == 40
         for run in runs:
             assert len(run.entries) <= 8
-            fault_files.parse_faults(run.entries, given.shape, spares)
+            files.parse_faults(run.entries, given.shape, spares)
 
 
 def test_ids_are_unique_in_a_campaign() -> None:
@@ -64,13 +64,13 @@ def test_every_kind_of_fault_is_drawn_in_a_few_campaigns() -> None:
     }
     assert {e["at"].get("during") for e in entries} >= {"settle", "mask", "heal", "heal-source"}
     phases = {e["at"].get("phase") for e in entries}
-    assert phases >= {*chaos.ALWAYS, "SEND_F", "RECV_F", "SEND_B", "RECV_B"}
+    assert phases >= {*draw.ALWAYS, "SEND_F", "RECV_F", "SEND_B", "RECV_B"}
     assert any("with" in e["at"] for e in entries)
     assert {key for e in entries for key in e["target"]} >= {"replica", "spare", "process"}
 
 
 def test_a_group_can_stand_alone() -> None:
-    for group in chaos.draw(choices(), 40, 5):
-        (run,) = chaos.pack([group], 8, 5)
-        assert run.entries[0]["at"]["step"] == chaos.FIRST_STEP
-        fault_files.parse_faults(run.entries, choices().shape, 1)
+    for group in draw.draw(choices(), 40, 5):
+        (run,) = draw.pack([group], 8, 5)
+        assert run.entries[0]["at"]["step"] == draw.FIRST_STEP
+        files.parse_faults(run.entries, choices().shape, 1)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.job.spec_status import CONDITION_TYPES
+from mainstay_core.job.status import CONDITION_TYPES
 from mainstay_core.pool.conditions import (
     Condition,
     ConditionType,
@@ -20,8 +20,8 @@ from mainstay_core.pool.conditions import (
     derive_state,
     with_times,
 )
-from mainstay_core.pool.pod_counts import PodCounts, count_pods, find_problems
-from mainstay_core.pool.pods_seen import PodPhase, SeenPod
+from mainstay_core.pool.counts import PodCounts, count_pods, find_problems
+from mainstay_core.pool.observed import PodPhase, SeenPod
 
 RUNNING = JobSummary(state="running", step=3, steps=9, replicas=2, replicas_wanted=2)
 PODS = PodCounts(wanted=5, ready=5, serving=4, spares_wanted=1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import Method
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mainstay_core.base import codec
-from mainstay_core.coordinator.forgetting import MAX_GONE_PODS
-from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.coordinator.pruning import MAX_GONE_PODS
+from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import Method
 

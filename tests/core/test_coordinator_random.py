@@ -14,13 +14,9 @@ import pytest
 
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.coordinator.coordinator_events import (
-    DrainRequested,
-    ScaleRequested,
-    StepsCommitted,
-)
-from mainstay_core.coordinator.jobstate import JobPhase, is_living
+from mainstay_core.coordinator.events import DrainRequested, ScaleRequested, StepsCommitted
 from mainstay_core.coordinator.leaving import leaving_members
+from mainstay_core.coordinator.state import JobPhase, is_living
 from mainstay_core.wire.facts import Fact, FactKind
 from mainstay_core.wire.messages import Plan
 

@@ -9,8 +9,8 @@ import pytest
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import PodUid, QuorumId, Slot
-from mainstay_core.coordinator import coordinator
-from mainstay_core.coordinator.coordinator_events import (
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import (
     FaultFired,
     Inject,
     PlanDurable,
@@ -18,9 +18,9 @@ from mainstay_core.coordinator.coordinator_events import (
     StopRequested,
     Tick,
 )
-from mainstay_core.coordinator.jobstate import JobPhase
-from mainstay_core.coordinator.learning import UnregisteredPodError
-from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.state import JobPhase
+from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import Method
 
@@ -234,8 +234,8 @@ def test_silence_is_measured_against_the_others(start: Start) -> None:
 def test_a_quiet_tick_changes_nothing(start: Start) -> None:
     world = start()
     before = world.state
-    assert coordinator.step(before, Tick(), world.now_s + 1, "n").state == before
-    assert not coordinator.is_pending(before)
+    assert machine.step(before, Tick(), world.now_s + 1, "n").state == before
+    assert not machine.is_pending(before)
 
 
 def test_the_state_survives_the_store(start: Start) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.job import crd, crd_rules, spec
-from mainstay_core.job.spec_status import CONDITION_TYPES, TrainingJobStatus
+from mainstay_core.job.status import CONDITION_TYPES, TrainingJobStatus
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = crd.build_schema()

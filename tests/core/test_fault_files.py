@@ -9,9 +9,9 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import RankId
-from mainstay_core.base.topology import JobShape
-from mainstay_core.faults import fault_files
-from mainstay_core.faults.faults import During, FaultAction, FaultPoint, View
+from mainstay_core.base.shape import JobShape
+from mainstay_core.faults import files
+from mainstay_core.faults.points import During, FaultAction, FaultPoint, View
 
 SHAPE = JobShape(lanes=3, shards_per_lane=1, replicas=3, min_replicas=1, stages=2, steps=30, seed=1)
 RANK = {"replica": 1, "stage": 0}
@@ -23,12 +23,12 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 def parse(*entries: dict[str, Any]) -> tuple[FaultPoint, ...]:
-    return fault_files.parse_faults(list(entries), SHAPE, num_spares=1)
+    return files.parse_faults(list(entries), SHAPE, num_spares=1)
 
 
 def refusal(*entries: object, **job: Any) -> str:
     with pytest.raises(InvalidSpecError) as caught:
-        fault_files.parse_more(list(entries), fault_files.Job(shape=SHAPE, num_spares=1, **job))
+        files.parse_more(list(entries), files.Job(shape=SHAPE, num_spares=1, **job))
     return str(caught.value)
 
 
@@ -105,8 +105,8 @@ def test_without_a_phase_neither_settling_nor_serving_is_meant() -> None:
 
 
 def test_a_running_job_takes_faults_for_its_next_step_by_default() -> None:
-    job = fault_files.Job(shape=SHAPE, num_spares=0, at_step=12)
-    (fault,) = fault_files.parse_more([entry(at=None)], job)
+    job = files.Job(shape=SHAPE, num_spares=0, at_step=12)
+    (fault,) = files.parse_more([entry(at=None)], job)
     assert (fault.id, fault.step, fault.soon) == ("injected-0", 12, True)
     assert not fault.matches(11, RankId(replica=1, stage=0), "FORWARD")
     assert fault.matches(15, RankId(replica=1, stage=0), "FORWARD")
@@ -205,4 +205,4 @@ def test_one_replica_alone_has_nobody_to_recover_with() -> None:
     target = {"replica": 0, "stage": 0}
     bad = [entry(id="a", target=target), entry(at={"during": "mask", "of": "a"}, target=target)]
     with pytest.raises(InvalidSpecError, match="has nobody left"):
-        fault_files.parse_faults(bad, shape, num_spares=1)
+        files.parse_faults(bad, shape, num_spares=1)

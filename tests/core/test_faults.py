@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.ids import RankId
-from mainstay_core.faults.faults import PHASES, SENDS_BACK, SENDS_ON, FaultAction, FaultPoint
+from mainstay_core.faults.points import PHASES, SENDS_BACK, SENDS_ON, FaultAction, FaultPoint
 from mainstay_core.planning.program import Op
 
 RANK = RankId(replica=1, stage=0)

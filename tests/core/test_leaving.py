@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
-from mainstay_core.coordinator import coordinator
-from mainstay_core.coordinator.coordinator_events import DrainRequested, ScaleRequested
-from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import DrainRequested, ScaleRequested
 from mainstay_core.coordinator.scaling import plan_pods
+from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import Method
 
@@ -153,7 +153,7 @@ def test_the_last_replica_waits_for_a_successor(start: Start) -> None:
     world.tick()
     assert world.announced().count("LeaveWaits") == 1
     assert "no trainer is free" in world.state.pods[0].leave_waits
-    assert coordinator.is_pending(world.state)
+    assert machine.is_pending(world.state)
     world.register("late")
     world.up("late")
     world.settle()
@@ -215,7 +215,7 @@ def test_a_leaver_that_is_lost_in_silence_before_the_others_have_adopted_is_not_
     assert (planned.planned, leaver in pods_of(planned)) == (True, False)
     world.tick(**{leaver: world.state.config.heartbeat_timeout_s + 1})
     assert world.plan is planned, "they may be about to adopt it"
-    assert coordinator.is_pending(world.state)
+    assert machine.is_pending(world.state)
     world.tick(world.state.config.probe_s)
     assert (world.plan.planned, world.plan.quorum.id) == (False, planned.quorum.id + 1)
     assert "before the plan that lets it go was adopted" in world.plan.reason

@@ -1,6 +1,6 @@
 import pytest
 
-from mainstay_core.base.topology import JobShape
+from mainstay_core.base.shape import JobShape
 from mainstay_core.job.protections import entry_of, protections_of
 
 

@@ -16,9 +16,8 @@ from tests.core.rank_world import Shape, World
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation
-from mainstay_core.rank import rank
-from mainstay_core.rank.rank import Phase, RankState, Transition
-from mainstay_core.rank.rank_events import (
+from mainstay_core.rank import machine
+from mainstay_core.rank.events import (
     Applied,
     Apply,
     Compute,
@@ -46,6 +45,7 @@ from mainstay_core.rank.rank_events import (
     WaitForPlan,
     WriteCheckpoint,
 )
+from mainstay_core.rank.machine import Phase, RankState, Transition
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import (
@@ -126,12 +126,12 @@ def vote(step: int = 0, **fields: object) -> Vote:
 
 def follow(state: RankState, *events: Event) -> Transition:
     for event in events[:-1]:
-        state = rank.step(state, event).state
-    return rank.step(state, events[-1])
+        state = machine.step(state, event).state
+    return machine.step(state, events[-1])
 
 
 def adopting(plan: Plan = PLAN, **fields: object) -> RankState:
-    return rank.step(rank.saw_plan(fresh(**fields), plan), PlanSeen()).state
+    return machine.step(machine.saw_plan(fresh(**fields), plan), PlanSeen()).state
 
 
 def computing(plan: Plan = PLAN, **fields: object) -> RankState:
@@ -164,7 +164,7 @@ def test_an_event_that_the_phase_does_not_accept_raises_and_changes_nothing(
     before = repr(state)
 
     with pytest.raises(LocalProtocolError, match=f"{phase} accepts no {kind.__name__}"):
-        rank.step(state, EVENTS[kind])
+        machine.step(state, EVENTS[kind])
     assert repr(state) == before
 
 
@@ -172,7 +172,7 @@ def test_an_event_that_the_phase_does_not_accept_raises_and_changes_nothing(
 
 
 def test_a_spare_adopts_the_first_plan_that_names_it_and_settles() -> None:
-    outcome = rank.step(rank.saw_plan(fresh(), PLAN), PlanSeen())
+    outcome = machine.step(machine.saw_plan(fresh(), PLAN), PlanSeen())
 
     assert outcome.state.phase is Phase.SETTLING
     (settle,) = outcome.actions
@@ -181,7 +181,7 @@ def test_a_spare_adopts_the_first_plan_that_names_it_and_settles() -> None:
 
 
 def test_a_plan_that_names_another_life_of_the_same_slot_has_no_place_for_this_one() -> None:
-    outcome = rank.step(rank.saw_plan(fresh("a.2"), PLAN), PlanSeen())
+    outcome = machine.step(machine.saw_plan(fresh("a.2"), PLAN), PlanSeen())
 
     assert outcome.state.phase is Phase.IDLE
     assert outcome.actions == (DropHeld(mark=True), Leave(), WaitForPlan())
@@ -189,16 +189,16 @@ def test_a_plan_that_names_another_life_of_the_same_slot_has_no_place_for_this_o
 
 def test_an_older_plan_is_never_the_newest() -> None:
     newer = make_plan({0: ["a.1"]}, quorum=5)
-    state = rank.saw_plan(fresh(), newer)
+    state = machine.saw_plan(fresh(), newer)
 
-    assert rank.saw_plan(state, PLAN) is state
+    assert machine.saw_plan(state, PLAN) is state
 
 
 def test_a_new_job_loads_the_initial_state_and_computes() -> None:
     absent = ReportsGathered((report(0, valid=False), report(1, valid=False)))
 
-    loading = rank.step(adopting(), absent)
-    started = rank.step(loading.state, Restored("digest", None, ""))
+    loading = machine.step(adopting(), absent)
+    started = machine.step(loading.state, Restored("digest", None, ""))
 
     assert isinstance(loading.actions[-1], Restore)
     assert loading.actions[-1].action is StateAction.LOAD
@@ -210,7 +210,7 @@ def test_a_new_job_loads_the_initial_state_and_computes() -> None:
 def test_a_finished_list_goes_into_the_reduction_with_the_settled_table() -> None:
     held = (Partial(lane=0, first=0, last=0),)
 
-    outcome = rank.step(computing(), TodoDone(held))
+    outcome = machine.step(computing(), TodoDone(held))
 
     (reduce,) = outcome.actions
     assert isinstance(reduce, Reduce)
@@ -225,11 +225,11 @@ def test_the_mark_carries_the_quorum_that_reduced() -> None:
 
 
 def test_with_all_votes_the_step_is_applied_and_the_next_begins() -> None:
-    applying = rank.step(voting(), VotesGathered((vote(), vote())))
+    applying = machine.step(voting(), VotesGathered((vote(), vote())))
     (apply,) = applying.actions
     assert isinstance(apply, Apply)
 
-    applied = rank.step(applying.state, Applied("after", apply.commit))
+    applied = machine.step(applying.state, Applied("after", apply.commit))
 
     assert applied.actions == (DropHeld(mark=True), Compute((0,)))
     state = applied.state
@@ -238,7 +238,7 @@ def test_with_all_votes_the_step_is_applied_and_the_next_begins() -> None:
 
 
 def test_a_vote_of_no_is_reduced_again_and_the_mark_is_erased() -> None:
-    outcome = rank.step(voting(), VotesGathered((vote(), vote(ok=False, problem="a check"))))
+    outcome = machine.step(voting(), VotesGathered((vote(), vote(ok=False, problem="a check"))))
 
     (reduce,) = outcome.actions
     assert isinstance(reduce, Reduce)
@@ -254,7 +254,7 @@ def test_what_cannot_be_agreed_on_is_computed_again_before_a_rank_gives_up() -> 
     assert (worn.state.phase, worn.state.valid, worn.state.held) == (Phase.PARKED, True, ())
     assert (worn.state.recomputed, worn.state.refused_in) == (1, 1)
     assert DropHeld(mark=True) in worn.actions
-    assert rank.step(replace(state, recomputed=1), no).state.phase is Phase.REDUCING
+    assert machine.step(replace(state, recomputed=1), no).state.phase is Phase.REDUCING
 
 
 def test_a_rank_gives_up_after_as_many_attempts_as_it_may() -> None:
@@ -267,14 +267,14 @@ def test_a_rank_gives_up_after_as_many_attempts_as_it_may() -> None:
     tell = outcome.actions[-2]
     assert isinstance(tell, Tell)
     assert (tell.kind, "a check" in tell.evidence) == (FactKind.FAILED, True)
-    assert rank.step(outcome.state, PlanSeen()).state is outcome.state
+    assert machine.step(outcome.state, PlanSeen()).state is outcome.state
 
 
 def test_a_rank_in_doubt_of_its_state_parks_with_nothing() -> None:
     plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]})
     votes = (vote(state="other"), vote(), vote())
 
-    outcome = rank.step(voting(plan), VotesGathered(votes))
+    outcome = machine.step(voting(plan), VotesGathered(votes))
 
     assert (outcome.state.phase, outcome.state.valid) == (Phase.PARKED, False)
     assert Leave() in outcome.actions
@@ -286,7 +286,7 @@ def test_nobody_keeps_gradients_that_the_chain_of_a_bad_state_may_have_computed(
     plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]})
     votes = (vote(), vote(state="other"), vote())
 
-    outcome = rank.step(voting(plan), VotesGathered(votes))
+    outcome = machine.step(voting(plan), VotesGathered(votes))
 
     assert (outcome.state.phase, outcome.state.valid) == (Phase.PARKED, True)
     assert (outcome.state.held, outcome.state.mark) == ((), None)
@@ -295,16 +295,16 @@ def test_nobody_keeps_gradients_that_the_chain_of_a_bad_state_may_have_computed(
 
 def test_who_missed_the_refused_vote_voids_what_it_holds_when_others_tell() -> None:
     plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]}, shards_per_lane=1)
-    refused = rank.step(voting(plan), VotesGathered((vote(), vote(state="other"), vote()))).state
-    missed = rank.step(voting(plan), QuorumLost("a reset")).state
+    refused = machine.step(voting(plan), VotesGathered((vote(), vote(state="other"), vote()))).state
+    missed = machine.step(voting(plan), QuorumLost("a reset")).state
     assert (refused.refused_in, missed.refused_in) == (1, -1)
     assert missed.held
     again = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]}, quorum=2, shards_per_lane=1)
     old = {"held": missed.held, "held_in": missed.held_in}
     reports = (report(0, settled=1, **old), report(1, valid=False), report(2, refused_in=1))
 
-    outcome = rank.step(
-        rank.step(rank.saw_plan(missed, again), PlanSeen()).state, ReportsGathered(reports)
+    outcome = machine.step(
+        machine.step(machine.saw_plan(missed, again), PlanSeen()).state, ReportsGathered(reports)
     )
 
     assert (outcome.state.held, outcome.state.refused_in) == ((), 1)
@@ -317,7 +317,7 @@ def test_what_was_computed_after_the_refused_vote_counts() -> None:
     before = adopting(make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=3), held=held, held_in=2)
     reports = (report(0, held=held, held_in=2), report(1, refused_in=1))
 
-    outcome = rank.step(before, ReportsGathered(reports))
+    outcome = machine.step(before, ReportsGathered(reports))
 
     assert outcome.state.held == held
 
@@ -328,7 +328,7 @@ def test_who_heals_is_checked_against_the_state_that_most_have() -> None:
     reports = [report(0, valid=False), report(1, 1, state="bad")]
     reports += [report(i, 1, state="good", settled=1) for i in (2, 3)]
 
-    healing = rank.step(adopting(plan), ReportsGathered(tuple(reports)))
+    healing = machine.step(adopting(plan), ReportsGathered(tuple(reports)))
 
     assert isinstance(healing.actions[-1], Restore)
     assert healing.actions[-1].expected == "good"
@@ -340,7 +340,7 @@ def test_who_loses_the_quorum_parks_with_everything_and_names_the_suspects(
 ) -> None:
     before = make()
 
-    outcome = rank.step(before, QuorumLost("a reset", (1,)))
+    outcome = machine.step(before, QuorumLost("a reset", (1,)))
 
     kept = ("held", "mark", "version", "valid", "settled")
     assert outcome.state.phase is Phase.PARKED
@@ -354,16 +354,16 @@ def test_who_loses_the_quorum_parks_with_everything_and_names_the_suspects(
 def test_a_broken_chain_keeps_its_complete_types() -> None:
     held = (Partial(lane=0, first=0, last=0),)
 
-    outcome = rank.step(computing(), ComputeBroken(held, "the chain broke"))
+    outcome = machine.step(computing(), ComputeBroken(held, "the chain broke"))
 
     assert (outcome.state.phase, outcome.state.held) == (Phase.PARKED, held)
 
 
 def test_who_knows_a_newer_unplanned_plan_adopts_it_instead_of_parking() -> None:
     newer = make_plan({0: ["a.1"]}, quorum=2, since={"a.1": 1})
-    state = rank.saw_plan(voting(), newer)
+    state = machine.saw_plan(voting(), newer)
 
-    outcome = rank.step(state, QuorumLost("the plan ended it"))
+    outcome = machine.step(state, QuorumLost("the plan ended it"))
 
     leave, settle = outcome.actions
     assert leave == Leave(), "others of the chain may have applied and wait for it"
@@ -373,12 +373,12 @@ def test_who_knows_a_newer_unplanned_plan_adopts_it_instead_of_parking() -> None
 
 
 def test_a_planned_plan_reaches_a_parked_rank_only_with_a_newer_unplanned_one() -> None:
-    parked = rank.step(voting(), QuorumLost("why")).state
+    parked = machine.step(voting(), QuorumLost("why")).state
     planned = make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2, planned=True, unplanned=1)
     unplanned = make_plan({0: ["a.1"]}, quorum=3)
 
-    waits = rank.step(rank.saw_plan(parked, planned), PlanSeen())
-    adopts = rank.step(rank.saw_plan(waits.state, unplanned), PlanSeen())
+    waits = machine.step(machine.saw_plan(parked, planned), PlanSeen())
+    adopts = machine.step(machine.saw_plan(waits.state, unplanned), PlanSeen())
 
     assert (waits.state.phase, waits.actions) == (Phase.PARKED, (WaitForPlan(),))
     assert adopts.state.phase is Phase.SETTLING
@@ -386,27 +386,27 @@ def test_a_planned_plan_reaches_a_parked_rank_only_with_a_newer_unplanned_one() 
 
 def test_a_planned_plan_is_adopted_once_the_votes_show_that_all_have_seen_it() -> None:
     planned = make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2, planned=True, unplanned=1)
-    state = rank.saw_plan(voting(), planned)
+    state = machine.saw_plan(voting(), planned)
     seen = vote(newest_plan=2)
 
     for votes, phase in (((seen, vote()), Phase.COMPUTING), ((seen, seen), Phase.SETTLING)):
-        applying = rank.step(state, VotesGathered(votes))
+        applying = machine.step(state, VotesGathered(votes))
         apply = applying.actions[-1]
         assert isinstance(apply, Apply)
-        assert rank.step(applying.state, Applied("after", apply.commit)).state.phase is phase
+        assert machine.step(applying.state, Applied("after", apply.commit)).state.phase is phase
 
 
 def test_who_rolls_has_the_certificate_of_the_quorum_that_voted() -> None:
-    parked = rank.step(voting(), QuorumLost("why")).state
+    parked = machine.step(voting(), QuorumLost("why")).state
     plan = make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2, since={"a.1": 1, "b.1": 1})
-    settling = rank.step(rank.saw_plan(parked, plan), PlanSeen())
+    settling = machine.step(machine.saw_plan(parked, plan), PlanSeen())
     settle = settling.actions[-1]
     assert isinstance(settle, Settle)
     commit = Commit(step=0, norm=1, scale=1, tokens=4, loss=1, data="0" * 32, data_total="1" * 32)
     ahead = report(1, 1, settled=1, certified_in="q1-n", commit=commit)
 
-    rolling = rank.step(settling.state, ReportsGathered((settle.report, ahead)))
-    rolled = rank.step(rolling.state, Applied("after", commit))
+    rolling = machine.step(settling.state, ReportsGathered((settle.report, ahead)))
+    rolled = machine.step(rolling.state, Applied("after", commit))
 
     assert rolling.actions[-1] == Apply(commit)
     assert rolled.state.phase is Phase.COMPUTING
@@ -421,8 +421,8 @@ def test_who_heals_from_a_rank_that_loaded_a_checkpoint_has_its_history() -> Non
     loaded = report(1, 1, settled=1, certified_in=None, commit=commit, chain="history")
     settling = adopting(plan)
 
-    healing = rank.step(settling, ReportsGathered((report(0, valid=False), loaded)))
-    healed = rank.step(healing.state, Restored("digest"))
+    healing = machine.step(settling, ReportsGathered((report(0, valid=False), loaded)))
+    healed = machine.step(healing.state, Restored("digest"))
 
     assert isinstance(healing.actions[-1], Restore)
     assert (healed.state.commit, healed.state.chain) == (commit, "history")
@@ -430,22 +430,22 @@ def test_who_heals_from_a_rank_that_loaded_a_checkpoint_has_its_history() -> Non
 
 def test_a_failed_heal_leaves_no_valid_state() -> None:
     settling = adopting()
-    healing = rank.step(settling, ReportsGathered((report(0, valid=False), report(1))))
+    healing = machine.step(settling, ReportsGathered((report(0, valid=False), report(1))))
 
-    outcome = rank.step(healing.state, RestoreFailed("the source is gone"))
+    outcome = machine.step(healing.state, RestoreFailed("the source is gone"))
 
     assert (outcome.state.phase, outcome.state.valid) == (Phase.PARKED, False)
 
 
 def test_after_the_last_step_a_rank_finishes_and_still_helps_others_to_settle() -> None:
     state = voting(num_steps=1)
-    applying = rank.step(state, VotesGathered((vote(), vote())))
+    applying = machine.step(state, VotesGathered((vote(), vote())))
     apply = applying.actions[-1]
     assert isinstance(apply, Apply)
 
-    finished = rank.step(applying.state, Applied("after", apply.commit))
+    finished = machine.step(applying.state, Applied("after", apply.commit))
     newer = make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2, since={"a.1": 1, "b.1": 1})
-    again = rank.step(rank.saw_plan(finished.state, newer), PlanSeen())
+    again = machine.step(machine.saw_plan(finished.state, newer), PlanSeen())
 
     assert finished.state.phase is Phase.FINISHED
     assert finished.actions[-2:] == (Finish(), WaitForPlan())
@@ -457,8 +457,8 @@ def test_who_finishes_and_already_knows_a_newer_plan_adopts_it_nothing_else_woul
     settling = replace(adopting(), settled=1, valid=True, position=0, version=3)
     newer = make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2)
 
-    outcome = rank.step(
-        rank.saw_plan(settling, newer), ReportsGathered((report(0, 3, settled=1), done))
+    outcome = machine.step(
+        machine.saw_plan(settling, newer), ReportsGathered((report(0, 3, settled=1), done))
     )
 
     assert outcome.state.phase is Phase.SETTLING
@@ -469,16 +469,16 @@ def test_who_finishes_and_already_knows_a_newer_plan_adopts_it_nothing_else_woul
 
 
 def applied(state: RankState, *votes: Vote) -> Transition:
-    applying = rank.step(state, VotesGathered(votes))
+    applying = machine.step(state, VotesGathered(votes))
     apply = applying.actions[-1]
     assert isinstance(apply, Apply)
-    return rank.step(applying.state, Applied("after", apply.commit))
+    return machine.step(applying.state, Applied("after", apply.commit))
 
 
 @pytest.mark.parametrize(("life", "writes"), [("a.1", True), ("b.1", False)])
 def test_a_stages_lowest_member_writes_a_due_checkpoint(life: str, writes: bool) -> None:
     state = fresh(life, checkpoint_every_steps=1)
-    state = rank.step(rank.saw_plan(state, PLAN), PlanSeen()).state
+    state = machine.step(machine.saw_plan(state, PLAN), PlanSeen()).state
     absent = ReportsGathered((report(0, valid=False), report(1, valid=False)))
     state = follow(state, absent, Restored("digest", None, ""), TodoDone(()), Reduced()).state
 
@@ -492,12 +492,12 @@ def test_who_is_dropped_at_a_boundary_writes_nothing_for_a_place_that_it_has_not
     stays: str, writes: bool
 ) -> None:
     state = fresh("a.1", checkpoint_every_steps=1)
-    state = rank.step(rank.saw_plan(state, PLAN), PlanSeen()).state
+    state = machine.step(machine.saw_plan(state, PLAN), PlanSeen()).state
     absent = ReportsGathered((report(0, valid=False), report(1, valid=False)))
     state = follow(state, absent, Restored("digest", None, ""), TodoDone(()), Reduced()).state
     plan = replace(make_plan({0: [stays]}, quorum=2), planned=True, unplanned_id=1)
     told = vote(newest_plan=2, newest_nonce=plan.quorum.nonce)
-    outcome = applied(rank.saw_plan(state, plan), told, told)
+    outcome = applied(machine.saw_plan(state, plan), told, told)
     assert outcome.state.plan == plan
     assert any(isinstance(a, WriteCheckpoint) for a in outcome.actions) is writes
 
@@ -506,8 +506,8 @@ def test_only_the_first_member_renames_and_nobody_counts_the_version_as_complete
     votes = VotesGathered((vote(1, checkpoint_safe=1), vote(1)))
     state = replace(voting(checkpoint_every_steps=1), version=1)
 
-    first = rank.step(state, votes)
-    other = rank.step(replace(state, index=1), votes)
+    first = machine.step(state, votes)
+    other = machine.step(replace(state, index=1), votes)
 
     assert first.actions[0] == RenameCheckpoint(1, "")
     assert (first.state.durable, first.state.safe) == (0, 1), "not before it says so itself"
@@ -524,41 +524,41 @@ KEPT = {0: GRID.quorum, 1: GRID.quorum}
 def test_a_planned_plan_interrupts_nobody() -> None:
     planned = make_plan({0: ["a.1", "b.1"]}, quorum=2, planned=True, unplanned=1)
 
-    assert rank.interrupts(GRID, 0, planned) == rank.Interrupt(quorum=False, pipeline=False)
-    assert rank.interrupts(None, -1, planned) == rank.Interrupt(quorum=False, pipeline=False)
+    assert machine.interrupts(GRID, 0, planned) == machine.Interrupt(quorum=False, pipeline=False)
+    assert machine.interrupts(None, -1, planned) == machine.Interrupt(quorum=False, pipeline=False)
 
 
 def test_an_unplanned_plan_ends_the_quorum_and_spares_the_chains_it_leaves_intact() -> None:
     masked = make_plan({0: ["a.1", "b.1"]}, quorum=2, followers=[("c.1", 0)], formed=KEPT)
 
-    assert rank.interrupts(GRID, 0, masked) == rank.Interrupt(quorum=True, pipeline=False)
-    assert rank.interrupts(GRID, 1, masked) == rank.Interrupt(quorum=True, pipeline=True)
+    assert machine.interrupts(GRID, 0, masked) == machine.Interrupt(quorum=True, pipeline=False)
+    assert machine.interrupts(GRID, 1, masked) == machine.Interrupt(quorum=True, pipeline=True)
 
 
 def test_the_same_cells_chained_anew_are_another_chain() -> None:
     again = make_plan({0: ["a.1", "b.1"]}, quorum=2)
 
-    assert rank.interrupts(GRID, 0, again).pipeline
+    assert machine.interrupts(GRID, 0, again).pipeline
 
 
 def test_a_planned_plan_on_top_of_an_unplanned_one_interrupts_like_that() -> None:
     later = make_plan({0: ["a.1", "b.1"]}, quorum=3, planned=True, unplanned=2, formed=KEPT)
 
-    assert rank.interrupts(GRID, 0, later).quorum
+    assert machine.interrupts(GRID, 0, later).quorum
 
 
 def test_a_pipeline_that_is_not_connected_is_never_spared() -> None:
     """Whom it waits for may have parked before it began; nobody would tell the waiting cell."""
     masked = make_plan({0: ["a.1", "b.1"]}, quorum=2, formed=KEPT)
 
-    assert rank.interrupts(GRID, 0, masked, connected=False).pipeline
+    assert machine.interrupts(GRID, 0, masked, connected=False).pipeline
 
 
 def test_a_follower_has_no_pipeline_to_lose() -> None:
     plan = make_plan({0: ["a.1"]}, followers=[("b.1", 0)])
     newer = make_plan({0: ["a.1"]}, quorum=2)
 
-    assert rank.interrupts(plan, 1, newer) == rank.Interrupt(quorum=True, pipeline=False)
+    assert machine.interrupts(plan, 1, newer) == machine.Interrupt(quorum=True, pipeline=False)
 
 
 # Whole runs -----------------------------------------------------------------
@@ -647,9 +647,11 @@ def test_a_pausing_plan_is_settled_saved_and_told_and_nothing_is_computed() -> N
 def test_who_pauses_goes_on_by_an_unplanned_plan_only() -> None:
     paused = computing(replace(PLAN, pause=True))
     planned = replace(PLAN, quorum=replace(PLAN.quorum, id=2), planned=True)
-    assert rank.step(rank.saw_plan(paused, planned), PlanSeen()).state.phase is Phase.PAUSED
+    assert machine.step(machine.saw_plan(paused, planned), PlanSeen()).state.phase is Phase.PAUSED
     unplanned = replace(planned, planned=False, unplanned_id=2)
-    assert rank.step(rank.saw_plan(paused, unplanned), PlanSeen()).state.phase is Phase.SETTLING
+    assert (
+        machine.step(machine.saw_plan(paused, unplanned), PlanSeen()).state.phase is Phase.SETTLING
+    )
 
 
 def test_a_version_that_is_not_on_the_disk_is_saved_before_a_rank_pauses() -> None:
@@ -663,16 +665,16 @@ def test_a_version_that_is_not_on_the_disk_is_saved_before_a_rank_pauses() -> No
         position=0,
     )
     reports = tuple(report(m.index, version=1, commit=commit) for m in PLAN.members)
-    saving = rank.step(state, ReportsGathered(reports))
+    saving = machine.step(state, ReportsGathered(reports))
     assert saving.state.phase is Phase.SAVING
     idle = tuple(LastStatus() for _ in PLAN.members)
-    writing = rank.step(saving.state, SavesGathered(idle))
+    writing = machine.step(saving.state, SavesGathered(idle))
     assert WriteCheckpoint(1, commit, writing.state.chain) in writing.actions
     safe = tuple(LastStatus(checkpoint_safe=1, checkpoint_nonce="n") for _ in PLAN.members)
-    renaming = rank.step(writing.state, SavesGathered(safe))
+    renaming = machine.step(writing.state, SavesGathered(safe))
     assert renaming.state.phase is Phase.SAVING
     durable = tuple(LastStatus(durable=1) for _ in PLAN.members)
-    assert rank.step(renaming.state, SavesGathered(durable)).state.phase is Phase.PAUSED
+    assert machine.step(renaming.state, SavesGathered(durable)).state.phase is Phase.PAUSED
 
 
 def test_a_state_that_differs_is_not_saved_where_no_vote_would_find_it() -> None:
@@ -688,10 +690,10 @@ def test_a_state_that_differs_is_not_saved_where_no_vote_would_find_it() -> None
         digest="bad",
     )
     reports = tuple(report(m.index, version=1, commit=commit) for m in plan.members)
-    saving = rank.step(state, ReportsGathered(reports))
+    saving = machine.step(state, ReportsGathered(reports))
     assert saving.actions[-1] == ShareSaves(0, "bad")
     told = tuple(LastStatus(state=digest) for digest in ("bad", "good", "good"))
-    parked = rank.step(saving.state, SavesGathered(told))
+    parked = machine.step(saving.state, SavesGathered(told))
     assert (parked.state.phase, parked.state.valid) == (Phase.PARKED, False)
     assert VoidSave(1) in parked.actions
     assert not any(isinstance(a, WriteCheckpoint) for a in parked.actions)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from tests.core.plans import make_plan, slot_of
 
 from mainstay_core.base.ids import Incarnation
-from mainstay_core.rank import rank_saving
-from mainstay_core.rank.rank_events import RenameCheckpoint, Tell, WriteCheckpoint
-from mainstay_core.rank.rank_state import RankState
+from mainstay_core.rank import checkpoints
+from mainstay_core.rank.events import RenameCheckpoint, Tell, WriteCheckpoint
 from mainstay_core.rank.saving import Attempt, Saves, judge_saves, writer_of
+from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import Commit, SaveStatus
 
@@ -39,8 +39,8 @@ def member(index: int = 0, **fields: object) -> RankState:
 
 def boundary(state: RankState, version: int, saves: Saves = IDLE) -> tuple[RankState, list[object]]:
     """The votes of the step before ``version``, then its boundary."""
-    state, learnt = rank_saving.learn(state, saves)
-    state, begun = rank_saving.begin_due(replace(state, version=version))
+    state, learnt = checkpoints.learn(state, saves)
+    state, begun = checkpoints.begin_due(replace(state, version=version))
     return state, [*learnt, *begun]
 
 
@@ -84,13 +84,13 @@ def test_all_members_decide_alike_whatever_their_own_writing_does() -> None:
 
 def test_a_new_quorum_tries_again_what_the_old_one_did_not_complete() -> None:
     state, _ = boundary(member(), 10)
-    state = rank_saving.settled(state, durable=0)
+    state = checkpoints.settled(state, durable=0)
 
     assert boundary(state, 11)[1] != []
 
 
 def test_an_older_quorums_attempt_is_completed_when_all_its_parts_are_safe() -> None:
-    state = rank_saving.settled(member(version=12), durable=0)
+    state = checkpoints.settled(member(version=12), durable=0)
     safe = Saves(safe=Attempt(version=10, nonce="older"))
 
     state, actions = boundary(state, 12, safe)
@@ -122,10 +122,10 @@ def last(index: int = 0) -> RankState:
 
 def test_the_job_ends_when_its_last_version_is_durable() -> None:
     state = last()
-    state, actions, done = rank_saving.end_round(state, Saves(safe=Attempt(version=25, nonce="n")))
+    state, actions, done = checkpoints.end_round(state, Saves(safe=Attempt(version=25, nonce="n")))
     assert (actions, done) == ((RenameCheckpoint(25, "n"),), False)
 
-    _, actions, done = rank_saving.end_round(state, Saves(durable=25))
+    _, actions, done = checkpoints.end_round(state, Saves(durable=25))
     assert (actions, done) == ((), True)
 
 
@@ -134,15 +134,15 @@ def test_the_last_version_is_begun_when_an_older_one_is_out_of_the_way() -> None
     state, actions = boundary(state, 25, WRITES)
     assert actions == []
 
-    state, actions, done = rank_saving.end_round(state, Saves(safe=Attempt(version=20, nonce="n")))
+    state, actions, done = checkpoints.end_round(state, Saves(safe=Attempt(version=20, nonce="n")))
     assert (actions, done) == ((RenameCheckpoint(20, "n"),), False)
-    state, actions, done = rank_saving.end_round(state, Saves(durable=20))
+    state, actions, done = checkpoints.end_round(state, Saves(durable=20))
     assert (actions, done) == ((WriteCheckpoint(25, COMMIT, ""),), False)
 
 
 def test_a_job_ends_without_its_last_checkpoint_when_that_cannot_be_written_and_says_so() -> None:
     state = last()
-    state, actions, done = rank_saving.end_round(state, IDLE)
+    state, actions, done = checkpoints.end_round(state, IDLE)
 
     (tell,) = actions
     assert isinstance(tell, Tell)

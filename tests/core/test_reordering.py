@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 
 from mainstay_core.base.errors import InfeasiblePlanError, InvalidSpecError
+from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.placement import plan_placement
-from mainstay_core.planning.reordering import plan_reordering
 
 Hosts = tuple[tuple[int, ...], ...]
 Score = tuple[int, int, int, int]

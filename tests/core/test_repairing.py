@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.pod_losses import LossCause, Wishes
-from mainstay_core.pool.pods_seen import (
+from mainstay_core.pool.losses import LossCause, Wishes
+from mainstay_core.pool.observed import (
     OUT_OF_SERVICE,
     Disruption,
     PodPhase,
@@ -19,13 +19,7 @@ from mainstay_core.pool.pods_seen import (
     Taint,
     Toleration,
 )
-from mainstay_core.pool.repairing import (
-    KEEP_FAILED,
-    Repair,
-    RepairPolicy,
-    free_indexes,
-    plan_repair,
-)
+from mainstay_core.pool.repair import KEEP_FAILED, Repair, RepairPolicy, free_indexes, plan_repair
 from mainstay_core.wire.facts import FactKind
 
 NOW_S = 10_000.0

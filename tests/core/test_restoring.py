@@ -11,8 +11,8 @@ import pytest
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import PodUid, QuorumId
-from mainstay_core.coordinator import coordinator
-from mainstay_core.coordinator.coordinator_events import (
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import (
     FaultFired,
     PlanReported,
     ScaleRequested,
@@ -20,9 +20,9 @@ from mainstay_core.coordinator.coordinator_events import (
     SuspendRequested,
     Tick,
 )
-from mainstay_core.coordinator.jobstate import CoordinatorState, JobPhase
-from mainstay_core.coordinator.restoring import is_behind
-from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.coordinator.state import CoordinatorState, JobPhase
+from mainstay_core.coordinator.store_recovery import is_behind
+from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import Method, Plan
 
@@ -38,7 +38,7 @@ def report(world: Any, plan: Plan, pod: str = "pod-0", **fields: Any) -> Any:
 def flush(world: Any) -> Plan:
     """The store loses the job; somebody has made it anew. Return the plan that was in force."""
     plan: Plan = world.plan
-    world.state = coordinator.initial(world.state.config, world.now_s)
+    world.state = machine.initial(world.state.config, world.now_s)
     return plan
 
 
@@ -397,7 +397,7 @@ def test_a_restarted_store_decides_when_all_were_heard_and_only_then(
     first = world.plan
     world.down(first.members[0])
     assert world.plan == first
-    assert coordinator.is_pending(world.state)
+    assert machine.is_pending(world.state)
     dead = first.members[1].slot.pod
     world.tick(**silent(world, dead))
     everybody_heard(world)
@@ -446,7 +446,7 @@ class Branches:
 
     def fall_back(self) -> None:
         self.world.state = self.rng.choice(
-            [*self.backups, coordinator.initial(self.world.state.config, self.world.now_s)]
+            [*self.backups, machine.initial(self.world.state.config, self.world.now_s)]
         )
         if self.world.state.plan is not None:
             self.world.send(StoreReopened(server=f"s{self.rng.random()}"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.topology import JobShape
+from mainstay_core.base.shape import JobShape
 from mainstay_core.job.model_sizes import BUILT_IN
 from mainstay_core.job.shared_memory import SharedMemory, plan_shared_memory
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstay_core.base.ids import PodUid, Slot
-from mainstay_core.coordinator.jobstate import SlotState
 from mainstay_core.coordinator.siting import count_copies, order_slots
+from mainstay_core.coordinator.state import SlotState
 from mainstay_core.wire.facts import Place
 
 

@@ -6,10 +6,10 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
-from mainstay_core.faults import fault_files
-from mainstay_core.faults.faults import FaultAction, FaultPoint
+from mainstay_core.faults import files
+from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job import spec
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.job.config import JobConfig
 
 SMALLEST: dict[str, Any] = {
     "apiVersion": "mainstay.dev/v1alpha1",
@@ -286,7 +286,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 def test_faults_are_read_in_order_with_an_id_each() -> None:
-    faults = fault_files.parse_faults(
+    faults = files.parse_faults(
         [entry(), entry(id="mine", at={"step": 0}, target={"spare": 0}, action="kill-trainer")],
         SHAPE,
         num_spares=1,
@@ -306,8 +306,8 @@ def test_faults_are_read_in_order_with_an_id_each() -> None:
 
 
 def test_an_empty_faults_file_has_no_faults() -> None:
-    assert fault_files.parse_faults(None, SHAPE, num_spares=0) == ()
-    assert fault_files.parse_faults([], SHAPE, num_spares=0) == ()
+    assert files.parse_faults(None, SHAPE, num_spares=0) == ()
+    assert files.parse_faults([], SHAPE, num_spares=0) == ()
 
 
 @pytest.mark.parametrize(
@@ -340,10 +340,10 @@ def test_an_empty_faults_file_has_no_faults() -> None:
 )
 def test_a_bad_fault_is_named_with_entry_and_field(bad: object, message: str) -> None:
     with pytest.raises(InvalidSpecError) as caught:
-        fault_files.parse_faults(bad, SHAPE, num_spares=1)
+        files.parse_faults(bad, SHAPE, num_spares=1)
     assert message in str(caught.value)
 
 
 def test_a_spare_cannot_be_hit_in_a_job_without_spares() -> None:
     with pytest.raises(InvalidSpecError, match="the job has no spares"):
-        fault_files.parse_faults([entry(target={"spare": 0}, at={"step": 1})], SHAPE, num_spares=0)
+        files.parse_faults([entry(target={"spare": 0}, at={"step": 1})], SHAPE, num_spares=0)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mainstay_core.job.staging import stage_blocks
+from mainstay_core.job.stages import stage_blocks
 
 
 def _brute_force(costs: list[float], stages: int) -> tuple[float, float, list[int]]:

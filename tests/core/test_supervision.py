@@ -10,8 +10,7 @@ import pytest
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.supervisor.supervision import initial, next_due_s, readiness, step
-from mainstay_core.supervisor.supervision_events import (
+from mainstay_core.supervisor.events import (
     Committed,
     Ended,
     Event,
@@ -39,6 +38,7 @@ from mainstay_core.supervisor.supervision_events import (
     Tell,
     Tick,
 )
+from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
 from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
 from mainstay_core.wire.messages import Chain, Member, Method, Plan, Rendezvous
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.coordinator.coordinator_events import JobSubmitted, PlanDurable, SuspendRequested
-from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.coordinator.events import JobSubmitted, PlanDurable, SuspendRequested
 from mainstay_core.coordinator.scaling import plan_pods
+from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import Method
 

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e import matrix
 from tests.e2e.harness import MAINSTAY, Layout, LocalJob, local_job, make_job, run_undisturbed
 
-from mainstay_cli.base.report import compare_reports
+from mainstay_cli.base.comparison import compare_reports
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.operator.test_builders import view
 from tests.operator.world import free_port
 
-from mainstay_operator.hands import Hands
+from mainstay_operator.actuator import Hands
 from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.resources import FINALIZER

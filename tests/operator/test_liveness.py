@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mainstay_core.pool.pods_seen import SeenNode
+from mainstay_core.pool.observed import SeenNode
 from mainstay_operator.liveness import Pulse, RunningLook
 from mainstay_operator.node_cache import NodeCache
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.pod_losses import Loss, LossCause
-from mainstay_core.pool.pods_seen import Disruption, Toleration
-from mainstay_operator.observing import see_pod
-from mainstay_operator.reporting import PodRecord
+from mainstay_core.pool.losses import Loss, LossCause
+from mainstay_core.pool.observed import Disruption, Toleration
+from mainstay_operator.observed import see_pod
+from mainstay_operator.status import PodRecord
 
 
 def pod(status: dict[str, Any], **spec: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.pods_seen import SeenPod
+from mainstay_core.pool.observed import SeenPod
 from mainstay_operator.pod_cache import PodCache
 
 

@@ -12,11 +12,11 @@ from tests.operator.test_builders import view
 from tests.operator.world import Job, World, manifest, wait, world_on
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.job.spec_status import TrainingJobStatus
-from mainstay_core.pool.pods_seen import SeenNode, SeenPod
+from mainstay_core.job.status import TrainingJobStatus
+from mainstay_core.pool.observed import SeenNode, SeenPod
 from mainstay_core.pool.quarantine import QuarantineMode, plan_quarantine
-from mainstay_operator import quarantining
-from mainstay_operator.quarantining import TAINT_KEY
+from mainstay_operator import quarantine
+from mainstay_operator.quarantine import TAINT_KEY
 
 PODS = {PodUid("u1"): SeenPod(uid=PodUid("u1"), name="demo-1", index=1, node="n1")}
 WORDS = "parameters of r1.s0.i0 on u1/0 differ from the rest of the stage"
@@ -34,18 +34,18 @@ def recovery(number: int, fault: str = WORDS) -> dict[str, Any]:
 
 def test_what_is_known_of_nodes_outlives_the_operator() -> None:
     asked = view(recovery={"quarantine": {"mode": "Avoid"}})
-    policy = quarantining.policy_of(asked)
-    found = quarantining.read_mismatches([recovery(2), recovery(3), recovery(4, "killed")], PODS)
+    policy = quarantine.policy_of(asked)
+    found = quarantine.read_mismatches([recovery(2), recovery(3), recovery(4, "killed")], PODS)
     assert [(m.node, m.pod, m.quorum) for m in found] == [
         ("n1", "demo-1", "q2-ab"),
         ("n1", "demo-1", "q3-ab"),
     ]
-    plan = plan_quarantine(quarantining.of_status({}).with_mismatches(found), ["n1"], policy, 1010)
-    shown = quarantining.show(plan.ward)
+    plan = plan_quarantine(quarantine.of_status({}).with_mismatches(found), ["n1"], policy, 1010)
+    shown = quarantine.show(plan.ward)
     TrainingJobStatus.model_validate_json(json.dumps(shown))
-    assert quarantining.of_status(shown) == plan.ward
-    assert quarantining.show(quarantining.of_status({})) == {}
-    (note,) = quarantining.of_plan(plan, policy.mode)
+    assert quarantine.of_status(shown) == plan.ward
+    assert quarantine.show(quarantine.of_status({})) == {}
+    (note,) = quarantine.of_plan(plan, policy.mode)
     assert note.message == "node n1: 2 mismatches within 86400 s: the job stays off it"
 
 
@@ -59,17 +59,17 @@ def test_pods_on_a_node_in_quarantine_hand_their_work_over() -> None:
             ]
         }
     }
-    seen = quarantining.without(nodes, quarantining.of_status(shown))
+    seen = quarantine.without(nodes, quarantine.of_status(shown))
     assert seen is not None
     assert [node.cordoned for node in seen.values()] == [True, False]
-    assert quarantining.without(None, quarantining.of_status(shown)) is None
+    assert quarantine.without(None, quarantine.of_status(shown)) is None
 
 
 def test_a_dry_run_says_what_would_be_done() -> None:
-    policy = quarantining.policy_of(view(recovery={"quarantine": {"mode": "DryRun"}}))
-    found = quarantining.read_mismatches([recovery(2), recovery(3)], PODS)
-    plan = plan_quarantine(quarantining.of_status({}).with_mismatches(found), ["n1"], policy, 1010)
-    (note,) = quarantining.of_plan(plan, QuarantineMode.DRY_RUN)
+    policy = quarantine.policy_of(view(recovery={"quarantine": {"mode": "DryRun"}}))
+    found = quarantine.read_mismatches([recovery(2), recovery(3)], PODS)
+    plan = plan_quarantine(quarantine.of_status({}).with_mismatches(found), ["n1"], policy, 1010)
+    (note,) = quarantine.of_plan(plan, QuarantineMode.DRY_RUN)
     assert note.reason == "NodeWouldBeQuarantined"
     assert note.message.endswith("it would be put in quarantine (dry run)")
 

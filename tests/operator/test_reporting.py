@@ -10,21 +10,15 @@ from tests.operator.test_builders import view
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
-from mainstay_core.job.spec_status import TrainingJobStatus
+from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.conditions import JobSeen
-from mainstay_core.pool.pod_losses import Loss, LossCause
-from mainstay_core.pool.pods_seen import ContainerEnd, SeenPod
-from mainstay_operator import telling
+from mainstay_core.pool.losses import Loss, LossCause
+from mainstay_core.pool.observed import ContainerEnd, SeenPod
+from mainstay_operator import narrator
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket
-from mainstay_operator.reporting import (
-    PodRecord,
-    build_status,
-    is_urgent,
-    read_summary,
-    read_wishes,
-)
 from mainstay_operator.settings import parse
+from mainstay_operator.status import PodRecord, build_status, is_urgent, read_summary, read_wishes
 
 RECOVERY: dict[str, Any] = {
     "quorum": "q2-ab",
@@ -107,26 +101,26 @@ def test_a_restarted_container_is_told_unless_it_was_told_to_end() -> None:
         end = ContainerEnd(container=container, restarts=1, reason=reason, exit_code=code)
         return SeenPod(uid=PodUid("u"), name="j-0", index=0, node="n", container_ends=(end,))
 
-    (note,) = telling.of_container_ends([seen("trainer", 137, "OOMKilled")], {})
+    (note,) = narrator.of_container_ends([seen("trainer", 137, "OOMKilled")], {})
     assert note.reason == "OOMKilled"
     assert note.message.endswith("ended with code 137 (OOMKilled) and is started again (restart 1)")
-    assert telling.of_container_ends([seen("supervisor", 0, "Completed")], {}) == []
-    assert len(telling.of_container_ends([seen("supervisor", 1, "Error")], {})) == 1
+    assert narrator.of_container_ends([seen("supervisor", 0, "Completed")], {}) == []
+    assert len(narrator.of_container_ends([seen("supervisor", 1, "Error")], {})) == 1
 
 
 def test_a_recovery_is_told_with_rank_method_reason_and_times() -> None:
-    began, ended = telling.of_recoveries([RECOVERY], 0.0)
+    began, ended = narrator.of_recoveries([RECOVERY], 0.0)
 
     assert began.reason == "RecoveryMask"
     assert "rank r1.s0 on demo-3/0" in began.message
     assert "every stage has another cell" in began.message
     assert ended.reason == "Recovered"
     assert "detect 0.100 s" in ended.message
-    assert telling.of_recoveries([RECOVERY], 2000.0) == []
+    assert narrator.of_recoveries([RECOVERY], 2000.0) == []
 
 
 def test_a_rack_s_loss_is_one_event_per_cause_and_node() -> None:
-    notes = telling.of_losses([*(loss(i) for i in range(12)), loss(20, LossCause.PREEMPTED, "n2")])
+    notes = narrator.of_losses([*(loss(i) for i in range(12)), loss(20, LossCause.PREEMPTED, "n2")])
 
     assert [n.reason for n in notes] == ["PodFailed", "PodPreempted"]
     assert "12 pods on node n1" in notes[0].message

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from mainstay_train.comm.groups import Group
+from mainstay_train.comm.group import Group
 
 ADDRESS = "127.0.0.1"
 _FORK = multiprocessing.get_context("fork")

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from tests.train.crew import ADDRESS
 
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.job.config import JobConfig
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.gather_client import GatherClient
 from mainstay_train.compute.engine import Engine
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.exact.reduction import Reducer
-from mainstay_train.launcher import trainer
+from mainstay_train.launcher import main
 from mainstay_train.session.session import Session
 from mainstay_train.state.heal import HealClient
 
@@ -87,7 +87,7 @@ def run_life(pipe: Connection, config: JobConfig, path: str) -> None:
         socket=path,
         work_dir=os.path.dirname(path),
     )
-    os._exit(trainer.run_trainer(settings))
+    os._exit(main.run_trainer(settings))
 
 
 class _Points:

@@ -21,9 +21,9 @@ from mainstay_core.base import codec
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import QuorumId, RankId, Slot
-from mainstay_core.base.topology import JobShape
-from mainstay_core.faults.faults import FaultAction, FaultPoint
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.base.shape import JobShape
+from mainstay_core.faults.points import FaultAction, FaultPoint
+from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind
 from mainstay_core.wire.messages import (
     Chain,
@@ -35,7 +35,7 @@ from mainstay_core.wire.messages import (
     Rendezvous,
 )
 from mainstay_train.base.settings import TrainerSettings
-from mainstay_train.launcher import trainer
+from mainstay_train.launcher import main
 
 _JOB_NUMBERS = itertools.count()
 
@@ -109,7 +109,7 @@ def run_job(crew: Crew, directory: Path, config: JobConfig, spares: int = 0) -> 
     """Run a job to its end; injected faults kill their trainer where it halts."""
     path = str(directory / "s")
     shape = config.shape
-    trainer.warm_up()  # as launchers do: a fork then starts at once
+    main.warm_up()  # as launchers do: a fork then starts at once
     workers = [
         crew.fork(_trainer, config, number, path, str(directory))
         for number in range(shape.lanes * shape.stages + spares)
@@ -133,7 +133,7 @@ def _trainer(pipe, config, number, path, directory):
         socket=path,
         work_dir=directory,
     )
-    os._exit(trainer.run_trainer(settings))
+    os._exit(main.run_trainer(settings))
 
 
 @dataclass(frozen=True, slots=True)

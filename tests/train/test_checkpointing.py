@@ -11,16 +11,16 @@ from tests.train.test_checkpoints import SMALL, make_commit, make_states
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import QuorumId, RankId, Slot
-from mainstay_core.base.topology import JobShape
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Op
-from mainstay_core.rank import rank_events
+from mainstay_core.rank import events
 from mainstay_core.wire.checkpoint_manifest import identity_of
 from mainstay_core.wire.messages import Member, Method, Plan, Rendezvous
-from mainstay_train.state import verify_checkpoint
-from mainstay_train.state.checkpoint_copy import HostCopy
-from mainstay_train.state.checkpointing import Checkpointing
+from mainstay_train.state import verify
+from mainstay_train.state.controller import Checkpointing
 from mainstay_train.state.heal import masters_digest
+from mainstay_train.state.host_copy import HostCopy
 
 FINGERPRINT = {"device": "a cpu"}
 
@@ -96,13 +96,13 @@ class Trainer:
             self.go_on.wait()
 
     def write(self, version, state, nonce="5eed"):
-        action = rank_events.WriteCheckpoint(version, make_commit(version), "chain")
+        action = events.WriteCheckpoint(version, make_commit(version), "chain")
         self.checkpoints.write(
             action, Engine(state), make_plan(nonce), 0, masters_digest(state), self.hook
         )
 
     def complete(self, version, nonce="5eed"):
-        rename = rank_events.RenameCheckpoint(version, nonce)
+        rename = events.RenameCheckpoint(version, nonce)
         self.checkpoints.complete(rename, make_plan(), self.hook)
         self.checkpoints.wait_idle()
 
@@ -162,7 +162,7 @@ def interrupted(root, op, nonce):
     dead.write(10, state, nonce)
     if op in (Op.CHECKPOINT_RENAME, Op.CHECKPOINT_RENAMED):
         dead.checkpoints.wait_idle()
-        rename = rank_events.RenameCheckpoint(10, nonce)
+        rename = events.RenameCheckpoint(10, nonce)
         dead.checkpoints.complete(rename, make_plan(), dead.hook)
     dead.halted.wait()
 
@@ -227,7 +227,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_costs_the_checkpoint_only(t
 
 def test_a_copy_that_does_not_have_the_states_digest_is_never_safe(trainer):
     (state,) = make_states(1, seed=3)
-    action = rank_events.WriteCheckpoint(10, make_commit(10), "chain")
+    action = events.WriteCheckpoint(10, make_commit(10), "chain")
     trainer.checkpoints.write(action, Engine(state), make_plan(), 0, "0" * 32, trainer.hook)
     trainer.checkpoints.wait_idle()
     assert trainer.checkpoints.status().checkpoint_safe is None
@@ -286,11 +286,11 @@ def test_an_earlier_runs_versions_are_taken_up_and_never_changed(tmp_path, caplo
     before = sorted(path.name for path in earlier.iterdir())
     (state,) = make_states(1)
     with caplog.at_level(logging.WARNING):
-        assert isinstance(resumed.checkpoints.load(Engine(state), 20), rank_events.RestoreFailed)
+        assert isinstance(resumed.checkpoints.load(Engine(state), 20), events.RestoreFailed)
     assert sorted(path.name for path in earlier.iterdir()) == before
     other = Trainer(own, resume_from=earlier)
     assert other.checkpoints.start(FINGERPRINT) == 10, "every rank takes the older one"
-    assert isinstance(other.checkpoints.load(Engine(state), 10), rank_events.Restored)
+    assert isinstance(other.checkpoints.load(Engine(state), 10), events.Restored)
 
 
 def test_a_run_that_should_go_on_never_begins_again_in_silence(tmp_path):
@@ -311,7 +311,7 @@ def test_identity_is_what_decides_the_bits_and_not_where_things_lie(tmp_path):
 def test_verification_names_the_damaged_tensor(tmp_path):
     written(tmp_path / "store", 10)
     version = tmp_path / "store" / "step-00000010"
-    (found,) = verify_checkpoint.verify(version)
+    (found,) = verify.verify(version)
     assert found["problems"] == []
     assert found["tensors"] > 0
 
@@ -321,7 +321,7 @@ def test_verification_names_the_damaged_tensor(tmp_path):
     end = text.index('"', start + 1)
     digest = text[end + 4 : end + 36]
     part.write_text(text.replace(digest, digest[::-1]))
-    (found,) = verify_checkpoint.verify(version)
+    (found,) = verify.verify(version)
     (problem,) = found["problems"]
     assert problem.startswith(text[start + 1 : end])
 

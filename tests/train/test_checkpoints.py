@@ -7,7 +7,7 @@ import torch
 from mainstay_core.base.errors import IntegrityError
 from mainstay_core.wire.messages import Commit
 from mainstay_train.model import workload
-from mainstay_train.state.checkpoints import CheckpointDirectory, Part, new_manifest
+from mainstay_train.state.directory import CheckpointDirectory, Part, new_manifest
 from mainstay_train.state.heal import masters_digest
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}

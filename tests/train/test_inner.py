@@ -14,13 +14,13 @@ from torch import nn
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.topology import JobShape
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.config import JobConfig
 from mainstay_train.base.settings import TrainerSettings
-from mainstay_train.comm import inner
+from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
-from mainstay_train.comm.groups import GroupEnded
+from mainstay_train.comm.group import GroupEnded
 from mainstay_train.compute.engine import Engine, inner_mesh
 from mainstay_train.exact import digests, optimizer
 from mainstay_train.exact.slices import Slice
@@ -34,7 +34,7 @@ TYPES = (0, 1)
 @pytest.fixture(scope="module", autouse=True)
 def imported():
     """As in a warm parent: what workers need is imported before they are forked."""
-    inner.warm_up()
+    comm_mesh.warm_up()
     state = engine_of(size=1).state
     state.apply([torch.zeros(block.layout.size) for block in state.blocks], 1.0, 0.0)
 
@@ -295,7 +295,7 @@ def test_a_mistake_in_the_model_is_not_taken_for_a_lost_rank(crew):
 
 
 def test_a_model_that_cannot_be_split_is_refused_by_name():
-    mesh = inner.InnerMesh(size=2)
+    mesh = comm_mesh.InnerMesh(size=2)
     one_head = workload.load("", {**SMALL, "kvHeads": 1})
 
     with pytest.raises(InvalidSpecError, match=r"workload\.config\.kvHeads: is 1, must be a mult"):
@@ -315,17 +315,17 @@ def test_a_workload_whose_blocks_ignore_the_mesh_is_refused():
         learning_rate=model.learning_rate,
     )
 
-    assert model.inner_fingerprint(inner.SINGLE) == {}
+    assert model.inner_fingerprint(comm_mesh.SINGLE) == {}
     with pytest.raises(InvalidSpecError, match="no block of the workload has a `parallelize`"):
-        model.inner_fingerprint(inner.InnerMesh(size=2))
+        model.inner_fingerprint(comm_mesh.InnerMesh(size=2))
 
 
 def test_the_fingerprint_names_the_inner_layout_alike_on_every_rank():
     model = workload.load("", SMALL)
 
-    two = [model.inner_fingerprint(inner.InnerMesh(size=2, index=i))["inner"] for i in range(2)]
+    two = [model.inner_fingerprint(comm_mesh.InnerMesh(size=2, index=i))["inner"] for i in range(2)]
 
-    assert two[0] == two[1] != model.inner_fingerprint(inner.InnerMesh(size=1))
+    assert two[0] == two[1] != model.inner_fingerprint(comm_mesh.InnerMesh(size=1))
     assert two[0].startswith("2 ranks")
 
 
@@ -368,7 +368,7 @@ def test_a_users_module_is_parallelised_with_torchs_own_styles(crew):
     def run(pipe, index):
         chain = chain_of(crew, index)
         chain.connect()
-        mesh = inner.InnerMesh(size=SIZE, index=index)
+        mesh = comm_mesh.InnerMesh(size=SIZE, index=index)
         pipe.send(gradients(blocks.Block(spec, inner=mesh)))
         pipe.recv()
 
@@ -393,7 +393,7 @@ def test_a_block_that_returns_a_distributed_tensor_is_refused(crew):
         return parallelize_module(module, mesh, style, src_data_rank=None)
 
     spec = blocks.BlockSpec(name="linear", build=lambda: nn.Linear(4, 4), parallelize=leaves_it_so)
-    block = blocks.Block(spec, inner=inner.InnerMesh(size=SIZE))
+    block = blocks.Block(spec, inner=comm_mesh.InnerMesh(size=SIZE))
 
     with pytest.raises(ValueError, match="'linear' must return a plain tensor"):
         block.forward(torch.ones(4), None)
@@ -455,5 +455,5 @@ def test_a_scalar_of_the_optimizer_is_counted_once_by_the_mesh():
         steps = [t for t in state.state_tensors() if t.kind == "step"]
         assert steps
         assert all(t.copy for t in steps)
-        counted = optimizer.Shared.of(steps).counted(inner.InnerMesh(size=SIZE, index=index))
+        counted = optimizer.Shared.of(steps).counted(comm_mesh.InnerMesh(size=SIZE, index=index))
         assert (counted == Digest.zero()) == (index == 1)

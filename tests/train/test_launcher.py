@@ -20,8 +20,8 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.topology import JobShape
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.config import JobConfig
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.launcher.launcher import EXIT_STORE_DIED, EXIT_SUPERVISOR_GONE
 

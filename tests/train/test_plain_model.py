@@ -8,7 +8,7 @@ from mainstay_train.exact import optimizer
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.model.plain_model import PlainModel
 from mainstay_train.model.workload import WorkloadError
-from mainstay_train.session.loop_training import GlobalGenerators
+from mainstay_train.session.driver import GlobalGenerators
 
 CPU = torch.device("cpu")
 

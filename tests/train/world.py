@@ -26,8 +26,8 @@ from mainstay_agent.gather import GatherServer
 from mainstay_core.base import codec
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
-from mainstay_core.coordinator import coordinator
-from mainstay_core.coordinator.coordinator_events import (
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import (
     EndJob,
     Event,
     FactsLearnt,
@@ -36,13 +36,13 @@ from mainstay_core.coordinator.coordinator_events import (
     StepsCommitted,
     Tick,
 )
-from mainstay_core.coordinator.job_invariants import check_invariants
-from mainstay_core.coordinator.jobstate import JobPhase
-from mainstay_core.coordinator.learning import UnregisteredPodError
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.invariants import check_invariants
+from mainstay_core.coordinator.state import JobPhase
+from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.messages import LedgerEntry, Member, Method, Plan
-from mainstay_train.launcher import trainer
+from mainstay_train.launcher import main
 
 GIVE_UP_S = 60.0
 """A scenario this long hangs."""
@@ -123,14 +123,14 @@ class World:
         self._store = crew.store
         self._halts = {name: tuple(wanted) for name, wanted in (halts or {}).items()}
         number = config.shape.num_cells + spares
-        trainer.warm_up()
+        main.warm_up()
         workers = [crew.fork(points.run_life, config, self._path) for _ in range(number + reserves)]
         self.lives = {
             f"life{i}": Life(f"life{i}", PodUid(f"pod{i}"), workers[i]) for i in range(number)
         }
         self._reserves = workers[number:]
         self.gather = CuttingServer()
-        self.state = coordinator.initial(config, time.time())
+        self.state = machine.initial(config, time.time())
         self.outcome = Outcome()
         self.end: EndJob | None = None
         self._nonces = iter(range(10**6))
@@ -316,7 +316,7 @@ class World:
     def _feed(self, event: Event) -> None:
         if self.state.terminal:
             return
-        outcome = coordinator.step(self.state, event, time.time(), f"n{next(self._nonces)}")
+        outcome = machine.step(self.state, event, time.time(), f"n{next(self._nonces)}")
         self.state = outcome.state
         check_invariants(self.state)
         for action in outcome.actions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.job.config import JobConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class TrainerSettings:
     """Directory for logs and scratch files of this pod."""
 
 
-DEFAULT_TRAINER = "mainstay_train.launcher.trainer:run_trainer"
+DEFAULT_TRAINER = "mainstay_train.launcher.main:run_trainer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ end together: a cell fails as a unit, and without it the pipeline is broken.
 
 from __future__ import annotations
 
-from mainstay_train.comm import inner
-from mainstay_train.comm.groups import Group
+from mainstay_train.comm import mesh as comm_mesh
+from mainstay_train.comm.group import Group
 
 
 class ChainGroups:
@@ -34,7 +34,7 @@ class ChainGroups:
         for group in self.groups:
             group.connect()
         if self._mesh is not None:
-            inner.enter(self._mesh)
+            comm_mesh.enter(self._mesh)
 
     def shutdown(self, why: str) -> None:
         """End every operation that waits in the chain, and all later ones; returns at once."""

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.rank.rank import interrupts
+from mainstay_core.rank.machine import interrupts
 from mainstay_core.wire.messages import Chain, Plan
 from mainstay_train.base.aborts import QuorumAborted
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.gather_client import GatherClient
-from mainstay_train.comm.groups import Group, GroupEnded
+from mainstay_train.comm.group import Group, GroupEnded
 
 MAX_FORMER = 64
 """Groups whose keys are still to be deleted from their stores, most of which are not used again."""

@@ -10,13 +10,13 @@ import torch
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import Slot
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import compile_compute
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.messages import Commit, FinalDigests, PartialDigest, TypeStat
 from mainstay_train.comm.chains import ChainGroups
-from mainstay_train.comm.groups import Group, GroupEnded
-from mainstay_train.comm.inner import SINGLE, InnerMesh
+from mainstay_train.comm.group import Group, GroupEnded
+from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute.interpreter import Hook, Interpreter
 from mainstay_train.exact import digests, optimizer
 from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
@@ -100,7 +100,7 @@ class Engine:
     type_stats: dict[int, TypeStat] = field(default_factory=dict)
     """Of every complete type of the step."""
     interpreter: Interpreter | None = None
-    """None where the user's own loop computes (:mod:`mainstay_train.session.own_loop`)."""
+    """None where the user's own loop computes (:mod:`mainstay_train.session.loop`)."""
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction."""
     inner: InnerMesh = SINGLE

@@ -16,8 +16,8 @@ import torch
 from mainstay_core.base.digest import Digest
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.wire.messages import TypeStat
-from mainstay_train.comm.groups import Group
-from mainstay_train.comm.inner import SINGLE, InnerMesh, plain
+from mainstay_train.comm.group import Group
+from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.layout import ALIGNMENT_BYTES
 from mainstay_train.exact.reduction import PartialStore

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from mainstay_core.base.digest import Digest
-from mainstay_train.comm.inner import InnerMesh
+from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.exact import digests, layout
 from mainstay_train.exact.slices import Slice
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_train.base.settings import DEFAULT_TRAINER, LauncherSettings
-from mainstay_train.launcher import processes
+from mainstay_train.launcher import forking
 from mainstay_train.launcher.launcher import READ_BYTES, run_launcher
 
 NICENESS = 5
@@ -80,7 +80,7 @@ class Forge:
         finally:
             for pod in tuple(self._pods.values()):
                 self._kill(pod)
-                processes.reap(pod.pid)
+                forking.reap(pod.pid)
 
     def _receive(self) -> bool:
         data = self._line.recv(READ_BYTES)
@@ -108,9 +108,9 @@ class Forge:
             address=str(frame.head["address"]),
             trainer=self._trainer,
         )
-        give_up: list[processes.Closable] = [self._line, self._selector]
+        give_up: list[forking.Closable] = [self._line, self._selector]
         try:
-            pid = processes.fork(
+            pid = forking.fork(
                 lambda: self._become_launcher(settings),
                 Path(settings.pod_dir) / "launcher.log",
                 give_up,
@@ -145,7 +145,7 @@ class Forge:
         del self._pods[pod.pidfd]
         self._selector.unregister(pod.pidfd)
         os.close(pod.pidfd)
-        code, number = processes.reap(pod.pid)
+        code, number = forking.reap(pod.pid)
         code = code if number is None else -number
         self._send({"kind": "exited", "pod": pod.name, "pid": pod.pid, "code": code})
 
@@ -172,11 +172,11 @@ def main() -> int:
         help="import it before forking; may be repeated",
     )
     args = parser.parse_args()
-    processes.log_to_stderr()
+    forking.log_to_stderr()
     line = socket.socket(fileno=args.fd)
     try:
-        processes.warm_up([args.trainer.partition(":")[0], *args.preload])
-        processes.resolve(args.trainer)
+        forking.warm_up([args.trainer.partition(":")[0], *args.preload])
+        forking.resolve(args.trainer)
     except (MainstayError, ImportError) as error:
         logger.error("%s", error)
         return 2

@@ -37,7 +37,7 @@ from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_train.base import network_cut
 from mainstay_train.base.output import Relay
 from mainstay_train.base.settings import DEFAULT_TRAINER, LauncherSettings, TrainerSettings
-from mainstay_train.launcher import processes
+from mainstay_train.launcher import forking
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +68,10 @@ class Launcher:
     """
 
     def __init__(
-        self, settings: LauncherSettings, give_up: Iterable[processes.Closable] = ()
+        self, settings: LauncherSettings, give_up: Iterable[forking.Closable] = ()
     ) -> None:
         self._settings = settings
-        self._run_trainer = processes.resolve(settings.trainer)
+        self._run_trainer = forking.resolve(settings.trainer)
         self._give_up = tuple(give_up)
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector)
@@ -123,7 +123,7 @@ class Launcher:
                     self._told_to_end.recv(READ_BYTES)
                     self._send({"kind": "leaving"})
                 elif key.fd == store_fd:
-                    processes.reap(self._store_pid)
+                    forking.reap(self._store_pid)
                     self._store_pid = 0
                     logger.error("the rendezvous store died; the pod is lost")
                     return EXIT_STORE_DIED
@@ -158,7 +158,7 @@ class Launcher:
     def _fork(self, slot: int, settings: TrainerSettings) -> None:
         relayed = self._relay.open(f"slot {slot}") if self._settings.relay else None
         log = Path(settings.work_dir) / f"trainer-{slot}.log" if relayed is None else relayed
-        pid = processes.fork(lambda: self._train(settings), log, self._inherited())
+        pid = forking.fork(lambda: self._train(settings), log, self._inherited())
         if relayed is not None:
             os.close(relayed)
         child = _Child(slot, settings.incarnation, pid, os.pidfd_open(pid))
@@ -176,13 +176,13 @@ class Launcher:
         torch.set_num_threads(1)
         return int(self._run_trainer(settings))
 
-    def _inherited(self) -> list[processes.Closable]:
+    def _inherited(self) -> list[forking.Closable]:
         own = self._own()
         if self._supervisor is not None:
             own.append(self._supervisor)
         return own
 
-    def _own(self) -> list[processes.Closable]:
+    def _own(self) -> list[forking.Closable]:
         """What no child may keep open."""
         return [
             self._selector,
@@ -200,7 +200,7 @@ class Launcher:
 
     def _report_end(self, child: _Child) -> None:
         self._forget(child)
-        code, number = processes.reap(child.pid)
+        code, number = forking.reap(child.pid)
         self._send(
             {
                 "kind": "exited",
@@ -223,7 +223,7 @@ class Launcher:
 
     def _start_store(self) -> int:
         log = None if self._settings.relay else Path(self._settings.pod_dir) / "store.log"
-        self._store_pid = processes.fork(
+        self._store_pid = forking.fork(
             lambda: _host_store(self._listener, self._store_end), log, self._own()
         )
         self._listener.close()
@@ -234,14 +234,14 @@ class Launcher:
         for child in tuple(self._children.values()):
             os.kill(child.pid, signal.SIGKILL)
             self._forget(child)
-            processes.reap(child.pid)
+            forking.reap(child.pid)
         if self._store_pid:
             os.kill(self._store_pid, signal.SIGKILL)
-            processes.reap(self._store_pid)
+            forking.reap(self._store_pid)
         self._relay.drain()
 
 
-def run_launcher(settings: LauncherSettings, give_up: Iterable[processes.Closable] = ()) -> int:
+def run_launcher(settings: LauncherSettings, give_up: Iterable[forking.Closable] = ()) -> int:
     """Be the launcher of one pod; return the exit code.
 
     Torch must be imported already, and this process must have one thread.
@@ -325,9 +325,9 @@ def main() -> int:
         help="import it before forking; may be repeated [MAINSTAY_PRELOAD, parted by spaces]",
     )
     args = parser.parse_args()
-    processes.log_to_stderr()
+    forking.log_to_stderr()
     try:
-        processes.warm_up([args.trainer.partition(":")[0], *args.preload])
+        forking.warm_up([args.trainer.partition(":")[0], *args.preload])
         return run_launcher(
             LauncherSettings(
                 pod=args.pod,

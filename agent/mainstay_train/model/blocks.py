@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mainstay_train.comm.inner import SINGLE, InnerMesh, local_gradient, placed_like, plain
+from mainstay_train.comm.mesh import SINGLE, InnerMesh, local_gradient, placed_like, plain
 from mainstay_train.exact import initialization, layout
 from mainstay_train.exact.draws import Address
 from mainstay_train.model import split

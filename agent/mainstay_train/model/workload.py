@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
-from mainstay_core.job.staging import stage_blocks
-from mainstay_train.base.declared import Loop
-from mainstay_train.comm.inner import SINGLE, InnerMesh
+from mainstay_core.job.stages import stage_blocks
+from mainstay_train.base.decorator import Loop
+from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.exact import layout
 from mainstay_train.exact import optimizer as optimizers
 from mainstay_train.model.blocks import Block, BlockSpec, built

@@ -6,7 +6,7 @@ import time
 from collections import deque
 
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank import rank, rank_events
+from mainstay_core.rank import events, machine
 from mainstay_core.wire.facts import Fact, FactKind
 from mainstay_core.wire.messages import Commit, FinalDigests, LedgerEntry, PartialDigest
 from mainstay_train.session.uplink import Status, Uplink
@@ -32,14 +32,14 @@ class Reporter:
         self._posts = self._repeats = False
         self._step_began_s = time.monotonic()
 
-    def phase(self, state: rank.RankState) -> None:
+    def phase(self, state: machine.RankState) -> None:
         """A transition is done: ``state`` is what holds now."""
         status = self._status
         status.phase, status.step = state.phase.value, state.version
         # Of a trainer without a rank: the newest plan, in which it has no place.
         status.quorum = state.plan.quorum if state.plan else None
-        status.waiting = state.phase in (rank.Phase.IDLE, rank.Phase.PARKED)
-        if state.phase is rank.Phase.IDLE:
+        status.waiting = state.phase in (machine.Phase.IDLE, machine.Phase.PARKED)
+        if state.phase is machine.Phase.IDLE:
             # A pod that leaves waits for just this, and nobody else is kept from anything.
             self._uplink.send(status.head())
 
@@ -52,7 +52,7 @@ class Reporter:
         self._status.progress += 1
         self._status.waiting = action.op in WAITING_OPS
 
-    def tell(self, state: rank.RankState, action: rank_events.Tell) -> None:
+    def tell(self, state: machine.RankState, action: events.Tell) -> None:
         """Tell the api, through the supervisor, what was learnt."""
         self._uplink.tell(
             self._fact(
@@ -66,13 +66,13 @@ class Reporter:
             )
         )
 
-    def finished(self, state: rank.RankState, final: FinalDigests) -> None:
+    def finished(self, state: machine.RankState, final: FinalDigests) -> None:
         """Tell that the last step is applied."""
         self._repeat()
         self._uplink.tell(self._fact(state, FactKind.FINISHED, step=state.version, final=final))
 
     @staticmethod
-    def _fact(state: rank.RankState, kind: FactKind, **rest: object) -> Fact:
+    def _fact(state: machine.RankState, kind: FactKind, **rest: object) -> Fact:
         return Fact(
             kind=kind,
             pod=state.slot.pod,
@@ -85,7 +85,7 @@ class Reporter:
 
     def record(
         self,
-        state: rank.RankState,
+        state: machine.RankState,
         commit: Commit,
         *,
         gradient: str,

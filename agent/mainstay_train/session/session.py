@@ -19,20 +19,20 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank import rank, rank_events
+from mainstay_core.rank import events, machine
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.messages import Commit, LastStatus, Plan, SettleReport, Vote
 from mainstay_train.base.aborts import HealFailed, JobOver, QuorumAborted
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.connections import Connections
-from mainstay_train.comm.groups import GroupEnded
+from mainstay_train.comm.group import GroupEnded
 from mainstay_train.compute.engine import Engine, Training
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.reporting import Reporter
 from mainstay_train.session.uplink import Status, Uplink
-from mainstay_train.state.checkpointing import Checkpointing
+from mainstay_train.state.controller import Checkpointing
 from mainstay_train.state.heal import HealClient, HealServer, copy_from_any
 from mainstay_train.state.serving import ServedState
 
@@ -71,7 +71,7 @@ class Session:
         self._engine: Engine | None = None
         self._reports: tuple[SettleReport, ...] = ()
         self._gradient = ""
-        self._state = rank.RankState(
+        self._state = machine.RankState(
             slot=self._slot,
             incarnation=Incarnation(settings.incarnation),
             num_steps=self._config.shape.steps,
@@ -100,7 +100,7 @@ class Session:
         self.start(hello)
         outcome = self.advance(None)
         while True:
-            if isinstance(outcome, rank_events.Compute):
+            if isinstance(outcome, events.Compute):
                 outcome = self._compute(outcome)
             outcome = self.advance(outcome)
 
@@ -108,9 +108,9 @@ class Session:
         """Say hello; what to do first is to wait for a plan."""
         self._uplink.start(hello)
         durable = self._checkpoints.start(hello["fingerprint"])
-        self._state = rank.saw_durable(self._state, durable)
+        self._state = machine.saw_durable(self._state, durable)
 
-    def advance(self, event: rank_events.Event | None) -> rank_events.Event | rank_events.Compute:
+    def advance(self, event: events.Event | None) -> events.Event | events.Compute:
         """Let the rank's state machine take an event, and carry out what it asks for.
 
         Args:
@@ -122,87 +122,91 @@ class Session:
         Raises:
             JobOver: the job is complete, and nothing is left to do.
         """
-        actions: tuple[rank_events.Action, ...] = (rank_events.WaitForPlan(),)
+        actions: tuple[events.Action, ...] = (events.WaitForPlan(),)
         if event is not None:
             if self._connections.newest is not None:
-                self._state = rank.saw_plan(self._state, self._connections.newest)
+                self._state = machine.saw_plan(self._state, self._connections.newest)
             before = self._state
-            transition = rank.step(before, event)
+            transition = machine.step(before, event)
             self._state, actions = transition.state, transition.actions
             self._note(before.phase, transition.reason)
         outcome = None
         for action in actions:
-            if isinstance(action, rank_events.Compute):
+            if isinstance(action, events.Compute):
                 return action
             try:
                 outcome = self._perform(action)
             except QuorumAborted as end:
-                outcome = rank_events.QuorumLost(end.why, end.suspects)
+                outcome = events.QuorumLost(end.why, end.suspects)
         assert outcome is not None, f"no event after {actions}"
         return outcome
 
-    def _note(self, before: rank.Phase, reason: str) -> None:
+    def _note(self, before: machine.Phase, reason: str) -> None:
         self._reporter.phase(self._state)
         phases = {before, self._state.phase}
-        level = logging.INFO if phases & {rank.Phase.SETTLING, rank.Phase.PARKED} else logging.DEBUG
+        level = (
+            logging.INFO
+            if phases & {machine.Phase.SETTLING, machine.Phase.PARKED}
+            else logging.DEBUG
+        )
         logger.log(level, "%s: %s", self._state.phase, reason)
 
     def fail(self, why: str) -> None:
         """Tell the api that this job cannot run, and why."""
-        tell = rank_events.Tell(FactKind.FAILED, self._state.version, why)
+        tell = events.Tell(FactKind.FAILED, self._state.version, why)
         self._reporter.tell(self._state, tell)
 
     def _stop(self) -> None:
         """The supervisor says that the job has ended (the uplink's thread)."""
         logger.info("the job has ended")
-        if self._state.phase is rank.Phase.FINISHED:
+        if self._state.phase is machine.Phase.FINISHED:
             self._connections.end()
             return
         logging.shutdown()
         os._exit(0)
 
-    def _perform(self, action: rank_events.Action) -> rank_events.Event | None:
+    def _perform(self, action: events.Action) -> events.Event | None:
         match action:
-            case rank_events.WaitForPlan():
+            case events.WaitForPlan():
                 return self._wait_for_plan()
-            case rank_events.Settle():
+            case events.Settle():
                 return self._settle(action)
-            case rank_events.Restore():
+            case events.Restore():
                 return self._restore(action)
-            case rank_events.Reduce():
+            case events.Reduce():
                 return self._reduce(action)
-            case rank_events.CastVote():
+            case events.CastVote():
                 return self._vote(action)
-            case rank_events.Apply():
+            case events.Apply():
                 return self._apply(action.commit)
-            case rank_events.ShareSaves():
+            case events.ShareSaves():
                 return self._share_saves(action)
             case _:
                 self._perform_at_once(action)
                 return None
 
-    def _perform_at_once(self, action: rank_events.Action) -> None:
+    def _perform_at_once(self, action: events.Action) -> None:
         match action:
-            case rank_events.Tell():
+            case events.Tell():
                 self._tell(action)
-            case rank_events.DropHeld():
+            case events.DropHeld():
                 self._drop_held()
-            case rank_events.Leave():
+            case events.Leave():
                 self._connections.leave()
-            case rank_events.WriteCheckpoint():
+            case events.WriteCheckpoint():
                 self._write_checkpoint(action)
-            case rank_events.RenameCheckpoint():
+            case events.RenameCheckpoint():
                 self._checkpoints.complete(action, self._plan, self._writer_hook())
-            case rank_events.VoidSave():
+            case events.VoidSave():
                 self._checkpoints.void(action.version)
-            case rank_events.Finish():
+            case events.Finish():
                 self._finish()
             case _:
                 raise AssertionError(f"unknown action {action}")
 
     # Blocking actions -------------------------------------------------------
 
-    def _wait_for_plan(self) -> rank_events.Event:
+    def _wait_for_plan(self) -> events.Event:
         known = self._state.newest.quorum.id if self._state.newest else -1
         connections = self._connections
         self._reporter.waits()
@@ -215,9 +219,9 @@ class Session:
             )
             if connections.ended:
                 raise JobOver("the job is complete")
-        return rank_events.PlanSeen()
+        return events.PlanSeen()
 
-    def _settle(self, action: rank_events.Settle) -> rank_events.Event:
+    def _settle(self, action: events.Settle) -> events.Event:
         self._served.close()
         self._reporter.waits()
         gather = self._connections.adopt(action.plan, action.report.index)
@@ -233,9 +237,9 @@ class Session:
         self._engine_for_plan()
         bodies = gather.wait("settle")
         self._reports = tuple(codec.loads(SettleReport, body) for body in bodies)
-        return rank_events.ReportsGathered(self._reports)
+        return events.ReportsGathered(self._reports)
 
-    def _restore(self, action: rank_events.Restore) -> rank_events.Event:
+    def _restore(self, action: events.Restore) -> events.Event:
         engine = self._engine_for_plan()
         if action.action is StateAction.LOAD:
             return self._checkpoints.load(engine, action.version)
@@ -251,10 +255,10 @@ class Session:
                 expected=action.expected,
             )
         except HealFailed as failure:
-            return rank_events.RestoreFailed(failure.why)
-        return rank_events.Restored(masters)
+            return events.RestoreFailed(failure.why)
+        return events.Restored(masters)
 
-    def _compute(self, action: rank_events.Compute) -> rank_events.Event:
+    def _compute(self, action: events.Compute) -> events.Event:
         engine = self._engine_for_plan()
         try:
             pipeline = (
@@ -263,10 +267,10 @@ class Session:
             engine.compute(action.types, self._state.version, pipeline)
         except GroupEnded as end:
             self._connections.fail_pipeline(str(end))
-            return rank_events.ComputeBroken(engine.store.held(), f"the chain broke: {end}")
-        return rank_events.TodoDone(engine.store.held())
+            return events.ComputeBroken(engine.store.held(), f"the chain broke: {end}")
+        return events.TodoDone(engine.store.held())
 
-    def _reduce(self, action: rank_events.Reduce) -> rank_events.Event:
+    def _reduce(self, action: events.Reduce) -> events.Event:
         engine = self._engine_for_plan()
         self._hook(Action(Op.REDUCE, engine.stage))
         self._gradient = ""
@@ -276,15 +280,15 @@ class Session:
             group = self._connections.reduce_group(position)
             engine.reduce(group, action.table, members, self._state.index, self._slot)
         except GroupEnded as end:
-            return rank_events.QuorumLost(*self._connections.fail_quorum(str(end)))
-        return rank_events.Reduced()
+            return events.QuorumLost(*self._connections.fail_quorum(str(end)))
+        return events.Reduced()
 
-    def _vote(self, action: rank_events.CastVote) -> rank_events.Event:
+    def _vote(self, action: events.CastVote) -> events.Event:
         engine = self._engine_for_plan()
         self._hook(Action(Op.VOTE, engine.stage))
         vote = self._make_vote(engine, action)
         bodies = self._exchange(f"vote/{action.step}/{action.attempt}", vote)
-        return rank_events.VotesGathered(tuple(codec.loads(Vote, body) for body in bodies))
+        return events.VotesGathered(tuple(codec.loads(Vote, body) for body in bodies))
 
     def _exchange(self, key: str, message: Vote | LastStatus) -> list[bytes]:
         """Give a message to all members; returns what each of them gave.
@@ -296,7 +300,7 @@ class Session:
         gather.post(key, codec.dumps(message).encode())
         return gather.wait(key)
 
-    def _make_vote(self, engine: Engine, action: rank_events.CastVote) -> Vote:
+    def _make_vote(self, engine: Engine, action: events.CastVote) -> Vote:
         state = self._state
         assert state.step_plan is not None
         newest = self._connections.newest or self._plan
@@ -315,7 +319,7 @@ class Session:
             **asdict(self._checkpoints.status()),
         )
 
-    def _apply(self, commit: Commit) -> rank_events.Event:
+    def _apply(self, commit: Commit) -> events.Event:
         engine = self._engine_for_plan()
         self._hook(Action(Op.APPLY, engine.stage))
         if not self._gradient:  # rolled forward: it was reduced in a quorum without our vote
@@ -331,17 +335,17 @@ class Session:
             partials=engine.sent,
             post=self._state.is_lowest,
         )
-        return rank_events.Applied(masters, commit)
+        return events.Applied(masters, commit)
 
-    def _share_saves(self, action: rank_events.ShareSaves) -> rank_events.Event:
+    def _share_saves(self, action: events.ShareSaves) -> events.Event:
         self._reporter.waits()
         status = LastStatus(**asdict(self._checkpoints.wait_idle()), state=action.state)
         bodies = self._exchange(f"save/{action.round}", status)
-        return rank_events.SavesGathered(tuple(codec.loads(LastStatus, b) for b in bodies))
+        return events.SavesGathered(tuple(codec.loads(LastStatus, b) for b in bodies))
 
     # Actions at once --------------------------------------------------------
 
-    def _tell(self, action: rank_events.Tell) -> None:
+    def _tell(self, action: events.Tell) -> None:
         self._reporter.tell(self._state, action)
         if action.kind is FactKind.SETTLED:
             position, state = self._state.member_position, self._engine_for_plan().state
@@ -354,7 +358,7 @@ class Session:
             self._engine.drop_held()
         self._gradient = ""
 
-    def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> None:
+    def _write_checkpoint(self, action: events.WriteCheckpoint) -> None:
         engine = self._engine_for_plan()
         self._hook(Action(Op.CHECKPOINT, engine.stage))
         state, hook = self._state, self._writer_hook()
@@ -365,8 +369,8 @@ class Session:
 
     def _tell_checkpoint(self, durable: int, problem: str) -> None:
         """From the thread that writes: a version is complete, or why it is late or failed."""
-        tell = rank_events.Tell(FactKind.CHECKPOINT, self._state.version, problem)
-        self._reporter.tell(rank.saw_durable(self._state, durable), tell)
+        tell = events.Tell(FactKind.CHECKPOINT, self._state.version, problem)
+        self._reporter.tell(machine.saw_durable(self._state, durable), tell)
 
     def _finish(self) -> None:
         state = self._state

@@ -19,7 +19,7 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.faults.faults import FaultPoint
+from mainstay_core.faults.points import FaultPoint
 from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.messages import LedgerEntry, Plan
 from mainstay_train.base import network_cut

@@ -23,7 +23,7 @@ from mainstay_core.base.frames import PREFIX, pack, pack_head, parse_head, parse
 from mainstay_train.base import job_secret, network_cut
 from mainstay_train.base.aborts import HealFailed
 from mainstay_train.base.sockets import socket_lock
-from mainstay_train.comm.groups import foreign_sockets
+from mainstay_train.comm.group import foreign_sockets
 from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StageState
 

@@ -24,15 +24,10 @@ from mainstay_api.deps import (
 from mainstay_api.problems import ProblemError, stale_facts
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.coordinator_events import (
-    FactsLearnt,
-    FaultFired,
-    PlanReported,
-    PodRegistered,
-)
-from mainstay_core.coordinator.jobstate import TERMINAL, JobPhase
-from mainstay_core.coordinator.learning import UnregisteredPodError
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.coordinator.events import FactsLearnt, FaultFired, PlanReported, PodRegistered
+from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.state import TERMINAL, JobPhase
+from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
 from mainstay_core.wire.messages import LedgerEntry, Plan
 

@@ -10,13 +10,13 @@ from fastapi.responses import JSONResponse
 
 from mainstay_api import examples
 from mainstay_api.deps import GuardedRoute, ServiceDep, UidDep, require_operator, require_person
-from mainstay_api.report import show_fault
+from mainstay_api.run_report import show_fault
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.availability import spare_pods
-from mainstay_core.coordinator.coordinator_events import FaultFired, FaultsAsked
-from mainstay_core.coordinator.faulting import list_faults
-from mainstay_core.faults import fault_files
+from mainstay_core.coordinator.events import FaultFired, FaultsAsked
+from mainstay_core.coordinator.injection import list_faults
+from mainstay_core.faults import files
 
 router = APIRouter(
     prefix="/v1/jobs/{job}",
@@ -53,14 +53,14 @@ async def show_faults(uid: UidDep, service: ServiceDep) -> JSONResponse:
 async def ask_faults(uid: UidDep, service: ServiceDep, body: NewFaults) -> JSONResponse:
     """Inject faults into the running job; 422 for what can never fire."""
     state = await service.load(uid)
-    job = fault_files.Job(
+    job = files.Job(
         # Scaled since it was created, perhaps: replicas are those of now.
         shape=replace(state.shape, replicas=state.wanted),
         num_spares=max(state.config.spares, len(spare_pods(state))),
         known={fault.id: fault for fault in state.config.faults},
         at_step=state.step,
     )
-    faults = fault_files.parse_more(body.faults, job)
+    faults = files.parse_more(body.faults, job)
     if not faults:
         raise InvalidSpecError("faults", "is empty; give one fault or more")
     state = (await service.apply(uid, FaultsAsked(faults=faults))).state

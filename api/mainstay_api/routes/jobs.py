@@ -23,13 +23,13 @@ from mainstay_api.deps import (
     require_person,
 )
 from mainstay_api.problems import ProblemError
-from mainstay_api.report import make_report, show_job, show_members, show_pods, show_recovery
-from mainstay_api.service import JobService
+from mainstay_api.run_report import make_report, show_job, show_members, show_pods, show_recovery
 from mainstay_api.summary import summarize
+from mainstay_api.transactions import JobService
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.base.ids import JobUid
-from mainstay_core.coordinator.coordinator_events import (
+from mainstay_core.coordinator.events import (
     DrainRequested,
     FactsLearnt,
     ScaleRequested,
@@ -39,8 +39,8 @@ from mainstay_core.coordinator.coordinator_events import (
 )
 from mainstay_core.coordinator.leaving import find_pod
 from mainstay_core.coordinator.scaling import plan_pods
-from mainstay_core.faults.faults import FaultPoint
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.faults.points import FaultPoint
+from mainstay_core.job.config import JobConfig
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.wire.facts import Fact, FactKind, Place
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mainstay_cli.base import report
-from mainstay_cli.chaos.chaos_runs import Outcome
+from mainstay_cli.base import comparison
+from mainstay_cli.chaos.runs import Outcome
 from mainstay_cli.views.faults import at_text, target_text
 
 CLOCK_SLACK_S = 0.05
@@ -62,7 +62,7 @@ def judge_run(
         undisturbed: report of the same job without faults.
     """
     problem = outcome.problem
-    differences = [] if problem else report.compare_reports(undisturbed, outcome.report)
+    differences = [] if problem else comparison.compare_reports(undisturbed, outcome.report)
     listed = {fault["id"]: fault for fault in outcome.faults}
     verdicts = []
     for entry in entries:

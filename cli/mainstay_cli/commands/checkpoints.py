@@ -107,7 +107,7 @@ def _verify(item: Found) -> bool:
 
 def _digests_of(directory: Path) -> _Verdict:
     """Have a process with torch read a version: this one has none."""
-    command = [sys.executable, "-m", "mainstay_train.state.verify_checkpoint", str(directory)]
+    command = [sys.executable, "-m", "mainstay_train.state.verify", str(directory)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     parts: list[dict[str, Any]] = [json.loads(line) for line in result.stdout.splitlines()]
     if result.returncode not in (0, 1) or not parts:

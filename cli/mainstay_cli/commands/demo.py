@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mainstay_cli.base import report
+from mainstay_cli.base import comparison
 from mainstay_cli.base.exits import CliError, ExitCode, UsageError
 from mainstay_cli.commands import timeline
-from mainstay_cli.local import local_run, manifests
+from mainstay_cli.local import manifests
+from mainstay_cli.local import run as local_run
 from mainstay_cli.views.progress import PlainProgress
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -62,7 +63,7 @@ def judge(
     undisturbed: local_run.RunResult, disturbed: local_run.RunResult, num_faults: int
 ) -> list[str]:
     """Return what is wrong; nothing means that the demo shows what it claims."""
-    differences = report.compare_reports(undisturbed.report, disturbed.report)
+    differences = comparison.compare_reports(undisturbed.report, disturbed.report)
     problems = [f"the runs differ, first at {differences[0]}"] if differences else []
     if not undisturbed.report["digests"]["steps"]:
         problems.append("the report has no digests of steps, nothing was compared")

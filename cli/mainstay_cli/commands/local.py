@@ -13,7 +13,8 @@ import typer
 from mainstay_cli.base import state_dir
 from mainstay_cli.base.exits import CliError, ExitCode
 from mainstay_cli.commands import demo
-from mainstay_cli.local import checkpoint_files, local_run, manifests
+from mainstay_cli.local import checkpoint_files, manifests
+from mainstay_cli.local import run as local_run
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_recovery
 

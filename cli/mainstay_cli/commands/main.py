@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from mainstay_cli.base import report
+from mainstay_cli.base import comparison
 from mainstay_cli.base.entry import run_app
 from mainstay_cli.base.exits import ExitCode
 from mainstay_cli.commands import (
-    changing,
-    chaos_command,
+    chaos,
     checkpoints,
     faults,
     local,
+    operations,
     simulate,
     status,
     timeline,
@@ -49,7 +49,7 @@ app = typer.Typer(
 app.add_typer(local.app, name="local")
 app.add_typer(faults.app, name="faults")
 app.add_typer(checkpoints.app, name="checkpoints")
-app.command("chaos", help=chaos_command.HELP)(chaos_command.run)
+app.command("chaos", help=chaos.HELP)(chaos.run)
 report_app = typer.Typer(help="Compare the reports of two runs.", no_args_is_help=True)
 app.add_typer(report_app, name="report")
 
@@ -93,7 +93,7 @@ def scale_job(
     job: Annotated[str, typer.Argument(help="Name of the job.")],
     replicas: Annotated[int, typer.Option("--replicas", help="Replicas wanted.")],
 ) -> None:
-    changing.scale(job, replicas)
+    operations.scale(job, replicas)
 
 
 @app.command(
@@ -107,7 +107,7 @@ def drain_pod(
     job: Annotated[str, typer.Argument(help="Name of the job.")],
     pod: Annotated[str, typer.Argument(help="Name of the pod, as in mainstay status.")],
 ) -> None:
-    changing.drain(job, pod)
+    operations.drain(job, pod)
 
 
 @app.command(
@@ -117,7 +117,7 @@ def drain_pod(
     "Example: mainstay suspend demo",
 )
 def suspend_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) -> None:
-    changing.suspend(job, wanted=True)
+    operations.suspend(job, wanted=True)
 
 
 @app.command(
@@ -126,7 +126,7 @@ def suspend_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) ->
     "Example: mainstay resume demo",
 )
 def resume_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) -> None:
-    changing.suspend(job, wanted=False)
+    operations.suspend(job, wanted=False)
 
 
 @app.command(
@@ -163,8 +163,8 @@ def diff_reports(
     left: Annotated[Path, typer.Argument(help="REPORT.json of one run.")],
     right: Annotated[Path, typer.Argument(help="REPORT.json of the other.")],
 ) -> None:
-    one, other = report.load_report(left), report.load_report(right)
-    differences = report.compare_reports(one, other)
+    one, other = comparison.load_report(left), comparison.load_report(right)
+    differences = comparison.compare_reports(one, other)
     if not differences:
         print(f"equal: {len(one['digests']['steps'])} steps and the final state, bit for bit")
         return

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from mainstay_cli.commands.changing import describe_leaving
+from mainstay_cli.commands.operations import describe_leaving
 from mainstay_cli.local import runs
 from mainstay_cli.views.progress import describe_recovery, one_line
 

@@ -10,9 +10,9 @@ import yaml
 
 from mainstay_cli.base.exits import UsageError
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.topology import JobShape
-from mainstay_core.faults import fault_files
-from mainstay_core.faults.faults import FaultPoint
+from mainstay_core.base.shape import JobShape
+from mainstay_core.faults import files
+from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import spec
 
 
@@ -141,6 +141,6 @@ def load_faults(path: Path, shape: JobShape, num_spares: int) -> tuple[FaultPoin
         UsageError: the file cannot be used.
     """
     try:
-        return fault_files.parse_faults(load_yaml(path), shape, num_spares)
+        return files.parse_faults(load_yaml(path), shape, num_spares)
     except InvalidSpecError as error:
         raise UsageError(f"{path}: {error}") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mainstay_cli.base import guard
 from mainstay_cli.base.exits import MachineError
-from mainstay_cli.local.family import Child, Family
+from mainstay_cli.local.processes import Child, Family
 
 PING_INTERVAL_S = 0.02
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from mainstay_cli.base import guard
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError
-from mainstay_cli.local.family import Child, Family
+from mainstay_cli.local.processes import Child, Family
 from mainstay_cli.local.redis_server import flush_redis, last_line, start_redis
 
 logger = logging.getLogger(__name__)

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.jobstate import (
-    CoordinatorState,
-    PodState,
-    SlotState,
-    is_living,
-    uid_of,
-)
+from mainstay_core.coordinator.state import CoordinatorState, PodState, SlotState, is_living, uid_of
 
 
 def usable_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:

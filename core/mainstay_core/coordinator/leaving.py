@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.coordinator.coordinator_events import Announce, DrainRequested, Transition
-from mainstay_core.coordinator.jobstate import (
+from mainstay_core.coordinator.events import Announce, DrainRequested, Transition
+from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
     all_settled,

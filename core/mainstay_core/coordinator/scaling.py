@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.availability import held_until_s
-from mainstay_core.coordinator.coordinator_events import Announce, ScaleRequested, Transition
-from mainstay_core.coordinator.jobstate import (
+from mainstay_core.coordinator.events import Announce, ScaleRequested, Transition
+from mainstay_core.coordinator.leaving import still_needed
+from mainstay_core.coordinator.state import (
     CoordinatorState,
     JobPhase,
     PodState,
@@ -17,7 +18,6 @@ from mainstay_core.coordinator.jobstate import (
     natural,
     uid_of,
 )
-from mainstay_core.coordinator.leaving import still_needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

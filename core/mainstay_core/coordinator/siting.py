@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.ids import PodUid, Slot
-from mainstay_core.coordinator.jobstate import CoordinatorState, SlotState
+from mainstay_core.coordinator.state import CoordinatorState, SlotState
 from mainstay_core.wire.facts import Place
 
 

@@ -12,16 +12,16 @@ from dataclasses import fields, replace
 from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.coordinator.coordinator_events import (
+from mainstay_core.coordinator.events import (
     Announce,
     JobSubmitted,
     SuspendRequested,
     TopologyLearnt,
     Transition,
 )
-from mainstay_core.coordinator.jobstate import CoordinatorState
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.suspension import learn_suspend
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.job.config import JobConfig
 
 MUTABLE_SHAPE = ("replicas", "min_replicas")
 MUTABLE = (

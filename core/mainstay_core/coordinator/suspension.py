@@ -14,16 +14,16 @@ from dataclasses import replace
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import Slot
-from mainstay_core.coordinator import membership
-from mainstay_core.coordinator.coordinator_events import (
+from mainstay_core.coordinator import seating
+from mainstay_core.coordinator.events import (
     Announce,
     EndJob,
     RecordRecovery,
     SuspendRequested,
     Transition,
 )
-from mainstay_core.coordinator.jobstate import MAX_ENDED, CoordinatorState, JobPhase
-from mainstay_core.coordinator.recovery_times import close_all
+from mainstay_core.coordinator.records import close_all
+from mainstay_core.coordinator.state import MAX_ENDED, CoordinatorState, JobPhase
 from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.messages import Method, Plan
 
@@ -79,10 +79,10 @@ def learn_paused(state: CoordinatorState, fact: Fact, now_s: float) -> Transitio
 def pause_plan(state: CoordinatorState, now_s: float, nonce: str) -> Plan:
     """Return the plan in which the same members pause."""
     reason = "the job is to be suspended: all save their state and compute no further"
-    draft = membership.Draft(
+    draft = seating.Draft(
         method=Method.SUSPEND, planned=True, reason=reason, now_s=now_s, nonce=nonce
     )
-    return replace(membership.compose(state, membership.living_seats(state), draft), pause=True)
+    return replace(seating.compose(state, seating.living_seats(state), draft), pause=True)
 
 
 def has_paused(state: CoordinatorState) -> bool:

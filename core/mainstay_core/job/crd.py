@@ -12,7 +12,7 @@ from typing import Any
 
 from mainstay_core.job.crd_rules import RULES
 from mainstay_core.job.spec import KIND, TrainingJobSpec
-from mainstay_core.job.spec_status import TrainingJobStatus
+from mainstay_core.job.status import TrainingJobStatus
 
 GROUP, VERSION = "mainstay.dev", "v1alpha1"
 PLURAL = "trainingjobs"

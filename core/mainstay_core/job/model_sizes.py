@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.job.staging import stage_blocks
+from mainstay_core.job.stages import stage_blocks
 
 BUILT_IN = "mainstay_train.models.llama:workload"
 """The entrypoint of the built-in Llama."""

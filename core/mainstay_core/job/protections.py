@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mainstay_core.base.topology import JobShape
+from mainstay_core.base.shape import JobShape
 
 BLOCKS, LOOP = "blocks", "loop"
 ENTRY_KEY = "entry"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from mainstay_core.base.topology import JobShape
+from mainstay_core.base.shape import JobShape
 from mainstay_core.job import model_sizes
 
 SHM_DIR = "/dev/shm"

@@ -19,11 +19,12 @@ import pydantic.alias_generators
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.topology import JobShape
-from mainstay_core.faults.faults import FaultPoint
+from mainstay_core.base.shape import JobShape
+from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
-from mainstay_core.job.jobspec import JobConfig
-from mainstay_core.job.spec_fields import (
+from mainstay_core.job.config import JobConfig
+from mainstay_core.job.refusals import explain
+from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
     Checkpoint,
     Detection,
@@ -38,8 +39,7 @@ from mainstay_core.job.spec_fields import (
     Training,
     Workload,
 )
-from mainstay_core.job.spec_messages import explain
-from mainstay_core.job.spec_types import (
+from mainstay_core.job.types import (
     IntOrAuto,
     ManagerName,
     ObjectName,
@@ -141,7 +141,7 @@ class TrainingJob(Section):
 
         Args:
             job_uid: identity of this run of the job.
-            faults: what to inject, from :mod:`mainstay_core.faults.fault_files`.
+            faults: what to inject, from :mod:`mainstay_core.faults.files`.
             checkpoint_dir: where durable checkpoints go when the spec names no
                 storage; unused while ``everySteps`` is 0.
         """

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mainstay_core.pool.pod_counts import PodCounts
+from mainstay_core.pool.counts import PodCounts
 
 
 class ConditionType(enum.StrEnum):

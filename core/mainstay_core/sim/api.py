@@ -1,6 +1,6 @@
 """One api replica: load, decide, compare-and-set, publish; streams and the ticker.
 
-As ``mainstay_api.service``, ``.ticker``, ``.streams`` and the agent routes.
+As ``mainstay_api.transactions``, ``.ticker``, ``.streams`` and the agent routes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mainstay_core.base.errors import (
     StoreConflictError,
 )
 from mainstay_core.base.ids import PodUid, QuorumId
-from mainstay_core.coordinator import coordinator
-from mainstay_core.coordinator.coordinator_events import (
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import (
     DrainRequested,
     Event,
     FactsLearnt,
@@ -32,10 +32,10 @@ from mainstay_core.coordinator.coordinator_events import (
     Tick,
     Transition,
 )
-from mainstay_core.coordinator.jobstate import CoordinatorState, JobPhase
-from mainstay_core.coordinator.learning import UnregisteredPodError
-from mainstay_core.coordinator.restoring import StoreBehindError, is_behind, refuse_behind
-from mainstay_core.coordinator.silence import Silence
+from mainstay_core.coordinator.heartbeats import Silence
+from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.state import CoordinatorState, JobPhase
+from mainstay_core.coordinator.store_recovery import StoreBehindError, is_behind, refuse_behind
 from mainstay_core.sim.deciding import (
     Reply,
     Request,
@@ -145,7 +145,7 @@ class Api(Process):
         return Reply(200, body=beat)
 
     def _restore(self, report: PlanReported | None) -> Steps[Reply]:
-        state = coordinator.initial(self.world.config, self.now_s())
+        state = machine.initial(self.world.config, self.now_s())
         yield from self._call(self.store.create(state))
         if report is None:
             return Reply(200)
@@ -246,7 +246,7 @@ class Api(Process):
         return outcome
 
     def _step(self, before: CoordinatorState, event: Event) -> Transition:
-        outcome = coordinator.step(before, event, self.now_s(), self.world.draw_name())
+        outcome = machine.step(before, event, self.now_s(), self.world.draw_name())
         self.world.checks.decided(before, outcome)
         return outcome
 
@@ -272,7 +272,7 @@ class Api(Process):
                     outcome = yield from self._look(silence)
                     if outcome.state.terminal:
                         return
-                    pending = coordinator.is_pending(outcome.state)
+                    pending = machine.is_pending(outcome.state)
                     look_at_s = now_s + (0.0 if pending else TICK_IDLE_S)
             except (StoreConflictError, StoreUnavailableError, UnknownJobError):
                 pass

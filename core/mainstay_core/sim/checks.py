@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mainstay_core.base.topology import JobShape
-from mainstay_core.coordinator.coordinator_events import Announce, PublishPlan, Transition
-from mainstay_core.coordinator.job_invariants import check_invariants
-from mainstay_core.coordinator.jobstate import CoordinatorState, JobPhase
-from mainstay_core.rank.rank_events import Event, ReportsGathered
-from mainstay_core.rank.rank_state import RankState
+from mainstay_core.base.shape import JobShape
+from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
+from mainstay_core.coordinator.invariants import check_invariants
+from mainstay_core.coordinator.state import CoordinatorState, JobPhase
+from mainstay_core.rank.events import Event, ReportsGathered
 from mainstay_core.rank.settle import Settlement, StateAction
+from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.rank.rank import interrupts
+from mainstay_core.rank.machine import interrupts
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.groups import Group, GroupEnded
 from mainstay_core.sim.heal import HealClient

@@ -1,6 +1,6 @@
 """What surrounds a decision of an api replica: requests, answers, what gets visible.
 
-As ``mainstay_api.service``.
+As ``mainstay_api.transactions``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.coordinator.coordinator_events import EndJob, PublishPlan, Transition
-from mainstay_core.coordinator.jobstate import CoordinatorState, pods_moved
+from mainstay_core.coordinator.events import EndJob, PublishPlan, Transition
+from mainstay_core.coordinator.state import CoordinatorState, pods_moved
 from mainstay_core.sim.store import Change
 from mainstay_core.wire.messages import Plan
 
@@ -50,7 +50,7 @@ class UnknownJobError(MainstayError):
 
 
 def change_of(before: CoordinatorState, outcome: Transition) -> Change:
-    """Return what a transition makes visible (``mainstay_api.service.change_of``)."""
+    """Return what a transition makes visible (``mainstay_api.transactions.change_of``)."""
     arrived, gone = pods_moved(before, outcome.state)
     items: list[tuple[str, object]] = []
     for action in outcome.actions:

@@ -1,6 +1,6 @@
 """The directory of durable checkpoints that all ranks share.
 
-As ``mainstay_train.state.checkpoints``: parts beside the final name, a rename once all
+As ``mainstay_train.state.directory``: parts beside the final name, a rename once all
 are safe, damaged versions put aside by whoever finds them, old ones removed.
 """
 

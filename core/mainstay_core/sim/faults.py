@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from mainstay_core.coordinator.coordinator_events import Transition
+from mainstay_core.coordinator.events import Transition
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Process, ProcessKilled
 from mainstay_core.sim.scenario import Fault
 from mainstay_core.sim.store import NODE as STORE
-from mainstay_core.supervisor.supervision_events import LeaveAsked
+from mainstay_core.supervisor.events import LeaveAsked
 
 if TYPE_CHECKING:
     from mainstay_core.sim.api import Api

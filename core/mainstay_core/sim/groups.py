@@ -1,6 +1,6 @@
 """Process groups: a rendezvous in a launcher's store, then a mesh of connections.
 
-As in ``mainstay_train.comm.groups``: reaching the store and connecting the mesh cannot
+As in ``mainstay_train.comm.group``: reaching the store and connecting the mesh cannot
 be ended from outside, waiting for the others in the store and every later
 operation can. A send is finished once its receiver has taken the message.
 """

@@ -16,8 +16,8 @@ from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Unreachable
 from mainstay_core.sim.passing import Passing, restoration_of
 from mainstay_core.sim.store import Item
-from mainstay_core.supervisor import supervision
-from mainstay_core.supervisor.supervision_events import (
+from mainstay_core.supervisor import machine
+from mainstay_core.supervisor.events import (
     Ended,
     Event,
     HeartbeatDue,
@@ -68,7 +68,7 @@ class ApiLine(Process, ABC):
     def __init__(self, world: World, pod: PodUid, name: str) -> None:
         super().__init__(world.engine, name, pod)
         self.world, self.pod = world, pod
-        self.state = supervision.initial(pod, world.slots_per_pod)
+        self.state = machine.initial(pod, world.slots_per_pod)
         self.passing = Passing(self)
         self.stands = False
         """Whether the stream is open."""

@@ -1,6 +1,6 @@
 """Plans from supervisor to supervisor, and what one holds for a store that has lost it.
 
-``mainstay_agent.passing`` and ``mainstay_agent.restoration``.
+``mainstay_agent.gossip`` and ``mainstay_agent.held_plan``.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mainstay_core.base.ids import Slot
-from mainstay_core.coordinator.coordinator_events import PlanReported
+from mainstay_core.coordinator.events import PlanReported
 from mainstay_core.sim.network import End
 from mainstay_core.sim.rooms import Holds, Passed
-from mainstay_core.supervisor.supervision_events import SlotPhase, SupervisionState
+from mainstay_core.supervisor.events import SlotPhase, SupervisionState
 from mainstay_core.wire.messages import Plan
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Whoever makes the pods: brings up others for those that end, as many as the api wants.
 
-Stands for a kubelet with the operator (``mainstay_core.pool.repairing``), or for the provider of
+Stands for a kubelet with the operator (``mainstay_core.pool.repair``), or for the provider of
 local mode. It decides nothing about the job.
 """
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.jobstate import CoordinatorState, JobPhase, uid_of
 from mainstay_core.coordinator.scaling import PodsWanted, plan_pods
+from mainstay_core.coordinator.state import CoordinatorState, JobPhase, uid_of
 from mainstay_core.sim.deciding import Request
 from mainstay_core.sim.engine import Process, Steps, Violation
 from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.network import Unreachable
 from mainstay_core.sim.supervisor import Supervisor
-from mainstay_core.supervisor.supervision_events import LeaveAsked
+from mainstay_core.supervisor.events import LeaveAsked
 from mainstay_core.wire.facts import Fact, FactKind
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What a simulated trainer writes to the shared disk, in the background.
 
-As ``mainstay_train.state.checkpointing``: parts and renames take their time while the steps
+As ``mainstay_train.state.controller``: parts and renames take their time while the steps
 go on; votes say what is safe, what is still being written and what is durable.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mainstay_core.rank import rank_events
+from mainstay_core.rank import events
 from mainstay_core.sim.disk import Part
 from mainstay_core.sim.engine import Steps
 from mainstay_core.wire.messages import SaveStatus
@@ -40,7 +40,7 @@ class Saving:
         self._status = replace(self._status, durable=newest)
         return newest
 
-    def write(self, action: rank_events.WriteCheckpoint, nonce: str, position: int) -> None:
+    def write(self, action: events.WriteCheckpoint, nonce: str, position: int) -> None:
         """Copy the state now; its part becomes safe later."""
         assert self._trainer.compute is not None
         part = Part(self._trainer.compute.params, action.commit, action.chain)
@@ -63,12 +63,12 @@ class Saving:
             self._status = replace(self._status, checkpoint_safe=version, checkpoint_nonce=nonce)
         self._done()
 
-    def complete(self, action: rank_events.RenameCheckpoint) -> None:
+    def complete(self, action: events.RenameCheckpoint) -> None:
         """Rename a version, a little later."""
         self._running += 1
         self._trainer.spawn(self._complete(action))
 
-    def _complete(self, action: rank_events.RenameCheckpoint) -> Steps[None]:
+    def _complete(self, action: events.RenameCheckpoint) -> Steps[None]:
         world = self._trainer.world
         yield world.pace.hiccup_s()
         if world.disk.finish(action.version, action.nonce):

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.topology import JobShape
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.config import JobConfig
 from mainstay_core.sim.network import Latency
 
 KINDS = (

@@ -16,8 +16,8 @@ from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.line import ApiLine
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.rooms import GatherServer
-from mainstay_core.supervisor import supervision
-from mainstay_core.supervisor.supervision_events import (
+from mainstay_core.supervisor import machine
+from mainstay_core.supervisor.events import (
     Action,
     Committed,
     Ended,
@@ -39,7 +39,7 @@ from mainstay_core.supervisor.supervision_events import (
     Tell,
     Tick,
 )
-from mainstay_core.supervisor.supervision_events import Signal as SignalSlot
+from mainstay_core.supervisor.events import Signal as SignalSlot
 from mainstay_core.wire.facts import PodRegistration
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Supervisor(ApiLine):
         if self.left is not None or not self.alive:
             return
         held = self.state.plan
-        done = supervision.step(self.state, event, self._now_s(), self.world.draw_name())
+        done = machine.step(self.state, event, self._now_s(), self.world.draw_name())
         self.state = done.state
         if done.state.plan is not None and done.state.plan is not held:
             self._gather.hold(done.state.plan)
@@ -92,7 +92,7 @@ class Supervisor(ApiLine):
         self._set_timer()
 
     def _set_timer(self) -> None:
-        due_s = supervision.next_due_s(self.state)
+        due_s = machine.next_due_s(self.state)
         if due_s is None or (self._timer_s is not None and self._timer_s <= due_s):
             return
         self._timer_s = due_s
@@ -101,7 +101,7 @@ class Supervisor(ApiLine):
     def _tick(self, due_s: float) -> None:
         if self._timer_s == due_s:
             self._timer_s = None
-        now_due_s = supervision.next_due_s(self.state)
+        now_due_s = machine.next_due_s(self.state)
         if now_due_s is not None and now_due_s <= self._now_s():
             self.feed(Tick())
         else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from mainstay_core.rank.rank_events import CastVote
-from mainstay_core.rank.rank_state import RankState
+from mainstay_core.rank.events import CastVote
+from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.wire.messages import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank import rank, rank_events
+from mainstay_core.rank import events, machine
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.sim import telling, terms
 from mainstay_core.sim.compute import Compute
@@ -62,7 +62,7 @@ class Trainer(Process):
         self.tampered = False
         """Whether its state was corrupted on purpose: a vote must find it."""
         self.was_tampered = False
-        self.state = rank.RankState(
+        self.state = machine.RankState(
             slot=self.slot,
             incarnation=incarnation,
             num_steps=config.shape.steps,
@@ -109,19 +109,19 @@ class Trainer(Process):
 
     def _run(self) -> Steps[None]:
         yield self.world.pace.startup_s()
-        self.state = rank.saw_durable(self.state, self._saving.look())
+        self.state = machine.saw_durable(self.state, self._saving.look())
         self._send(("hello", None))
         self._send_status()
-        actions: tuple[rank_events.Action, ...] = (rank_events.WaitForPlan(),)
+        actions: tuple[events.Action, ...] = (events.WaitForPlan(),)
         while True:
             event = None
             for action in actions:
                 event = yield from self._perform(action)
             if self.connections.newest is not None:
-                self.state = rank.saw_plan(self.state, self.connections.newest)
+                self.state = machine.saw_plan(self.state, self.connections.newest)
             before = self.state
             assert event is not None
-            transition = rank.step(before, event)
+            transition = machine.step(before, event)
             self.state, actions = transition.state, transition.actions
             if self.engine.tracing:
                 self.engine.say(self.name, f"{self.state.phase}: {transition.reason}")
@@ -131,47 +131,47 @@ class Trainer(Process):
     def _note(self) -> None:
         state = self.state
         quorum = state.plan.quorum if state.plan else None
-        waiting = state.phase in (rank.Phase.IDLE, rank.Phase.PARKED)
+        waiting = state.phase in (machine.Phase.IDLE, machine.Phase.PARKED)
         self._say(phase=state.phase.value, step=state.version, quorum=quorum, waiting=waiting)
-        if state.phase is rank.Phase.IDLE:
+        if state.phase is machine.Phase.IDLE:
             self._send(("status", self._status))
 
-    def _perform(self, action: rank_events.Action) -> Steps[rank_events.Event | None]:
+    def _perform(self, action: events.Action) -> Steps[events.Event | None]:
         name = type(action).__name__
         self.waits_in = name
         yield from self.point(name)
         match action:
-            case rank_events.WaitForPlan():
+            case events.WaitForPlan():
                 return (yield from self._wait_for_plan())
-            case rank_events.Settle():
+            case events.Settle():
                 return (yield from self._settle(action))
-            case rank_events.Restore():
+            case events.Restore():
                 return (yield from self._restore(action))
-            case rank_events.Compute():
+            case events.Compute():
                 return (yield from self._compute(action))
-            case rank_events.Reduce():
+            case events.Reduce():
                 return (yield from self._reduce(action))
-            case rank_events.CastVote():
+            case events.CastVote():
                 return (yield from self._vote(action))
-            case rank_events.Apply():
+            case events.Apply():
                 return (yield from self._apply(action.commit))
-            case rank_events.ShareSaves():
+            case events.ShareSaves():
                 return (yield from self._share_saves(action))
-            case rank_events.WriteCheckpoint():
+            case events.WriteCheckpoint():
                 yield from self._write_checkpoint(action)
-            case rank_events.Tell():
+            case events.Tell():
                 self._tell(action)
-            case rank_events.DropHeld():
+            case events.DropHeld():
                 if self.compute is not None:
                     self.compute.drop_held()
                 self._gradient = ""
-            case rank_events.Leave():
+            case events.Leave():
                 self.connections.leave()
-            case rank_events.RenameCheckpoint():
+            case events.RenameCheckpoint():
                 self._saving.complete(action)
-            case rank_events.VoidSave():
+            case events.VoidSave():
                 self._saving.void(action.version)
-            case rank_events.Finish():
+            case events.Finish():
                 self._finish()
         return None
 
@@ -190,15 +190,15 @@ class Trainer(Process):
 
     # Blocking actions -------------------------------------------------------
 
-    def _wait_for_plan(self) -> Steps[rank_events.Event]:
+    def _wait_for_plan(self) -> Steps[events.Event]:
         known = self.state.newest.quorum.id if self.state.newest else -1
         self._say(waiting=True)
         connections = self.connections
         while connections.newest is None or connections.newest.quorum.id <= known:
             yield connections.changed
-        return rank_events.PlanSeen()
+        return events.PlanSeen()
 
-    def _settle(self, action: rank_events.Settle) -> Steps[rank_events.Event]:
+    def _settle(self, action: events.Settle) -> Steps[events.Event]:
         self.heal_server.serves = None
         self._say(waiting=True)
         try:
@@ -214,10 +214,10 @@ class Trainer(Process):
             yield from self.point("settle-posted")
             reports = yield from gather.wait("settle")
         except QuorumAborted as end:
-            return rank_events.QuorumLost(end.why, end.suspects)
+            return events.QuorumLost(end.why, end.suspects)
         yield from self.point("settle-gathered")
         self._reports = reports
-        return rank_events.ReportsGathered(reports)
+        return events.ReportsGathered(reports)
 
     def _engine(self) -> Compute:
         position = self.state.member_position
@@ -233,7 +233,7 @@ class Trainer(Process):
             )
         return self.compute
 
-    def _restore(self, action: rank_events.Restore) -> Steps[rank_events.Event]:
+    def _restore(self, action: events.Restore) -> Steps[events.Event]:
         compute = self._engine()
         compute.params, self.tampered = "", False
         if action.action is StateAction.LOAD:
@@ -253,22 +253,22 @@ class Trainer(Process):
                 continue
             compute.params = params
             yield from self.point("healed")
-            return rank_events.Restored(params)
-        return rank_events.RestoreFailed(why)
+            return events.Restored(params)
+        return events.RestoreFailed(why)
 
-    def _load(self, compute: Compute, version: int) -> Steps[rank_events.Event]:
+    def _load(self, compute: Compute, version: int) -> Steps[events.Event]:
         yield self.world.pace.copy_s()
         if version == 0:
             compute.params = terms.initial_state(compute.position)
-            return rank_events.Restored(compute.params, None, "")
+            return events.Restored(compute.params, None, "")
         try:
             part = self.world.disk.load(version)[compute.position]
         except DamagedError as error:
-            return rank_events.RestoreFailed(str(error))
+            return events.RestoreFailed(str(error))
         compute.params = part.params
-        return rank_events.Restored(part.params, part.commit, part.chain)
+        return events.Restored(part.params, part.commit, part.chain)
 
-    def _compute(self, action: rank_events.Compute) -> Steps[rank_events.Event]:
+    def _compute(self, action: events.Compute) -> Steps[events.Event]:
         compute = self._engine()
         settlement, chain = self.state.settlement, self._plan.chain_of(self.state.index)
         agreed = settlement.pipelines[chain.replica] if settlement and chain else ""
@@ -277,10 +277,10 @@ class Trainer(Process):
             yield from compute.run(action.types, self.state.version, group)
         except GroupEnded as end:
             self.connections.fail_pipeline(str(end))
-            return rank_events.ComputeBroken(compute.held(), f"the chain broke: {end}")
-        return rank_events.TodoDone(compute.held())
+            return events.ComputeBroken(compute.held(), f"the chain broke: {end}")
+        return events.TodoDone(compute.held())
 
-    def _reduce(self, action: rank_events.Reduce) -> Steps[rank_events.Event]:
+    def _reduce(self, action: events.Reduce) -> Steps[events.Event]:
         compute = self._engine()
         yield from self._hook(Action(Op.REDUCE, compute.stage))
         self._gradient = ""
@@ -291,12 +291,12 @@ class Trainer(Process):
                 group, action.table, members, self.state.index, lambda: self.point("reduce-half")
             )
         except GroupEnded as end:
-            return rank_events.QuorumLost(*self.connections.fail_quorum(str(end)))
+            return events.QuorumLost(*self.connections.fail_quorum(str(end)))
         self.world.faults.corrupt_gradient(self, compute)
         yield from self.point("reduced")
-        return rank_events.Reduced()
+        return events.Reduced()
 
-    def _vote(self, action: rank_events.CastVote) -> Steps[rank_events.Event]:
+    def _vote(self, action: events.CastVote) -> Steps[events.Event]:
         compute = self._engine()
         yield from self._hook(Action(Op.VOTE, compute.stage))
         newest = self.connections.newest or self._plan
@@ -308,11 +308,11 @@ class Trainer(Process):
             yield from self.point("vote-posted")
             votes = yield from gather.wait(key)
         except QuorumAborted as end:
-            return rank_events.QuorumLost(end.why, end.suspects)
+            return events.QuorumLost(end.why, end.suspects)
         yield from self.point("votes-gathered")
-        return rank_events.VotesGathered(votes)
+        return events.VotesGathered(votes)
 
-    def _apply(self, commit: Commit) -> Steps[rank_events.Event]:
+    def _apply(self, commit: Commit) -> Steps[events.Event]:
         compute = self._engine()
         yield from self._hook(Action(Op.APPLY, compute.stage))
         self._gradient = self._gradient or terms.term("gradient", compute.reduced)
@@ -323,11 +323,11 @@ class Trainer(Process):
         self.world.checks.applied(self, commit, compute.params)
         self._record(commit, compute.params)
         yield from self.point("applied")
-        return rank_events.Applied(compute.params, commit)
+        return events.Applied(compute.params, commit)
 
     # Actions at once --------------------------------------------------------
 
-    def _tell(self, action: rank_events.Tell) -> None:
+    def _tell(self, action: events.Tell) -> None:
         self._fact(
             action.kind,
             step=action.step,
@@ -349,16 +349,16 @@ class Trainer(Process):
         """A version is complete."""
         self._fact(FactKind.CHECKPOINT, step=self.state.version, durable=version)
 
-    def _share_saves(self, action: rank_events.ShareSaves) -> Steps[rank_events.Event]:
+    def _share_saves(self, action: events.ShareSaves) -> Steps[events.Event]:
         self._say(waiting=True)
         yield from self._saving.wait_idle()
         gather, key = self.connections.gather(), f"save/{action.round}"
         try:
             yield from gather.post(key, telling.last_status(self._saving.status(), action.state))
             yield from self.point("saves-posted")
-            return rank_events.SavesGathered((yield from gather.wait(key)))
+            return events.SavesGathered((yield from gather.wait(key)))
         except QuorumAborted as end:
-            return rank_events.QuorumLost(end.why, end.suspects)
+            return events.QuorumLost(end.why, end.suspects)
 
     def _fact(self, kind: FactKind, **rest: Any) -> None:
         plan = self.state.plan
@@ -380,7 +380,7 @@ class Trainer(Process):
         self._posted = self.state.is_lowest
         self._send(("ledger", entry, self._posted))
 
-    def _write_checkpoint(self, action: rank_events.WriteCheckpoint) -> Steps[None]:
+    def _write_checkpoint(self, action: events.WriteCheckpoint) -> Steps[None]:
         compute = self._engine()
         yield from self._hook(Action(Op.CHECKPOINT, compute.stage))
         self._saving.write(action, self._plan.quorum.nonce, compute.position)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import Incarnation, PodUid
-from mainstay_core.coordinator import coordinator
-from mainstay_core.coordinator.jobstate import JobPhase
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.sim.api import Api
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.disk import Disk
@@ -69,7 +69,7 @@ class World:
         self.checks = Checks(shape, max_plans, self.disk)
         self._skew_s: dict[str, float] = {}
         self._num_names = 0
-        state = coordinator.initial(self.config, self.clock("api0"))
+        state = machine.initial(self.config, self.clock("api0"))
         self.store = Store(self.engine, self.network, state, self.checks)
         self.trainers: dict[str, Trainer] = {}
         kinds = [f.kind for f in scenario.faults]

@@ -23,7 +23,7 @@ from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import IntegrityError, MainstayError
-from mainstay_core.job.jobspec import JobConfig
+from mainstay_core.job.config import JobConfig
 
 FORMAT = 1
 MANIFEST, PART = "manifest.json", "part.json"

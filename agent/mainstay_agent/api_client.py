@@ -1,0 +1,285 @@
+"""The supervisor's client of the api: one method per route, two kinds of failure.
+
+``ApiUnavailable`` means try again (no connection, 5xx, Redis away): training goes
+on without the api, so nothing here is fatal. ``ApiRefused`` means that repeating
+the request will not help; its body says what will.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from mainstay_agent.network_cut import NetworkCut
+from mainstay_agent.settings import SupervisorSettings
+from mainstay_agent.token import Token
+from mainstay_core.base import codec
+from mainstay_core.base.errors import MainstayError, RemoteProtocolError
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.job.config import JobConfig
+from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
+from mainstay_core.wire.messages import LedgerEntry, Plan
+
+logger = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S = 10.0
+"""An api that holds a request for longer is as good as away; every request may be repeated."""
+STREAM_SILENCE_S = 60.0
+"""A stream that says nothing for this long is opened anew: half-open connections look like that."""
+
+
+class ApiUnavailable(MainstayError):  # noqa: N818 - a state of the api, not a mistake
+    """No answer that counts: try again later."""
+
+
+class ApiRefused(MainstayError):  # noqa: N818 - an answer, not a mistake of ours
+    """The api understood and said no."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        detail = body.get("detail", body)
+        super().__init__(f"{status}: {detail}")
+        self.status = status
+        self.body = body
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the api does not know the job, the pod or our plan: register again."""
+        return self.status == 404 or self.body.get("error") in ("unregistered", "store-behind")
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the job was deleted: there is nothing left to do."""
+        return self.status == 410
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """The api's answer to a registration."""
+
+    config: JobConfig
+    plan: Plan | None = None
+    cursor: str = ""
+    """Where the stream goes on."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    """The job as its user wrote it: held for a store that loses it."""
+    restored_at_s: float = 0.0
+    """When the store was last told its state by a supervisor; 0: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatReply:
+    """The api's answer to a heartbeat."""
+
+    quorum: QuorumId | None = None
+    state: str = "running"
+    restored_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One server-sent event."""
+
+    name: str
+    data: str
+    id: str
+
+
+class ApiClient:
+    """Connection of one pod to its job's agent routes. Close it after use.
+
+    With several urls (replicas of the api on one store) a request that one does
+    not answer goes to the next when it is repeated.
+
+    Args:
+        settings: where the api is, and who asks.
+        network: of the pod; while it is cut the api is not reached.
+    """
+
+    def __init__(self, settings: SupervisorSettings, network: NetworkCut | None = None) -> None:
+        self._network = network or NetworkCut()
+        self._base = f"/v1/jobs/{settings.job}/agent"
+        self._http = httpx.AsyncClient(
+            timeout=REQUEST_TIMEOUT_S,
+            # The api is inside: a proxy for the outside world is never meant for it.
+            trust_env=False,
+            # Whose token it is: one that was mixed up is refused, on every route.
+            headers={"Mainstay-Pod": settings.pod},
+        )
+        self._token = Token(settings)
+        self._urls = settings.api_urls
+        self._turn = 0
+        self.supervisor = secrets.token_hex(8)
+        """Random name of this process: what one tells counts until another one registers."""
+        self.held: QuorumId | None = None
+        """Quorum of the newest plan held here; every request names it (protocol section 9)."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def register(self, registration: PodRegistration) -> Registration:
+        """Introduce the pod. Repeating it is harmless."""
+        return codec.decode(Registration, await self._post("pods", codec.encode(registration)))
+
+    async def post_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Say that the pod lives."""
+        reply = await self._post("heartbeats", codec.encode(heartbeat))
+        return codec.decode(HeartbeatReply, reply)
+
+    async def post_facts(self, facts: Iterable[Fact]) -> Plan | None:
+        """Tell facts; return the plan in force, if the api names one."""
+        body = {"facts": [codec.encode(f) for f in facts], "supervisor": self.supervisor}
+        return _plan_in(await self._post("facts", body))
+
+    async def post_ledger(self, entries: Iterable[LedgerEntry]) -> None:
+        """Mirror ledger entries."""
+        await self._post("ledger", {"entries": [codec.encode(entry) for entry in entries]})
+
+    async def restore(self, restoration: dict[str, Any]) -> None:
+        """Tell the api what it has lost (the body of its route ``restore``)."""
+        await self._post("restore", restoration)
+
+    async def post_fired(
+        self, fault: str, *, pod: str, slot: int, rank: object, at_s: float
+    ) -> bool:
+        """Record that an injected fault fires; False if it has fired before."""
+        body = {"pod": pod, "slot": slot, "rank": rank, "at_s": at_s}
+        try:
+            await self._post(f"faults/{fault}/fired", body)
+        except ApiRefused as refusal:
+            if refusal.is_unknown:
+                raise ApiUnavailable(f"not registered yet: {refusal}") from refusal
+            if refusal.status == 409:
+                return False
+            raise
+        return True
+
+    async def fetch_plan(self) -> Plan | None:
+        """Return the newest plan, None before the first."""
+        try:
+            reply = await self._request("GET", "plan")
+        except ApiRefused as refusal:
+            if refusal.status == 404:
+                return None
+            raise
+        if "plan" in reply:
+            return _plan_in(reply)
+        return codec.decode(Plan, reply)
+
+    async def stream(self, cursor: str) -> AsyncIterator[StreamEvent]:
+        """Yield the job's events after ``cursor``, until the connection ends.
+
+        Raises:
+            ApiUnavailable: it cannot be opened or broke.
+            ApiRefused: the api will not stream to this pod.
+        """
+        headers = {"Accept": "text/event-stream", "Authorization": self._token.header}
+        if cursor:
+            headers["Last-Event-ID"] = cursor
+        timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=STREAM_SILENCE_S)
+        self._require_network()
+        try:
+            async with self._http.stream(
+                "GET", f"{self._url}{self._base}/stream", headers=headers, timeout=timeout
+            ) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    self._raise_for(response)
+                async for event in parse_events(response.aiter_lines()):
+                    yield event
+        except httpx.TransportError as error:
+            self._turn += 1
+            raise ApiUnavailable(f"stream: {error!r}") from error
+
+    @property
+    def _url(self) -> str:
+        return self._urls[self._turn % len(self._urls)]
+
+    async def _post(self, path: str, body: object) -> dict[str, Any]:
+        return await self._request("POST", path, body)
+
+    async def _request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        self._require_network()
+        content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        headers = {"Authorization": self._token.header}
+        if content:
+            headers["Content-Type"] = "application/json"
+        if self.held is not None:
+            headers["Mainstay-Quorum"] = str(self.held)
+        try:
+            response = await self._http.request(
+                method, f"{self._url}{self._base}/{path}", content=content, headers=headers
+            )
+        except httpx.TransportError as error:
+            self._turn += 1
+            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+        self._raise_for(response)
+        return _object(response)
+
+    def _require_network(self) -> None:
+        if self._network.is_cut:
+            raise ApiUnavailable("the network is cut")
+
+    def _raise_for(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status == 401:
+            self._token.read_again()  # the caller tries again
+            raise ApiUnavailable("401: the token was refused")
+        if status >= 500 or status == 429:
+            self._turn += 1
+            raise ApiUnavailable(f"{status}: {response.text[:200]}")
+        if status >= 400:
+            raise ApiRefused(status, _object(response))
+
+
+async def parse_events(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
+    """Yield server-sent events (WHATWG HTML, section 9.2.6) from lines of text."""
+    name, last_id = "", ""
+    data: list[str] = []
+    async for line in lines:
+        if not line:
+            if data:
+                yield StreamEvent(name or "message", "\n".join(data), last_id)
+            name, data = "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id":
+            last_id = value
+
+
+def _plan_in(body: dict[str, Any]) -> Plan | None:
+    plan = body.get("plan")
+    return None if plan is None else codec.decode(Plan, plan)
+
+
+def plan_of(refusal: ApiRefused) -> Plan | None:
+    """Return the current plan that a refusal carries, if it does."""
+    detail = refusal.body.get("detail")
+    for body in (refusal.body, detail if isinstance(detail, dict) else {}):
+        try:
+            if (plan := _plan_in(body)) is not None:
+                return plan
+        except RemoteProtocolError as error:
+            logger.warning("the api's plan cannot be read: %s", error)
+    return None
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    if not response.content:
+        return {}
+    try:
+        body = response.json()
+    except ValueError:
+        return {"detail": response.text[:500]}
+    return body if isinstance(body, dict) else {"detail": body}

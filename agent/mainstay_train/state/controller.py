@@ -1,0 +1,234 @@
+"""What a trainer does about durable checkpoints, for its session.
+
+The state machine says when (:mod:`mainstay_core.rank.checkpoints`), the directory knows how
+they lie on the disk (:mod:`mainstay_train.state.directory`), a thread writes
+(:mod:`mainstay_train.base.background`). Storage that refuses costs a checkpoint, never a
+step: it is told, and training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from mainstay_core.base.errors import IntegrityError, InvalidSpecError
+from mainstay_core.job.config import JobConfig
+from mainstay_core.rank import events
+from mainstay_core.wire.checkpoint_manifest import differences, identity_of
+from mainstay_core.wire.messages import Plan, SaveStatus
+from mainstay_train.base.background import Background
+from mainstay_train.compute.engine import Engine
+from mainstay_train.state.directory import CheckpointDirectory, Part, Reached, new_manifest
+from mainstay_train.state.heal import masters_digest
+from mainstay_train.state.host_copy import HostCopy
+
+logger = logging.getLogger(__name__)
+
+Told = Callable[[int, str], None]
+"""(newest complete version, why one is late or failed: empty when it is complete)."""
+
+
+class Checkpointing:
+    """The durable versions of a job, as one of its trainers uses them.
+
+    Args:
+        config: the job; says where they are.
+        tell: called, in the writing thread, with what became of a version.
+    """
+
+    def __init__(self, config: JobConfig, tell: Told) -> None:
+        self._config, self._tell = config, tell
+        base = Path(config.resume_from) if config.resume_from else None
+        root = Path(config.checkpoint_dir) if config.checkpoint_dir else None
+        self._directory = CheckpointDirectory(root, config.checkpoint_keep, base) if root else None
+        self._fingerprint: Mapping[str, str] = {}
+        self._background = Background("checkpoints")
+        self._copy: HostCopy | None = None
+        self._status = SaveStatus()
+        self._void_nonce = ""
+        """Of the attempt whose part here was copied from a bad state."""
+        self._attempt = (0, "")
+        """Version and nonce of the newest part that was begun here."""
+        self._changing = threading.Lock()
+
+    @property
+    def every_steps(self) -> int:
+        """Steps between two versions; 0 for a job that writes none."""
+        return self._config.shape.checkpoint_every_steps if self._directory else 0
+
+    def start(self, fingerprint: Mapping[str, str]) -> int:
+        """Take up what is there, if it fits this job; returns the newest version.
+
+        Args:
+            fingerprint: numerics fingerprint of this trainer.
+
+        Raises:
+            InvalidSpecError: the directory holds another job's checkpoints, or there is
+                none to go on from.
+        """
+        self._fingerprint = fingerprint
+        newest = self.newest_complete()
+        if self._directory is None:
+            return 0
+        field = "checkpoint.resumeFrom" if self._config.resume_from else "checkpoint.storage"
+        where = self._config.resume_from or self._config.checkpoint_dir
+        if newest == 0:
+            if self._config.resume_from:
+                raise InvalidSpecError(field, f"{where} has no checkpoint that can be read")
+            return 0
+        manifest = self._directory.manifest(newest)
+        wrong = differences(manifest.identity, identity_of(self._config))
+        wrong = wrong or differences(manifest.fingerprint, fingerprint)
+        if wrong:
+            raise InvalidSpecError(
+                field,
+                f"step {newest} in {where} is another job's: {'; '.join(wrong)}; only a job that "
+                "computes the same bits can go on from it",
+            )
+        return newest
+
+    def newest_complete(self) -> int:
+        """Newest version that can be read; 0 is the seed's initial state."""
+        newest = self._directory.newest_complete() if self._directory else 0
+        self._update(durable=newest)
+        return newest
+
+    def status(self) -> SaveStatus:
+        """What to say of this rank's writing in a vote."""
+        busy = self._background.busy  # first: what it did until now is then in the status
+        return replace(self._status, checkpoint_busy=busy)
+
+    def wait_idle(self) -> SaveStatus:
+        """Return what to say once nothing is being written any more."""
+        self._background.wait_idle()
+        return self.status()
+
+    def load(self, engine: Engine, version: int) -> events.Event:
+        """Read a version into the engine's state: Restored or RestoreFailed.
+
+        Raises:
+            InvalidSpecError: the job should have gone on from an earlier run's version, and
+                none of them is good.
+        """
+        if version == 0 and self._config.resume_from:
+            raise InvalidSpecError(
+                "checkpoint.resumeFrom",
+                f"no checkpoint in {self._config.resume_from} is good; see what `mainstay "
+                "checkpoints verify` says of them",
+            )
+        if version == 0:
+            engine.state.initialize(self._config.shape.seed)
+            return events.Restored(masters_digest(engine.state), None, "")
+        assert self._directory is not None
+        try:
+            loaded = self._directory.load(version, engine.state)
+        except (IntegrityError, OSError) as error:
+            logger.warning("checkpoint %d is skipped: %s", version, error)
+            return events.RestoreFailed(str(error))
+        return events.Restored(loaded.masters, loaded.commit, loaded.chain)
+
+    def write(
+        self,
+        action: events.WriteCheckpoint,
+        engine: Engine,
+        plan: Plan,
+        index: int,
+        masters: str,
+        reached: Reached,
+    ) -> None:
+        """Copy this position's part now and write it in the background.
+
+        Args:
+            action: version, last commit and digest chain.
+            engine: has the state.
+            plan: names the attempt.
+            index: of this rank in the plan.
+            masters: digest that the state's masters have at the version.
+            reached: called before each action of the writer.
+        """
+        rank, nonce = plan.members[index].rank, plan.quorum.nonce
+        try:
+            if self._copy is None or not self._copy.is_of(engine.state):
+                self._copy = HostCopy(engine.state)
+            self._copy.take()
+        except (RuntimeError, MemoryError) as error:  # no memory for the copy
+            self._copy = None
+            self._failed(action.version, str(rank), error)
+            return
+        copy = self._copy
+        self._attempt = (action.version, nonce)
+
+        def job() -> None:
+            try:
+                part = Part(
+                    stage=rank.stage,
+                    inner=rank.inner,
+                    tensors=copy.tensors(),
+                    commit=action.commit,
+                    chain=action.chain,
+                    masters=masters,
+                )
+                self._write(action.version, nonce, part, reached)
+            except (OSError, IntegrityError, RuntimeError) as error:
+                self._failed(action.version, str(rank), error)
+                return
+            with self._changing:
+                if nonce != self._void_nonce:
+                    self._status = replace(
+                        self._status, checkpoint_safe=action.version, checkpoint_nonce=nonce
+                    )
+
+        self._background.submit(job)
+
+    def void(self, version: int) -> None:
+        """Never call the part of a version safe, written or not: its state was found bad."""
+        with self._changing:
+            if self._attempt[0] == version:
+                self._void_nonce = self._attempt[1]
+            if self._status.checkpoint_safe == version:
+                self._status = replace(self._status, checkpoint_safe=None, checkpoint_nonce="")
+
+    def _write(self, version: int, nonce: str, part: Part, reached: Reached) -> None:
+        assert self._directory is not None
+        self._directory.write_part(version, nonce, part, reached)
+
+    def complete(self, action: events.RenameCheckpoint, plan: Plan, reached: Reached) -> None:
+        """Every part of the version is safe: rename it, in the background."""
+        directory = self._directory
+        assert directory is not None
+        manifest = new_manifest(
+            self._config.name,
+            [members[0].rank.position for members in plan.positions],
+            identity_of(self._config),
+            self._fingerprint,
+            plan.lineage,
+        )
+
+        def job() -> None:
+            try:
+                directory.complete(action.version, action.nonce, manifest, reached)
+            except OSError as error:
+                self._failed(action.version, "the renamer", error)
+                return
+            durable = max(self._status.durable, action.version)
+            self._update(durable=durable)
+            self._tell(durable, "")
+
+        self._background.submit(job)
+
+    def _update(self, **fields: int | str) -> None:
+        with self._changing:
+            self._status = replace(self._status, **fields)  # type: ignore[arg-type]
+
+    def _failed(self, version: int, who: str, error: BaseException) -> None:
+        if isinstance(error, OSError) and error.strerror:
+            where = error.filename or self._config.checkpoint_dir
+            cause = f"{error.strerror} ({where})"
+        else:
+            cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = f"the checkpoint of step {version} is not written by {who}: {cause}"
+        logger.warning("%s", why)
+        self._tell(self._status.durable, why)

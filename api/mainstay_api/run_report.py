@@ -1,0 +1,263 @@
+"""What people are shown of a job: summaries, ranks, recoveries and the final report.
+
+Pure functions of values from the store; docs/report.md has the report's schema.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mainstay_core.base import codec
+from mainstay_core.base.digest import Digest
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.injection import FaultStatus, list_faults
+from mainstay_core.coordinator.leaving import leaving_pods
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    has_members,
+    is_gone,
+    pod_name,
+    slot_name,
+)
+from mainstay_core.job.protections import entry_of, protections_of
+from mainstay_core.wire.facts import Heartbeat, SlotStatus
+from mainstay_core.wire.messages import FinalDigests, LedgerEntry, LedgerKey, Recovery
+
+REPORT_VERSION = 1
+
+
+def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
+    """Return a job in short; what is left of times, in seconds, at ``now_s``."""
+    plan = state.in_force
+    reason = state.waiting.reason if state.waiting else state.outcome
+    members = plan.members if plan else ()
+    return {
+        "uid": state.config.job,
+        "name": state.config.name,
+        "namespace": state.config.namespace,
+        "state": state.phase.value,
+        "reason": reason,
+        "suspend": state.suspend,
+        "step": state.step,
+        "steps": state.shape.steps,
+        "quorum": codec.encode(plan.quorum) if plan else None,
+        "replicas": len(plan.chains) if plan else 0,
+        "replicas_wanted": state.wanted,
+        "stages": state.shape.stages,
+        "ranks_per_stage": state.shape.ranks_per_stage,
+        "followers": sum(m.rank.replica is None for m in members),
+        "all_reduce_stack": plan.all_reduce_stack if plan else 0,
+        "pods": sum(not p.gone for p in state.pods),
+        "leaving": _leaving(state, now_s),
+        "held_back": _held_back(state, now_s),
+        "recovering": [codec.encode(o.recovery) for o in state.recoveries],
+        "checkpoint": {"step": state.durable, "problem": state.checkpoint_problem},
+        "created_at_s": state.created_at_s,
+        **show_protections(state),
+    }
+
+
+def show_protections(state: CoordinatorState) -> dict[str, Any]:
+    """Return how the user's code comes in, and what the job is protected by, with reasons."""
+    entry = entry_of(state.fingerprints)
+    shown = [codec.encode(p) for p in protections_of(state.shape, entry)]
+    return {"entry": entry or None, "protections": shown}
+
+
+def show_pods(state: CoordinatorState) -> list[dict[str, Any]]:
+    """Return one line per living pod, in order: what it is for, and whether it may be ended."""
+    return [
+        {
+            "uid": p.registration.pod,
+            "name": p.registration.name,
+            "address": p.registration.address,
+            "domain": p.registration.domain,
+            "serving": state.in_force is not None and has_members(state, p.registration.pod),
+            "leaving": p.leaving,
+        }
+        for p in state.pods
+        if not p.gone
+    ]
+
+
+def _leaving(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
+    """Pods that will end and still serve: why, how long they stay at most, what they wait for."""
+    return [
+        {
+            "pod": p.registration.name,
+            "uid": p.registration.pod,
+            "reason": p.leaving,
+            "left_s": max(0.0, p.leave_by_s - now_s) if p.leave_by_s else None,
+            "waits": p.leave_waits,
+        }
+        for p in leaving_pods(state)
+    ]
+
+
+def _held_back(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
+    """Slots and failure domains that get no place for a while, as trainers end there in a row."""
+    held = [
+        (slot_name(state, s.slot), s.failures, s.held_until_s, s.why)
+        for s in state.slots
+        if s.held_until_s > now_s and not is_gone(state, s.slot.pod)
+    ]
+    held += [
+        (f"domain {pod_name(state, PodUid(name))}", d.failures, d.held_until_s, d.why)
+        for name, d in state.domains.items()
+        if d.held_until_s > now_s and not is_gone(state, PodUid(name))
+    ]
+    return [
+        {"what": what, "failures": failures, "left_s": until_s - now_s, "reason": why}
+        for what, failures, until_s, why in held
+    ]
+
+
+def show_members(
+    state: CoordinatorState, beats: Mapping[PodUid, Heartbeat]
+) -> list[dict[str, Any]]:
+    """Return one line per rank, in index order, then one per trainer without a rank."""
+    plan = state.in_force
+    members = plan.members if plan else ()
+    lines = [
+        {
+            "rank": str(m.rank),
+            "index": m.index,
+            "replica": m.rank.replica,
+            "stage": m.rank.stage,
+            "inner": m.rank.inner,
+            "slot": slot_name(state, m.slot),
+            "pod": m.slot.pod,
+            "incarnation": m.incarnation,
+            "since": m.since,
+            "joining": m.joining,
+            "settled": m.index in state.settled_at_s,
+            **_beat_line(_status(beats, m.slot.pod, m.slot.index)),
+        }
+        for m in members
+    ]
+    used = {m.slot for m in members}
+    gone = {p.registration.pod for p in state.pods if p.gone}
+    lines += [
+        {
+            "rank": "spare",
+            "index": None,
+            "replica": None,
+            "stage": None,
+            "inner": None,
+            "slot": slot_name(state, s.slot),
+            "pod": s.slot.pod,
+            "incarnation": s.incarnation,
+            "since": None,
+            "joining": False,
+            "settled": False,
+            **_beat_line(_status(beats, s.slot.pod, s.slot.index)),
+        }
+        for s in state.slots
+        if s.slot not in used and s.slot.pod not in gone
+    ]
+    return lines
+
+
+def _status(beats: Mapping[PodUid, Heartbeat], pod: PodUid, index: int) -> SlotStatus | None:
+    beat = beats.get(pod)
+    return next((s for s in beat.slots if s.index == index), None) if beat else None
+
+
+def _beat_line(status: SlotStatus | None) -> dict[str, Any]:
+    if status is None:
+        return {"pid": 0, "phase": "unknown", "waiting": False, "step": 0}
+    return {
+        "pid": status.pid,
+        "phase": status.phase,
+        "waiting": status.waiting,
+        "step": status.step,
+    }
+
+
+def show_fault(status: FaultStatus, state: CoordinatorState) -> dict[str, Any]:
+    """Return a fault as people see it."""
+    fired = None
+    if status.fired is not None:
+        fired = {
+            "pod": pod_name(state, status.fired.pod),
+            "slot": status.fired.slot,
+            "rank": status.fired.rank,
+            "at_s": status.fired.at_s,
+        }
+    return {**codec.encode(status.fault), "state": status.state, "fired": fired}
+
+
+def show_recovery(recovery: Recovery) -> dict[str, Any]:
+    """Return a recovery with its five times beside the rest."""
+    shown: dict[str, Any] = codec.encode(recovery)
+    times = shown.pop("times")
+    return {**shown, **times}
+
+
+def make_report(
+    state: CoordinatorState,
+    ledger: Mapping[LedgerKey, LedgerEntry],
+    recoveries: Sequence[Recovery],
+    events: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the content of REPORT.json."""
+    positions = state.shape.positions
+    steps = [
+        [ledger[step, *p] for p in positions]
+        for step in range(state.step)
+        if all((step, *p) in ledger for p in positions)
+    ]
+    seconds = sorted(max(e.step_s for e in entries) for entries in steps)
+    return {
+        "version": REPORT_VERSION,
+        "job": state.config.name,
+        "uid": state.config.job,
+        "state": state.phase.value,
+        "reason": state.outcome,
+        **show_protections(state),
+        "digests": {
+            "final": _final(state),
+            "steps": [_sum(e.masters for e in entries) for entries in steps],
+        },
+        "steps": {
+            "committed": state.step,
+            "first": steps[0][0].step if steps else 0,
+            "redone": sum(r.redone_steps for r in recoveries),
+            "lost": sum(r.lost_steps for r in recoveries),
+        },
+        "recoveries": [show_recovery(r) for r in recoveries],
+        "faults": [show_fault(status, state) for status in list_faults(state)],
+        "step_seconds": {"p50": _percentile(seconds, 0.5), "p99": _percentile(seconds, 0.99)},
+        "losses": [entries[-1].loss for entries in steps],
+        "pods": {p.registration.pod: pod_name(state, p.registration.pod) for p in state.pods},
+        "events": list(events),
+    }
+
+
+def _final(state: CoordinatorState) -> dict[str, str]:
+    """Sums over positions; the samples are those of the whole job, the same on each."""
+    finals: tuple[FinalDigests, ...] = state.finals
+    if len(finals) < len(state.shape.positions):
+        return {}
+    return {
+        "params": _sum(f.params for f in finals),
+        "masters": _sum(f.masters for f in finals),
+        "optimizer": _sum(f.optimizer for f in finals),
+        "data": next((f.data for f in finals if f.data), ""),
+    }
+
+
+def _sum(digests: Any) -> str:
+    total = Digest.zero()
+    for text in digests:
+        total = total + Digest.parse(text)
+    return total.hex()
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float | None:
+    """Nearest rank; None of nothing."""
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,0 +1,353 @@
+"""One run of a job on this machine, from the checks to the report.
+
+Order matters: everything that can be refused is refused before the first process
+starts, and everything that is started belongs to one :class:`Family`, which ends
+it whichever way this function is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mainstay_cli.base import network
+from mainstay_cli.base.client import ApiClient, ApiError
+from mainstay_cli.base.exits import CliError, ExitCode
+from mainstay_cli.base.state_dir import RunRecord, StateDir
+from mainstay_cli.local import manifests, preflight
+from mainstay_cli.local.faults import ProcessFaults
+from mainstay_cli.local.forge import Forge, start_forge
+from mainstay_cli.local.pool import LocalProvider
+from mainstay_cli.local.processes import Child, Family
+from mainstay_cli.local.services import Services, ServiceSettings
+from mainstay_cli.views.monitor import Monitor
+from mainstay_cli.views.progress import PlainProgress
+from mainstay_core.base import codec
+from mainstay_core.faults.points import FaultPoint
+
+STOP_GRACE_S = 20.0
+"""How long a stop asked for by Ctrl-C may take before everything is killed."""
+GOODBYE_S = 5.0
+"""How long processes of an ended job may take to leave by themselves."""
+REPLACEMENTS_PER_POD = 4
+"""Pods made anew in a run, per pod of the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run a job here; the job itself is in its file."""
+
+    state_dir: Path
+    api_port: int = 0
+    report: Path | None = None
+    keep: bool = False
+    """Whether the api goes on answering after the job has ended, until Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended. ``report`` is what the api made of it."""
+
+    state: str
+    reason: str
+    report: dict[str, Any]
+    recoveries: list[dict[str, Any]]
+
+
+def run_job(
+    file: manifests.JobFile,
+    faults: tuple[FaultPoint, ...],
+    options: RunOptions,
+    progress: PlainProgress,
+) -> RunResult:
+    """Run a job to its end and return how it ended; nothing of it is left running.
+
+    Raises:
+        CliError: it cannot be run here, failed, or was interrupted.
+    """
+    search = manifests.search_path(file.path)
+    needs = preflight.Needs.from_environment()
+    preflight.check_entrypoint(file.job, search)
+    preflight.check_memory(file.job, needs)
+    redis_server = preflight.find_redis_server()
+    port = preflight.choose_port(options.api_port)
+    with StateDir(options.state_dir) as state:
+        preflight.check_disk(state.path, needs)
+        run = _LocalRun(file, faults, state, port, redis_server, progress, options)
+        try:
+            result = asyncio.run(run.run())
+        except BaseExceptionGroup as group:
+            raise _first_of(group) from group
+    return result
+
+
+class _Interrupts:
+    """Ctrl-C, once and twice."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._count)
+
+    def _count(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+class _LocalRun:
+    """The processes of one run and what connects them."""
+
+    def __init__(
+        self,
+        file: manifests.JobFile,
+        faults: tuple[FaultPoint, ...],
+        state: StateDir,
+        port: int,
+        redis_server: Path,
+        progress: PlainProgress,
+        options: RunOptions,
+    ) -> None:
+        self._options = options
+        self._file = file
+        self._faults = faults
+        self._state = state
+        self._port = port
+        self._redis_server = redis_server
+        self._progress = progress
+        self._token = state.new_token()
+        self._secret_file = state.new_secret()
+        self._url = f"http://127.0.0.1:{port}"
+
+    async def run(self) -> RunResult:
+        interrupts = _Interrupts()
+        interrupts.install()
+        work = asyncio.create_task(self._work(interrupts), name="run")
+        kill = asyncio.create_task(interrupts.second.wait())
+        try:
+            await asyncio.wait([work, kill], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await work
+                raise CliError("interrupted, everything was killed", ExitCode.INTERRUPTED)
+            return work.result()
+        finally:
+            kill.cancel()
+
+    async def _work(self, interrupts: _Interrupts) -> RunResult:
+        address_network, claim = network.claim_network(random.Random())
+        with claim:
+            async with Family() as family, ApiClient(self._url, self._token) as client:
+                forge = start_forge(
+                    family, self._state.logs / "forge.log", self._environment(), self._preload()
+                )
+                services = Services(family, client, self._service_settings())
+                started = asyncio.create_task(services.start())
+                stop = asyncio.create_task(interrupts.first.wait())
+                await _until_either(started, stop, [])
+                if interrupts.first.is_set():
+                    raise CliError("interrupted before the start", ExitCode.INTERRUPTED)
+                uid = await self._create_job(client)
+                provider = self._provider(family, forge, client, uid, address_network)
+                async with _background(
+                    services.keep(),
+                    provider.run(self._file.job.num_pods),
+                    _watch_forge(forge, self._state),
+                    ProcessFaults(client, uid, services).run(),
+                ) as background:
+                    return await self._follow(client, uid, provider, interrupts, background)
+
+    async def _create_job(self, client: ApiClient) -> str:
+        created = await client.create_job(
+            {
+                "manifest": self._file.manifest,
+                "faults": [codec.encode(fault) for fault in self._faults],
+                "checkpoint_dir": str(self._state.checkpoints),
+            }
+        )
+        uid = str(created["uid"])
+        (self._state.path / "job.yaml").write_text(yaml.safe_dump(self._file.manifest))
+        (self._state.path / "faults.json").write_text(codec.dumps(self._faults))
+        self._state.write_record(
+            RunRecord(
+                name=self._file.job.metadata.name,
+                job=uid,
+                url=self._url,
+                state_dir=str(self._state.path),
+                pid=os.getpid(),
+                started_at_s=time.time(),
+            )
+        )
+        self._progress.say(
+            f"{self._file.job.metadata.name}: {self._file.job.num_pods} pods, api at {self._url}, "
+            f"logs and token in {self._state.path}"
+        )
+        return uid
+
+    async def _follow(
+        self,
+        client: ApiClient,
+        uid: str,
+        provider: LocalProvider,
+        interrupts: _Interrupts,
+        background: list[asyncio.Task[None]],
+    ) -> RunResult:
+        """Show the job until it has ended, or until Ctrl-C has stopped it."""
+        monitor = Monitor(client, uid, self._file.job.shape.steps, self._progress)
+        watching = asyncio.create_task(monitor.watch())
+        stop = asyncio.create_task(interrupts.first.wait())
+        try:
+            await _until_either(watching, stop, background)
+            if interrupts.first.is_set() and not watching.done():
+                provider.stop()
+                self._progress.say("stopping; press Ctrl-C again to kill everything at once")
+                with contextlib.suppress(ApiError, TimeoutError):
+                    await client.stop_job(uid)
+                    await asyncio.wait_for(asyncio.shield(watching), STOP_GRACE_S)
+                raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
+            provider.stop()
+            job = await watching
+            # Supervisors tell the last of the ledger before they leave; then the report is whole.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(provider.wait_ended(), GOODBYE_S)
+            report = dict(await client.fetch(uid, "report"))
+            recoveries = list(await monitor.fetch_recoveries())
+            await monitor.show_rest()
+            write_report(report, self._state.path / "report.json")
+            if self._options.report is not None:
+                write_report(report, self._options.report)
+            if self._options.keep and not interrupts.first.is_set():
+                self._progress.say(f"the job {job.state}; the api stays until Ctrl-C")
+                await interrupts.first.wait()
+        finally:
+            for task in (watching, stop):
+                task.cancel()
+        return RunResult(state=job.state, reason=job.reason, report=report, recoveries=recoveries)
+
+    def _provider(
+        self, family: Family, forge: Forge, client: ApiClient, uid: str, address_network: str
+    ) -> LocalProvider:
+        num_pods = self._file.job.num_pods
+
+        def start_supervisor(pod: str, name: str, address: str) -> Child:
+            directory = self._state.pod_dir(pod)
+            environment = self._environment() | {
+                "MAINSTAY_API_URL": self._url,
+                "MAINSTAY_TOKEN_FILE": str(self._state.path / "token"),
+                "MAINSTAY_JOB": uid,
+                "MAINSTAY_POD": pod,
+                "MAINSTAY_POD_NAME": name,
+                "MAINSTAY_ADDRESS": address,
+                "MAINSTAY_POD_DIR": str(directory),
+                "MAINSTAY_NUM_SLOTS": str(self._file.job.shape.ranks_per_pod),
+            }
+            return family.spawn(
+                f"supervisor of {name}",
+                [sys.executable, "-m", "mainstay_agent"],
+                log=directory / "supervisor.log",
+                environment=environment,
+            )
+
+        return LocalProvider(
+            family=family,
+            forge=forge,
+            client=client,
+            job=uid,
+            name=self._file.job.metadata.name,
+            network=address_network,
+            make_pod_dir=self._state.pod_dir,
+            start_supervisor=start_supervisor,
+            max_replacements=REPLACEMENTS_PER_POD * num_pods,
+        )
+
+    def _service_settings(self) -> ServiceSettings:
+        socket = self._state.short / "redis.sock"
+        environment = self._environment() | {
+            "MAINSTAY_API_HOST": "127.0.0.1",
+            "MAINSTAY_API_PORT": str(self._port),
+            "MAINSTAY_REDIS_URL": f"unix://{socket}",
+            "MAINSTAY_TOKEN": self._token,
+        }
+        return ServiceSettings(
+            redis_server=self._redis_server,
+            redis_directory=self._state.redis,
+            redis_socket=socket,
+            port=self._port,
+            logs=self._state.logs,
+            environment=environment,
+        )
+
+    def _preload(self) -> list[str]:
+        """Return modules that every trainer needs; a user's are left to the trainers to import."""
+        job = self._file.job
+        module = job.spec.workload.entrypoint.rpartition(":")[0]
+        modules = [module] if module.startswith("mainstay_train.") else []
+        return [*modules, "mainstay_train.comm.mesh"] if job.shape.ranks_per_stage > 1 else modules
+
+    def _environment(self) -> dict[str, str]:
+        """Return our environment with the user's modules findable and nothing buffered."""
+        environment = {**os.environ, "MAINSTAY_SECRET_FILE": str(self._secret_file)}
+        paths = [str(path) for path in manifests.search_path(self._file.path)]
+        if environment.get("PYTHONPATH"):
+            paths.append(environment["PYTHONPATH"])
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        environment["PYTHONUNBUFFERED"] = "1"
+        return environment
+
+
+async def _watch_forge(forge: Forge, state: StateDir) -> None:
+    await asyncio.shield(forge.child.ended)
+    log = state.logs / "forge.log"
+    raise CliError(f"the forge of trainers ended (see {log})", ExitCode.FAILED)
+
+
+async def _until_either(
+    one: asyncio.Task[Any], other: asyncio.Task[Any], background: list[asyncio.Task[None]]
+) -> None:
+    """Wait for either task; raise what any of them or of the background raises meanwhile."""
+    waiting: set[asyncio.Task[Any]] = {one, other, *background}
+    while not one.done() and not other.done():
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+@contextlib.asynccontextmanager
+async def _background(
+    *work: Coroutine[Any, Any, None],
+) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run coroutines beside the body and cancel them after it."""
+    tasks = [asyncio.create_task(item) for item in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first single exception of a group."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """Write a report as indented JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")

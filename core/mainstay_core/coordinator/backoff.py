@@ -1,0 +1,86 @@
+"""Trainers that end again and again are not let in at once each time.
+
+Each failed join costs the others a settle. So the second end in a row without a
+commit in between holds a slot back for ``hold_back_s``, and each further one for
+twice as long, up to ``hold_back_max_s``. The same is counted per failure domain
+(per pod where none is known), so that a pod made anew on a bad node does not
+start with a clean record. A commit in which a member of it voted clears both.
+
+Who is held back blocks nobody: its place goes to a spare or another trainer at
+once. A restart, in which nobody would be disturbed, does not wait either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.availability import domain_of
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    DomainState,
+    SlotState,
+    is_living,
+    with_slots,
+)
+
+MAX_DOUBLINGS = 30
+"""So that a large number of ends cannot overflow."""
+
+
+def pause_s(state: CoordinatorState, failures: int) -> float:
+    """Return how long whoever ended ``failures`` times in a row is held back."""
+    if failures < 2:
+        return 0.0
+    config = state.config
+    doublings = min(failures - 2, MAX_DOUBLINGS)
+    return min(config.hold_back_max_s, config.hold_back_s * 2.0**doublings)
+
+
+def hold_slot(state: CoordinatorState, slot: SlotState, now_s: float) -> SlotState:
+    """Return a slot whose trainer has just ended, held back if it was not the first in a row."""
+    until_s = now_s + pause_s(state, slot.failures)
+    return replace(slot, held_until_s=max(slot.held_until_s, until_s))
+
+
+def hold_domain(state: CoordinatorState, pod: PodUid, why: str, now_s: float) -> CoordinatorState:
+    """Return the state after an end on ``pod``; what ends at one moment counts once."""
+    name = domain_of(state, pod)
+    known = state.domains.get(name)
+    if known is not None and known.last_s == now_s:
+        return state
+    failures = known.failures + 1 if known else 1
+    pause = pause_s(state, failures)
+    held = DomainState(
+        failures=failures,
+        last_s=now_s,
+        held_until_s=now_s + pause if pause else 0.0,
+        why=why,
+    )
+    domains = {**state.domains, name: held}
+    return replace(state, domains=_remembered(state, domains, now_s))
+
+
+def _remembered(
+    state: CoordinatorState, domains: dict[str, DomainState], now_s: float
+) -> dict[str, DomainState]:
+    """The domains worth remembering: pods come and go for as long as the job lives."""
+    forget_s = 2 * state.config.hold_back_max_s
+    return {n: d for n, d in domains.items() if now_s - max(d.last_s, d.held_until_s) <= forget_s}
+
+
+def forgive_members(state: CoordinatorState) -> CoordinatorState:
+    """Return the state after a commit: whoever voted for it works."""
+    assert state.plan is not None
+    living = [m for m in state.plan.members if is_living(state, m)]
+    clean = [
+        replace(slot, failures=0)
+        for member in living
+        if (slot := state.slot(member.slot)) is not None and slot.failures
+    ]
+    state = with_slots(state, clean)
+    working = {domain_of(state, m.slot.pod) for m in living}
+    if not working.intersection(state.domains):
+        return state
+    domains = {n: d for n, d in state.domains.items() if n not in working}
+    return replace(state, domains=domains)

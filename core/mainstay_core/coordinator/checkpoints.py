@@ -1,0 +1,66 @@
+"""What the coordinator knows of durable checkpoints, and of steps that a restart loses.
+
+The trainers decide by themselves which version they load (protocol section 6); what is
+noted here makes the ladder's sentence, the status and the count of lost steps true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core.base.ids import Slot
+from mainstay_core.coordinator.events import Announce, Transition
+from mainstay_core.coordinator.state import CoordinatorState, slot_name
+from mainstay_core.wire.facts import Fact
+from mainstay_core.wire.messages import Method
+
+
+def learn_checkpoint(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    """Return the state with a version complete, or with the reason why one is late or failed."""
+    del now_s
+    durable = max(state.durable, fact.durable or 0)
+    if fact.evidence:
+        name = slot_name(state, Slot(pod=fact.pod, index=fact.slot or 0))
+        message = f"{fact.evidence} (told by {name}); training goes on"
+        if state.checkpoint_problem == fact.evidence:
+            return Transition(state=replace(state, durable=durable), reason=message)
+        return Transition(
+            state=replace(state, durable=durable, checkpoint_problem=fact.evidence),
+            actions=(Announce(reason="CheckpointProblem", message=message, warning=True),),
+            reason=message,
+        )
+    if durable == state.durable:
+        return Transition(state=state, reason="known to be durable")
+    message = f"the checkpoint of step {durable} is complete"
+    return Transition(
+        state=replace(state, durable=durable, checkpoint_problem=""),
+        actions=(Announce(reason="CheckpointComplete", message=message),),
+        reason=message,
+    )
+
+
+def note_settled(state: CoordinatorState, fact: Fact) -> CoordinatorState:
+    """Return the state after a settle, whose members have looked at the directory afresh.
+
+    Their version may be older than what was known: the newest may have been damaged.
+    """
+    return state if fact.durable is None else replace(state, durable=fact.durable)
+
+
+def note_reached(state: CoordinatorState, version: int | None) -> CoordinatorState:
+    """Return the state when some member is known to have applied ``version`` steps.
+
+    The ledger may not have told yet, as those who tell it die as well: steps that an
+    open restart loses are counted from what was reached, not from what was told.
+    """
+    if version is None:
+        return state
+    recoveries = []
+    for opened in state.recoveries:
+        recovery = opened.recovery
+        if recovery.method is Method.RESTART and version > recovery.from_step:
+            more = version - recovery.from_step if opened.load_end_s is not None else 0
+            lost = recovery.lost_steps + more
+            recovery = replace(recovery, from_step=version, lost_steps=lost)
+        recoveries.append(replace(opened, recovery=recovery))
+    return replace(state, recoveries=tuple(recoveries))

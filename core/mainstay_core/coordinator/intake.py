@@ -1,0 +1,389 @@
+"""Facts into the coordinator's state: what is known, before anything is decided.
+
+Facts may come twice, late and in any order. Each is about one life of a trainer
+(its incarnation), so what is known of an older or newer life is never touched,
+and an ended life never comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import QuorumId, Slot
+from mainstay_core.coordinator.checkpoints import learn_checkpoint, note_reached, note_settled
+from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
+from mainstay_core.coordinator.fingerprints import fingerprint_difference
+from mainstay_core.coordinator.leaving import has_adopted, learn_leaving, outgoing
+from mainstay_core.coordinator.losses import end_all, end_slot, lose_pod, note_end
+from mainstay_core.coordinator.records import close_known, plan_settled
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    JobPhase,
+    PodState,
+    SlotState,
+    Suspicion,
+    all_settled,
+    has_left,
+    slot_name,
+    uid_of,
+    with_pod,
+    with_slot,
+)
+from mainstay_core.coordinator.suspension import learn_paused
+from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
+from mainstay_core.wire.messages import FinalDigests, Member, Method
+
+
+class UnregisteredPodError(RemoteProtocolError):
+    """A pod that is unknown, or counts as gone, told something: it has to register first."""
+
+
+def learn_pod(state: CoordinatorState, registration: PodRegistration, now_s: float) -> Transition:
+    """Return the state with the pod registered.
+
+    Another supervisor process on the same pod means that its trainers ended
+    with the old one.
+    """
+    known = state.pod(registration.pod)
+    placeholder = known is not None and known.placeholder
+    here = known is not None and not (known.gone or placeholder)
+    if known is not None and here and known.registration == registration:
+        return Transition(state=state, reason="already registered")
+    # What a restored plan says of a pod has no process: whoever registers has always been there.
+    replaced = known is not None and (known.gone or _is_another(known.registration, registration))
+    if replaced and not placeholder:
+        state = end_all(state, registration.pod, "its supervisor was replaced", now_s, now_s)
+    # A pod that leaves never changes its mind, whatever becomes of its supervisor.
+    pod = known if known is not None else PodState(registration=registration)
+    pod = replace(
+        pod, registration=registration, gone=False, why="", gone_at_s=0.0, placeholder=False
+    )
+    state = with_pod(state, pod)
+    for index in range(registration.num_slots):
+        slot = Slot(pod=registration.pod, index=index)
+        if state.slot(slot) is None:
+            state = with_slot(state, SlotState(slot=slot))
+    what = "registered" if known is None else "registered again"
+    message = f"{registration.name} at {registration.address} {what}"
+    return Transition(
+        state=state, actions=(Announce(reason="PodRegistered", message=message),), reason=message
+    )
+
+
+def _is_another(old: PodRegistration, new: PodRegistration) -> bool:
+    """Whether another process than before supervises the pod."""
+    return (old.pid, old.supervisor) != (new.pid, new.supervisor)
+
+
+def learn_facts(
+    state: CoordinatorState, facts: tuple[Fact, ...], now_s: float, supervisor: str = ""
+) -> Transition:
+    """Return the state with all facts learnt, in order.
+
+    Args:
+        state: what is known.
+        facts: what was told.
+        now_s: wall clock.
+        supervisor: name of the supervisor's process that tells, if it says so.
+
+    Raises:
+        RemoteProtocolError: a fact names a pod or slot that has to register first.
+    """
+    result = Transition(state=state)
+    stale = []
+    for fact in facts:
+        _check_known(result.state, fact, supervisor)
+        outcome = _FACTS[fact.kind](result.state, fact, now_s)
+        stale.append(outcome.stale)
+        result = result.then(outcome)
+    return replace(result, stale=bool(stale) and all(stale))
+
+
+def learn_silence(
+    state: CoordinatorState, behind_s: Mapping[str, float], now_s: float
+) -> Transition:
+    """Return the state with the pods gone that are too far behind the job's newest heartbeat."""
+    result = Transition(state=state)
+    for pod in state.pods:
+        behind = behind_s.get(uid_of(pod), 0.0)
+        if not pod.gone and behind > state.config.heartbeat_timeout_s:
+            why = f"silent for {behind:.1f} s while others were heard"
+            lost = lose_pod(result.state, uid_of(pod), why, now_s, now_s, sure=False)
+            result = result.then(lost)
+    return result
+
+
+def _check_known(state: CoordinatorState, fact: Fact, supervisor: str) -> None:
+    pod = state.pod(fact.pod)
+    if fact.kind is FactKind.POD_GONE:
+        return
+    if pod is None or pod.gone:
+        why = "is unknown" if pod is None else f"counts as gone ({pod.why})"
+        raise UnregisteredPodError(f"pod {fact.pod} {why}: register it, then tell its trainers")
+    if supervisor and not pod.placeholder and supervisor != pod.registration.supervisor:
+        # Sent before it ended, or by one that does not know that it was replaced.
+        raise UnregisteredPodError(f"pod {fact.pod} has another supervisor, not {supervisor}")
+    if fact.kind is FactKind.LEAVING:
+        return
+    if fact.slot is None or state.slot(Slot(pod=fact.pod, index=fact.slot)) is None:
+        raise RemoteProtocolError(f"pod {fact.pod} has no slot {fact.slot}")
+    if fact.incarnation is None:
+        raise RemoteProtocolError(f"a {fact.kind} fact must name the trainer's incarnation")
+
+
+def _slot_of(state: CoordinatorState, fact: Fact) -> SlotState:
+    assert fact.slot is not None
+    slot = state.slot(Slot(pod=fact.pod, index=fact.slot))
+    assert slot is not None
+    return slot
+
+
+def _when(fact: Fact, now_s: float) -> float:
+    return fact.observed_at_s or now_s
+
+
+def _trainer_up(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    slot = _slot_of(state, fact)
+    name = slot_name(state, slot.slot)
+    if fact.incarnation in slot.ended:
+        return Transition(state=state, reason=f"{name}: that trainer has ended")
+    if fact.incarnation == slot.incarnation:
+        return Transition(state=_know_again(state, fact), reason=f"{name} is known to be up")
+    if slot.incarnation is not None:
+        why = "replaced by a new trainer"
+        slot = end_slot(state, slot, slot.incarnation, why, _when(fact, now_s), now_s)
+        state = note_end(state, fact.pod, why, now_s)
+    theirs = fact.fingerprint or {}
+    refused = fingerprint_difference(state.fingerprint, theirs)
+    slot = replace(slot, incarnation=fact.incarnation, restarting=False, refused=refused)
+    state = with_slot(state, slot)
+    state = replace(state, fingerprints={**state.fingerprints, str(slot.slot): theirs})
+    if refused:
+        return Transition(state=state, actions=(refusal(name, refused),), reason=refused)
+    return Transition(
+        state=state,
+        actions=(Announce(reason="TrainerUp", message=f"trainer {name} is up"),),
+        reason=f"{name} is up",
+    )
+
+
+def _know_again(state: CoordinatorState, fact: Fact) -> CoordinatorState:
+    """What a trainer's supervisor repeats of it: after a restore nothing else says it."""
+    assert fact.slot is not None
+    key = str(Slot(pod=fact.pod, index=fact.slot))
+    if not fact.fingerprint or key in state.fingerprints:
+        return state
+    state = replace(state, fingerprints={**state.fingerprints, key: fact.fingerprint})
+    if state.fingerprint is None and _member(state, fact) is not None:
+        state = replace(state, fingerprint=fact.fingerprint)
+    return state
+
+
+def refusal(name: str, difference: str) -> Announce:
+    """Return the announcement of a trainer whose arithmetic is not the job's."""
+    message = f"trainer {name} is refused, equal bits need equal arithmetic: {difference}"
+    return Announce(reason="FingerprintRefused", message=message, warning=True)
+
+
+def _trainer_down(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    slot = _slot_of(state, fact)
+    name = slot_name(state, slot.slot)
+    if fact.incarnation in slot.ended:
+        if slot.incarnation is None and slot.restarting != fact.restarting:
+            state = with_slot(state, replace(slot, restarting=fact.restarting))
+        return Transition(state=state, reason=f"{name}: that end is known")
+    at_s = _when(fact, now_s)
+    ended = end_slot(state, slot, fact.incarnation, fact.evidence, at_s, now_s)
+    if ended.incarnation is None:
+        ended = replace(ended, restarting=fact.restarting)
+    if fact.incarnation in state.finished:
+        ended = replace(ended, failures=slot.failures, held_until_s=slot.held_until_s)
+        return Transition(state=with_slot(state, ended), reason=f"{name} ended after it finished")
+    if ended.incarnation is None and fact.incarnation in ended.ended:
+        state = note_end(state, fact.pod, fact.evidence, now_s)
+    message = f"trainer {name} ended: {fact.evidence or 'no detail'}"
+    left = has_left(state, fact.pod)
+    return Transition(
+        state=with_slot(state, ended),
+        actions=(
+            Announce(
+                reason="TrainerLeft" if left else "TrainerDown", message=message, warning=not left
+            ),
+        ),
+        reason=message,
+    )
+
+
+def _pod_gone(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    return lose_pod(state, fact.pod, fact.evidence, _when(fact, now_s), now_s)
+
+
+def _member(state: CoordinatorState, fact: Fact) -> Member | None:
+    assert fact.slot is not None
+    assert fact.incarnation is not None
+    if state.plan is None:
+        return None
+    return state.plan.member_of(Slot(pod=fact.pod, index=fact.slot), fact.incarnation)
+
+
+def _outgoing(state: CoordinatorState, fact: Fact) -> Member | None:
+    """Whoever the newest plan drops: until that is adopted the others wait for its votes."""
+    mine = (Slot(pod=fact.pod, index=fact.slot or 0), fact.incarnation)
+    return next((m for m in outgoing(state) if (m.slot, m.incarnation) == mine), None)
+
+
+def _stale(state: CoordinatorState, fact: Fact) -> Transition:
+    current = state.plan.quorum if state.plan else "no quorum"
+    reason = f"{fact.kind} of {fact.quorum or 'no quorum'} is stale: the job is in {current}"
+    return Transition(state=state, reason=reason, stale=True)
+
+
+def _parked(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    """A hint that the quorum is broken. Known deaths were acted on when they were learnt."""
+    member = _member(state, fact) or _outgoing(state, fact)
+    if member is None or not _concerns(state, member, fact.quorum):
+        return _stale(state, fact)
+    old = state.suspicion
+    if old is None:
+        old = Suspicion(
+            first_s=now_s,
+            reporters=(),
+            suspects=(),
+            evidence=fact.evidence,
+            observed_at_s=_when(fact, now_s),
+        )
+    new = replace(
+        old,
+        reporters=tuple(sorted({*old.reporters, member.slot})),
+        suspects=tuple(sorted({*old.suspects, *fact.suspects})),
+    )
+    name = slot_name(state, member.slot)
+    return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")
+
+
+def _concerns(state: CoordinatorState, member: Member, quorum: QuorumId | None) -> bool:
+    """Whether a member that gave up ``quorum`` still has to be helped by a newer plan.
+
+    The current plan helps everybody below it only if it is unplanned: a planned
+    one interrupts nobody, so those who have not adopted it yet can only be
+    reached by a newer unplanned plan.
+    """
+    assert state.plan is not None
+    if quorum is None:
+        return False
+    if quorum.id == state.plan.quorum.id:
+        return quorum.nonce == state.plan.quorum.nonce
+    older = state.plan.unplanned_id <= quorum.id < state.plan.quorum.id
+    dropped = state.plan.member_of(member.slot, member.incarnation) is None
+    return older and (dropped or not has_adopted(state, member))
+
+
+def _adopted(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    member = _member(state, fact)
+    if member is None or state.plan is None or fact.quorum != state.plan.quorum:
+        return _stale(state, fact)
+    if member.index in state.adopted_at_s:
+        return Transition(state=state, reason="already known")
+    state = note_reached(state, fact.reached)
+    adopted = {**state.adopted_at_s, member.index: _when(fact, now_s)}
+    return Transition(
+        state=replace(state, adopted_at_s=adopted), reason=f"{member.rank} adopted {fact.quorum}"
+    )
+
+
+def _settled(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    member = _member(state, fact)
+    if member is None or state.plan is None or fact.quorum != state.plan.quorum:
+        return _stale(state, fact)
+    if member.index in state.settled_at_s:
+        return Transition(state=state, reason="already known")
+    settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
+    step = state.settled_step if fact.step is None else fact.step
+    state = replace(note_settled(state, fact), settled_at_s=settled, settled_step=step)
+    if not all_settled(state):
+        return Transition(state=state, reason=f"{member.rank} goes on in {fact.quorum}")
+    return _all_settled(state)
+
+
+def settle_all(state: CoordinatorState, at_s: float) -> Transition:
+    """Return the state with every member settled: commits prove it, whatever was not told."""
+    assert state.plan is not None
+    settled = {m.index: state.settled_at_s.get(m.index, at_s) for m in state.plan.members}
+    return _all_settled(replace(state, settled_at_s=settled))
+
+
+def _all_settled(state: CoordinatorState) -> Transition:
+    plan = state.plan
+    assert plan is not None
+    state = plan_settled(state)
+    if state.commits == 0 and state.settled_step is not None:
+        # A restart goes back; so does a step that only the dead had applied: it is done again.
+        # A job that goes on from an earlier run's checkpoint begins with the steps of that.
+        step = max if plan.method is Method.START else min
+        state = replace(state, step=step(state.step, state.settled_step))
+        if plan.method is Method.START:
+            state = replace(state, started_step=state.settled_step or 0)
+    if state.phase is JobPhase.RECOVERING:
+        state = replace(state, phase=JobPhase.RUNNING)
+    message = f"all members of {plan.quorum} go on at step {state.settled_step}"
+    state, closed = close_known(state)
+    actions = tuple(RecordRecovery(recovery=r) for r in closed)
+    settled = Announce(reason="Settled", message=message)
+    return Transition(state=state, actions=(*actions, settled), reason=message)
+
+
+def _finished(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    del now_s
+    slot = _slot_of(state, fact)
+    assert fact.incarnation is not None
+    if fact.incarnation != slot.incarnation and fact.incarnation not in slot.ended:
+        return _stale(state, fact)
+    if fact.incarnation not in state.finished:
+        state = replace(state, finished=(*state.finished, fact.incarnation))
+    name = slot_name(state, slot.slot)
+    result = Transition(state=state, reason=f"{name} has finished")
+    if fact.final is None:
+        return result
+    return result.then(_final(state, fact.final, name))
+
+
+def _final(state: CoordinatorState, final: FinalDigests, name: str) -> Transition:
+    where = (final.stage, final.inner)
+    known = next((f for f in state.finals if (f.stage, f.inner) == where), None)
+    if known is None:
+        finals = sorted([*state.finals, final], key=lambda f: (f.stage, f.inner))
+        return Transition(state=replace(state, finals=tuple(finals)))
+    if known == final:
+        return Transition(state=state)
+    message = f"final digests of stage {final.stage} differ: {name} has {final}, first was {known}"
+    return Transition(
+        state=state, actions=(Announce(reason="DigestMismatch", message=message, warning=True),)
+    )
+
+
+def _failed(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+    """The end itself is decided with everything else that is known."""
+    del now_s
+    slot = _slot_of(state, fact)
+    if fact.incarnation in slot.ended or slot.refused:
+        return _stale(state, fact)
+    name = slot_name(state, slot.slot)
+    reason = f"trainer {name} cannot go on: {fact.evidence or 'no detail'}"
+    return Transition(state=replace(state, outcome=state.outcome or reason), reason=reason)
+
+
+_FACTS: dict[FactKind, Callable[[CoordinatorState, Fact, float], Transition]] = {
+    FactKind.TRAINER_UP: _trainer_up,
+    FactKind.TRAINER_DOWN: _trainer_down,
+    FactKind.POD_GONE: _pod_gone,
+    FactKind.LEAVING: learn_leaving,
+    FactKind.PARKED: _parked,
+    FactKind.ADOPTED: _adopted,
+    FactKind.SETTLED: _settled,
+    FactKind.FINISHED: _finished,
+    FactKind.FAILED: _failed,
+    FactKind.CHECKPOINT: learn_checkpoint,
+    FactKind.PAUSED: learn_paused,
+}

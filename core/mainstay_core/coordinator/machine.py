@@ -1,0 +1,306 @@
+"""The coordinator: facts in, plans out; a table-driven state machine on values.
+
+``step(state, event, now_s, nonce)`` is the only maker of plans (protocol section
+8). A shell reads the state, calls it, and compares and sets the result; a loser
+of that race reads again. One table says which event a phase accepts; what is not
+in it raises and changes nothing. After the event is learnt, one decider per phase
+looks at the whole state.
+
+    forming --START--> running <--settled / MASK, RE-FORM, RESTART--> recovering
+    running, recovering --no row applies--> waiting --RESTART--> recovering
+    any --> complete | failed | stopped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.coordinator.backoff import forgive_members
+from mainstay_core.coordinator.checkpoints import learn_checkpoint, note_reached
+from mainstay_core.coordinator.events import (
+    DrainRequested,
+    Event,
+    FactsLearnt,
+    FaultFired,
+    FaultsAsked,
+    JobSubmitted,
+    PlanDurable,
+    PlanReported,
+    PodRegistered,
+    RecordRecovery,
+    ScaleRequested,
+    StepsCommitted,
+    StopRequested,
+    StoreReopened,
+    SuspendRequested,
+    Tick,
+    TopologyLearnt,
+    Transition,
+)
+from mainstay_core.coordinator.injection import ask_faults, inject_into_spares, record_fired
+from mainstay_core.coordinator.intake import learn_facts, learn_pod, learn_silence, settle_all
+from mainstay_core.coordinator.leaving import learn_drain, leaving_members, outgoing_died
+from mainstay_core.coordinator.losses import lose_pod
+from mainstay_core.coordinator.pruning import forget_gone
+from mainstay_core.coordinator.publishing import end_job
+from mainstay_core.coordinator.records import close_known, plan_durable, step_committed
+from mainstay_core.coordinator.recovery import (
+    decide_forming,
+    decide_running,
+    decide_suspended,
+    decide_waiting,
+)
+from mainstay_core.coordinator.scaling import learn_scale
+from mainstay_core.coordinator.state import (
+    COMMITS_THAT_SETTLE,
+    MAX_STEP_SECONDS,
+    TERMINAL,
+    CoordinatorState,
+    JobPhase,
+    all_settled,
+    uid_of,
+)
+from mainstay_core.coordinator.store_recovery import (
+    forget_let_go,
+    hear,
+    hear_silence,
+    learn_plan,
+    reopen,
+)
+from mainstay_core.coordinator.submission import learn_submission, learn_topology
+from mainstay_core.coordinator.suspension import learn_suspend
+from mainstay_core.job.config import JobConfig
+from mainstay_core.wire.facts import FactKind
+
+
+def initial(config: JobConfig, now_s: float) -> CoordinatorState:
+    """Return the state of a job that nobody has joined yet."""
+    phase = JobPhase.SUSPENDED if config.suspend else JobPhase.FORMING
+    return CoordinatorState(config=config, phase=phase, created_at_s=now_s, suspend=config.suspend)
+
+
+def step(state: CoordinatorState, event: Event, now_s: float, nonce: str) -> Transition:
+    """Return what follows from ``event``.
+
+    Args:
+        state: what is known.
+        event: what was learnt.
+        now_s: wall clock of the caller, only for deadlines and records.
+        nonce: random name for the plan, if one is made.
+
+    Raises:
+        RemoteProtocolError: the phase or the job does not accept the event.
+    """
+    handler = _TABLE.get((state.phase, type(event)))
+    if handler is None:
+        raise RemoteProtocolError(f"a job that is {state.phase} accepts no {type(event).__name__}")
+    learnt = handler(state, event, now_s)
+    if learnt.state.terminal:
+        return learnt
+    if learnt.state.outcome:
+        return learnt.then(end_job(learnt.state, JobPhase.FAILED, learnt.state.outcome))
+    if learnt.state.unheard or learnt.plan is not None:
+        return learnt  # a plan that was restored: what follows from it is the next event's
+    decided = learnt.then(_DECIDE[learnt.state.phase](learnt.state, now_s, nonce))
+    if decided.state.terminal or decided.state.plan is None:
+        return decided
+    return decided.then(inject_into_spares(decided.state))
+
+
+def is_pending(state: CoordinatorState) -> bool:
+    """Return whether something waits for time to pass, so that ticks should be frequent."""
+    if state.terminal or state.phase is JobPhase.SUSPENDED:
+        return False
+    if state.phase is not JobPhase.RUNNING or state.suspicion is not None or state.unheard:
+        return True
+    if leaving_members(state) or outgoing_died(state):
+        return True
+    if state.plan is not None and (state.suspend or state.plan.pause):
+        return True
+    return state.plan is not None and len(state.plan.chains) != state.wanted
+
+
+def _on_registered(state: CoordinatorState, event: PodRegistered, now_s: float) -> Transition:
+    known = learn_pod(forget_gone(state), event.registration, now_s)
+    return replace(known, state=hear(known.state, (event.registration.pod,)))
+
+
+def _on_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Transition:
+    known = learn_facts(state, event.facts, now_s, event.supervisor)
+    return replace(known, state=hear(known.state, {fact.pod for fact in event.facts}))
+
+
+def _on_tick(state: CoordinatorState, event: Tick, now_s: float) -> Transition:
+    known = learn_silence(forget_let_go(state), event.behind_s, now_s)
+    heard = hear(hear_silence(known.state, event.behind_s), event.heard)
+    return replace(known, state=heard)
+
+
+def _on_stop(state: CoordinatorState, event: StopRequested, now_s: float) -> Transition:
+    del now_s
+    return end_job(state, JobPhase.STOPPED, f"{event.who} asked for it")
+
+
+def _on_committed(state: CoordinatorState, event: StepsCommitted, now_s: float) -> Transition:
+    """A step is committed: progress, and the proof that those in its quorum work."""
+    del now_s
+    plan = state.plan
+    assert plan is not None
+    if event.quorum.id < state.restarted_id:
+        state = note_reached(state, event.step + 1)
+        return Transition(state=state, reason=f"step {event.step} was undone by a restart")
+    if event.quorum.id > plan.quorum.id:
+        raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")
+    seconds = (*state.step_seconds, event.step_s)[-MAX_STEP_SECONDS:]
+    first = event.quorum == plan.quorum and state.commits == 0
+    # The first commit of a quorum says where it stands: after a restart that is further back.
+    committed = event.step + 1 if first else max(state.step, event.step + 1)
+    state = replace(state, step=committed, step_seconds=seconds)
+    result = Transition(state=state, reason=f"step {event.step} is committed in {event.quorum}")
+    if event.quorum == plan.quorum:
+        result = result.then(_quorum_works(state, event.committed_at_s))
+    state, closed = close_known(step_committed(result.state, event.quorum, event.committed_at_s))
+    recorded = tuple(RecordRecovery(recovery=r) for r in closed)
+    return result.then(Transition(state=state, actions=recorded))
+
+
+def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
+    """All members of the current quorum voted for a step: nobody is under suspicion any more."""
+    assert state.plan is not None
+    state = forgive_members(state)
+    state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
+    if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
+        return settle_all(state, at_s)
+    return Transition(state=state)
+
+
+def _on_durable(state: CoordinatorState, event: PlanDurable, now_s: float) -> Transition:
+    del now_s
+    state = plan_durable(state, event.quorum, event.at_s)
+    changed = [o.recovery for o in state.recoveries if o.recovery.quorum == event.quorum]
+    return Transition(
+        state=state,
+        actions=tuple(RecordRecovery(recovery=r) for r in changed),
+        reason=f"{event.quorum} is durable",
+    )
+
+
+def _on_late_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) -> Transition:
+    """The ledger's last entries may come after the last trainer's goodbye: they still count."""
+    if state.phase is not JobPhase.COMPLETE:
+        return _ignore(state, event, now_s)
+    state = replace(state, step=max(state.step, event.step + 1))
+    state, closed = close_known(step_committed(state, event.quorum, event.committed_at_s))
+    return Transition(
+        state=state,
+        actions=tuple(RecordRecovery(recovery=r) for r in closed),
+        reason=f"step {event.step} is committed in {event.quorum}, told late",
+    )
+
+
+def _on_settling_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Transition:
+    """Of a suspended job only this is news: that pods are gone, and what is on the disk."""
+    kinds = (FactKind.POD_GONE, FactKind.CHECKPOINT)
+    known = {uid_of(p) for p in state.pods}
+    facts = tuple(f for f in event.facts if f.kind in kinds and f.pod in known)
+    result = Transition(state=state, reason="the job is suspended")
+    for fact in facts:
+        if fact.kind is FactKind.CHECKPOINT:
+            result = result.then(learn_checkpoint(result.state, fact, now_s))
+        else:
+            at_s = fact.observed_at_s or now_s
+            result = result.then(lose_pod(result.state, fact.pod, fact.evidence, at_s, now_s))
+    return result
+
+
+def _on_suspended_commit(
+    state: CoordinatorState, event: StepsCommitted, now_s: float
+) -> Transition:
+    """The ledger's last entries may come after the last trainer's goodbye: they still count."""
+    del now_s
+    if state.plan is None or event.quorum.id > state.plan.quorum.id:
+        raise RemoteProtocolError(f"a job that is {state.phase} accepts no StepsCommitted")
+    state = replace(state, step=max(state.step, event.step + 1))
+    return Transition(state=state, reason=f"step {event.step} was committed, told late")
+
+
+def _ignore(state: CoordinatorState, event: Event, now_s: float) -> Transition:
+    del event, now_s
+    return Transition(state=state, reason=f"the job is {state.phase}")
+
+
+_Handler = Callable[[CoordinatorState, Any, float], Transition]
+
+_ALWAYS: dict[type, _Handler] = {
+    PodRegistered: _on_registered,
+    FactsLearnt: _on_facts,
+    Tick: _on_tick,
+    StopRequested: _on_stop,
+    FaultsAsked: ask_faults,
+    ScaleRequested: learn_scale,
+    JobSubmitted: learn_submission,
+    SuspendRequested: learn_suspend,
+    TopologyLearnt: learn_topology,
+    DrainRequested: learn_drain,
+    PlanReported: learn_plan,
+    StoreReopened: reopen,
+}
+_WITH_PLAN: dict[type, _Handler] = {
+    **_ALWAYS,
+    StepsCommitted: _on_committed,
+    FaultFired: record_fired,
+    PlanDurable: _on_durable,
+}
+_ENDED: dict[type, _Handler] = {
+    PodRegistered: _on_registered,
+    **dict.fromkeys(
+        (
+            FactsLearnt,
+            Tick,
+            StopRequested,
+            PlanDurable,
+            PlanReported,
+            JobSubmitted,
+            SuspendRequested,
+            TopologyLearnt,
+        ),
+        _ignore,
+    ),
+    StoreReopened: reopen,
+    StepsCommitted: _on_late_commit,
+}
+
+_ACCEPTS: dict[JobPhase, dict[type, _Handler]] = {
+    JobPhase.FORMING: {
+        **_ALWAYS,
+        StepsCommitted: _on_suspended_commit,
+        PlanDurable: _on_durable,
+    },
+    JobPhase.SUSPENDED: {
+        **_ALWAYS,
+        FactsLearnt: _on_settling_facts,
+        StepsCommitted: _on_suspended_commit,
+        PlanDurable: _on_durable,
+    },
+    JobPhase.RUNNING: _WITH_PLAN,
+    JobPhase.RECOVERING: _WITH_PLAN,
+    JobPhase.WAITING: _WITH_PLAN,
+    **dict.fromkeys(sorted(TERMINAL), _ENDED),
+}
+_TABLE: dict[tuple[JobPhase, type], _Handler] = {
+    (phase, kind): handler
+    for phase, handlers in _ACCEPTS.items()
+    for kind, handler in handlers.items()
+}
+"""The transitions: what a phase accepts."""
+
+_DECIDE: dict[JobPhase, Callable[[CoordinatorState, float, str], Transition]] = {
+    JobPhase.FORMING: decide_forming,
+    JobPhase.RUNNING: decide_running,
+    JobPhase.RECOVERING: decide_running,
+    JobPhase.WAITING: decide_waiting,
+    JobPhase.SUSPENDED: decide_suspended,
+}

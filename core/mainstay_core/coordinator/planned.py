@@ -1,0 +1,229 @@
+"""Between faults: hand over what leaves, drop what is not wanted any more, fill what is missing.
+
+All of it happens by planned plans, adopted by everybody at the end of a step:
+nobody stops, no step is lost or done again. One plan at a time; the next one
+comes when all have settled in it.
+
+A hand-over (the ladder's row 0) takes two: first the successors join as
+followers and heal while the others compute, the leaving members still serving;
+then they are swapped into the chains and the leaving ones are dropped. Without
+a successor the second one comes at once, and the types go to other chains.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator import ladder, seating
+from mainstay_core.coordinator.availability import restarting_slots, usable_slots
+from mainstay_core.coordinator.events import Announce, Transition
+from mainstay_core.coordinator.leaving import leaving_members, leaving_pods
+from mainstay_core.coordinator.publishing import publish
+from mainstay_core.coordinator.records import open_hand_over, open_join
+from mainstay_core.coordinator.seating import Draft, Seat
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    JobPhase,
+    PodState,
+    SlotState,
+    slot_name,
+    uid_of,
+    with_pod,
+)
+from mainstay_core.wire.messages import Chain, Method, Plan
+
+
+def decide_between_faults(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Publish the planned plan that is due, if any: hand over, shrink or join.
+
+    Near the end of the job none is: it would be adopted after the last step.
+    """
+    if state.shape.steps - state.step <= 1:
+        return Transition(state=state)
+    result = Transition(state=state)
+    for decide in (_hand_over, _shrink, _join):
+        result = result.then(decide(result.state, now_s, nonce))
+        if result.plan is not None:
+            break
+    return result
+
+
+def _hand_over(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Seat successors of leaving members; without any left to seat, let go who may go."""
+    leaving = leaving_members(state)
+    if not leaving:
+        return Transition(state=state)
+    answer = ladder.decide(
+        ladder.Situation(stages=(), step=state.step, leaving=len(leaving), lost=0)
+    )
+    assert answer.row is ladder.Row.HAND_OVER
+    draft = Draft(
+        method=Method.HAND_OVER, planned=True, reason=answer.reason, now_s=now_s, nonce=nonce
+    )
+    seats = seating.living_seats(state)
+    staying = [s for s in seats if s.slot not in {m.slot for m in leaving}]
+    joiners = _successors(state, staying, now_s)
+    if joiners:
+        names = ", ".join(slot_name(state, s.slot) for s in joiners)
+        reason = f"{answer.reason}; {names} first heals as successor"
+        plan = seating.compose(state, [*seats, *joiners], replace(draft, reason=reason))
+        return publish(state, plan, JobPhase.RUNNING)
+    going, blocked = _may_go(state, seats)
+    result = _announce_blocked(state, going, blocked)
+    if not going:
+        return result
+    return result.then(_let_go(result.state, going, draft))
+
+
+def _successors(state: CoordinatorState, staying: Sequence[Seat], now_s: float) -> list[Seat]:
+    """New cells for the places that the leaving members will leave, if enough are up."""
+    counts = _count_positions(staying)
+    free = list(usable_slots(state, now_s))
+    free.sort(key=lambda s: s.stage is None)
+    whole = min(counts[p] for p in state.shape.positions)
+    for target in range(state.wanted, whole, -1):
+        wanted = [p for p in state.shape.positions for _ in range(counts[p], target)]
+        if len(wanted) <= len(free):
+            return seating.seat_joiners(state, staying, wanted, free)
+    return []
+
+
+def _may_go(
+    state: CoordinatorState, seats: Sequence[Seat]
+) -> tuple[list[PodState], list[PodState]]:
+    """Which leaving pods can be done without, and which hold the last cell of some position."""
+    going: list[PodState] = []
+    blocked: list[PodState] = []
+    for pod in leaving_pods(state):
+        uids = {uid_of(p) for p in (*going, pod)}
+        counts = _count_positions(s for s in seats if s.slot.pod not in uids)
+        enough = all(counts[p] for p in state.shape.positions)
+        (going if enough else blocked).append(pod)
+    return going, blocked
+
+
+def _announce_blocked(
+    state: CoordinatorState, going: Iterable[PodState], blocked: Iterable[PodState]
+) -> Transition:
+    """Say once why a pod's work cannot be handed over yet."""
+    actions = []
+    for pod in going:
+        state = with_pod(state, replace(pod, leave_waits=""))
+    for pod in blocked:
+        why = "it holds the last cell of a stage, and no trainer is free to succeed it"
+        if pod.leave_waits == why:
+            continue
+        state = with_pod(state, replace(pod, leave_waits=why))
+        message = f"pod {pod.registration.name} cannot leave yet: {why}"
+        actions.append(Announce(reason="LeaveWaits", message=message, warning=True))
+    return Transition(
+        state=state, actions=tuple(actions), reason="; ".join(a.message for a in actions)
+    )
+
+
+def _let_go(state: CoordinatorState, going: Sequence[PodState], draft: Draft) -> Transition:
+    """Drop the members of pods that may go; successors and remains are chained in their place."""
+    assert state.plan is not None
+    uids: set[PodUid] = {uid_of(p) for p in going}
+    seats = [s for s in seating.living_seats(state) if s.slot.pod not in uids]
+    seats = seating.mate(
+        state, seating.keep_whole(seats, len(state.shape.positions)), most=state.wanted
+    )
+    seats = _without_surplus(state, seats)
+    before, after = len(state.plan.chains), _count_chains(seats)
+    how = "successors take their places" if after >= before else "other replicas take their types"
+    names = ", ".join(p.registration.name for p in going)
+    reason = f"{names} handed over between steps: {how}"
+    plan = seating.compose(state, seats, replace(draft, reason=f"{draft.reason}; {reason}"))
+    opened = open_hand_over(state, going, plan, f"{draft.reason}; {reason}")
+    return publish(opened, plan, JobPhase.RUNNING)
+
+
+def _count_positions(seats: Iterable[Seat]) -> Counter[tuple[int, int]]:
+    return Counter(s.position for s in seats)
+
+
+def _count_chains(seats: Iterable[Seat]) -> int:
+    return len({s.replica for s in seats if s.replica is not None})
+
+
+def _without_surplus(state: CoordinatorState, seats: Sequence[Seat]) -> list[Seat]:
+    """The seats without followers that no missing replica could use."""
+    if _count_chains(seats) < state.wanted:
+        return list(seats)
+    return [s for s in seats if s.replica is not None]
+
+
+def _shrink(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Drop the chains that are not wanted any more, and followers that none will need."""
+    assert state.plan is not None
+    surplus = len(state.plan.chains) - state.wanted
+    followers = any(m.rank.replica is None for m in state.plan.members)
+    if surplus < 0 or (surplus == 0 and not followers):
+        return Transition(state=state)
+    ending = sorted(
+        sorted(state.plan.chains, key=lambda c: _worth(state, state.plan, c))[:surplus],
+        key=lambda c: c.replica,
+    )
+    names = ", ".join(str(c.replica) for c in ending)
+    what = f"replica {names} ends" if ending else "followers are not needed any more"
+    reason = f"{state.wanted} replicas are wanted: {what}, between steps"
+    dropped = {c.replica for c in ending} | {None}
+    seats = [s for s in seating.living_seats(state) if s.replica not in dropped]
+    draft = Draft(method=Method.MASK, planned=True, reason=reason, now_s=now_s, nonce=nonce)
+    return publish(state, seating.compose(state, seats, draft), JobPhase.RUNNING)
+
+
+def _worth(state: CoordinatorState, plan: Plan | None, chain: Chain) -> tuple[int, int]:
+    """Sort key: the first chains are ended first. Failing trainers, then the highest lane."""
+    assert plan is not None
+    failures = 0
+    for index in chain.cells:
+        slot = state.slot(plan.members[index].slot)
+        failures += slot.failures if slot else 0
+    return -failures, -chain.replica
+
+
+def _join(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Make missing replicas whole again.
+
+    Followers take places at once. A place whose own trainer is being restarted
+    waits for it a little (``restart_grace_s``); then a spare takes it.
+    """
+    assert state.plan is not None
+    have = len(state.plan.chains)
+    if have >= state.wanted:
+        return Transition(state=state)
+    draft = Draft(method=Method.JOIN, planned=True, reason="", now_s=now_s, nonce=nonce)
+    plan = seating.join_plan(state, draft, _takers(state, now_s))
+    if plan is None:
+        return Transition(state=state)
+    reason = _join_sentence(state, plan)
+    plan = replace(plan, reason=f"{reason}; {plan.reason}")
+    return publish(open_join(state, plan, reason), plan, JobPhase.RUNNING)
+
+
+def _takers(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
+    """Trainers that may take a place now: restarted ones; spares where nobody returns."""
+    usable = usable_slots(state, now_s)
+    restarted = [s for s in usable if s.stage is not None]
+    spares = [s for s in usable if s.stage is None]
+    returning = len(restarted) + len(restarting_slots(state, now_s))
+    return (*restarted, *spares[: max(0, seating.num_places(state) - returning)])
+
+
+def _join_sentence(state: CoordinatorState, plan: Plan) -> str:
+    assert state.plan is not None
+    before = {c.replica for c in state.plan.chains}
+    came = ", ".join(str(c.replica) for c in plan.chains if c.replica not in before)
+    joiners = []
+    for member in plan.members:
+        slot = state.slot(member.slot)
+        if member.joining and slot is not None:
+            kind = "restarted" if slot.stage is not None and slot.ended else "spare"
+            joiners.append(f"{slot_name(state, member.slot)} ({kind}) as {member.rank}")
+    how = f"joined by {', '.join(joiners)}" if joiners else "by chaining followers, no transfer"
+    return f"replica {came} whole again {how}"

@@ -1,0 +1,76 @@
+"""How decisions become visible: a new plan, the end of the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core.coordinator.events import (
+    Action,
+    Announce,
+    EndJob,
+    PublishPlan,
+    RecordRecovery,
+    Transition,
+)
+from mainstay_core.coordinator.records import close_all
+from mainstay_core.coordinator.state import CoordinatorState, JobPhase, with_slots
+from mainstay_core.wire.messages import Member, Plan
+
+
+def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
+    """Return the state with ``plan`` as the newest, and what makes it visible."""
+    plan = replace(plan, outgoing=_outgoing(state.plan, plan))
+    seated = []
+    for member in plan.members:
+        slot = state.slot(member.slot)
+        assert slot is not None
+        if (slot.stage, slot.inner) != member.rank.position:
+            seated.append(replace(slot, stage=member.rank.stage, inner=member.rank.inner))
+    state = with_slots(state, seated)
+    state = replace(
+        state,
+        phase=phase,
+        plan=plan,
+        last_id=plan.quorum.id,
+        adopted_at_s={},
+        settled_at_s={},
+        settled_step=None,
+        commits=0,
+        paused=(),
+        suspicion=None,
+        waiting=None,
+        rivals=(),
+    )
+    recorded = tuple(
+        RecordRecovery(recovery=o.recovery)
+        for o in state.recoveries
+        if o.recovery.quorum == plan.quorum
+    )
+    message = f"{plan.quorum} ({plan.method}): {plan.reason}"
+    actions: tuple[Action, ...] = (
+        PublishPlan(plan=plan),
+        *recorded,
+        Announce(
+            reason="PlanPublished", message=message, warning=not plan.planned and bool(recorded)
+        ),
+    )
+    return Transition(state=state, actions=actions, reason=message)
+
+
+def _outgoing(before: Plan | None, plan: Plan) -> tuple[Member, ...]:
+    """Members that a planned plan drops: the others need their votes until they adopt it."""
+    if before is None or not plan.planned:
+        return ()
+    return tuple(m for m in before.members if plan.member_of(m.slot, m.incarnation) is None)
+
+
+def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition:
+    """Return the state of the ended job, and what tells everybody."""
+    state, closed = close_all(state)
+    state = replace(state, phase=phase, waiting=None, suspicion=None, outcome=reason)
+    actions: tuple[Action, ...] = (
+        *(RecordRecovery(recovery=r) for r in closed),
+        Announce(reason=phase.capitalize(), message=reason, warning=phase is JobPhase.FAILED),
+        EndJob(state=phase, reason=reason),
+    )
+    return Transition(state=state, actions=actions, reason=reason)

@@ -1,0 +1,268 @@
+"""The record of each recovery and its five times (design 13.9).
+
+    death --detect--> first fact at the api --decide--> plan durable
+          --fence--> last survivor holds all settle reports
+          --load--> last survivor has state and table
+          --resume--> next commit of a step
+
+Times are differences of wall clocks of one machine or of machines kept in step;
+they are shown and never decide anything, so a clock that is off costs a wrong
+number only (negative ones are shown as 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    FiredFault,
+    OpenRecovery,
+    PodState,
+    median,
+    pod_name,
+    slot_name,
+    uid_of,
+)
+from mainstay_core.wire.messages import Member, Method, Plan, Recovery, StageTimes
+
+
+def open_loss(
+    state: CoordinatorState, lost: Sequence[Member], plan: Plan, reason: str
+) -> CoordinatorState:
+    """Return the state with a recovery of lost members begun. Call it before the plan is set."""
+    deaths, learnt, fired = [], [plan.created_at_s], list(state.fired)
+    waited = state.waiting.reason if state.waiting else "no detail"
+    if state.suspicion:
+        learnt.append(state.suspicion.first_s)
+    for member in lost:
+        slot = state.slot(member.slot)
+        assert slot is not None
+        at_s = slot.down_at_s
+        learnt.append(slot.learnt_down_s)
+        injected = _injected(state, fired, member, slot.learnt_down_s)
+        if injected is not None:
+            at_s = fired[injected].at_s
+            fired[injected] = replace(fired[injected], matched=True)
+        deaths.append(at_s)
+    return _open(
+        replace(state, fired=tuple(fired)),
+        plan,
+        fault=_loss_sentence(state, lost) or waited,
+        reason=reason,
+        members=lost,
+        died_at_s=min(deaths, default=plan.created_at_s),
+        first_fact_s=min(learnt),
+    )
+
+
+def open_suspicion(
+    state: CoordinatorState, excluded: Sequence[Member], plan: Plan, reason: str
+) -> CoordinatorState:
+    """Return the state with the recovery of a failed collective begun."""
+    suspicion = state.suspicion
+    assert suspicion is not None
+    who = ", ".join(slot_name(state, s) for s in suspicion.reporters)
+    return _open(
+        state,
+        plan,
+        fault=f"a collective failed, told by {who}: {suspicion.evidence or 'no detail'}",
+        reason=reason,
+        members=excluded,
+        died_at_s=suspicion.observed_at_s,
+        first_fact_s=suspicion.first_s,
+    )
+
+
+def open_join(state: CoordinatorState, plan: Plan, reason: str) -> CoordinatorState:
+    """Return the state with the repair of missing replicas begun."""
+    assert state.plan is not None
+    missing = state.wanted - len(state.plan.chains)
+    return _open(
+        state,
+        plan,
+        fault=f"{missing} of {state.wanted} replicas missing",
+        reason=reason,
+        members=[m for m in plan.members if m.joining],
+        died_at_s=plan.created_at_s,
+        first_fact_s=plan.created_at_s,
+    )
+
+
+def open_hand_over(
+    state: CoordinatorState, pods: Sequence[PodState], plan: Plan, reason: str
+) -> CoordinatorState:
+    """Return the state with the swap of leaving pods' members begun: nobody has failed."""
+    assert state.plan is not None
+    uids = {uid_of(p) for p in pods}
+    said = "; ".join(f"pod {p.registration.name} will leave: {p.leaving}" for p in pods)
+    return _open(
+        state,
+        plan,
+        fault=said,
+        reason=reason,
+        members=[m for m in state.plan.members if m.slot.pod in uids],
+        died_at_s=plan.created_at_s,
+        first_fact_s=plan.created_at_s,
+    )
+
+
+def _open(
+    state: CoordinatorState,
+    plan: Plan,
+    *,
+    fault: str,
+    reason: str,
+    members: Sequence[Member],
+    died_at_s: float,
+    first_fact_s: float,
+) -> CoordinatorState:
+    opened = OpenRecovery(
+        recovery=Recovery(
+            fault=fault,
+            method=plan.method,
+            exact=True,
+            reason=reason,
+            quorum=plan.quorum,
+            from_step=state.step,
+            slots=tuple(m.slot for m in members),
+            started_at_s=died_at_s,
+        ),
+        died_at_s=died_at_s,
+        first_fact_s=first_fact_s,
+        durable_s=plan.created_at_s,
+    )
+    opened = replace(opened, recovery=_timed(opened))
+    return replace(state, recoveries=(*state.recoveries, opened))
+
+
+def _injected(
+    state: CoordinatorState, fired: Sequence[FiredFault], member: Member, learnt_s: float
+) -> int | None:
+    """Index of the newest injected fault that explains the loss and has not been used.
+
+    One that lasts a while explains what was learnt before it was over.
+    """
+    lasts_s = {fault.id: fault.for_s for fault in state.config.faults}
+    for index in reversed(range(len(fired))):
+        fault = fired[index]
+        here = fault.pod == member.slot.pod and fault.slot in (None, member.slot.index)
+        for_s = lasts_s.get(fault.fault)
+        if here and not fault.matched and (for_s is None or learnt_s <= fault.at_s + for_s):
+            return index
+    return None
+
+
+def _loss_sentence(state: CoordinatorState, lost: Sequence[Member]) -> str:
+    """Name ranks and slots; the slots of one lost pod are one fault."""
+    parts = []
+    for uid in dict.fromkeys(m.slot.pod for m in lost):
+        members = [m for m in lost if m.slot.pod == uid]
+        ranks = ", ".join(str(m.rank) for m in members)
+        pod = state.pod(uid)
+        if pod is not None and pod.gone:
+            parts.append(f"pod {pod_name(state, uid)} ({ranks}) is gone: {pod.why or 'no detail'}")
+            continue
+        for member in members:
+            slot = state.slot(member.slot)
+            why = slot.why if slot and slot.why else "no detail"
+            parts.append(f"trainer {slot_name(state, member.slot)} ({member.rank}) ended: {why}")
+    return "; ".join(parts)
+
+
+def plan_durable(state: CoordinatorState, quorum: QuorumId, at_s: float) -> CoordinatorState:
+    """Return the state with the recoveries of ``quorum`` durable at ``at_s``."""
+    return _update(
+        state, lambda o: replace(o, durable_s=at_s) if o.recovery.quorum == quorum else o
+    )
+
+
+def plan_settled(state: CoordinatorState) -> CoordinatorState:
+    """Return the state after the last member went on: fence and load of all open recoveries."""
+    assert state.plan is not None
+    counted = [
+        m.index
+        for m in state.plan.members
+        if not m.joining or state.plan.method in (Method.JOIN, Method.RESTART)
+    ] or [m.index for m in state.plan.members]
+    load_end_s = max(state.settled_at_s[i] for i in counted)
+    fence_end_s = max(state.adopted_at_s.get(i, state.settled_at_s[i]) for i in counted)
+    step = state.settled_step
+    # A restart may fail and be followed by other plans before the job goes on: the steps are lost
+    # once, by the first of them.
+    waiting = [o for o in state.recoveries if o.load_end_s is None]
+    restart = next((o for o in waiting if o.recovery.method is Method.RESTART), None)
+
+    def settle(opened: OpenRecovery) -> OpenRecovery:
+        if opened.load_end_s is not None:
+            return opened
+        recovery = opened.recovery
+        if opened is restart and step is not None:
+            recovery = replace(recovery, lost_steps=max(0, recovery.from_step - step))
+        return replace(opened, recovery=recovery, fence_end_s=fence_end_s, load_end_s=load_end_s)
+
+    return _update(state, settle)
+
+
+def step_committed(state: CoordinatorState, quorum: QuorumId, at_s: float) -> CoordinatorState:
+    """Return the state after a commit in ``quorum``."""
+
+    def commit(opened: OpenRecovery) -> OpenRecovery:
+        if opened.commit_at_s is not None or quorum.id < opened.recovery.quorum.id:
+            return opened
+        return replace(opened, commit_at_s=at_s)
+
+    return _update(state, commit)
+
+
+def close_known(state: CoordinatorState) -> tuple[CoordinatorState, tuple[Recovery, ...]]:
+    """Return the state without the recoveries whose times are complete, and these."""
+    ready = [o for o in state.recoveries if o.load_end_s is not None and o.commit_at_s is not None]
+    if not ready:
+        return state, ()
+    rest = tuple(o for o in state.recoveries if o not in ready)
+    return replace(state, recoveries=rest), tuple(_closed(state, o) for o in ready)
+
+
+def close_all(state: CoordinatorState) -> tuple[CoordinatorState, tuple[Recovery, ...]]:
+    """Return the state without open recoveries, and these: the job has ended."""
+    closed = tuple(_closed(state, o) for o in state.recoveries)
+    return replace(state, recoveries=()), closed
+
+
+def _update(
+    state: CoordinatorState, change: Callable[[OpenRecovery], OpenRecovery]
+) -> CoordinatorState:
+    changed = [change(o) for o in state.recoveries]
+    return replace(state, recoveries=tuple(replace(o, recovery=_timed(o)) for o in changed))
+
+
+def _closed(state: CoordinatorState, opened: OpenRecovery) -> Recovery:
+    recovery = _timed(opened)
+    times = recovery.times
+    known = [times.detect_s, times.decide_s, times.fence_s, times.load_s, times.resume_s]
+    total = sum(t for t in known if t is not None)
+    beyond = None if times.resume_s is None else max(0.0, total - median(state.step_seconds))
+    return replace(recovery, done=True, first_commit_after_s=beyond)
+
+
+def _timed(opened: OpenRecovery) -> Recovery:
+    """The record with the times known so far."""
+
+    def between(start_s: float, end_s: float | None) -> float | None:
+        return None if end_s is None else max(0.0, end_s - start_s)
+
+    fence_end_s = opened.fence_end_s if opened.fence_end_s is not None else opened.durable_s
+    load_end_s = opened.load_end_s if opened.load_end_s is not None else fence_end_s
+    return replace(
+        opened.recovery,
+        times=StageTimes(
+            detect_s=between(opened.died_at_s, opened.first_fact_s),
+            decide_s=between(opened.first_fact_s, opened.durable_s),
+            fence_s=between(opened.durable_s, opened.fence_end_s),
+            load_s=between(fence_end_s, opened.load_end_s),
+            resume_s=between(load_end_s, opened.commit_at_s),
+        ),
+    )

@@ -1,0 +1,378 @@
+"""What the coordinator does about what it knows.
+
+Each function looks at the whole state, not at the event that changed it: a
+decision depends on what is known, not on the order in which it was learnt. At
+most one plan comes out of a transition, as a plan takes one nonce.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from mainstay_core.base.ids import Slot
+from mainstay_core.coordinator import ladder, seating
+from mainstay_core.coordinator.availability import usable_slots
+from mainstay_core.coordinator.events import Action, Announce, Transition
+from mainstay_core.coordinator.fingerprints import fingerprint_difference
+from mainstay_core.coordinator.intake import refusal
+from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
+from mainstay_core.coordinator.planned import decide_between_faults
+from mainstay_core.coordinator.publishing import end_job, publish
+from mainstay_core.coordinator.records import open_loss, open_suspicion
+from mainstay_core.coordinator.scaling import may_still_come
+from mainstay_core.coordinator.seating import Draft
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    JobPhase,
+    Waiting,
+    all_settled,
+    holds_state,
+    is_living,
+    lost_members,
+    slot_name,
+    still_joining,
+    with_slot,
+)
+from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_now, suspend_now
+from mainstay_core.wire.messages import Member, Method, Plan
+
+MAX_PROBE_DOUBLINGS = 5
+"""A quorum that fails again and again is re-formed ever more slowly, up to 32 x probe_s."""
+
+
+def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Publish the first plan once enough trainers are up, or give up at the deadline."""
+    if state.suspend:
+        return suspend_now(state, now_s)
+    wanted, least = state.wanted, state.shape.min_replicas
+    since_s = state.forming_since_s or state.created_at_s
+    overdue = now_s - since_s >= state.config.startup_deadline_s
+    if not overdue and len(usable_slots(state, now_s)) < wanted * len(state.shape.positions):
+        return Transition(state=state)
+    # Only now: before, the lowest slot could still be one that comes up later.
+    state, refusals = _same_arithmetic(state, now_s)
+    result = Transition(state=state, actions=refusals)
+    for num_replicas in range(wanted, (least if overdue else wanted) - 1, -1):
+        plan = seating.start_plan(state, num_replicas, now_s, nonce)
+        if plan is not None:
+            state = replace(state, fingerprint=_fingerprint_of(state, plan), started_at_s=now_s)
+            return result.then(publish(state, plan, JobPhase.RUNNING))
+    if overdue and not may_still_come(state, least * len(state.shape.positions)):
+        return result.then(end_job(state, JobPhase.FAILED, _missing(state, now_s)))
+    return result
+
+
+def _same_arithmetic(
+    state: CoordinatorState, now_s: float
+) -> tuple[CoordinatorState, tuple[Action, ...]]:
+    """Refuse the trainers whose fingerprint is not that of the first one, in slot order."""
+    usable = sorted(usable_slots(state, now_s), key=lambda s: s.slot)
+    if not usable:
+        return state, ()
+    ours = state.fingerprints.get(str(usable[0].slot), {})
+    refusals: list[Action] = []
+    for slot in usable[1:]:
+        theirs = state.fingerprints.get(str(slot.slot), {})
+        difference = fingerprint_difference(ours, theirs)
+        if difference:
+            state = with_slot(state, replace(slot, refused=difference))
+            refusals.append(refusal(slot_name(state, slot.slot), difference))
+    return state, tuple(refusals)
+
+
+def _fingerprint_of(state: CoordinatorState, plan: Plan) -> dict[str, str]:
+    first = min(m.slot for m in plan.members)
+    return state.fingerprints.get(str(first), {})
+
+
+def _missing(state: CoordinatorState, now_s: float) -> str:
+    """What kept the job from starting."""
+    shape = state.shape
+    needed = shape.min_replicas * len(shape.positions)
+    cells = f"{shape.min_replicas} x {shape.stages} cells"
+    if shape.ranks_per_stage > 1:
+        cells += f" of {shape.ranks_per_stage} ranks"
+    up = [slot_name(state, s.slot) for s in usable_slots(state, now_s)]
+    counted = (
+        f"{len(up)} of the {needed} trainers needed for {cells}"
+        f" were up after {state.config.startup_deadline_s:g} s ({', '.join(up) or 'none'})"
+    )
+    parts = [counted]
+    parts += [
+        f"{slot_name(state, s.slot)} is refused: {s.refused}" for s in state.slots if s.refused
+    ]
+    parts += [
+        f"{slot_name(state, s.slot)} is down: {s.why}"
+        for s in state.slots
+        if s.incarnation is None and s.why
+    ]
+    if not state.pods:
+        parts.append("no pod has registered")
+    return "; ".join(parts)
+
+
+def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Complete, recover, re-form or join: the first that is due."""
+    if _is_finishing(state):
+        return _decide_finishing(state)
+    if has_paused(state) and state.suspend:
+        return suspend_now(state, now_s)
+    lost = lost_members(state)
+    if lost:
+        return _taking_back(state, lambda whole: _recover(whole, lost, now_s, nonce))
+    if state.rivals:
+        return _meet_again(state, "supervisors hold another plan of the same id", now_s, nonce)
+    if state.suspicion is not None:
+        return _taking_back(state, lambda whole: _reform(whole, now_s, nonce))
+    missed = outgoing_missed(state, now_s)
+    if missed:
+        return _meet_again(state, _ended_early(state, missed), now_s, nonce, missed)
+    assert state.plan is not None
+    if state.plan.pause and not state.suspend:
+        return _meet_again(state, "the job is not to be suspended any more", now_s, nonce)
+    if state.phase is not JobPhase.RUNNING or not all_settled(state) or state.plan.pause:
+        return Transition(state=state)
+    if state.suspend and state.shape.steps - state.step > 1:
+        return publish(state, pause_plan(state, now_s, nonce), JobPhase.RUNNING)
+    return decide_between_faults(state, now_s, nonce)
+
+
+def _taking_back(
+    state: CoordinatorState, decide: Callable[[CoordinatorState], Transition]
+) -> Transition:
+    """Decide on an unplanned plan as if no planned one had dropped anybody who still serves.
+
+    They come back as followers: what is lost now may be what only they hold. The next planned
+    plan drops them again.
+    """
+    back = still_needed(state)
+    if not back or state.plan is None:
+        return decide(state)
+    members = state.plan.members
+    returning = tuple(
+        replace(
+            member,
+            index=len(members) + number,
+            rank=replace(member.rank, replica=None),
+            since=state.last_id + 1,
+            joining=False,
+        )
+        for number, member in enumerate(back)
+    )
+    plan = replace(state.plan, members=(*members, *returning))
+    decided = decide(replace(state, plan=plan))
+    return decided if decided.plan is not None else decide(state)
+
+
+def _is_finishing(state: CoordinatorState) -> bool:
+    """Whether some member of every position has applied the last step."""
+    return len(state.finals) == len(state.shape.positions)
+
+
+def _decide_finishing(state: CoordinatorState) -> Transition:
+    """Nobody is needed any more; wait only for those who are about to finish by themselves."""
+    assert state.plan is not None
+    parked = state.suspicion.reporters if state.suspicion else ()
+    unfinished = [
+        m
+        for m in state.plan.members
+        if m.incarnation not in state.finished
+        and is_living(state, m)
+        and not still_joining(state, m)
+        and m.slot not in parked
+    ]
+    if unfinished:
+        return Transition(state=state)
+    return end_job(state, JobPhase.COMPLETE, f"all {state.shape.steps} steps are applied")
+
+
+def _recover(
+    state: CoordinatorState, lost: tuple[Member, ...], now_s: float, nonce: str
+) -> Transition:
+    """Enter the ladder with everything that is known to be lost."""
+    answer = ladder.decide(situation(state, len(lost), now_s))
+    takers = usable_slots(state, now_s)
+    if answer.row is ladder.Row.WAIT:
+        # Whoever is held back disturbs nobody in a job that stands still.
+        answer = ladder.decide(situation(state, len(lost), math.inf))
+        takers = usable_slots(state, math.inf)
+    if answer.row is ladder.Row.MASK:
+        draft = Draft(
+            method=Method.MASK, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
+        )
+        plan: Plan | None = seating.mask_plan(state, draft)
+    elif answer.row is ladder.Row.RESTART:
+        draft = Draft(
+            method=Method.RESTART, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
+        )
+        plan = seating.restart_plan(state, draft, takers)
+    else:
+        plan = None
+    if plan is None:
+        return _wait(state, answer.reason, now_s)
+    recovered = open_loss(state, lost, plan, answer.reason)
+    if plan.method is Method.RESTART:
+        recovered = replace(recovered, restarted_id=plan.quorum.id)
+    return publish(recovered, plan, JobPhase.RECOVERING)
+
+
+def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Situation:
+    """Return what the ladder needs to know of the job."""
+    assert state.plan is not None
+    stages = []
+    for position in state.plan.positions:
+        members = [m for m in position if is_living(state, m)]
+        stages.append(
+            ladder.StageHolders(
+                stage=position[0].rank.stage,
+                inner=position[0].rank.inner if state.shape.ranks_per_stage > 1 else None,
+                holders=sum(holds_state(state, m) for m in members),
+                living=len(members),
+            )
+        )
+    return ladder.Situation(
+        stages=tuple(stages),
+        step=state.step,
+        free_slots=len(usable_slots(state, now_s)),
+        lost=num_lost,
+        durable_step=state.durable,
+    )
+
+
+def _wait(state: CoordinatorState, reason: str, now_s: float) -> Transition:
+    """Row 6: keep everybody parked until the condition holds, or the deadline is over."""
+    old = state.waiting
+    if old is not None and old.reason == reason:
+        return Transition(state=state)
+    deadline_s = old.deadline_s if old else now_s + state.config.startup_deadline_s
+    waiting = Waiting(reason=reason, since_s=old.since_s if old else now_s, deadline_s=deadline_s)
+    fails = f"; fails in {deadline_s - now_s:.0f} s if that does not change"
+    # In a cluster other pods may come later than any deadline.
+    message = f"waits: {reason}{'' if state.config.namespace else fails}"
+    return Transition(
+        state=replace(state, phase=JobPhase.WAITING, waiting=waiting),
+        actions=(Announce(reason="Waiting", message=message, warning=True),),
+        reason=message,
+    )
+
+
+def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Enter the ladder again; at the deadline the job has failed."""
+    assert state.waiting is not None
+    if _is_finishing(state):
+        return _decide_finishing(state)
+    if state.suspend:
+        # Some stage has no state left to save: what is on the disk is what there is.
+        return suspend_now(state, now_s)
+    lost = lost_members(state)
+    if not lost:
+        reason = "the members that were silent are heard again"
+        return _meet_again(state, reason, now_s, nonce)
+    result = _taking_back(state, lambda whole: _recover(whole, lost, now_s, nonce))
+    overdue = result.state.phase is JobPhase.WAITING and now_s >= state.waiting.deadline_s
+    if overdue and not may_still_come(state, len(state.shape.positions)):
+        reason = f"waited {now_s - state.waiting.since_s:.0f} s: {state.waiting.reason}"
+        return result.then(end_job(result.state, JobPhase.FAILED, reason))
+    return result
+
+
+def decide_suspended(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Form again once nobody wants the job to stand still any more."""
+    del nonce
+    return Transition(state=state) if state.suspend else resume_now(state, now_s)
+
+
+def _meet_again(
+    state: CoordinatorState,
+    reason: str,
+    now_s: float,
+    nonce: str,
+    left: tuple[Member, ...] = (),
+) -> Transition:
+    """The members are all there, but not in one quorum: a newer plan brings them together.
+
+    Args:
+        state: of the job.
+        reason: why they are to meet.
+        now_s: for the plan.
+        nonce: for the plan.
+        left: members that a planned plan dropped, and whose votes the others wait for in vain: a
+            planned plan does not interrupt them.
+    """
+    method = Method.MASK if left else Method.REFORM
+    draft = Draft(method=method, planned=False, reason=reason, now_s=now_s, nonce=nonce)
+    plan = seating.mask_plan(state, draft)
+    return publish(open_loss(state, left, plan, reason), plan, JobPhase.RECOVERING)
+
+
+def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """A collective failed and nobody is known to be gone: meet again, after a pause for evidence.
+
+    Whoever is suspected a second time without a commit in between is left out,
+    if the others can do without it (protocol section 8).
+    """
+    assert state.suspicion is not None
+    assert state.plan is not None
+    doublings = min(state.reforms, MAX_PROBE_DOUBLINGS)
+    left = outgoing_died(state)
+    if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
+        return Transition(state=state)
+    excluded = _repeat_suspects(state)
+    method = Method.MASK if excluded or left else Method.REFORM
+    if left:
+        reason = _ended_early(state, left)
+    elif excluded:
+        names = ", ".join(slot_name(state, m.slot) for m in excluded)
+        reason = f"{names} suspected twice without a commit in between"
+    else:
+        reason = "nobody is confirmed gone: the same members meet again"
+    plan = seating.mask_plan(
+        state,
+        Draft(
+            method=method,
+            planned=False,
+            reason=reason,
+            now_s=now_s,
+            nonce=nonce,
+            avoid_rendezvous=state.plan.rendezvous.pod,
+        ),
+        frozenset(m.slot for m in excluded),
+    )
+    opened = open_suspicion(state, excluded, plan, reason)
+    for member in excluded:
+        opened = _hold_back(opened, member.slot, now_s)
+    suspected = tuple(sorted({*state.suspected_before, *state.suspicion.suspects}))
+    opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
+    return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _ended_early(state: CoordinatorState, left: tuple[Member, ...]) -> str:
+    names = ", ".join(slot_name(state, m.slot) for m in left)
+    return f"{names} ended before the plan that lets it go was adopted"
+
+
+def _repeat_suspects(state: CoordinatorState) -> tuple[Member, ...]:
+    """Members to leave out: named again, silent themselves, and no position needs them."""
+    assert state.plan is not None
+    assert state.suspicion is not None
+    again = set(state.suspicion.suspects) & set(state.suspected_before)
+    excluded = [
+        m for m in state.plan.members if m.slot in again and m.slot not in state.suspicion.reporters
+    ]
+    for position in state.plan.positions:
+        holders = [m for m in position if holds_state(state, m)]
+        if all(m in excluded for m in holders):
+            return ()
+    return tuple(excluded)
+
+
+def _hold_back(state: CoordinatorState, slot: Slot, now_s: float) -> CoordinatorState:
+    """Each failed join costs the others a settle: an excluded slot comes back ever later."""
+    known = state.slot(slot)
+    assert known is not None
+    pause_s = state.config.restart_grace_s * 2 ** min(known.failures, MAX_PROBE_DOUBLINGS)
+    return with_slot(
+        state, replace(known, failures=known.failures + 1, held_until_s=now_s + pause_s)
+    )

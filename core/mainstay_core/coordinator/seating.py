@@ -1,0 +1,396 @@
+"""From trainers that are up to the next plan: who is a member, where, and who computes what.
+
+Pure: every function takes the coordinator's state and returns a plan, or None
+where there is none. The plans differ in whom they seat; everything after that
+(order of members, chains, suppliers, meeting place) is one function for all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, RankId, Slot
+from mainstay_core.coordinator.availability import usable_slots
+from mainstay_core.coordinator.siting import (
+    count_copies,
+    near_domains,
+    order_slots,
+    places_of,
+    take_cell,
+)
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    SlotState,
+    is_leaving,
+    is_living,
+    still_joining,
+)
+from mainstay_core.planning.assignment import plan_reordering
+from mainstay_core.planning.chaining import Cell, plan_chaining
+from mainstay_core.planning.placement import plan_placement
+from mainstay_core.wire.facts import Place
+from mainstay_core.wire.messages import Chain, Member, Method, Plan, Rendezvous
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A trainer and its place in the next plan."""
+
+    stage: int
+    inner: int = 0
+    replica: int | None
+    slot: Slot
+    incarnation: Incarnation
+    since: int | None = None
+    """None: from the next quorum on."""
+    joining: bool = False
+    served: int | None = None
+    """Replica that it served last."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(stage, inner): trainers of one position have interchangeable states."""
+        return self.stage, self.inner
+
+    @property
+    def cell_id(self) -> str:
+        """Name of the trainer for chaining: another life of it is another one."""
+        return f"{self.slot}@{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What a plan is for; the rest of it follows."""
+
+    method: Method
+    planned: bool
+    reason: str
+    now_s: float
+    nonce: str
+    avoid_rendezvous: PodUid | None = None
+    """The pod where the last quorum failed to meet, if another will do."""
+
+
+def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: str) -> Plan | None:
+    """Return the first plan with ``num_replicas`` chains, or None when too few trainers are up.
+
+    Chain first, (replica, stage, inner), onto the first pods by name, or where the
+    nodes' places are known onto near ones, chains apart from each other; never two
+    cells of one stage in a pod while these pods avoid it, and a cell in one pod
+    where one has room for it (design 13.7).
+    """
+    shape = state.shape
+    needed = num_replicas * len(shape.positions)
+    usable = usable_slots(state, now_s)
+    if len(usable) < needed:
+        return None
+    free = order_slots(usable, places_of(state), len(shape.positions), num_replicas)[:needed]
+    cells = [(r, s) for r in range(num_replicas) for s in range(shape.stages)]
+    crowd: Counter[tuple[PodUid, int]] = Counter()
+    seats = []
+    for replica, stage in cells:
+        for inner, slot in enumerate(take_cell(free, stage, shape.ranks_per_stage, crowd)):
+            assert slot.incarnation is not None
+            seats.append(
+                Seat(
+                    stage=stage,
+                    inner=inner,
+                    replica=replica,
+                    slot=slot.slot,
+                    incarnation=slot.incarnation,
+                )
+            )
+    reason = f"{num_replicas} of {shape.lanes} lanes get a replica of {shape.stages} stages"
+    if shape.ranks_per_stage > 1:
+        reason += f" of {shape.ranks_per_stage} ranks"
+    return compose(
+        state,
+        seats,
+        Draft(method=Method.START, planned=False, reason=reason, now_s=now_s, nonce=nonce),
+    )
+
+
+def mask_plan(
+    state: CoordinatorState, draft: Draft, excluded: frozenset[Slot] = frozenset()
+) -> Plan:
+    """Return the plan without the dead and the excluded: whole chains go on untouched.
+
+    The remains of broken chains become followers. Only where no chain is whole
+    the remains of several are mated at once; otherwise that waits for a planned
+    plan (protocol section 3).
+
+    Raises:
+        InfeasiblePlanError: some position has no living member.
+    """
+    seats = [s for s in living_seats(state) if s.slot not in excluded]
+    seats = keep_whole(seats, len(state.shape.positions))
+    if not any(s.replica is not None for s in seats):
+        seats = mate(state, seats, most=state.wanted)
+    return compose(state, seats, draft)
+
+
+def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
+    """Return a plan with empty positions filled from free trainers, or None if too few are up."""
+    grown = _grow(state, takers, least=1)
+    return None if grown is None else compose(state, grown, draft)
+
+
+def join_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
+    """Return a plan with more whole replicas than now, or None if that takes more trainers.
+
+    Followers come first (no transfer), then ``takers`` in the order of
+    :func:`seat_joiners`.
+    """
+    assert state.plan is not None
+    grown = _grow(state, takers, least=len(state.plan.chains) + 1)
+    return None if grown is None else compose(state, grown, draft)
+
+
+def num_places(state: CoordinatorState) -> int:
+    """Return how many trainers are missing for all wanted replicas."""
+    counts = Counter(s.position for s in living_seats(state))
+    return sum(max(0, state.wanted - counts[p]) for p in state.shape.positions)
+
+
+def living_seats(state: CoordinatorState) -> list[Seat]:
+    assert state.plan is not None
+    return [
+        Seat(
+            stage=m.rank.stage,
+            inner=m.rank.inner,
+            replica=m.rank.replica,
+            slot=m.slot,
+            incarnation=m.incarnation,
+            since=m.since,
+            joining=still_joining(state, m),
+            served=m.rank.replica,
+        )
+        for m in state.plan.members
+        if is_living(state, m)
+    ]
+
+
+def keep_whole(seats: Sequence[Seat], num_positions: int) -> list[Seat]:
+    ranks = Counter(s.replica for s in seats if s.replica is not None)
+    return [
+        s
+        if s.replica is not None and ranks[s.replica] == num_positions
+        else replace(s, replica=None)
+        for s in seats
+    ]
+
+
+def _grow(state: CoordinatorState, takers: Sequence[SlotState], least: int) -> list[Seat] | None:
+    """Seat ``takers`` so that as many replicas as possible are whole, at least ``least``."""
+    shape = state.shape
+    seats = keep_whole(living_seats(state), len(shape.positions))
+    counts = Counter(s.position for s in seats)
+    free = list(takers)
+    for target in range(state.wanted, least - 1, -1):
+        wanted = [p for p in shape.positions for _ in range(counts[p], target)]
+        if len(wanted) <= len(free):
+            seats += seat_joiners(state, seats, wanted, free)
+            return mate(state, seats, most=target)
+    return None
+
+
+def seat_joiners(
+    state: CoordinatorState,
+    seats: Sequence[Seat],
+    wanted: Iterable[tuple[int, int]],
+    free: list[SlotState],
+) -> list[Seat]:
+    """Give each wanted place (a position) a free trainer.
+
+    Not beside another cell of the stage while avoidable, then the slot that
+    served the position before, then apart from the stage's other cells, then
+    beside ranks that it can form a cell with, then any restarted trainer, then
+    spares in pod order.
+    """
+    places = places_of(state)
+    copies = count_copies(places, ((s.slot, s.stage) for s in seats))
+    here: dict[tuple[PodUid, int], list[Seat]] = {}
+    for seat in seats:
+        here.setdefault((seat.slot.pod, seat.stage), []).append(seat)
+    joiners = []
+    for position in wanted:
+        stage, inner = position
+
+        def preference(slot: SlotState, stage: int = stage, inner: int = inner) -> Any:
+            beside = here.get((slot.slot.pod, stage), [])
+            others = [s for s in beside if s.replica is not None or s.inner == inner]
+            served = (slot.stage, slot.inner) == (stage, inner)
+            place = places.get(slot.slot.pod, Place())
+            near = copies[place.apart or place.near, stage]
+            return len(others), not served, near, len(others) - len(beside), slot.stage is None
+
+        best = min(free, key=preference)
+        free.remove(best)
+        assert best.incarnation is not None
+        joiners.append(
+            Seat(
+                stage=stage,
+                inner=inner,
+                replica=None,
+                slot=best.slot,
+                incarnation=best.incarnation,
+                joining=True,
+            )
+        )
+        here.setdefault((best.slot.pod, stage), []).append(joiners[-1])
+        copies.update(count_copies(places, [(best.slot, stage)]))
+    return joiners
+
+
+def mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Seat]:
+    """Chain trainers to whole replicas, up to ``most`` of them; whole chains stay as they are.
+
+    A chain goes through all positions, inner ranks of a stage one after the
+    other: chaining calls each position a stage.
+
+    Raises:
+        InfeasiblePlanError: some position has no trainer.
+    """
+    domains = near_domains(state)
+    living = [
+        [
+            Cell(cell_id=s.cell_id, domain=domains[s.slot.pod], replica=s.served)
+            for s in seats
+            if s.position == position
+        ]
+        for position in state.shape.positions
+    ]
+    previous = (
+        {
+            c.replica: tuple(f"{slot}@{life}" for slot, life in state.plan.chain_identity(c))
+            for c in state.plan.chains
+        }
+        if state.plan
+        else {}
+    )
+    chaining = plan_chaining(living, state.shape.lanes, most, previous)
+    replica_of = {cell: r for r, cells in chaining.chains.items() for cell in cells}
+    return [replace(s, replica=replica_of.get(s.cell_id)) for s in seats]
+
+
+def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Plan:
+    """Return the plan with these seats: order, chains, suppliers, meeting place."""
+    quorum = QuorumId(id=state.last_id + 1, nonce=draft.nonce)
+    addresses = {p.registration.pod: p.registration.address for p in state.pods}
+    ordered = sorted(seats, key=lambda s: (*s.position, s.replica is None, s.replica or 0, s.slot))
+    members = tuple(
+        Member(
+            index=index,
+            rank=RankId(replica=seat.replica, stage=seat.stage, inner=seat.inner),
+            slot=seat.slot,
+            incarnation=seat.incarnation,
+            address=addresses[seat.slot.pod],
+            since=quorum.id if seat.since is None else seat.since,
+            joining=seat.joining,
+        )
+        for index, seat in enumerate(ordered)
+    )
+    chains = _chains(state.plan, members, quorum)
+    suppliers, depth, why = _suppliers(state, tuple(c.replica for c in chains))
+    previous = state.plan
+    return Plan(
+        job=state.config.job,
+        quorum=quorum,
+        lineage=previous.lineage if previous else 0,
+        planned=draft.planned,
+        unplanned_id=previous.unplanned_id if draft.planned and previous else quorum.id,
+        method=draft.method,
+        members=members,
+        chains=chains,
+        suppliers=suppliers,
+        all_reduce_stack=depth,
+        rendezvous=_rendezvous(state, members, draft.avoid_rendezvous),
+        reason="; ".join(r for r in (draft.reason, why) if r),
+        faults_fired=tuple(f.fault for f in state.fired),
+        created_at_s=draft.now_s,
+        hosts=_hosts_of(state, members),
+        replicas_wanted=state.wanted,
+        suspend_wanted=state.suspend,
+    )
+
+
+def _chains(
+    previous: Plan | None, members: Sequence[Member], quorum: QuorumId
+) -> tuple[Chain, ...]:
+    """Chains of the seated cells; one whose cells are as before keeps the plan that formed it."""
+    cells: dict[int, list[Member]] = {}
+    for member in sorted(members, key=lambda m: m.rank.position):
+        if member.rank.replica is not None:
+            cells.setdefault(member.rank.replica, []).append(member)
+    formed = {previous.chain_identity(c): c.formed_in for c in previous.chains} if previous else {}
+    return tuple(
+        Chain(
+            replica=replica,
+            cells=tuple(m.index for m in cells[replica]),
+            formed_in=formed.get(tuple((m.slot, m.incarnation) for m in cells[replica]), quorum),
+        )
+        for replica in sorted(cells)
+    )
+
+
+def _suppliers(
+    state: CoordinatorState, replicas: tuple[int, ...]
+) -> tuple[tuple[int, ...], int, str]:
+    """Who computes each type. A replica that comes (back) gets its own lane first."""
+    shape = state.shape
+    home = [shape.lane_of(t) for t in range(shape.num_types)]
+    if state.plan is None:
+        current = home
+    else:
+        before = {c.replica for c in state.plan.chains}
+        came = set(replicas) - before
+        current = [
+            lane if lane in came else supplier
+            for lane, supplier in zip(home, state.plan.suppliers, strict=True)
+        ]
+    outcome = plan_reordering(
+        hosts=_hosts(shape.lanes, shape.shards_per_lane, state.config.redundancy),
+        living_replicas=replicas,
+        current=current,
+        shards_per_lane=shape.shards_per_lane,
+        lanes=shape.lanes,
+    )
+    return tuple(outcome.suppliers), outcome.depth, outcome.reason
+
+
+@lru_cache(maxsize=64)
+def _hosts(lanes: int, shards_per_lane: int, redundancy: int | None) -> tuple[tuple[int, ...], ...]:
+    return plan_placement(lanes, shards_per_lane, redundancy).hosts
+
+
+def _rendezvous(
+    state: CoordinatorState, members: Sequence[Member], avoid: PodUid | None
+) -> Rendezvous:
+    """The lowest member's pod, one that stayed and is not to be avoided if there is one."""
+    known = {p.registration.pod for p in state.pods if p.registration.gather}
+    best = min(
+        members,
+        key=lambda m: (
+            m.slot.pod not in known,
+            m.joining,
+            is_leaving(state, m.slot.pod),
+            m.slot.pod == avoid,
+            m.index,
+        ),
+    )
+    (host,) = _hosts_of(state, (best,))
+    return host
+
+
+def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rendezvous, ...]:
+    """Where each pod with a member can be met, in pod order."""
+    used = {m.slot.pod for m in members}
+    return tuple(
+        Rendezvous(pod=p.registration.pod, gather=p.registration.gather, store=p.registration.store)
+        for p in state.pods
+        if p.registration.pod in used
+    )

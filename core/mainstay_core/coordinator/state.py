@@ -1,0 +1,395 @@
+"""What the coordinator knows of a job: one frozen value, and questions to it.
+
+The state is what is compared and set in the store; everything that can be
+derived from it is a function here, never a second copy that may disagree. Who
+is lost, for example, is the difference between the plan's members and the
+trainers that live, so a repeated or late fact cannot cause a second recovery.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.base.shape import JobShape
+from mainstay_core.coordinator.lookup import Lookup
+from mainstay_core.job.config import JobConfig
+from mainstay_core.wire.facts import Place, PodRegistration
+from mainstay_core.wire.messages import FinalDigests, Member, Plan, Recovery
+
+MAX_ENDED = 8
+"""Ended incarnations remembered per slot: a late report of one must not revive it."""
+COMMITS_THAT_SETTLE = 3
+"""A commit needs every member's vote, so it proves that all have settled; their own word, which
+has the times, gets so many commits to arrive."""
+MAX_STEP_SECONDS = 33
+"""Recent step durations kept for the median that a recovery is compared with."""
+
+
+class JobPhase(enum.StrEnum):
+    """Where a job is."""
+
+    FORMING = "forming"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    WAITING = "waiting"
+    SUSPENDED = "suspended"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+TERMINAL = frozenset({JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.STOPPED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodState:
+    """A pod that registered."""
+
+    registration: PodRegistration
+    gone: bool = False
+    """Surely gone; it has to register again before anything it says counts."""
+    why: str = ""
+    gone_at_s: float = 0.0
+    """Wall clock of whoever saw it go."""
+    leaving: str = ""
+    """Why it will end. A pod that leaves works on, gets no new place and never changes its mind."""
+    leaving_at_s: float = 0.0
+    """When that was learnt."""
+    leave_by_s: float = 0.0
+    """When it ends at the latest; 0: no limit."""
+    leave_waits: str = ""
+    """Why its work cannot be handed over yet."""
+    placeholder: bool = False
+    """Known from a restored plan; its supervisor has not registered since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """One accelerator and the trainer that lives on it.
+
+    Invariant: ``incarnation`` is not in ``ended``.
+    """
+
+    slot: Slot
+    incarnation: Incarnation | None = None
+    ended: tuple[Incarnation, ...] = ()
+    down_at_s: float = 0.0
+    """Wall clock of the reporter at the last end."""
+    learnt_down_s: float = 0.0
+    """When the last end was learnt."""
+    restarting: bool = False
+    """Its launcher forks another trainer."""
+    failures: int = 0
+    """Ends without a commit in between."""
+    held_until_s: float = 0.0
+    """Not used before: it was excluded on suspicion, or ended again and again."""
+    stage: int | None = None
+    """Stage that it served last: it is the first choice for a place there."""
+    inner: int = 0
+    """Inner rank that it served last."""
+    why: str = ""
+    """Evidence of the last end."""
+    refused: str = ""
+    """Why it cannot be used at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainState:
+    """Ends in a row on one failure domain (a pod, where none is known), without a commit there."""
+
+    failures: int
+    last_s: float
+    """When the last end was learnt: what ends together counts once."""
+    held_until_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Row 6 of the ladder: the condition and its deadline."""
+
+    reason: str
+    since_s: float
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """Members gave up the quorum without sure evidence that anybody is gone."""
+
+    first_s: float
+    reporters: tuple[Slot, ...]
+    suspects: tuple[Slot, ...]
+    evidence: str
+    observed_at_s: float
+    """Wall clock of the first reporter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiredFault:
+    """An injected fault that was carried out."""
+
+    fault: str
+    pod: PodUid
+    slot: int | None
+    rank: str | None
+    """Rank in the quorum in force, as text."""
+    at_s: float
+    step: int = 0
+    """Number of committed steps then."""
+    matched: bool = False
+    """Whether a recovery has taken its death time from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRecovery:
+    """A recovery whose five times are not all known. All times are wall clock, in s."""
+
+    recovery: Recovery
+    died_at_s: float
+    first_fact_s: float
+    durable_s: float
+    fence_end_s: float | None = None
+    """When the last survivor held all settle reports."""
+    load_end_s: float | None = None
+    """When the last survivor went on."""
+    commit_at_s: float | None = None
+    """The first commit of a step in its quorum or a later one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorState:
+    """Everything the coordinator's decisions depend on.
+
+    Invariants (checked by :func:`check_invariants`): a slot is in the plan at
+    most once; each place of a chain has one member; every shard type has one
+    supplier, which is a whole chain; ``last_id`` is the largest quorum id used.
+    """
+
+    config: JobConfig
+    phase: JobPhase = JobPhase.FORMING
+    created_at_s: float
+    started_at_s: float = 0.0
+    """When the first plan since the start, or the last suspension, was made; 0: not yet, or the
+    store was restored since."""
+    started_step: int = 0
+    """Number of steps that were committed by then: not 0 for a job that goes on."""
+    last_id: int = 0
+    restarted_id: int = 0
+    """Quorum of the last restart: commits of older quorums don't count any more."""
+    plan: Plan | None = None
+    forming_since_s: float = 0.0
+    """When it began to form again after a suspension; 0: never."""
+    suspend: bool = False
+    """Whether somebody wants the job to stand still, without pods."""
+    paused: tuple[int, ...] = ()
+    """Members of a pausing plan that have saved what they can."""
+    scaled_to: int | None = None
+    """Replicas that somebody asked for in the running job."""
+    pods: tuple[PodState, ...] = ()
+    """In natural order of their names."""
+    slots: tuple[SlotState, ...] = ()
+    """In order of (pod, index)."""
+    domains: dict[str, DomainState] = field(default_factory=dict)
+    """By failure domain: where trainers end again and again."""
+    topology: dict[str, Place] = field(default_factory=dict)
+    """Where nodes are, by the failure domain of their pods' registrations."""
+    fingerprint: dict[str, str] | None = None
+    """Numerics fingerprint of the first plan's members; fixed from then on."""
+    fingerprints: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Fingerprint by slot, as its living trainer told it."""
+    adopted_at_s: dict[int, float] = field(default_factory=dict)
+    """Member index to when it held all settle reports of the current plan."""
+    settled_at_s: dict[int, float] = field(default_factory=dict)
+    """Member index to when it went on in the current plan."""
+    settled_step: int | None = None
+    """Step at which the current plan settled."""
+    commits: int = 0
+    """Steps committed in the current plan's quorum."""
+    step: int = 0
+    """Number of committed steps."""
+    durable: int = 0
+    """Newest complete durable version that anybody told of."""
+    checkpoint_problem: str = ""
+    """Why the last checkpoint is late or failed; empty since one was completed."""
+    step_seconds: tuple[float, ...] = ()
+    waiting: Waiting | None = None
+    suspicion: Suspicion | None = None
+    suspected_before: tuple[Slot, ...] = ()
+    """Suspects of the re-forms since the last commit."""
+    reforms: int = 0
+    """Re-forms since the last commit."""
+    recoveries: tuple[OpenRecovery, ...] = ()
+    finals: tuple[FinalDigests, ...] = ()
+    """Per position, of the first member that finished."""
+    finished: tuple[Incarnation, ...] = ()
+    fired: tuple[FiredFault, ...] = ()
+    injected: tuple[str, ...] = ()
+    """Faults on spares that were handed to their pod."""
+    outcome: str = ""
+    """Why the job ended, or has to end now."""
+    server: str = ""
+    """Name of the store's process that took the last decision."""
+    restored: str = ""
+    """The last quorum that was restored from a supervisor's plan, as text."""
+    restored_at_s: float = 0.0
+    """When; supervisors that registered before do so again."""
+    rivals: tuple[str, ...] = ()
+    """Nonces of quorums with the plan's id that supervisors hold as well."""
+    unheard: tuple[PodUid, ...] = ()
+    """Pods that may hold a newer plan: no plan is made before they are heard or clearly silent."""
+
+    @property
+    def shape(self) -> JobShape:
+        """Degrees of the job."""
+        return self.config.shape
+
+    @property
+    def wanted(self) -> int:
+        """Replicas wanted now. Invariant: min_replicas <= wanted <= lanes."""
+        return self.shape.replicas if self.scaled_to is None else self.scaled_to
+
+    @property
+    def in_force(self) -> Plan | None:
+        """The plan that trainers follow; None while there are none to follow it."""
+        return None if self.phase in (JobPhase.FORMING, JobPhase.SUSPENDED) else self.plan
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the job has ended."""
+        return self.phase in TERMINAL
+
+    def pod(self, uid: PodUid) -> PodState | None:
+        """Return a registered pod."""
+        return _by_uid(self.pods).get(uid)
+
+    def slot(self, slot: Slot) -> SlotState | None:
+        """Return a slot of a registered pod."""
+        return _by_slot(self.slots).get(slot)
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key under which pod-2 comes before pod-10."""
+    return tuple(
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    )
+
+
+def pods_moved(
+    before: CoordinatorState, after: CoordinatorState
+) -> tuple[tuple[PodUid, ...], tuple[PodUid, ...]]:
+    """Return the pods that have come since ``before``, and those that went, sorted."""
+    was, now = ({uid_of(p): p.gone for p in state.pods} for state in (before, after))
+    came = sorted(pod for pod, gone in now.items() if not gone and was.get(pod, True))
+    went = sorted(pod for pod, gone in now.items() if gone and not was.get(pod, False))
+    return tuple(came), tuple(went)
+
+
+def with_pod(state: CoordinatorState, pod: PodState) -> CoordinatorState:
+    """Return the state with ``pod`` added or replaced, in order."""
+    others = [p for p in state.pods if uid_of(p) != uid_of(pod)]
+    ordered = sorted([*others, pod], key=lambda p: (natural(p.registration.name), uid_of(p)))
+    return replace(state, pods=tuple(ordered))
+
+
+def uid_of(pod: PodState) -> PodUid:
+    """Return the pod's UID."""
+    return pod.registration.pod
+
+
+def with_slot(state: CoordinatorState, slot: SlotState) -> CoordinatorState:
+    """Return the state with ``slot`` added or replaced, in order."""
+    return with_slots(state, [slot])
+
+
+def with_slots(state: CoordinatorState, slots: Iterable[SlotState]) -> CoordinatorState:
+    """Return the state with each of ``slots`` added or replaced, in order."""
+    changed = {s.slot: s for s in slots}
+    if not changed:
+        return state
+    kept = [changed.pop(s.slot, s) for s in state.slots]
+    if changed:
+        kept = sorted([*kept, *changed.values()], key=lambda s: (s.slot.pod, s.slot.index))
+    return replace(state, slots=tuple(kept))
+
+
+_by_uid: Lookup[PodUid, PodState] = Lookup(uid_of)
+_by_slot: Lookup[Slot, SlotState] = Lookup(lambda s: s.slot)
+
+
+def is_living(state: CoordinatorState, member: Member) -> bool:
+    """Return whether this life of the member's trainer goes on, as far as is known."""
+    pod, slot = state.pod(member.slot.pod), state.slot(member.slot)
+    return (
+        pod is not None
+        and not pod.gone
+        and slot is not None
+        and slot.incarnation == member.incarnation
+    )
+
+
+def is_gone(state: CoordinatorState, uid: PodUid) -> bool:
+    """Return whether a registered pod is surely gone."""
+    pod = state.pod(uid)
+    return pod is not None and pod.gone
+
+
+def is_leaving(state: CoordinatorState, uid: PodUid) -> bool:
+    """Return whether a pod will end and its work is to be handed over."""
+    pod = state.pod(uid)
+    return pod is not None and bool(pod.leaving)
+
+
+def has_members(state: CoordinatorState, uid: PodUid) -> bool:
+    """Return whether a pod serves in the newest plan."""
+    return state.plan is not None and any(m.slot.pod == uid for m in state.plan.members)
+
+
+def has_left(state: CoordinatorState, uid: PodUid) -> bool:
+    """Return whether a pod said that it leaves and its work is handed over: it may end."""
+    return is_leaving(state, uid) and not has_members(state, uid)
+
+
+def lost_members(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the members of the plan that are surely gone, in index order."""
+    if state.plan is None:
+        return ()
+    return tuple(m for m in state.plan.members if not is_living(state, m))
+
+
+def holds_state(state: CoordinatorState, member: Member) -> bool:
+    """Return whether a living member has, or can have at once, its stage's state."""
+    return is_living(state, member) and not still_joining(state, member)
+
+
+def still_joining(state: CoordinatorState, member: Member) -> bool:
+    """Return whether a member has not been given its state yet."""
+    return member.joining and member.index not in state.settled_at_s
+
+
+def all_settled(state: CoordinatorState) -> bool:
+    """Return whether every member of the plan goes on in it."""
+    return state.plan is not None and len(state.settled_at_s) == len(state.plan.members)
+
+
+def pod_name(state: CoordinatorState, uid: PodUid) -> str:
+    """Return what people call a pod."""
+    pod = state.pod(uid)
+    return pod.registration.name if pod else uid
+
+
+def slot_name(state: CoordinatorState, slot: Slot) -> str:
+    """Return what people call a slot."""
+    return f"{pod_name(state, slot.pod)}/{slot.index}"
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the lower median; 0 of nothing."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0

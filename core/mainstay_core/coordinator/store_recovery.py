@@ -1,0 +1,265 @@
+"""A store that lost a job or fell back to an older state: what is believed then.
+
+Agents are the truth about membership (protocol section 9). Every request of a
+supervisor names the plan it holds; a store that does not know that plan is
+*behind* and must be told it before anything is learnt or decided. The newest
+plan that was told becomes the job's plan, and the next id lies above it. If two
+plans have one id their nonces differ: nobody of the one can complete anything
+with somebody of the other, so one is kept, the other is remembered as a rival,
+and a plan above both brings all together again.
+
+One supervisor's plan may not be the newest, so no plan is derived before every
+pod was heard or is clearly silent: a plan made from an older one could send
+ranks to stages that they no longer hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.coordinator.events import (
+    Announce,
+    PlanReported,
+    PublishPlan,
+    StoreReopened,
+    Transition,
+)
+from mainstay_core.coordinator.leaving import outgoing
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    FiredFault,
+    JobPhase,
+    PodState,
+    SlotState,
+    has_members,
+    pod_name,
+    uid_of,
+    with_pod,
+    with_slots,
+)
+from mainstay_core.wire.facts import PodRegistration
+from mainstay_core.wire.messages import Method, Plan
+
+
+class StoreBehindError(RemoteProtocolError):
+    """A supervisor holds a plan that the store does not know: it has to tell it first."""
+
+
+SILENT_BEATS = 2.0
+"""So many heartbeats without a word from a pod, others being heard, and it is not waited for."""
+
+
+def is_behind(state: CoordinatorState, held: QuorumId | None) -> bool:
+    """Return whether a supervisor that holds ``held`` knows more than this state.
+
+    True for a newer id, and for the same id with a nonce that the state has not
+    heard of; then that supervisor has to tell its plan first.
+    """
+    if held is None or state.terminal:
+        return False
+    if state.plan is None:
+        return True
+    ours = state.plan.quorum
+    if held.id != ours.id:
+        return held.id > ours.id
+    return held.nonce != ours.nonce and held.nonce not in state.rivals
+
+
+def refuse_behind(state: CoordinatorState, held: QuorumId | None) -> None:
+    """Let nobody tell anything to a store that does not know the plan he holds.
+
+    Raises:
+        StoreBehindError: it does not.
+    """
+    if is_behind(state, held):
+        ours = state.plan.quorum if state.plan is not None else "no plan"
+        raise StoreBehindError(f"you hold {held}, the store has {ours}")
+
+
+def learn_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Transition:
+    """Return the state with a supervisor's plan learnt: restored, a rival, known, or older."""
+    theirs = event.plan.quorum
+    if not is_behind(state, theirs):
+        heard = hear(_with_hints(state, event), (event.pod,))
+        return Transition(state=heard, reason=f"{theirs} is no news")
+    ours = state.plan.quorum if state.plan is not None else None
+    if ours is not None and theirs.id == ours.id and state.restored == str(ours):
+        # Both come from supervisors. Either will do, as a plan above both follows.
+        rival = replace(state, rivals=(*state.rivals, theirs.nonce))
+        return Transition(state=hear(rival, (event.pod,)), reason=f"{theirs} is held beside {ours}")
+    rivals = (ours.nonce,) if ours is not None and theirs.id == ours.id else ()
+    restored = replace(_restore(state, event, now_s), rivals=rivals)
+    had = f"had {ours}" if ours is not None else "did not have the job"
+    message = (
+        f"the store {had}: {theirs} is restored from {pod_name(state, event.pod)}; "
+        "what only the store knew of the time in between is lost"
+    )
+    announce = Announce(reason="StoreRestored", message=message, warning=True)
+    actions = (PublishPlan(plan=event.plan), announce)
+    return Transition(state=restored, actions=actions, reason=message)
+
+
+def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Transition:
+    """Return the state after its store was started again: it may be older than the pods."""
+    before, state = state.server, replace(state, server=event.server)
+    if not before or state.terminal:
+        return Transition(state=state, reason="the store is known by its process")
+    # What was told since may be forgotten, the plan being the same: all pods tell it again.
+    state = replace(state, restored_at_s=now_s)
+    if state.plan is None:
+        return Transition(state=state, reason="the store was started again: pods tell all again")
+    unheard = tuple(sorted(uid_of(p) for p in state.pods if not p.gone))
+    message = "the store was started again: all pods are heard before the next plan is made"
+    return Transition(
+        state=replace(state, unheard=unheard),
+        actions=(Announce(reason="StoreReopened", message=message),),
+        reason=message,
+    )
+
+
+def hear(state: CoordinatorState, pods: Collection[PodUid]) -> CoordinatorState:
+    """Return the state after ``pods`` spoke without the store being behind them."""
+    if not state.unheard:
+        return state
+    gone = {uid_of(p) for p in state.pods if p.gone}
+    left = tuple(p for p in state.unheard if p not in pods and p not in gone)
+    return replace(state, unheard=left)
+
+
+def hear_silence(state: CoordinatorState, behind_s: Mapping[str, float]) -> CoordinatorState:
+    """Return the state with nobody waited for who lags behind the job's newest heartbeat."""
+    patience_s = SILENT_BEATS * state.config.heartbeat_s
+    silent = [p for p in state.unheard if behind_s.get(p, 0.0) > patience_s]
+    return hear(state, silent)
+
+
+def forget_let_go(state: CoordinatorState) -> CoordinatorState:
+    """Return the state without pods known only from a restored plan that has let them go.
+
+    Most of them ended in good order long before the store lost the job: nobody misses them.
+    """
+    if outgoing(state) or not any(p.placeholder for p in state.pods):
+        return state
+    left = {uid_of(p) for p in state.pods if p.placeholder and not has_members(state, uid_of(p))}
+    if not left:
+        return state
+    return replace(
+        state,
+        pods=tuple(p for p in state.pods if uid_of(p) not in left),
+        slots=tuple(s for s in state.slots if s.slot.pod not in left),
+        unheard=tuple(p for p in state.unheard if p not in left),
+    )
+
+
+def _restore(state: CoordinatorState, event: PlanReported, now_s: float) -> CoordinatorState:
+    """The state with the reported plan in force and everything that followed it unknown.
+
+    Its members count as living until somebody tells otherwise or they are silent;
+    whether they have settled is told by their next commits. So do the members that it
+    drops: until then somebody may wait for their votes. Other trainers are known again
+    when their supervisors have told of them. Whether the job is to be suspended is what
+    the plan says: a wish that is older may be over.
+    """
+    plan = event.plan
+    state = _with_slots(_with_pods(state, plan), plan)
+    restarted_id = plan.quorum.id if plan.method is Method.RESTART else 0
+    state = replace(
+        state,
+        phase=JobPhase.RECOVERING,
+        plan=plan,
+        scaled_to=plan.replicas_wanted or state.scaled_to,
+        suspend=plan.suspend_wanted,
+        paused=(),
+        last_id=plan.quorum.id,
+        restarted_id=max(state.restarted_id, restarted_id),
+        adopted_at_s={},
+        settled_at_s={},
+        settled_step=None,
+        commits=0,
+        waiting=None,
+        suspicion=None,
+        suspected_before=(),
+        reforms=0,
+        restored=str(plan.quorum),
+        restored_at_s=now_s,
+        unheard=tuple(
+            sorted(uid_of(p) for p in state.pods if not p.gone and uid_of(p) != event.pod)
+        ),
+    )
+    return _with_hints(state, event)
+
+
+def _with_pods(state: CoordinatorState, plan: Plan) -> CoordinatorState:
+    """Every member's pod is there; what is known of it may be old until it registers."""
+    hosts = {h.pod: h for h in (*plan.hosts, plan.rendezvous)}
+    serving = {m.slot.pod for m in plan.members}
+    everybody = (*plan.members, *plan.outgoing)
+    for uid in sorted({m.slot.pod for m in everybody}):
+        members = [m for m in everybody if m.slot.pod == uid]
+        known, host = state.pod(uid), hosts.get(uid)
+        if known is not None and known.gone and uid not in serving:
+            continue
+        if known is not None:
+            known = replace(known, gone=False, why="", placeholder=True)
+        else:
+            registration = PodRegistration(
+                pod=uid,
+                name=uid,
+                address=members[0].address,
+                gather=host.gather if host else "",
+                store=host.store if host else "",
+                num_slots=1 + max(m.slot.index for m in members),
+            )
+            known = PodState(registration=registration, placeholder=True)
+        state = with_pod(state, known)
+    return state
+
+
+def _with_slots(state: CoordinatorState, plan: Plan) -> CoordinatorState:
+    members = {m.slot: m for m in (*plan.outgoing, *plan.members)}
+    slots = []
+    for known in (*state.slots, *(SlotState(slot=s) for s in members if state.slot(s) is None)):
+        member = members.get(known.slot)
+        if member is None:
+            # Its trainer may be another one by now: its supervisor tells of it again.
+            slots.append(replace(known, incarnation=None, restarting=False))
+        elif member.incarnation in known.ended:
+            slots.append(replace(known, incarnation=None, stage=member.rank.stage))
+        else:
+            slots.append(
+                replace(
+                    known,
+                    incarnation=member.incarnation,
+                    stage=member.rank.stage,
+                    restarting=False,
+                    refused="",
+                )
+            )
+    return with_slots(state, slots)
+
+
+def _with_hints(state: CoordinatorState, event: PlanReported) -> CoordinatorState:
+    """What a report says besides its plan; the plan in force may already be a newer one."""
+    if state.plan is None or state.terminal:
+        return state
+    known = {f.fault for f in state.fired}
+    told = {*event.plan.faults_fired, *event.fired}
+    fired = [
+        FiredFault(fault=f.id, pod=PodUid(""), slot=None, rank=None, at_s=0.0, matched=True)
+        for f in state.config.faults
+        if f.id in told and f.id not in known
+    ]
+    spares = [f.id for f in state.config.faults if f.spare is not None and f.id in told]
+    step = state.step
+    if event.plan.quorum == state.plan.quorum:
+        step = max(step, event.step)
+    return replace(
+        state,
+        step=step,
+        fingerprint=event.fingerprint if state.fingerprint is None else state.fingerprint,
+        fired=(*state.fired, *fired),
+        injected=(*state.injected, *(i for i in spares if i not in state.injected)),
+    )

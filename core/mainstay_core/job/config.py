@@ -1,0 +1,75 @@
+"""What a trainer and a supervisor need to know of a job, in plain values.
+
+Derived once from the TrainingJob by :mod:`mainstay_core.job.spec` (which needs
+pydantic); the user's image only needs this module and the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mainstay_core.base.ids import JobUid
+from mainstay_core.base.shape import JobShape
+from mainstay_core.faults.points import FaultPoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """A job as its processes see it."""
+
+    job: JobUid
+    name: str
+    namespace: str = ""
+    """Where its TrainingJob is; empty in local mode."""
+    shape: JobShape
+    entrypoint: str
+    """``module:function`` that returns the workload."""
+    args: tuple[str, ...] = ()
+    workload: dict[str, Any]
+    """``workload.config`` as the user wrote it."""
+    device: str = "auto"
+    """``cpu``, ``cuda`` or ``auto`` (cuda when there is one)."""
+    backend: str = "auto"
+    """``gloo``, ``nccl`` or ``auto`` (nccl on cuda with a device per rank, else gloo)."""
+    recompute: bool = False
+    """Run each block's forward again in the backward instead of keeping what it saved."""
+    redundancy: int | None = None
+    """Hosts per shard type; None chooses (SPARe eq. 8)."""
+    checkpoint_dir: str = ""
+    """Directory of durable checkpoints; empty switches them off."""
+    checkpoint_keep: int = 2
+    """Complete versions that are kept; at least two."""
+    resume_from: str = ""
+    """Directory of an earlier run's checkpoints, only read; empty starts from the seed."""
+    heartbeat_s: float = 1.0
+    """Interval of a supervisor's heartbeat. Kept near 1 s: detection does not depend on it."""
+    heartbeat_timeout_s: float = 15.0
+    """Behind the job's newest heartbeat by this much, a pod counts as gone; a trainer that tells
+    its supervisor nothing for this long (stopped, say) is killed."""
+    hang_s: float = 300.0
+    """No progress of a running (not waiting) rank for this long: its trainer is killed."""
+    operation_timeout_s: float = 1800.0
+    """Back-stop of a single collective; larger than hang_s plus the longest step."""
+    connect_s: float = 10.0
+    """Reaching a quorum's rendezvous store, and then ranks that are all there; a group that takes
+    longer fails, and the next plan meets elsewhere."""
+    probe_s: float = 0.3
+    """After a failed collective without sure evidence, wait this long, then re-form."""
+    handover_s: float = 30.0
+    """How long a pod that is told to end goes on serving until its work is handed over."""
+    hold_back_s: float = 1.0
+    """After a second end in a row without a commit, a trainer is not let in for so long; doubled
+    by each further one."""
+    hold_back_max_s: float = 300.0
+    spares: int = 0
+    """Standby pods beyond those that the wanted replicas need."""
+    restart_grace_s: float = 10.0
+    """How long a lost rank's place waits for the same pod's restarted trainer before a spare."""
+    startup_deadline_s: float = 120.0
+    """Then the job starts with min_replicas, or fails."""
+    max_restarts: int = 10
+    """Restarts of one slot's trainer without a commit in between, then it stays down."""
+    suspend: bool = False
+    """Whether the job's definition wants it to stand still."""
+    faults: tuple[FaultPoint, ...] = ()

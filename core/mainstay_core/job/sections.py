@@ -1,0 +1,253 @@
+"""The sections of a TrainingJob: one model per group of fields, with defaults and bounds.
+
+:mod:`mainstay_core.job.spec` puts them together and checks what concerns several. What
+stands under a field is its description in ``kubectl explain``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pydantic
+import pydantic.alias_generators
+
+from mainstay_core.job.types import (
+    AbsolutePath,
+    Config,
+    Degree,
+    Entrypoint,
+    IntOrAuto,
+    LabelKey,
+    NotNegative,
+    ObjectName,
+    Percent,
+    Positive,
+    Seconds,
+    SecondsOrNone,
+    Seed,
+    SmallDegree,
+    TrainingJobName,
+)
+
+MAX_AUTO_SHARDS_PER_LANE = 16
+"""With 16, a step after one loss among 64 lanes is 1.06x; more types cost more than they win."""
+MAX_ARGS = 256
+DEFAULT_MANAGER = "mainstay.dev/operator"
+"""``managedBy`` of the jobs that Mainstay's own operator takes care of."""
+
+
+class Section(pydantic.BaseModel):
+    """A group of fields: camelCase on the wire, nothing unknown, nothing converted."""
+
+    model_config = pydantic.ConfigDict(
+        alias_generator=pydantic.alias_generators.to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class Metadata(Section):
+    """Kubernetes owns this part: what it adds besides the name is accepted and left alone."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")
+
+    name: TrainingJobName
+    """RFC 1035 label of at most 40 characters."""
+    namespace: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class Training(Section):
+    """What the job computes. It identifies the job: changing any of it makes another job."""
+
+    steps: Positive
+    """Optimizer steps of the whole job."""
+    seed: Seed = 0
+    """Of the initial parameters, the data's order and every random draw."""
+    lanes: Degree
+    """Homes of shard types; the most replicas the job can ever have."""
+    shards_per_lane: IntOrAuto = "Auto"
+    """Shard types of a lane. Auto: the fewest that spread a lost lane evenly over the others,
+    lanes - 1, at most 16."""
+
+    @property
+    def resolved_shards_per_lane(self) -> int:
+        """Number of shard types per lane, Auto resolved from the lanes alone."""
+        if self.shards_per_lane == "Auto":
+            return max(1, min(MAX_AUTO_SHARDS_PER_LANE, self.lanes - 1))
+        return self.shards_per_lane
+
+
+class Parallelism(Section):
+    """How many ranks serve the job, and in what arrangement. Replicas can be changed while the job
+    runs, the rest cannot.
+    """
+
+    replicas: Degree | None = None
+    """Replicas wanted, within minReplicas..lanes; as many as lanes when left out. Can be changed
+    while the job runs, also by kubectl scale: the bits stay the same."""
+    min_replicas: Degree = 1
+    """Replicas with which the job may start when not all pods came in time; the fewest that it can
+    be scaled to. Can be changed while the job runs."""
+    stages: SmallDegree = 1
+    """Pipeline stages of a replica."""
+    ranks_per_stage: SmallDegree = 1
+    """Ranks of a cell: the size of the inner mesh that the workload's blocks are spread over."""
+    ranks_per_pod: SmallDegree = 1
+    """Slots of a pod; its loss is one fault."""
+
+
+class Pipeline(Section):
+    """The order of work inside a replica. It never changes the bits."""
+
+    schedule: Literal["1F1B"] = "1F1B"
+    """The order of forward and backward work. 1F1B: one forward, one backward."""
+    micro_batches: Degree = 1
+    """Micro-batches of one shard type."""
+    order: Literal["InOrder"] = "InOrder"
+    """The order in which a micro-batch visits the stages."""
+
+
+class Workload(Section):
+    """The user's code."""
+
+    entrypoint: Entrypoint
+    """Where the workload comes from: module:function, or path/to/file.py:function with a path in
+    the trainer's image (in local mode: beside the job's file)."""
+    args: Annotated[
+        tuple[Annotated[str, pydantic.Field(max_length=4096)], ...],
+        pydantic.Field(strict=False, max_length=MAX_ARGS),
+    ] = ()
+    """Given to the entrypoint as they are."""
+    config: Config = {}
+    """Given to the entrypoint as it is; its own fields are checked there."""
+
+
+class Runtime(Section):
+    """How the ranks compute and talk: settings independent of each other."""
+
+    device: Literal["Auto", "CPU", "CUDA"] = "Auto"
+    """Where ranks compute. Auto is CUDA where there is one."""
+    backend: Literal["Auto", "Gloo", "NCCL"] = "Auto"
+    """How ranks talk. Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
+    recompute: bool = False
+    """Run each block's forward again in the backward instead of keeping what it saved."""
+
+
+class Spares(Section):
+    """Standby pods without a rank: one of them takes a lost pod's place at once. Can be changed
+    while the job runs.
+    """
+
+    replicas: Annotated[int, pydantic.Field(ge=0, le=65_536)] = 0
+    """Number of standby pods."""
+    mode: Literal["Warm"] = "Warm"
+    """What a standby pod has ready. Warm: it is registered, with torch imported."""
+
+
+class Detection(Section):
+    """When silence counts as a fault. Failures that are noticed do not wait for any of these."""
+
+    hang_seconds: Seconds = 300
+    """A rank that runs (does not wait for others) without any progress this long is killed."""
+    heartbeat_seconds: Seconds = 1
+    """Interval of a pod's heartbeat."""
+    heartbeat_timeout_seconds: Seconds = 15
+    """A pod this far behind the job's newest heartbeat counts as gone. At least three times
+    heartbeatSeconds."""
+
+
+class Checkpoint(Section):
+    """Durable copies of the state."""
+
+    storage: AbsolutePath | None = None
+    """A directory that all pods see: in a cluster a volume that the template mounts, needed when
+    everySteps is not 0. Local mode chooses one in the job's state directory when left out."""
+    every_steps: NotNegative = 0
+    """A checkpoint each time that so many steps are applied since the newest, and one of the
+    last step. 0 switches durable checkpoints off."""
+    keep: Annotated[int, pydantic.Field(ge=2, le=10_000)] = 2
+    """Complete checkpoints that are kept. At least two: the newest may turn out to be damaged."""
+    resume_from: AbsolutePath | None = None
+    """Directory of an earlier run's checkpoints: go on from the newest good one. Replicas, stages
+    and slots per pod may differ. Only read, never changed."""
+
+
+class RepairWindow(Section):
+    """The budget of repairs: pods that died and are made again. Pods that were preempted, drained
+    or deleted on purpose do not count. Once it is used up, places stay empty, the job goes on with
+    what it has, and the condition Degraded says so, until the window has moved on.
+    """
+
+    seconds: Seconds = 3600
+    """Length of the window; it ends now."""
+    max_repairs: IntOrAuto = "Auto"
+    """Repairs within the window. Auto: twice the job's pods, at least 10."""
+
+
+class Quarantine(Section):
+    """What happens to a node whose devices computed wrongly again and again: parameters of its pods
+    differed from those of the majority of their stage, for which a stage needs three cells or more.
+    A node stays in quarantine until trustedNodes names it, or mode is Off. In clusters only; can be
+    changed while the job runs.
+    """
+
+    mode: Literal["Off", "DryRun", "Avoid", "Taint"] = "Off"
+    """Off: nothing. DryRun: an Event that names the node and says what would be done. Avoid: the
+    job's pods on the node hand their work over, and new ones stay off it. Taint: besides, the node
+    gets the taint mainstay.dev/quarantine:NoSchedule, for everybody (the operator must be allowed
+    to patch nodes)."""
+    after_mismatches: Annotated[int, pydantic.Field(ge=1, le=1000)] = 2
+    """Mismatches of one node within the window before anything happens."""
+    window_seconds: Seconds = 86_400
+    """Older mismatches do not count."""
+    max_nodes_percent: Percent = 10
+    """Of the nodes that run the job at most so many are quarantined, rounded down but at least one
+    unless it is 0; beyond that only the Event."""
+    trusted_nodes: Annotated[
+        tuple[ObjectName, ...], pydantic.Field(strict=False, max_length=256)
+    ] = ()
+    """Nodes that somebody has looked at: they come out of quarantine, and do not come into it again
+    while they are named here. A taint stays until somebody removes it."""
+
+
+class RecoveryPolicy(Section):
+    """What a recovery may do. Rows of the ladder that cannot be executed yet are not offered."""
+
+    allow_approximate: Literal[False] = False
+    """Whether a stage whose every copy is gone may be made anew from its neighbours."""
+    on_hosts_lost: Literal["Rehost"] = "Rehost"
+    """What happens when all hosts of a shard type are lost. Rehost: others host it from then on."""
+    max_restarts: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 10
+    """Restarts of one slot's trainer without a commit in between; then it stays down."""
+    restart_grace_seconds: SecondsOrNone = 10
+    """How long a lost rank's place waits for its own pod's new trainer before a spare takes it."""
+    handover_seconds: SecondsOrNone = 30
+    """How long a pod that is told to end (SIGTERM) serves on until its work is handed over. In a
+    cluster the pod's terminationGracePeriodSeconds must be larger. 0: it ends at once."""
+    hold_back_seconds: SecondsOrNone = 1
+    """A trainer that ends twice in a row without a commit in between is not let in for so long;
+    twice as long after each further end. Counted per slot and per failure domain."""
+    hold_back_max_seconds: Seconds = 300
+    """Bound of that."""
+    window: RepairWindow = RepairWindow()
+    quarantine: Quarantine = Quarantine()
+
+
+class Scheduling(Section):
+    """How the job gets its pods."""
+
+    startup_deadline_seconds: Seconds = 120
+    """Then the job starts with what is there, if that is minReplicas. Else it fails on one machine;
+    in a cluster pods that are still to come are waited for, until activeDeadlineSeconds."""
+    replica_topology_key: LabelKey | None = None
+    """Label of nodes, e.g. topology.kubernetes.io/rack: the chain of cells that forms a replica is
+    kept within one value of it where that is possible, since its stages talk most."""
+    spread_topology_key: LabelKey | None = None
+    """Label of nodes, e.g. kubernetes.io/hostname: pods are spread over its values, and copies of
+    a stage are kept in different ones where that is possible, so that one loss leaves another
+    copy."""

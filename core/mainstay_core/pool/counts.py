@@ -1,0 +1,82 @@
+"""How many pods of each sort a job has, and what keeps some of them from starting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mainstay_core.pool.losses import Wishes
+from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.repair import Repair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodCounts:
+    """How many pods there are, of how many."""
+
+    wanted: int = 0
+    ready: int = 0
+    pending: int = 0
+    leaving: int = 0
+    serving: int = 0
+    """Pods with a rank."""
+    spares_wanted: int = 0
+
+    @property
+    def places(self) -> int:
+        """Pods that have a rank once all is well."""
+        return max(0, self.wanted - self.spares_wanted)
+
+    @property
+    def spares_ready(self) -> int:
+        """Ready pods without a rank; while nobody has one, those beyond the places."""
+        return max(0, self.ready - (self.serving or self.places))
+
+
+def count_pods(
+    pods: Iterable[SeenPod], wishes: Wishes | None, wanted: int, spares_wanted: int
+) -> PodCounts:
+    """Return how many pods there are of each sort."""
+    living = [p for p in pods if not p.ended]
+    leaving = [
+        p for p in living if p.terminating or (wishes is not None and p.uid in wishes.leaving)
+    ]
+    return PodCounts(
+        wanted=wanted,
+        ready=sum(p.ready and not p.terminating for p in living),
+        pending=sum(not p.ready and not p.terminating for p in living),
+        leaving=len(leaving),
+        serving=wishes.serving if wishes is not None else 0,
+        spares_wanted=spares_wanted,
+    )
+
+
+def find_problems(
+    pods: Iterable[SeenPod], repair: Repair | None, refused: str = ""
+) -> tuple[tuple[str, str], ...]:
+    """Return what keeps pods from starting, one entry per reason, the first pod named.
+
+    Args:
+        pods: that exist.
+        repair: the newest one.
+        refused: why pods could not be made lately.
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
+    for pod in sorted(pods, key=lambda p: p.index):
+        if pod.stuck and not pod.terminating:
+            reason = "ImagePullFailed" if pod.stuck_on_image else "ContainerCannotStart"
+            found.setdefault(reason, []).append((pod.name, pod.stuck))
+        elif pod.unscheduled and not pod.terminating:
+            found.setdefault("Unschedulable", []).append((pod.name, pod.unscheduled))
+    problems = [(reason, _first_of(told)) for reason, told in sorted(found.items())]
+    if refused:
+        problems.insert(0, ("PodsRefused", refused))
+    if repair is not None and repair.held_back:
+        problems.insert(0, ("ReplacementsExhausted", repair.reason))
+    return tuple(problems)
+
+
+def _first_of(told: list[tuple[str, str]]) -> str:
+    name, why = told[0]
+    others = f"{len(told)} pods, {name} among them" if len(told) > 1 else f"pod {name}"
+    return f"{others}: {why}"[:1024]

@@ -1,0 +1,152 @@
+"""Pods that are no more: which, why, and on what evidence."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.observed import Disruption, SeenNode, SeenPod
+from mainstay_core.wire.facts import Fact, FactKind
+
+
+class LossCause(enum.StrEnum):
+    """Why a pod is no more. The values are reasons of Events."""
+
+    ENDED = "PodEnded"
+    """The operator ended it, as the api or the job asked."""
+    LEFT = "PodLeft"
+    """It ended by itself, without a failure: its work was handed over, or the job is over."""
+    DELETED = "PodDeleted"
+    EVICTED = "PodEvicted"
+    PREEMPTED = "PodPreempted"
+    NODE_LOST = "NodeLost"
+    NODE_SHUTDOWN = "NodeShutdown"
+    OUT_OF_MEMORY = "PodOutOfMemory"
+    FAILED = "PodFailed"
+    IMAGE = "ImagePullFailed"
+
+
+IMAGE_WHY = "its image cannot be pulled"
+"""How the reason begins why the operator ends a pod that is stuck on its image."""
+COUNTED = frozenset(
+    {LossCause.NODE_LOST, LossCause.OUT_OF_MEMORY, LossCause.FAILED, LossCause.IMAGE}
+)
+"""What burns the budget of replacements. Preemption, drain and deletion are somebody's will."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A pod that is no more."""
+
+    uid: PodUid
+    name: str
+    node: str
+    cause: LossCause
+    evidence: str
+    at_s: float
+
+    @property
+    def counts(self) -> bool:
+        """Whether it burns the budget of replacements."""
+        return self.cause in COUNTED
+
+    def fact(self) -> Fact:
+        """Return what the api is told."""
+        return Fact(
+            kind=FactKind.POD_GONE, pod=self.uid, evidence=self.evidence, observed_at_s=self.at_s
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the api says about a job's pods."""
+
+    over: bool = False
+    """The job has ended."""
+    suspended: bool = False
+    """Its state is safe and nobody computes: all pods may end."""
+    num_pods: int
+    """Pods that should live and not leave."""
+    leaving: frozenset[PodUid] = frozenset()
+    ending: tuple[PodUid, ...] = ()
+    """Pods to end now."""
+    living: Mapping[PodUid, str] = field(default_factory=dict)
+    """Names of the pods that the api takes for living."""
+    serving: int = 0
+    """Pods with a rank."""
+    known: frozenset[PodUid] = frozenset()
+    """Pods that it has ever taken for living, as far as is known."""
+
+
+def find_losses(
+    before: Mapping[PodUid, SeenPod],
+    pods: Iterable[SeenPod],
+    nodes: Mapping[str, SeenNode] | None,
+    wishes: Wishes,
+    now_s: float,
+) -> tuple[Loss, ...]:
+    """Return the pods that are surely gone, of those seen before and those the api counts on."""
+    now = {p.uid: p for p in pods}
+    concerned = sorted({*before, *wishes.living})
+    losses = []
+    for uid in concerned:
+        pod = now.get(uid)
+        if pod is not None and not is_lost(pod, nodes):
+            continue
+        known = pod or before.get(uid)
+        if known is None:
+            name = wishes.living[uid]
+            evidence = f"there is no pod {name} with uid {uid}"
+            cause, node = LossCause.DELETED, ""
+        else:
+            name, node = known.name, known.node
+            cause, evidence = _why_lost(known, nodes, exists=pod is not None)
+        losses.append(
+            Loss(uid=uid, name=name, node=node, cause=cause, evidence=evidence, at_s=now_s)
+        )
+    return tuple(losses)
+
+
+def is_lost(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+    """Whether an existing pod is surely gone: it has ended, or its node is lost."""
+    return pod.ended or has_lost_node(pod, nodes)
+
+
+def has_lost_node(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+    """Whether nothing runs any more where a pod is."""
+    node = nodes.get(pod.node) if nodes is not None else None
+    return node is not None and node.lost
+
+
+def _why_lost(
+    pod: SeenPod, nodes: Mapping[str, SeenNode] | None, *, exists: bool
+) -> tuple[LossCause, str]:
+    """Return the cause, and the evidence in one sentence."""
+    node = nodes.get(pod.node) if nodes is not None else None
+    if pod.ended_for.startswith(IMAGE_WHY):
+        return LossCause.IMAGE, f"the operator ended pod {pod.name}: {pod.ended_for}"
+    if pod.ended_for:
+        return LossCause.ENDED, f"the operator ended pod {pod.name}: {pod.ended_for}"
+    if node is not None and node.lost:
+        what = "no more" if node.gone else "out of service"
+        return LossCause.NODE_LOST, f"node {pod.node} of pod {pod.name} is {what}"
+    if pod.disruption is not None:
+        why = f"pod {pod.name} on node {pod.node or '(none)'} was {pod.disruption.value}"
+        cause = {
+            Disruption.PREEMPTED: LossCause.PREEMPTED,
+            Disruption.EVICTED: LossCause.EVICTED,
+            Disruption.TAINTED: LossCause.EVICTED if node and node.ready else LossCause.NODE_LOST,
+            Disruption.NODE_SHUTDOWN: LossCause.NODE_SHUTDOWN,
+            Disruption.OTHER: LossCause.EVICTED,
+        }[pod.disruption]
+        return cause, f"{why}: {pod.disruption_why}" if pod.disruption_why else why
+    if exists and pod.failure:
+        cause = LossCause.OUT_OF_MEMORY if pod.out_of_memory else LossCause.FAILED
+        return cause, f"pod {pod.name} failed: {pod.failure}"
+    if exists and not pod.terminating:
+        return LossCause.LEFT, f"pod {pod.name} has ended by itself"
+    if node is not None and not node.ready:
+        return LossCause.NODE_LOST, f"pod {pod.name} was deleted from node {node.name}, not ready"
+    return LossCause.DELETED, f"pod {pod.name} was deleted"

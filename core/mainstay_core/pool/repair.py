@@ -1,0 +1,303 @@
+"""Which pods to make, which to end, and what to tell the api: the operator's repair.
+
+How the job goes on and how many pods it needs is the coordinator's to say
+(:func:`mainstay_core.coordinator.scaling.plan_pods`); here the difference between that and
+what is seen is worked out. Decisions are level-triggered: they depend on what
+is, never on which event came first, so they are the same after an absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.losses import IMAGE_WHY, Loss, Wishes, find_losses, has_lost_node, is_lost
+from mainstay_core.pool.observed import SeenNode, SeenPod, Taint
+from mainstay_core.wire.facts import Fact, FactKind
+
+KEEP_FAILED = 3
+"""Failed pods that are left for their logs."""
+HINT_TAINTS = frozenset(
+    {
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/memory-pressure",
+        "node.kubernetes.io/disk-pressure",
+        "node.kubernetes.io/pid-pressure",
+        "node.kubernetes.io/network-unavailable",
+        "node.kubernetes.io/unschedulable",
+    }
+)
+"""A node's own condition: a hint, as nodes recover. Heartbeats say who is silent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairPolicy:
+    """What a repair may do."""
+
+    max_repairs: int = 10
+    """Counted losses within the window that are made good; places beyond it stay empty until the
+    window has moved on."""
+    window_s: float = 3600.0
+    stuck_image_s: float = 60.0
+    """A pod whose image cannot be pulled on its node, while others have it, is replaced then."""
+    force_delete_s: float = 0.0
+    """So long after its deadline a pod on an unreachable node is removed by force; 0: never."""
+    ignore_cordon: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodEnd:
+    """A pod to delete."""
+
+    uid: PodUid
+    name: str
+    why: str
+    force: bool = False
+    """Without waiting for its kubelet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """What to do about a job's pods now. All of it may be done at once."""
+
+    make: tuple[int, ...] = ()
+    """Indexes of the pods to make."""
+    end: tuple[PodEnd, ...] = ()
+    tell: tuple[Fact, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    """Of pods that were there at the last look, or that the api takes for living."""
+    held_back: int = 0
+    """Pods that are not made as the budget is used up."""
+    reason: str = ""
+
+
+def plan_repair(
+    *,
+    before: Mapping[PodUid, SeenPod],
+    pods: Iterable[SeenPod],
+    nodes: Mapping[str, SeenNode] | None,
+    wishes: Wishes,
+    counted: Iterable[float] = (),
+    accounted: Set[PodUid] = frozenset(),
+    taken: Iterable[int] = (),
+    policy: RepairPolicy,
+    now_s: float,
+) -> Repair:
+    """Return what to do so that the cluster becomes what the api wants.
+
+    Args:
+        before: living pods at the last look, by UID; empty at the first.
+        pods: pod objects that exist now.
+        nodes: by name; None if nodes are not watched.
+        wishes: what the api says.
+        counted: times of the counted losses so far.
+        accounted: pods whose loss is among them already.
+        taken: indexes that cannot be used, though no pod of the job has them.
+        policy: what a repair may do.
+        now_s: wall clock.
+    """
+    existing = sorted(pods, key=lambda p: (p.index, p.uid))
+    living = [p for p in existing if not is_lost(p, nodes)]
+    losses = find_losses(before, existing, nodes, wishes, now_s)
+    leaves = {p.uid: why for p in living if (why := why_leaving(p, nodes, policy))}
+    tell = [loss.fact() for loss in losses if loss.uid in wishes.living]
+    tell += [
+        _leaving(p, leaves[p.uid], now_s)
+        for p in living
+        if p.uid in leaves and p.uid in wishes.living and p.uid not in wishes.leaving
+    ]
+    kept, ending = _sort_out(living, leaves, nodes, wishes, policy, now_s)
+    ending += [] if wishes.over else [*_swept(existing), *_left_behind(existing, nodes)]
+    ending += _forced(existing, nodes, wishes, policy, now_s)
+    wanted = 0 if wishes.over or wishes.suspended else wishes.num_pods
+    missing = max(0, wanted - len(kept))
+    spent = sum(at_s > now_s - policy.window_s for at_s in counted)
+    spent += sum(loss.counts and loss.uid not in accounted for loss in losses)
+    held_back = min(missing, max(0, spent - policy.max_repairs))
+    make = free_indexes([*(p.index for p in existing), *taken], missing - held_back)
+    return Repair(
+        make=make,
+        end=tuple(ending),
+        tell=tuple(tell),
+        losses=losses,
+        held_back=held_back,
+        reason=_reason(len(kept), wanted, len(make), len(ending), held_back, spent, policy),
+    )
+
+
+def why_leaving(pod: SeenPod, nodes: Mapping[str, SeenNode] | None, policy: RepairPolicy) -> str:
+    """Return why a living pod will end or should, so that its work is handed over; else ''."""
+    if pod.ended_for:
+        return pod.ended_for
+    if pod.disruption is not None:
+        return f"it is {pod.disruption.value}: {pod.disruption_why}"
+    if pod.terminating:
+        return "it was deleted"
+    node = nodes.get(pod.node) if nodes is not None else None
+    if node is None:
+        return ""
+    if node.cordoned and not policy.ignore_cordon:
+        return f"node {node.name} is cordoned"
+    for taint in node.taints:
+        if taint.effect in ("NoSchedule", "NoExecute") and _drives_out(taint, pod):
+            return f"node {node.name} has taint {taint.key}:{taint.effect}"
+    return ""
+
+
+def free_indexes(used: Iterable[int], num: int) -> tuple[int, ...]:
+    """Return the ``num`` smallest indexes that are not used."""
+    taken, index = set(used), 0
+    found: list[int] = []
+    while len(found) < num:
+        if index not in taken:
+            found.append(index)
+        index += 1
+    return tuple(found)
+
+
+def _drives_out(taint: Taint, pod: SeenPod) -> bool:
+    return taint.key not in HINT_TAINTS and not any(t.bears(taint) for t in pod.tolerations)
+
+
+def _sort_out(
+    living: list[SeenPod],
+    leaves: Mapping[PodUid, str],
+    nodes: Mapping[str, SeenNode] | None,
+    wishes: Wishes,
+    policy: RepairPolicy,
+    now_s: float,
+) -> tuple[list[SeenPod], list[PodEnd]]:
+    """Return the pods that count as kept, and those to end."""
+    if wishes.over:
+        return living, []
+    if wishes.suspended:
+        return [], [_end(p, "the job is suspended") for p in living if not p.terminating]
+    ending = dict.fromkeys(wishes.ending, "the job does not need it")
+    ending |= {uid: leaves[uid] for uid in wishes.ending if uid in leaves}
+    # What never registered has no work to hand over.
+    ending |= {p.uid: leaves[p.uid] for p in living if p.uid in leaves and _unknown(p, wishes)}
+    ending |= {
+        p.uid: f"{IMAGE_WHY} on node {p.node}, where others have theirs: {p.stuck}"
+        for p in _stuck_on_image(living, policy, now_s)
+    }
+    ending |= {
+        p.uid: f"its node {p.node} is not ready, and the job goes on without it"
+        for p in living
+        if p.uid in wishes.known and _unknown(p, wishes) and _is_stranded(p, nodes)
+    }
+    kept = [
+        p
+        for p in living
+        if not p.terminating
+        and p.uid not in leaves
+        and p.uid not in wishes.leaving
+        and p.uid not in ending
+    ]
+    surplus = [p for p in reversed(kept) if _unknown(p, wishes)]
+    surplus.sort(key=lambda p: (bool(p.node), p.ready))
+    surplus = surplus[: max(0, len(kept) - wishes.num_pods)]
+    ending |= {p.uid: "the job does not need it" for p in surplus}
+    kept = [p for p in kept if p.uid not in ending]
+    ends = [_end(p, ending[p.uid]) for p in living if p.uid in ending and not p.terminating]
+    return kept, ends
+
+
+def _unknown(pod: SeenPod, wishes: Wishes) -> bool:
+    return pod.uid not in wishes.living
+
+
+def _is_stranded(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+    """Whether a pod's node is silent. That alone is a hint: ask the api about the pod as well."""
+    node = nodes.get(pod.node) if nodes is not None else None
+    return node is not None and not node.ready
+
+
+def _end(pod: SeenPod, why: str) -> PodEnd:
+    return PodEnd(uid=pod.uid, name=pod.name, why=why)
+
+
+def _stuck_on_image(living: list[SeenPod], policy: RepairPolicy, now_s: float) -> list[SeenPod]:
+    """Pods that cannot get their image where others could: their node is at fault.
+
+    The others must have had it for as long: after an outage of the registry one is the first.
+    """
+    late_s = now_s - policy.stuck_image_s
+    if not any(p.ready and p.ready_since_s < late_s for p in living):
+        return []
+    return [p for p in living if p.stuck_on_image and not p.ready and p.created_at_s < late_s]
+
+
+def _swept(pods: list[SeenPod]) -> list[PodEnd]:
+    """Pods that have ended: a few that failed stay for their logs, the newest."""
+    ended = [p for p in pods if p.ended and not p.terminating]
+    failed = sorted((p for p in ended if p.failure), key=lambda p: (p.created_at_s, p.uid))
+    kept = {p.uid for p in failed[-KEEP_FAILED:]}
+    return [_end(p, "it has ended") for p in ended if p.uid not in kept]
+
+
+def _left_behind(pods: list[SeenPod], nodes: Mapping[str, SeenNode] | None) -> list[PodEnd]:
+    """Pods whose node is lost: once they are deleted, the cluster may remove them."""
+    return [
+        _end(p, f"its node {p.node} is lost")
+        for p in pods
+        if has_lost_node(p, nodes) and not p.ended and not p.terminating
+    ]
+
+
+def _forced(
+    pods: list[SeenPod],
+    nodes: Mapping[str, SeenNode] | None,
+    wishes: Wishes,
+    policy: RepairPolicy,
+    now_s: float,
+) -> list[PodEnd]:
+    """Pods to remove by force: their node is unreachable, and the api takes them for gone."""
+    if not policy.force_delete_s or nodes is None:
+        return []
+    late_s = now_s - policy.force_delete_s
+    return [
+        PodEnd(
+            uid=p.uid,
+            name=p.name,
+            why=f"its node {p.node} does not end it, and the job goes on without it",
+            force=True,
+        )
+        for p in pods
+        if p.terminating
+        and p.ends_by_s <= late_s
+        and p.uid not in wishes.living
+        and p.node in nodes
+        and (nodes[p.node].lost or not nodes[p.node].ready)
+    ]
+
+
+def _leaving(pod: SeenPod, why: str, now_s: float) -> Fact:
+    # A deletion has a deadline; a cordon has none.
+    grace_s = max(0.0, pod.ends_by_s - now_s) if pod.terminating else 0.0
+    return Fact(
+        kind=FactKind.LEAVING, pod=pod.uid, evidence=why, observed_at_s=now_s, grace_s=grace_s
+    )
+
+
+def _reason(
+    num_kept: int,
+    wanted: int,
+    num_made: int,
+    num_ended: int,
+    held_back: int,
+    spent: int,
+    policy: RepairPolicy,
+) -> str:
+    parts = [f"{num_kept} of {wanted} pods are there"]
+    if num_made:
+        parts.append(f"{num_made} are made")
+    if num_ended:
+        parts.append(f"{num_ended} are ended")
+    if held_back:
+        parts.append(
+            f"{held_back} are not made: {spent} pods were lost within {policy.window_s:.0f} s, "
+            f"and recovery.window.maxRepairs is {policy.max_repairs}"
+        )
+    return ", ".join(parts)

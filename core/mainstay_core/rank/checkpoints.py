@@ -1,0 +1,96 @@
+"""When a rank writes a durable checkpoint, and when a version is complete (protocol section 10).
+
+Decided from values that all ranks share (what the last votes said, and what was
+settled), so that all writers copy the same version at the same boundary:
+
+- due: ``version - newest complete >= everySteps``, and the last version always;
+- an attempt begins only when nobody is writing: one that is still being written is
+  not overtaken, and the writers never end up at different versions;
+- a part outlives its quorum: attempts that all positions have safely written are
+  completed by whoever is the lowest member then;
+- a settle forgets what was tried: a dead writer's attempt is tried again, at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core.rank.events import Action, RenameCheckpoint, Tell, WriteCheckpoint
+from mainstay_core.rank.saving import Saves, writer_of
+from mainstay_core.rank.state import RankState
+from mainstay_core.wire.facts import FactKind
+
+
+def settled(state: RankState, durable: int) -> RankState:
+    """Return the state in a quorum that has just settled.
+
+    Args:
+        state: of the rank.
+        durable: newest complete version in the settle reports.
+    """
+    return replace(
+        state, durable=durable, safe=0, tried=0, writers_free=False, told_busy=False, save_round=0
+    )
+
+
+def learn(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, ...]]:
+    """Return the state after everybody's status, and the completion of what is safe by now."""
+    durable = max(state.durable, saves.durable)
+    state = replace(state, durable=durable, writers_free=not saves.busy)
+    if saves.safe is None or saves.safe.version <= max(durable, state.safe):
+        return state, ()
+    # Complete only once a status says so: the lowest member may die before it has renamed.
+    state = replace(state, safe=saves.safe.version, writers_free=False)
+    rename = RenameCheckpoint(saves.safe.version, saves.safe.nonce)
+    return state, (rename,) if state.index == 0 else ()
+
+
+def begin_due(state: RankState) -> tuple[RankState, tuple[Action, ...]]:
+    """Return the state at a step's boundary, and the writing of a version that is due."""
+    every, last = state.checkpoint_every_steps, state.version >= state.num_steps
+    since = state.version - max(state.durable, state.tried, state.safe)
+    if not every or (since < every and not (last and since > 0)):
+        return state, ()
+    if state.writers_free:
+        return _begin(state)
+    if state.told_busy or last:
+        return state, ()
+    why = f"the checkpoint due at step {state.version} waits: an earlier one is still being written"
+    told = replace(state, told_busy=True)
+    return told, (Tell(FactKind.CHECKPOINT, state.version, why),) if state.index == 0 else ()
+
+
+def is_open(state: RankState) -> bool:
+    """Whether this version has still to become durable before the job ends, or is suspended."""
+    return state.checkpoint_every_steps > 0 and state.durable < state.version
+
+
+def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, ...], bool]:
+    """Return what follows from everybody's status after no further step, and whether that is all.
+
+    Nobody writes any more when these statuses are exchanged. Rounds go on until the
+    version is durable, or was tried in this quorum in vain: a disk that is full
+    must not keep a job from ending.
+    """
+    before = state.safe
+    state, actions = learn(replace(state, save_round=state.save_round + 1), saves)
+    if not is_open(state):
+        return state, actions, True
+    if state.safe > before:
+        return state, actions, False
+    if state.tried < state.version:
+        state, write = _begin(state)
+        return state, (*actions, *write), False
+    last = "the last step" if state.version >= state.num_steps else "this step"
+    why = f"the checkpoint of {last}, {state.version}, could not be completed"
+    tell = (Tell(FactKind.CHECKPOINT, state.version, why),) if state.index == 0 else ()
+    return state, (*actions, *tell), True
+
+
+def _begin(state: RankState) -> tuple[RankState, tuple[Action, ...]]:
+    assert state.plan is not None
+    assert state.commit is not None
+    tried = replace(state, tried=state.version, told_busy=False)
+    if writer_of(state.plan, state.index) != state.index:
+        return tried, ()
+    return tried, (WriteCheckpoint(state.version, state.commit, state.chain),)

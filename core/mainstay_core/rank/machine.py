@@ -1,0 +1,389 @@
+"""A rank's phases: the trainer's state machine (protocol sections 2, 5 and 6).
+
+``step(state, event)`` returns the new state, the actions for the shell to carry
+out in order, and a reason. The last action of a transition is the one whose
+outcome is the next event. One table owns the transitions; an event that the
+phase does not accept raises and changes nothing.
+
+The state itself, and what plans that arrive meanwhile mean for it, are in
+:mod:`mainstay_core.rank.state`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.rank import checkpoints
+from mainstay_core.rank.events import (
+    Action,
+    Applied,
+    Apply,
+    CastVote,
+    Compute,
+    ComputeBroken,
+    DropHeld,
+    Event,
+    Finish,
+    Leave,
+    PlanSeen,
+    QuorumLost,
+    Reduce,
+    Reduced,
+    ReportsGathered,
+    Restore,
+    Restored,
+    RestoreFailed,
+    SavesGathered,
+    Settle,
+    ShareSaves,
+    Tell,
+    TodoDone,
+    VoidSave,
+    VotesGathered,
+    WaitForPlan,
+    WriteCheckpoint,
+)
+from mainstay_core.rank.saving import judge_saves
+from mainstay_core.rank.settle import Settlement, StateAction, plan_step, settle
+from mainstay_core.rank.state import (
+    Interrupt,
+    Phase,
+    RankState,
+    Transition,
+    extend_chain,
+    interrupts,
+    must_adopt,
+    report_of,
+    saw_durable,
+    saw_plan,
+)
+from mainstay_core.rank.votes import Verdict, judge, judge_states
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.messages import SettleReport
+
+__all__ = [
+    "Interrupt",
+    "Phase",
+    "RankState",
+    "Transition",
+    "interrupts",
+    "must_adopt",
+    "saw_durable",
+    "saw_plan",
+    "step",
+]
+
+
+def step(state: RankState, event: Event) -> Transition:
+    """Return what a rank does after ``event``.
+
+    Raises:
+        LocalProtocolError: the phase does not accept the event; nothing changed.
+    """
+    handler = _TABLE.get((state.phase, type(event)))
+    if handler is None:
+        raise LocalProtocolError(f"a rank that is {state.phase} accepts no {type(event).__name__}")
+    return handler(state, event)
+
+
+def _adopt(state: RankState, *prefix: Action) -> Transition:
+    """Adopt the newest plan: settle as a member, or leave."""
+    plan = state.newest
+    assert plan is not None
+    member = plan.member_of(state.slot, state.incarnation)
+    if member is None or state.position != plan.position_of(member.index):
+        # What is written is written for a place in the plan. Without a writer there the version is
+        # not completed, and is tried again at the next boundary.
+        prefix = tuple(a for a in prefix if not isinstance(a, WriteCheckpoint))
+    if member is None:
+        idle = replace(state, phase=Phase.IDLE, plan=plan, index=-1, held=(), mark=None)
+        return Transition(
+            idle,
+            (*prefix, DropHeld(mark=True), Leave(), WaitForPlan()),
+            f"{plan.quorum} has no place for this trainer",
+        )
+    here = state.position == plan.position_of(member.index)
+    valid = state.valid and here and state.lineage == plan.lineage
+    new = replace(
+        state,
+        phase=Phase.SETTLING,
+        plan=plan,
+        index=member.index,
+        valid=valid,
+        attempt=0,
+        adopt_next=False,
+        step_plan=None,
+        settlement=None,
+    )
+    return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")
+
+
+def _park(state: RankState, why: str, suspects: Sequence[int], *prefix: Action) -> Transition:
+    """Give the quorum up and wait with everything held; or adopt what is already known."""
+    if state.phase in _MAY_MISS_A_ROUND:
+        prefix = (*prefix, Leave())
+    if must_adopt(state):
+        return _adopt(state, *prefix)
+    assert state.plan is not None
+    slots = tuple(state.plan.members[i].slot for i in suspects)
+    tell = Tell(FactKind.PARKED, state.version, why, slots)
+    parked = replace(state, phase=Phase.PARKED)
+    return Transition(parked, (*prefix, tell, WaitForPlan()), why)
+
+
+def _on_plan(state: RankState, event: Event) -> Transition:
+    del event
+    if state.newest is None or not must_adopt(state):
+        return Transition(state, (WaitForPlan(),), "no newer unplanned plan yet")
+    return _adopt(state)
+
+
+def _on_plan_idle(state: RankState, event: Event) -> Transition:
+    """A spare takes any newer plan, planned or not: it has no quorum to keep."""
+    del event
+    if state.newest is None or (state.plan and state.plan.quorum.id >= state.newest.quorum.id):
+        return Transition(state, (WaitForPlan(),), "no newer plan yet")
+    return _adopt(state)
+
+
+def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
+    assert state.plan is not None
+    outcome = settle(state.plan, state.shards_per_lane, event.reports)
+    mine = outcome.actions[state.index]
+    reached = max((r.version for r in event.reports if r.valid), default=None)
+    tell = Tell(FactKind.ADOPTED, outcome.version, outcome.reason, reached=reached)
+    durable = max(r.durable for r in event.reports)
+    settled = checkpoints.settled(state, durable)
+    settled = replace(
+        settled, settlement=outcome, step_plan=outcome.step, refused_in=outcome.refused_in
+    )
+    if mine is StateAction.STAY and state.held and state.held_in <= outcome.refused_in:
+        # The votes that refused the step did not reach this rank: it learns it from the others.
+        return _begin(replace(settled, held=(), mark=None), tell, DropHeld(mark=True))
+    if mine is StateAction.STAY:
+        return _begin(replace(settled, mark=None), tell)
+    if mine is StateAction.ROLL:
+        assert outcome.commit is not None
+        rolling = replace(settled, phase=Phase.APPLYING)
+        return Transition(rolling, (tell, Apply(outcome.commit)), outcome.reason)
+    known = Counter(r.state for r in event.reports if _knows(state, r, outcome))
+    # One cell's state may be bad without a vote having found it yet: the majority counts.
+    expected = known.most_common(1)[0][0] if known else ""
+    restoring = replace(settled, phase=Phase.HEALING, valid=False, held=(), mark=None)
+    restore = Restore(mine, outcome.version, outcome.sources[state.index], expected)
+    return Transition(restoring, (tell, DropHeld(mark=True), restore), outcome.reason)
+
+
+def _knows(state: RankState, report: SettleReport, outcome: Settlement) -> bool:
+    """Whether a report carries the digest that a healed state must have."""
+    assert state.plan is not None
+    return (
+        report.valid
+        and report.version == outcome.version
+        and state.plan.position_of(report.index) == state.member_position
+        and outcome.actions[report.index] is StateAction.STAY
+    )
+
+
+def _on_restored(state: RankState, event: Restored) -> Transition:
+    assert state.plan is not None
+    assert state.settlement is not None
+    outcome = state.settlement
+    restored = replace(
+        state,
+        valid=True,
+        position=state.member_position,
+        lineage=state.plan.lineage,
+        version=outcome.version,
+        certified_in=outcome.certified_in,
+        commit=outcome.commit if event.commit is None else event.commit,
+        chain=outcome.chain if event.chain is None else event.chain,
+        digest=event.digest,
+        recomputed=0,
+    )
+    return _begin(restored)
+
+
+def _on_restore_failed(state: RankState, event: RestoreFailed) -> Transition:
+    return _park(replace(state, valid=False), event.why, ())
+
+
+def _begin(state: RankState, *prefix: Action) -> Transition:
+    """The settle is complete with a valid state: go on with the step."""
+    assert state.plan is not None
+    settled = replace(state, settled=state.plan.quorum.id)
+    return _compute(settled, *prefix, Tell(FactKind.SETTLED, state.version))
+
+
+def _compute(state: RankState, *prefix: Action) -> Transition:
+    """Begin (or go on with) the step at ``version``, or finish."""
+    assert state.plan is not None
+    over = state.version >= state.num_steps or state.plan.pause
+    if over and must_adopt(state):
+        return _adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
+    if over:
+        return _share_saves(state, *prefix) if checkpoints.is_open(state) else _end(state, *prefix)
+    step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
+    held_in = state.held_in if state.held else state.plan.quorum.id
+    new = replace(state, phase=Phase.COMPUTING, step_plan=step_plan, held_in=held_in)
+    return Transition(new, (*prefix, Compute(_todo(new))), f"computes step {state.version}")
+
+
+def _share_saves(state: RankState, *prefix: Action) -> Transition:
+    """No further step, and this one's checkpoint is not yet complete: only then may all end."""
+    saving, share = replace(state, phase=Phase.SAVING), ShareSaves(state.save_round, state.digest)
+    return Transition(saving, (*prefix, share), "saves its version")
+
+
+def _end(state: RankState, *prefix: Action) -> Transition:
+    if state.version < state.num_steps:
+        paused = replace(state, phase=Phase.PAUSED)
+        tell = Tell(FactKind.PAUSED, state.version)
+        return Transition(paused, (*prefix, tell, WaitForPlan()), "the job is to be suspended")
+    done = replace(state, phase=Phase.FINISHED)
+    return Transition(done, (*prefix, Finish(), WaitForPlan()), "the last step is applied")
+
+
+def _on_saves(state: RankState, event: SavesGathered) -> Transition:
+    assert state.plan is not None
+    verdict = judge_states(state.plan, [s.state for s in event.statuses])
+    if verdict.state_bad:
+        return _refused(state, verdict, ())  # no vote comes any more that would find it
+    saves = judge_saves(state.plan, event.statuses)
+    state, actions, done = checkpoints.end_round(state, saves)
+    return _end(state, *actions) if done else _share_saves(state, *actions)
+
+
+def _todo(state: RankState) -> tuple[int, ...]:
+    assert state.plan is not None
+    assert state.step_plan is not None
+    chain = state.plan.chain_of(state.index)
+    return tuple(state.step_plan.todo.get(chain.replica, ())) if chain else ()
+
+
+def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
+    new = replace(state, held=event.held)
+    return _adopt(new) if must_adopt(new) else _reduce(new)
+
+
+def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
+    return _park(replace(state, held=event.held), event.why, event.suspects)
+
+
+def _reduce(state: RankState) -> Transition:
+    assert state.step_plan is not None
+    table = state.step_plan.table[state.member_position]
+    new = replace(state, phase=Phase.REDUCING)
+    return Transition(new, (Reduce(table, state.attempt),), f"reduces step {state.version}")
+
+
+def _on_reduced(state: RankState, event: Reduced) -> Transition:
+    del event
+    assert state.plan is not None
+    new = replace(state, phase=Phase.VOTING, mark=str(state.plan.quorum))
+    return Transition(new, (CastVote(state.version, state.attempt),), "votes")
+
+
+def _on_lost(state: RankState, event: QuorumLost) -> Transition:
+    return _park(state, event.why, event.suspects)
+
+
+def _on_votes(state: RankState, event: VotesGathered) -> Transition:
+    assert state.plan is not None
+    before = state.commit.data_total if state.commit else ""
+    verdict = judge(state.plan, event.votes, state.clip_norm, before)
+    state, rename = checkpoints.learn(state, verdict.saves)
+    if verdict.commit is None:
+        return _refused(state, verdict, rename)
+    applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
+    return Transition(applying, (*rename, Apply(verdict.commit)), verdict.reason)
+
+
+def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
+    """The step is not applied: reduce again, compute it again, or give up."""
+    worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad
+    if verdict.hopeless or (worn and state.recomputed + 1 >= state.max_attempts):
+        failed = replace(state, phase=Phase.FAILED)
+        tell = Tell(FactKind.FAILED, state.version, verdict.reason)
+        return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
+    if worn:
+        # Reducing the same partials does not help: one of them may be what is wrong.
+        state = replace(state, recomputed=state.recomputed + 1)
+    if verdict.state_bad or worn:
+        # What the chain of a bad state computed is bad in all its stages: nothing held is kept.
+        assert state.plan is not None
+        void = replace(state, held=(), mark=None, refused_in=state.plan.quorum.id)
+        if state.index in verdict.state_bad:
+            void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
+        return _park(void, verdict.reason, (), *prefix, DropHeld(mark=True), Leave())
+    again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
+    return replace(again, actions=(*prefix, *again.actions))
+
+
+def _on_applied(state: RankState, event: Applied) -> Transition:
+    """One version further: by the quorum's own votes, or rolled forward in a settle."""
+    assert state.plan is not None
+    assert state.settlement is not None
+    rolling = state.settled < state.plan.quorum.id
+    certified_in = state.settlement.certified_in if rolling else str(state.plan.quorum)
+    new = replace(
+        state,
+        version=state.version + 1,
+        digest=event.digest,
+        held=(),
+        mark=None,
+        attempt=0,
+        recomputed=0,
+        adopt_next=False,
+        certified_in=certified_in,
+        commit=event.commit,
+        chain=extend_chain(state.chain, event.commit),
+    )
+    if rolling:
+        return _begin(new, DropHeld(mark=True))
+    new = replace(new, step_plan=None)
+    new, writing = checkpoints.begin_due(new)
+    prefix: tuple[Action, ...] = (DropHeld(mark=True), *writing)
+    if state.adopt_next:
+        return _adopt(new, *prefix)
+    if must_adopt(new):
+        # Others may have begun the next step before they heard of the plan.
+        return _adopt(new, *prefix, Leave())
+    return _compute(new, *prefix)
+
+
+def _ignore(state: RankState, event: Event) -> Transition:
+    del event
+    return Transition(state, (WaitForPlan(),), "waits for the api's decision")
+
+
+_MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING, Phase.SAVING})
+"""Where what is lost here may have been complete for others of the chain. They then compute, and
+would wait in the pipeline for this rank while it waits for them in the next settle: a plan that
+leaves their chain intact does not interrupt them. So whoever parks here drops its pipeline."""
+
+_TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
+    (Phase.IDLE, PlanSeen): _on_plan_idle,
+    (Phase.PARKED, PlanSeen): _on_plan,
+    (Phase.FINISHED, PlanSeen): _on_plan,
+    (Phase.PAUSED, PlanSeen): _on_plan,
+    (Phase.FAILED, PlanSeen): _ignore,
+    (Phase.SETTLING, ReportsGathered): _on_reports,
+    (Phase.SETTLING, QuorumLost): _on_lost,
+    (Phase.HEALING, Restored): _on_restored,
+    (Phase.HEALING, RestoreFailed): _on_restore_failed,
+    (Phase.COMPUTING, TodoDone): _on_todo_done,
+    (Phase.COMPUTING, ComputeBroken): _on_compute_broken,
+    (Phase.REDUCING, Reduced): _on_reduced,
+    (Phase.REDUCING, QuorumLost): _on_lost,
+    (Phase.VOTING, VotesGathered): _on_votes,
+    (Phase.VOTING, QuorumLost): _on_lost,
+    (Phase.APPLYING, Applied): _on_applied,
+    (Phase.SAVING, SavesGathered): _on_saves,
+    (Phase.SAVING, QuorumLost): _on_lost,
+}
+"""The transitions: what a phase accepts. Everything else is a bug of the shell."""

@@ -1,0 +1,220 @@
+"""What a rank is, and what a newer plan means for it.
+
+The values of the trainer's state machine (:mod:`mainstay_core.rank.machine`) and the
+questions that other threads ask of them. Plans arrive at any time: the shell
+stores the newest with :func:`saw_plan` and asks :func:`interrupts` which of its
+connections must be shut so that the main thread comes back.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass, replace
+
+from mainstay_core.base.codec import dumps
+from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.rank.events import Action
+from mainstay_core.rank.settle import Settlement, StepPlan
+from mainstay_core.wire.messages import Commit, Partial, Plan, SettleReport
+
+
+class Phase(enum.StrEnum):
+    """Where a rank is. The same words in heartbeats, faults, reports and status."""
+
+    IDLE = "idle"
+    PARKED = "parked"
+    SETTLING = "settling"
+    HEALING = "healing"
+    COMPUTING = "computing"
+    REDUCING = "reducing"
+    VOTING = "voting"
+    APPLYING = "applying"
+    SAVING = "saving"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """Everything a rank's decisions depend on."""
+
+    slot: Slot
+    incarnation: Incarnation
+    num_steps: int
+    shards_per_lane: int
+    clip_norm: float | None
+    heal_address: str
+    max_attempts: int = 3
+    """Reductions of the same partials, and then computations of the whole step, before the rank
+    gives up."""
+    checkpoint_every_steps: int = 0
+    """0: no durable checkpoints."""
+    phase: Phase = Phase.IDLE
+    plan: Plan | None = None
+    index: int = -1
+    newest: Plan | None = None
+    adopt_next: bool = False
+    """The votes agreed to adopt the newest plan once the step is applied."""
+    valid: bool = False
+    position: int = -1
+    """Position whose state this is, while ``valid``."""
+    lineage: int = 0
+    version: int = 0
+    certified_in: str | None = None
+    commit: Commit | None = None
+    chain: str = ""
+    digest: str = ""
+    """Digest of the masters at ``version``."""
+    held: tuple[Partial, ...] = ()
+    held_in: int = 0
+    """Quorum in which the oldest of ``held`` was begun."""
+    refused_in: int = -1
+    """Newest quorum known to have refused a step over a bad state."""
+    mark: str | None = None
+    settled: int = -1
+    attempt: int = 0
+    recomputed: int = 0
+    """How often the step at ``version`` was computed again, as no reduction was agreed on."""
+    durable: int = 0
+    """Newest version known to be complete on the disk."""
+    safe: int = 0
+    """Newest version of which this quorum knows every part to be written: complete if its first
+    member lives to rename it."""
+    tried: int = 0
+    """Newest version that this quorum has begun to write."""
+    writers_free: bool = False
+    """Whether nobody was writing, by the last votes."""
+    told_busy: bool = False
+    """Whether it was told that a due version waits for one that is being written."""
+    save_round: int = 0
+    """Exchanges of statuses after the last step."""
+    settlement: Settlement | None = None
+    step_plan: StepPlan | None = None
+
+    @property
+    def member_stage(self) -> int:
+        """Stage in the adopted plan."""
+        assert self.plan is not None
+        return self.plan.members[self.index].rank.stage
+
+    @property
+    def is_lowest(self) -> bool:
+        """Whether this is the first member of its position: it speaks for it in the ledger."""
+        assert self.plan is not None
+        return self.plan.position_members(self.member_position)[0].index == self.index
+
+    @property
+    def agreed_pipeline(self) -> str:
+        """The pipeline group that the settle says this rank's chain keeps; "" for a new one."""
+        chain = self.plan.chain_of(self.index) if self.plan else None
+        return self.settlement.pipelines[chain.replica] if self.settlement and chain else ""
+
+    @property
+    def step_at_hand(self) -> int:
+        """``version``; while restoring, the settled one."""
+        if self.phase is Phase.HEALING and self.settlement is not None:
+            return self.settlement.version
+        return self.version
+
+    @property
+    def member_inner(self) -> int:
+        """Inner rank in the adopted plan."""
+        assert self.plan is not None
+        return self.plan.members[self.index].rank.inner
+
+    @property
+    def member_position(self) -> int:
+        """Position in the adopted plan: by stage, then by inner rank."""
+        assert self.plan is not None
+        return self.plan.position_of(self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Outcome of one event."""
+
+    state: RankState
+    actions: tuple[Action, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Which connections a newer plan makes useless."""
+
+    quorum: bool
+    pipeline: bool
+
+
+def saw_plan(state: RankState, plan: Plan) -> RankState:
+    """Return the state with ``plan`` as the newest seen, if it is newer."""
+    if state.newest is not None and state.newest.quorum.id >= plan.quorum.id:
+        return state
+    return replace(state, newest=plan)
+
+
+def saw_durable(state: RankState, version: int) -> RankState:
+    """Return the state with ``version`` as the newest durable one that can be read."""
+    return replace(state, durable=version)
+
+
+def interrupts(
+    adopted: Plan | None, index: int, newest: Plan, *, connected: bool = True
+) -> Interrupt:
+    """Return what a plan interrupts of a rank that has adopted ``adopted`` as member ``index``.
+
+    A planned plan interrupts nobody. An unplanned one ends the quorum at once, but a chain
+    that it leaves intact goes on computing (protocol section 3), if its pipeline is
+    ``connected``: otherwise a cell that never began may be among those waited for.
+    """
+    if adopted is None or newest.unplanned_id <= adopted.quorum.id:
+        return Interrupt(quorum=False, pipeline=False)
+    chain = adopted.chain_of(index)
+    if chain is None:
+        return Interrupt(quorum=True, pipeline=False)
+    identity = adopted.chain_identity(chain)
+    intact = any(
+        c.formed_in == chain.formed_in and newest.chain_identity(c) == identity
+        for c in newest.chains
+    )
+    return Interrupt(quorum=True, pipeline=not (intact and connected))
+
+
+def must_adopt(state: RankState) -> bool:
+    """Whether an unplanned plan newer than the adopted one is known."""
+    if state.newest is None:
+        return False
+    return state.plan is None or state.newest.unplanned_id > state.plan.quorum.id
+
+
+def report_of(state: RankState) -> SettleReport:
+    """Return what the rank says in a settle: of an invalid state, only that it is invalid."""
+    report = SettleReport(
+        index=state.index,
+        valid=state.valid,
+        heal_address=state.heal_address,
+        durable=state.durable,
+        refused_in=state.refused_in,
+    )
+    if not state.valid:
+        return report
+    return replace(
+        report,
+        lineage=state.lineage,
+        version=state.version,
+        certified_in=state.certified_in,
+        commit=state.commit,
+        chain=state.chain,
+        state=state.digest,
+        held=state.held,
+        held_in=state.held_in,
+        mark=state.mark,
+        settled=state.settled,
+    )
+
+
+def extend_chain(chain: str, commit: Commit) -> str:
+    """Return the digest chain after one more commit."""
+    return hashlib.sha256((chain + dumps(commit)).encode()).hexdigest()[:32]

@@ -1,0 +1,298 @@
+"""A supervisor's decisions: when trainers are forked, given up, killed, and what is told.
+
+``step(state, event, now_s, nonce)`` returns the new state, actions for the shell
+and a reason. One table owns the transitions of a slot::
+
+    down --(launcher and job known)--> forking --hello--> up --socket end--> ending
+     ^                                    |                |                   |
+     |                                 exited            exited              exited
+     |                                    v                v                   v
+     +--launcher lost                backoff (or forking at once) or given-up <+
+
+Invariants: a slot's incarnation is drawn anew by every fork and nothing said in
+the name of another one changes the slot; a trainer is never forked after the
+job's end, nor after exit code 0 (done) or 10 (the user's mistake); the end of a
+trainer that said hello is told exactly once, and again with every heartbeat while
+the newest plan still names that incarnation: a fault is a state, not an event
+(protocol section 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.supervisor.events import (
+    SIGKILL,
+    Action,
+    Ended,
+    Event,
+    Fork,
+    Forward,
+    HeartbeatDue,
+    LauncherLost,
+    LauncherUp,
+    Leave,
+    LeaveAsked,
+    LeaveHeard,
+    PlanLearnt,
+    Registered,
+    Signal,
+    SlotPhase,
+    SlotState,
+    StopTrainers,
+    SupervisionState,
+    Tell,
+    Tick,
+)
+from mainstay_core.supervisor.leaving import (
+    EXIT_TERMINATED,
+    can_leave,
+    leave_asked,
+    leave_heard,
+    release,
+    repeated,
+)
+from mainstay_core.supervisor.slots import (
+    Transition,
+    outdates,
+    put,
+    slot_step,
+    tell_down,
+    with_phase,
+)
+from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.messages import Plan
+
+
+def initial(pod: PodUid, num_slots: int) -> SupervisionState:
+    """Return the state of a pod that knows nothing yet."""
+    return SupervisionState(pod=pod, slots=tuple(SlotState(index=i) for i in range(num_slots)))
+
+
+def step(state: SupervisionState, event: Event, now_s: float, nonce: str) -> Transition:
+    """Return what follows from an event.
+
+    Args:
+        state: the pod so far.
+        event: what happened.
+        now_s: seconds since the epoch, from a clock that never jumps.
+        nonce: random text, a part of the names of trainers forked by this step.
+
+    Raises:
+        LocalProtocolError: the slot's phase does not accept the event.
+    """
+    handler = _POD.get(type(event), slot_step)
+    done = handler(state, event, now_s)
+    after = _advance(done.state, now_s, nonce)
+    return Transition(after.state, done.actions + after.actions, done.reason or after.reason)
+
+
+def _launcher_up(state: SupervisionState, event: object, now_s: float) -> Transition:
+    del event, now_s
+    return Transition(replace(state, launcher_up=True))
+
+
+def _registered(state: SupervisionState, event: Registered, now_s: float) -> Transition:
+    """An api that had forgotten the pod learns of its trainers anew."""
+    del now_s
+    facts = []
+    for slot in state.slots:
+        up = slot.up if slot.phase is SlotPhase.UP else None
+        down = slot.down if slot.phase is not SlotPhase.UP else None
+        facts += [fact for fact in (up, slot.final, down) if fact is not None]
+    state = replace(state, registered=True, settings=event.settings)
+    return Transition(state, tuple(Tell(fact) for fact in facts))
+
+
+def _launcher_lost(state: SupervisionState, event: object, now_s: float) -> Transition:
+    """All trainers are gone; when a launcher comes back is not ours to promise.
+
+    Their own sockets may have ended first, with the promise of a restart: that is taken back.
+    """
+    del event
+    actions: list[Action] = []
+    slots = []
+    why = "the launcher of its pod ended, and all trainers with it"
+    for slot in state.slots:
+        lived = slot.phase in (SlotPhase.FORKING, SlotPhase.UP, SlotPhase.ENDING)
+        promised = slot.down is not None and slot.down.restarting
+        if slot.phase is SlotPhase.UP or (promised and slot.phase in _PROMISED):
+            slot, tell = tell_down(state, slot, why, False, now_s)
+            actions.append(tell)
+        restarts = slot.restarts + lived
+        over = slot.done or restarts > state.settings.max_restarts
+        phase = SlotPhase.GIVEN_UP if over else SlotPhase.DOWN
+        slots.append(replace(slot, phase=phase, incarnation=None, pid=0, restarts=restarts))
+    state = replace(state, slots=tuple(slots), launcher_up=False)
+    return Transition(state, tuple(actions), "the launcher ended")
+
+
+def _plan_learnt(state: SupervisionState, event: PlanLearnt, now_s: float) -> Transition:
+    del now_s
+    plan, held = event.plan, state.plan
+    if held is not None and plan.quorum.id <= held.quorum.id:
+        return Transition(state, (), f"{plan.quorum} is not newer than {held.quorum}")
+    slots = tuple(replace(s, parked=_unless_outdated(plan, s.parked)) for s in state.slots)
+    state = replace(state, plan=plan, slots=slots)
+    up = with_phase(state, SlotPhase.UP)
+    return Transition(state, (Forward(plan, up),) if up else (), f"{plan.quorum}: {plan.reason}")
+
+
+def _unless_outdated(plan: Plan, fact: Fact | None) -> Fact | None:
+    return None if fact is None or outdates(plan, fact) else fact
+
+
+def _ended(state: SupervisionState, event: Ended, now_s: float) -> Transition:
+    if state.ending:
+        return Transition(state)
+    state = replace(state, ending=event.why, exit_code=event.exit_code, ending_at_s=now_s)
+    up = with_phase(state, SlotPhase.UP)
+    return Transition(state, (StopTrainers(up),) if up else (), event.why)
+
+
+def _heartbeat_due(state: SupervisionState, event: object, now_s: float) -> Transition:
+    """Repeat what the newest plan does not reflect yet."""
+    del event, now_s
+    facts = [fact for slot in state.slots for fact in (slot.down, slot.parked) if fact is not None]
+    unheard = tuple(Tell(fact) for fact in facts if _unheard(state, fact))
+    return Transition(state, (*unheard, *repeated(state)))
+
+
+def _unheard(state: SupervisionState, fact: Fact) -> bool:
+    if state.ending:
+        return False
+    if fact.kind is FactKind.PARKED:
+        return True
+    plan, incarnation, index = state.plan, fact.incarnation, fact.slot
+    if plan is None or incarnation is None or index is None:
+        return False
+    return plan.member_of(Slot(pod=state.pod, index=index), incarnation) is not None
+
+
+def _leave_asked(state: SupervisionState, event: LeaveAsked, now_s: float) -> Transition:
+    if can_leave(state):
+        return leave_asked(state, event, now_s)
+    return _ended(state, Ended(event.why, EXIT_TERMINATED), now_s)
+
+
+def _tick(state: SupervisionState, event: object, now_s: float) -> Transition:
+    del event
+    if state.leaving is not None and not state.ending and now_s >= state.leave_by_s:
+        code = 0 if state.released else EXIT_TERMINATED
+        why = f"{state.leaving.evidence}, and {state.settings.handover_s:g} s are over"
+        return _ended(state, Ended(why, code), now_s)
+    actions: list[Action] = []
+    reasons = []
+    for slot in state.slots:
+        why = _overdue(state, slot, now_s)
+        if why and not slot.killed_for:
+            assert slot.incarnation is not None
+            actions.append(Signal(slot.index, slot.incarnation, SIGKILL))
+            state = put(state, replace(slot, killed_for=why))
+            reasons.append(f"slot {slot.index}: {why}")
+    return Transition(state, tuple(actions), "; ".join(reasons))
+
+
+def _overdue(state: SupervisionState, slot: SlotState, now_s: float) -> str:
+    """Return why a slot's trainer must be killed, or nothing."""
+    alive = slot.phase in (SlotPhase.UP, SlotPhase.ENDING, SlotPhase.FORKING)
+    if not alive or slot.incarnation is None:
+        return ""
+    if state.ending:
+        late = now_s - state.ending_at_s > state.settings.stop_grace_s
+        return "killed: it did not stop in time" if late else ""
+    hang_s, silence_s = state.settings.hang_s, state.settings.silence_s
+    if slot.phase is not SlotPhase.UP:
+        return ""
+    if now_s - slot.alive_at_s > silence_s:
+        return f"killed: no sign of life for {silence_s:g} s"
+    if now_s - slot.progress_at_s > hang_s:
+        status = slot.status
+        where = f" in step {status.step}, {status.phase}" if status is not None else ""
+        return f"killed: no progress for {hang_s:g} s{where}"
+    return ""
+
+
+def _advance(state: SupervisionState, now_s: float, nonce: str) -> Transition:
+    """Fork what is due; leave when nothing is left to wait for."""
+    if state.ending:
+        alive = with_phase(state, SlotPhase.FORKING, SlotPhase.UP, SlotPhase.ENDING)
+        if alive or state.left:
+            return Transition(state)
+        return Transition(replace(state, left=True), (Leave(state.exit_code),), state.ending)
+    if state.leaving is not None:
+        return release(state)
+    if not (state.launcher_up and state.registered):
+        return Transition(state)
+    actions: list[Action] = []
+    for slot in state.slots:
+        restart = slot.phase is SlotPhase.BACKOFF
+        if not (slot.phase is SlotPhase.DOWN or (restart and now_s >= slot.restart_at_s)):
+            continue
+        incarnation = Incarnation(f"{nonce}-{slot.index}")
+        actions.append(Fork(slot.index, incarnation))
+        state = put(
+            state,
+            replace(
+                slot,
+                phase=SlotPhase.FORKING,
+                incarnation=incarnation,
+                restarts=slot.restarts + restart,
+                pid=0,
+                done=False,
+                status=None,
+                killed_for="",
+                parked=None,
+                final=None,
+            ),
+        )
+    return Transition(state, tuple(actions))
+
+
+def readiness(state: SupervisionState) -> str:
+    """Return why the pod is not ready; empty if every slot has a trainer that is up.
+
+    A question to the pod alone: neither the api nor a quorum comes into it.
+    """
+    if state.ending or state.leaving is not None:
+        return state.ending or "it leaves"
+    if not state.launcher_up:
+        return "no launcher is connected"
+    down = [s for s in state.slots if s.phase is not SlotPhase.UP and not s.done]
+    return ", ".join(f"slot {s.index} is {s.phase}" for s in down)
+
+
+def next_due_s(state: SupervisionState) -> float | None:
+    """Return when the next ``Tick`` has something to do at the latest, if it ever has."""
+    times = [slot.restart_at_s for slot in state.slots if slot.phase is SlotPhase.BACKOFF]
+    if state.leaving is not None and not state.ending:
+        times.append(state.leave_by_s)
+    if state.ending and not state.left:
+        times.append(state.ending_at_s + state.settings.stop_grace_s)
+    for index in with_phase(state, SlotPhase.UP):
+        slot = state.slots[index]
+        if not slot.killed_for:
+            times.append(slot.alive_at_s + state.settings.silence_s)
+            times.append(slot.progress_at_s + state.settings.hang_s)
+    return min(times, default=None)
+
+
+_PROMISED = (SlotPhase.ENDING, SlotPhase.BACKOFF)
+"""Where the end of a slot's trainer was told with the promise of another one."""
+
+_PodHandler = Callable[[SupervisionState, Any, float], Transition]
+
+_POD: dict[type, _PodHandler] = {
+    LauncherUp: _launcher_up,
+    LauncherLost: _launcher_lost,
+    Registered: _registered,
+    PlanLearnt: _plan_learnt,
+    Ended: _ended,
+    LeaveAsked: _leave_asked,
+    LeaveHeard: leave_heard,
+    HeartbeatDue: _heartbeat_due,
+    Tick: _tick,
+}

@@ -1,0 +1,259 @@
+"""Transitions of one slot of a supervised pod, and the table that owns them.
+
+See :mod:`mainstay_core.supervisor.machine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.ids import Incarnation
+from mainstay_core.supervisor.events import (
+    EXIT_FINISHED,
+    EXIT_USER_ERROR,
+    SIGKILL,
+    Action,
+    Committed,
+    Exited,
+    FactSeen,
+    Forked,
+    Forward,
+    Hello,
+    Signal,
+    SlotPhase,
+    SlotState,
+    SocketEnded,
+    StatusSeen,
+    StopTrainers,
+    SupervisionSettings,
+    SupervisionState,
+    Tell,
+)
+from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.messages import Plan
+
+LAST_WORDS = (FactKind.FINISHED, FactKind.FAILED)
+"""Facts that count even when the trainer that said them has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Outcome of one event."""
+
+    state: SupervisionState
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+
+
+def slot_step(state: SupervisionState, event: Any, now_s: float) -> Transition:
+    """Return what follows from an event of one slot, forks that are due aside."""
+    if not 0 <= event.slot < len(state.slots):
+        raise LocalProtocolError(f"slot {event.slot} of a pod with {len(state.slots)}")
+    slot = state.slots[event.slot]
+    if event.incarnation != slot.incarnation:
+        if isinstance(event, FactSeen) and event.fact.kind in LAST_WORDS:
+            return Transition(state, (Tell(event.fact),), "last words of a former life")
+        return Transition(state, (), f"{type(event).__name__} of a former life is ignored")
+    handler = _TABLE.get((slot.phase, type(event)))
+    if handler is None:
+        raise LocalProtocolError(f"slot {slot.index}: {type(event).__name__} while {slot.phase}")
+    return handler(state, slot, event, now_s)
+
+
+def put(state: SupervisionState, slot: SlotState) -> SupervisionState:
+    """Return the state with one slot replaced."""
+    slots = list(state.slots)
+    slots[slot.index] = slot
+    return replace(state, slots=tuple(slots))
+
+
+def with_phase(state: SupervisionState, *phases: SlotPhase) -> tuple[int, ...]:
+    """Return the slots that are in one of the phases, ascending."""
+    return tuple(s.index for s in state.slots if s.phase in phases)
+
+
+def _forked(state: SupervisionState, slot: SlotState, event: Forked, now_s: float) -> Transition:
+    del now_s
+    return Transition(put(state, replace(slot, pid=event.pid)))
+
+
+def _hello(state: SupervisionState, slot: SlotState, event: Hello, now_s: float) -> Transition:
+    fact = Fact(
+        kind=FactKind.TRAINER_UP,
+        pod=state.pod,
+        slot=slot.index,
+        incarnation=slot.incarnation,
+        fingerprint=event.fingerprint,
+        evidence=f"pid {event.pid} said hello",
+        observed_at_s=now_s,
+    )
+    slot = replace(
+        slot,
+        phase=SlotPhase.UP,
+        pid=event.pid,
+        up=fact,
+        alive_at_s=now_s,
+        progress_at_s=now_s,
+        status=None,
+    )
+    if state.ending:
+        return Transition(put(state, slot), (StopTrainers((slot.index,)),), state.ending)
+    actions: tuple[Action, ...] = (Tell(fact),)
+    if state.plan is not None:
+        actions += (Forward(state.plan, (slot.index,)),)
+    return Transition(put(state, slot), actions, f"slot {slot.index}: {fact.evidence}")
+
+
+def _status(
+    state: SupervisionState, slot: SlotState, event: StatusSeen, now_s: float
+) -> Transition:
+    before = slot.status
+    moved = before is None or (before.progress, before.phase, before.step) != (
+        event.status.progress,
+        event.status.phase,
+        event.status.step,
+    )
+    # The end of a wait starts the count: what was waited for is not this rank's fault.
+    excused = event.status.waiting or (before is not None and before.waiting)
+    progress_at_s = now_s if moved or excused else slot.progress_at_s
+    slot = replace(slot, status=event.status, alive_at_s=now_s, progress_at_s=progress_at_s)
+    return Transition(put(state, slot))
+
+
+def _fact(state: SupervisionState, slot: SlotState, event: FactSeen, now_s: float) -> Transition:
+    fact = event.fact
+    if fact.kind is FactKind.PARKED and outdates(state.plan, fact):
+        plan = state.plan
+        assert plan is not None
+        return Transition(state, (), f"parked quorum is older than {plan.quorum}: not told")
+    if fact.kind is FactKind.PARKED:
+        slot = replace(slot, parked=fact)
+    elif fact.kind in LAST_WORDS:
+        slot = replace(slot, done=True, final=fact)
+    elif fact.kind is FactKind.PAUSED:
+        slot = replace(slot, final=fact)
+    elif fact.kind is FactKind.ADOPTED:
+        slot = replace(slot, done=False)  # it had finished; a restart needs it again
+    slot = replace(slot, alive_at_s=now_s)
+    return Transition(put(state, slot), (Tell(fact),), f"slot {slot.index}: {fact.kind}")
+
+
+def outdates(plan: Plan | None, fact: Fact) -> bool:
+    """Return whether whoever gave up a fact's quorum is helped by a newer plan.
+
+    A planned plan helps nobody: a parked rank only adopts an unplanned one.
+    """
+    return plan is not None and fact.quorum is not None and plan.unplanned_id > fact.quorum.id
+
+
+def _last_words(
+    state: SupervisionState, slot: SlotState, event: FactSeen, now_s: float
+) -> Transition:
+    """Its process was reaped before its socket was read to the end."""
+    if event.fact.kind not in LAST_WORDS:
+        return Transition(state)
+    return _fact(state, slot, event, now_s)
+
+
+def _committed(
+    state: SupervisionState, slot: SlotState, event: Committed, now_s: float
+) -> Transition:
+    del event
+    return Transition(put(state, replace(slot, restarts=0, alive_at_s=now_s)))
+
+
+def _socket_ended(
+    state: SupervisionState, slot: SlotState, event: SocketEnded, now_s: float
+) -> Transition:
+    del event
+    evidence = slot.killed_for or f"the socket of pid {slot.pid} ended"
+    slot, tell = tell_down(state, slot, evidence, _may_restart(state, slot), now_s)
+    # Without a supervisor a trainer must not live on; it normally is dead already.
+    kill = Signal(slot.index, slot.incarnation or Incarnation(""), SIGKILL)
+    slot = replace(slot, phase=SlotPhase.ENDING)
+    return Transition(put(state, slot), (tell, kill), evidence)
+
+
+def _exited(state: SupervisionState, slot: SlotState, event: Exited, now_s: float) -> Transition:
+    how = f"signal {event.signal}" if event.signal is not None else f"code {event.code}"
+    evidence = f"{slot.killed_for or f'pid {slot.pid} ended'} ({how})"
+    over = event.code in (EXIT_FINISHED, EXIT_USER_ERROR)
+    restarting = not over and _may_restart(state, slot)
+    actions: tuple[Action, ...] = ()
+    told = slot.phase is SlotPhase.ENDING and slot.down is not None
+    if not told or (slot.down is not None and slot.down.restarting != restarting):
+        slot, tell = tell_down(state, slot, evidence, restarting, now_s)
+        actions = (tell,)
+    if restarting:
+        delay_s = _backoff_s(state.settings, slot.restarts)
+        slot = replace(slot, phase=SlotPhase.BACKOFF, restart_at_s=now_s + delay_s)
+        reason = f"slot {slot.index}: {evidence}; restart {slot.restarts + 1} in {delay_s:g} s"
+    else:
+        slot = replace(slot, phase=SlotPhase.GIVEN_UP)
+        reason = f"slot {slot.index}: {evidence}; not restarted"
+    return Transition(put(state, slot), actions, reason)
+
+
+def _ignored(state: SupervisionState, slot: SlotState, event: object, now_s: float) -> Transition:
+    del slot, event, now_s
+    return Transition(state)
+
+
+def _may_restart(state: SupervisionState, slot: SlotState) -> bool:
+    over = slot.done or state.ending or state.leaving is not None
+    return not over and slot.restarts < state.settings.max_restarts
+
+
+def _backoff_s(settings: SupervisionSettings, restarts: int) -> float:
+    if restarts == 0:
+        return 0.0
+    # The exponent is bounded so that a large number of restarts cannot overflow.
+    return min(settings.backoff_max_s, settings.backoff_s * 2.0 ** min(restarts - 1, 30))
+
+
+def tell_down(
+    state: SupervisionState, slot: SlotState, evidence: str, restarting: bool, now_s: float
+) -> tuple[SlotState, Tell]:
+    """Return the slot with its end noted, and the fact to tell.
+
+    The fact names no quorum: it is true whichever one is in force.
+    """
+    fact = Fact(
+        kind=FactKind.TRAINER_DOWN,
+        pod=state.pod,
+        slot=slot.index,
+        incarnation=slot.incarnation,
+        restarting=restarting,
+        evidence=evidence,
+        observed_at_s=now_s,
+    )
+    return replace(slot, down=fact, parked=None), Tell(fact)
+
+
+_SlotHandler = Callable[[SupervisionState, SlotState, Any, float], Transition]
+
+# Launcher and trainers have sockets of their own, so what one says of a trainer may arrive before
+# or after what the trainer itself said earlier: both orders are in the table.
+_TABLE: dict[tuple[SlotPhase, type], _SlotHandler] = {
+    (SlotPhase.FORKING, Forked): _forked,
+    (SlotPhase.FORKING, Hello): _hello,
+    (SlotPhase.FORKING, Exited): _exited,
+    (SlotPhase.UP, Forked): _forked,
+    (SlotPhase.UP, StatusSeen): _status,
+    (SlotPhase.UP, FactSeen): _fact,
+    (SlotPhase.UP, Committed): _committed,
+    (SlotPhase.UP, SocketEnded): _socket_ended,
+    (SlotPhase.UP, Exited): _exited,
+    (SlotPhase.ENDING, Forked): _forked,
+    (SlotPhase.ENDING, Exited): _exited,
+    **{
+        (phase, event): _ignored
+        for phase in (SlotPhase.BACKOFF, SlotPhase.GIVEN_UP)
+        for event in (Hello, StatusSeen, Committed, SocketEnded)
+    },
+    (SlotPhase.BACKOFF, FactSeen): _last_words,
+    (SlotPhase.GIVEN_UP, FactSeen): _last_words,
+}

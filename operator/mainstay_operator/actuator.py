@@ -1,0 +1,234 @@
+"""What the operator does in the cluster: makes and ends pods, keeps objects, tells Events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.repair import PodEnd
+from mainstay_operator import builders
+from mainstay_operator.builders import PodOptions
+from mainstay_operator.events import Note, build_event
+from mainstay_operator.kube import KubeClient, KubeError
+from mainstay_operator.metrics import Metrics
+from mainstay_operator.observed import see_pod
+from mainstay_operator.resources import (
+    ENDED_FOR,
+    FINALIZER,
+    GROUP,
+    KIND,
+    LABEL_UID,
+    PLURAL,
+    STATUS_MANAGER,
+    VERSION,
+    JobView,
+)
+from mainstay_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+PARALLEL = 32
+"""Requests of one job at a time; the client bounds them per second as well."""
+SECRET_BYTES = 32
+FINALIZER_TRIES = 5
+
+
+class NameTakenError(Exception):
+    """A pod's name belongs to somebody else's pod."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"index {index} is taken")
+        self.index = index
+
+
+class Hands:
+    """Acts on the objects of jobs.
+
+    Args:
+        kube: client of the Kubernetes API.
+        settings: of the operator.
+        instance: name of this process, for Events.
+        metrics: where pods are counted.
+    """
+
+    def __init__(
+        self, kube: KubeClient, settings: Settings, instance: str, metrics: Metrics
+    ) -> None:
+        self.kube = kube
+        self._metrics = metrics
+        self._settings = settings
+        self._instance = instance
+        self._parallel = asyncio.Semaphore(PARALLEL)
+        selector = (pair.partition("=") for pair in settings.api_selector.split(",") if pair)
+        self._api_selector = {key.strip(): value.strip() for key, _, value in selector}
+
+    def pod_options(
+        self, avoid_nodes: Iterable[str] = (), shun_nodes: Iterable[str] = ()
+    ) -> PodOptions:
+        """Return what pods get from the settings."""
+        settings = self._settings
+        return PodOptions(
+            agent_image=settings.agent_image,
+            pull_policy=settings.agent_pull_policy,
+            api_url=settings.agent_api_url or settings.api_url,
+            avoid_nodes=tuple(sorted(avoid_nodes)),
+            shun_nodes=tuple(sorted(shun_nodes)),
+        )
+
+    async def add_finalizer(self, view: JobView) -> None:
+        """Have a deletion wait until the job's record is dealt with.
+
+        Applied, as an element of a set: it needs no version of the object, which
+        every status write changes, and twice is as good as once.
+        """
+        metadata = {**_named(view), "finalizers": [FINALIZER]}
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata}
+        try:
+            await self.kube.apply(body)
+        except KubeError as error:
+            # It is no more, or is being deleted: the watch will say so.
+            if error.status not in (404, 409) and "being deleted" not in str(error):
+                raise
+            logger.debug("%s/%s gets no finalizer: %s", view.namespace, view.name, error)
+
+    async def remove_finalizer(self, view: JobView) -> None:
+        """Let a deletion go on, whoever put the finalizer there.
+
+        Raises:
+            KubeError: it is still there; to be tried again.
+        """
+        finalizers = view.finalizers
+        for _ in range(FINALIZER_TRIES):
+            if FINALIZER not in finalizers:
+                return
+            path = f"/metadata/finalizers/{finalizers.index(FINALIZER)}"
+            patch = [
+                {"op": "test", "path": "/metadata/uid", "value": view.uid},
+                {"op": "test", "path": path, "value": FINALIZER},
+                {"op": "remove", "path": path},
+            ]
+            if await self.kube.patch(PLURAL, view.namespace, view.name, patch):
+                return
+            # It is no more, or others have changed the list.
+            found = await self.kube.fetch(PLURAL, view.namespace, view.name)
+            metadata = (found or {}).get("metadata") or {}
+            if metadata.get("uid") != view.uid:
+                return
+            finalizers = tuple(metadata.get("finalizers") or ())
+        raise KubeError(f"{view.name}: its finalizers change all the time", 409)
+
+    async def keep_objects(self, view: JobView) -> None:
+        """Make, or bring back to what they should be, the objects beside the pods."""
+        await asyncio.gather(
+            self.kube.apply(builders.build_service(view)),
+            self.kube.apply(builders.build_service_account(view)),
+            self._keep_secret(view),
+        )
+        if self._settings.network_policy:
+            policy = builders.build_network_policy(
+                view, self._api_selector, self._settings.api_namespace
+            )
+            await self.kube.apply(policy)
+
+    async def _keep_secret(self, view: JobView) -> None:
+        """Make the job's secret, unless it is there: it stays what it was."""
+        body = builders.build_secret(view, secrets.token_hex(SECRET_BYTES))
+        if await self.kube.fetch("secrets", view.namespace, body["metadata"]["name"]) is None:
+            await self.kube.create(body)
+
+    async def keep_disruption_budget(self, view: JobView, min_available: int) -> None:
+        """Have evictions leave at least so many pods."""
+        await self.kube.apply(builders.build_disruption_budget(view, min_available))
+
+    async def write_status(self, view: JobView, status: Mapping[str, Any]) -> bool:
+        """Declare the whole status; return False if the job is no more."""
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": _named(view),
+            "status": dict(status),
+        }
+        try:
+            await self.kube.apply_status(body, STATUS_MANAGER)
+        except KubeError as error:
+            if error.status in (404, 409):
+                return False
+            raise
+        return True
+
+    async def make_pods(
+        self, view: JobView, indexes: Sequence[int], options: PodOptions
+    ) -> tuple[list[SeenPod], list[Exception]]:
+        """Make pods, all at once; return those that are there now, and what went wrong."""
+        results = await asyncio.gather(
+            *(self._make_pod(view, index, options) for index in indexes), return_exceptions=True
+        )
+        made = [r for r in results if isinstance(r, SeenPod)]
+        self._metrics.pods_made.inc(len(made))
+        errors = [r for r in results if isinstance(r, Exception)]
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, Exception):
+                raise result
+        return made, errors
+
+    async def _make_pod(self, view: JobView, index: int, options: PodOptions) -> SeenPod:
+        async with self._parallel:
+            body = builders.build_pod(view, index, options)
+            made = await self.kube.create(body)
+            if made is None:
+                # Made before an answer got lost, or somebody else's.
+                made = await self.kube.fetch("pods", view.namespace, view.pod_name(index))
+                labels = ((made or {}).get("metadata") or {}).get("labels") or {}
+                if made is None or labels.get(LABEL_UID) != view.uid:
+                    raise NameTakenError(index)
+            return see_pod(made)
+
+    async def end_pods(self, view: JobView, ends: Sequence[PodEnd]) -> list[Exception]:
+        """Delete pods, all at once; return what went wrong."""
+        results = await asyncio.gather(
+            *(self._end_pod(view, end) for end in ends), return_exceptions=True
+        )
+        return [r for r in results if isinstance(r, Exception)]
+
+    async def _end_pod(self, view: JobView, end: PodEnd) -> None:
+        async with self._parallel:
+            if not end.force:
+                # Said first: whoever looks later, a new operator too, knows that it was no failure.
+                patch = {"metadata": {"uid": end.uid, "annotations": {ENDED_FOR: end.why}}}
+                try:
+                    await self.kube.merge("pods", view.namespace, end.name, patch)
+                except KubeError as error:
+                    if error.status != 409:
+                        raise
+                    return
+            await self.kube.delete("pods", view.namespace, end.name, end.uid, force=end.force)
+            self._metrics.pods_ended.labels(str(end.force).lower()).inc()
+
+    async def taint_node(self, name: str, key: str, effect: str) -> None:
+        """Keep pods off a node, once; nothing if this operator may not change nodes."""
+        if not self._settings.quarantine_nodes:
+            logger.warning("node %s is not tainted: the operator may not (quarantineNodes)", name)
+            return
+        await self.kube.taint_node(name, key, effect)
+
+    async def tell(self, view: JobView, notes: Iterable[Note]) -> None:
+        """Make Events, all at once; that one cannot be made is logged and no more."""
+        await asyncio.gather(*(self._tell(view, note) for note in notes))
+
+    async def _tell(self, view: JobView, note: Note) -> None:
+        logger.info("%s/%s: %s: %s", view.namespace, view.name, note.reason, note.message)
+        try:
+            async with self._parallel:
+                await self.kube.create(build_event(view, note, time.time(), self._instance))
+        except KubeError as error:
+            logger.warning("an Event could not be made: %s", error)
+
+
+def _named(view: JobView) -> dict[str, str]:
+    """Return the metadata by which one object is meant, and no later one of its name."""
+    return {"name": view.name, "namespace": view.namespace, "uid": view.uid}

@@ -1,0 +1,71 @@
+"""The ends of a job: suspended, out of time, over for long enough, deleted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mainstay_operator.actuator import Hands
+from mainstay_operator.api_client import ApiError, ApiLine
+from mainstay_operator.events import Note
+from mainstay_operator.resources import FINALIZER, PLURAL, JobView, parse_time
+from mainstay_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def find_deadline(view: JobView, status: Mapping[str, Any], now_s: float) -> str:
+    """Return why the job's time is over; empty if it is not."""
+    limit = view.spec.get("activeDeadlineSeconds")
+    started = status.get("startTime")
+    if not limit or not started or status.get("completionTime"):
+        return ""
+    if now_s < parse_time(started) + float(limit):
+        return ""
+    return f"it was not complete {limit} s after its start (activeDeadlineSeconds)"
+
+
+async def expire(view: JobView, status: Mapping[str, Any], hands: Hands) -> bool:
+    """Delete a job that has been over for long enough."""
+    ttl, ended = view.spec.get("ttlSecondsAfterFinished"), status.get("completionTime")
+    if ttl is None or not ended or time.time() < parse_time(ended) + float(ttl):
+        return False
+    await hands.tell(view, [Note(reason="Expired", message=f"it ended more than {ttl} s ago")])
+    await hands.kube.delete(PLURAL, view.namespace, view.name, view.uid)
+    return False
+
+
+async def let_go(view: JobView, api: ApiLine, hands: Hands, settings: Settings) -> bool:
+    """Have the api end and forget a deleted job, and let the deletion go on.
+
+    The record is keyed by the job's uid, so one that stays harms nobody: it is
+    tried for as long as the finalizer may stay, and never waited for when the
+    api is not reached.
+    """
+    if FINALIZER not in view.finalizers:
+        return True
+    problem = ""
+    try:
+        await api.forget(view.uid)
+    except ApiError as error:
+        problem = str(error)
+    assert view.deleted_at_s is not None
+    busy = problem and time.time() < view.deleted_at_s + settings.finalizer_s
+    if busy and not _is_away(problem):
+        return False
+    if problem:
+        note = Note(
+            reason="RecordKept",
+            message=f"what the api keeps of the job (uid {view.uid}) stays: {problem}",
+            key="finalizer",
+            warning=True,
+        )
+        await hands.tell(view, [note])
+    await hands.remove_finalizer(view)
+    return True
+
+
+def _is_away(problem: str) -> bool:
+    return "not reached" in problem or "(503)" in problem

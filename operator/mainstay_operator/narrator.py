@@ -1,0 +1,146 @@
+"""What is told as Events: pure functions of what happened and what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.losses import Loss, LossCause
+from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.repair import Repair
+from mainstay_operator.actuator import NameTakenError
+from mainstay_operator.events import Note
+from mainstay_operator.resources import SUPERVISOR
+from mainstay_operator.status import TIMES, show_quorum
+
+MAX_NAMES = 8
+"""Names in one Event."""
+
+
+def of_losses(losses: Iterable[Loss]) -> list[Note]:
+    """Return what is told of pods that are no more: one Event per cause and node."""
+    groups: dict[tuple[LossCause, str], list[Loss]] = {}
+    for loss in losses:
+        groups.setdefault((loss.cause, loss.node), []).append(loss)
+    notes = []
+    for (cause, node), lost in groups.items():
+        message = lost[0].evidence
+        if len(lost) > 1:
+            where = f" on node {node}" if node else ""
+            message = f"{len(lost)} pods{where}: {_names(p.name for p in lost)}: {message}"
+        notes.append(
+            Note(
+                reason=cause.value,
+                message=message,
+                key=",".join(loss.uid for loss in lost),
+                warning=cause not in (LossCause.ENDED, LossCause.LEFT),
+            )
+        )
+    return notes
+
+
+def of_recoveries(recoveries: Iterable[Mapping[str, Any]], since_s: float) -> list[Note]:
+    """Return what is told of recoveries that began after ``since_s``: that they began, and ended.
+
+    Each names the fault (with rank and slot), the method and the reason.
+    """
+    notes = []
+    for recovery in recoveries:
+        if recovery["started_at_s"] < since_s:
+            continue
+        quorum = show_quorum(recovery["quorum"])
+        method = recovery["method"]
+        title = "".join(word.capitalize() for word in method.split("-"))
+        notes.append(
+            Note(
+                reason=f"Recovery{title}",
+                message=f"{recovery['fault']}: {method} in {quorum}: {recovery['reason']}",
+                key=quorum,
+                warning=not recovery["exact"] or method in ("wait", "restart"),
+            )
+        )
+        if recovery.get("done"):
+            after = recovery.get("first_commit_after_s")
+            times = [(name, recovery.get(f"{name}_s")) for name in TIMES]
+            shown = ", ".join(f"{name} {value:.3f} s" for name, value in times if value is not None)
+            late = f" after {after:.3f} s" if after is not None else ""
+            notes.append(
+                Note(
+                    reason="Recovered",
+                    message=f"{quorum} committed its first step{late}"
+                    f"{f' ({shown})' if shown else ''}, {recovery['lost_steps']} steps lost",
+                    key=quorum,
+                )
+            )
+    return notes
+
+
+def of_repair(repair: Repair, made: list[SeenPod], errors: list[Exception]) -> list[Note]:
+    """Return what is told of a repair that was carried out."""
+    notes = []
+    if made:
+        names = _names(p.name for p in made)
+        uids = ",".join(p.uid for p in made)
+        notes.append(Note(reason="PodsMade", message=f"{len(made)} pods: {names}", key=uids))
+    notes += [
+        Note(
+            reason="PodForcedOut",
+            message=f"pod {end.name} is removed by force: {end.why}",
+            key=end.uid,
+            warning=True,
+        )
+        for end in repair.end
+        if end.force
+    ]
+    if repair.held_back:
+        notes.append(
+            Note(reason="ReplacementsExhausted", message=repair.reason, key="", warning=True)
+        )
+    for error in errors:
+        taken = isinstance(error, NameTakenError)
+        notes.append(
+            Note(
+                reason="NameTaken" if taken else "PodActionFailed",
+                message=f"a pod could not be made or ended: {error}",
+                warning=True,
+            )
+        )
+    return notes
+
+
+def of_container_ends(
+    pods: Iterable[SeenPod], told: MutableMapping[tuple[PodUid, str], int]
+) -> list[Note]:
+    """Return what is told of containers that were started again in their pod: it is no loss.
+
+    Args:
+        pods: that exist.
+        told: restarts by pod and container that were told before; changed.
+    """
+    notes = []
+    for pod in pods:
+        for end in pod.container_ends:
+            key = (pod.uid, end.container)
+            if told.get(key, 0) >= end.restarts:
+                continue
+            told[key] = end.restarts
+            if end.container == SUPERVISOR and end.exit_code == 0:
+                continue  # it was told to end: the kubelet starts sidecars again until the pod ends
+            notes.append(
+                Note(
+                    reason="OOMKilled" if end.reason == "OOMKilled" else "Restarted",
+                    message=f"container {end.container} of pod {pod.name} on node {pod.node} ended "
+                    f"with code {end.exit_code} ({end.reason}) and is started again "
+                    f"(restart {end.restarts})",
+                    key=f"{pod.uid}/{end.container}/{end.restarts}",
+                    warning=True,
+                )
+            )
+    return notes
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - MAX_NAMES} more" if len(listed) > MAX_NAMES else ""
+    return ", ".join(listed[:MAX_NAMES]) + more

@@ -1,0 +1,160 @@
+"""Pods and nodes as Kubernetes shows them, made into what decisions take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.observed import (
+    ContainerEnd,
+    Disruption,
+    PodPhase,
+    SeenNode,
+    SeenPod,
+    Taint,
+    Toleration,
+)
+from mainstay_operator.resources import ENDED_FOR, KIND, LABEL_INDEX, parse_time
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": Disruption.PREEMPTED,
+    "EvictionByEvictionAPI": Disruption.EVICTED,
+    "DeletionByTaintManager": Disruption.TAINTED,
+    "TerminationByKubelet": Disruption.NODE_SHUTDOWN,
+    "DeletionByPodGC": Disruption.TAINTED,
+}
+"""Reasons of the condition DisruptionTarget (KEP-3329)."""
+_IMAGE = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
+_STUCK = _IMAGE | {
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "CrashLoopBackOff",
+}
+
+
+def see_pod(body: Mapping[str, Any]) -> SeenPod:
+    """Return what decisions need of a pod object."""
+    metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    target = conditions.get("DisruptionTarget", {})
+    disrupted = target.get("status") == "True"
+    containers = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    stuck_reason, stuck = _stuck(containers)
+    failure, out_of_memory = _failure(status, containers)
+    terminating = bool(metadata.get("deletionTimestamp"))
+    ready = conditions.get("Ready", {})
+    scheduled = conditions.get("PodScheduled", {})
+    unscheduled = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    return SeenPod(
+        uid=PodUid(metadata["uid"]),
+        name=metadata["name"],
+        index=_index(metadata),
+        node=spec.get("nodeName") or "",
+        phase=PodPhase(status.get("phase") or "Pending"),
+        ready=ready.get("status") == "True",
+        ready_since_s=parse_time(ready.get("lastTransitionTime")),
+        terminating=terminating,
+        ends_by_s=parse_time(metadata.get("deletionTimestamp")),
+        grace_s=float(metadata.get("deletionGracePeriodSeconds") or 0) if terminating else 0.0,
+        ended_for=(metadata.get("annotations") or {}).get(ENDED_FOR, ""),
+        disruption=_DISRUPTIONS.get(target.get("reason", ""), Disruption.OTHER)
+        if disrupted
+        else None,
+        disruption_why=str(target.get("message", "")) if disrupted else "",
+        failure=failure,
+        out_of_memory=out_of_memory,
+        stuck=stuck,
+        stuck_on_image=stuck_reason in _IMAGE,
+        unscheduled=str(scheduled.get("message", "")) if unscheduled else "",
+        created_at_s=parse_time(metadata.get("creationTimestamp")),
+        container_ends=_ends(containers),
+        tolerations=tuple(_see_toleration(t) for t in spec.get("tolerations") or ()),
+    )
+
+
+def _see_toleration(body: Mapping[str, Any]) -> Toleration:
+    return Toleration(
+        key=body.get("key") or "",
+        operator=body.get("operator") or "Equal",
+        value=body.get("value") or "",
+        effect=body.get("effect") or "",
+        for_a_while=body.get("tolerationSeconds") is not None,
+    )
+
+
+def job_of(body: Mapping[str, Any]) -> str | None:
+    """Return the uid of the job whose pod this is; None of a copy that only has its labels."""
+    for owner in body["metadata"].get("ownerReferences") or ():
+        if owner.get("controller") and owner.get("kind") == KIND:
+            return str(owner["uid"])
+    return None
+
+
+def see_node(body: Mapping[str, Any]) -> SeenNode:
+    """Return what decisions need of a node object."""
+    spec, status = body.get("spec") or {}, body.get("status") or {}
+    ready = {c["type"]: c["status"] for c in status.get("conditions") or ()}.get("Ready")
+    return SeenNode(
+        name=body["metadata"]["name"],
+        ready=ready == "True",
+        cordoned=bool(spec.get("unschedulable")),
+        taints=tuple(
+            sorted(
+                Taint(key=t["key"], effect=t["effect"], value=t.get("value") or "")
+                for t in spec.get("taints") or ()
+            )
+        ),
+        labels=dict(body["metadata"].get("labels") or {}),
+    )
+
+
+def _index(metadata: Mapping[str, Any]) -> int:
+    text = (metadata.get("labels") or {}).get(LABEL_INDEX, "")
+    return int(text) if text.isdigit() else int(metadata["name"].rpartition("-")[2])
+
+
+def _stuck(containers: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return the reason and the sentence of the first container that cannot start."""
+    for container in containers:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason in _STUCK:
+            message = waiting.get("message") or reason
+            return reason, f"container {container['name']}: {reason}: {message}"
+    return "", ""
+
+
+def _failure(
+    status: Mapping[str, Any], containers: Sequence[Mapping[str, Any]]
+) -> tuple[str, bool]:
+    if status.get("phase") != "Failed":
+        return "", False
+    for container in containers:
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            reason = ended.get("reason") or "Error"
+            text = f"container {container['name']} ended with code {ended['exitCode']} ({reason})"
+            return text, reason == "OOMKilled"
+    parts = [status.get("reason") or "Failed", status.get("message") or ""]
+    return ": ".join(p for p in parts if p), False
+
+
+def _ends(containers: Sequence[Mapping[str, Any]]) -> tuple[ContainerEnd, ...]:
+    ends = []
+    for container in containers:
+        last = (container.get("lastState") or {}).get("terminated")
+        if last and container.get("restartCount"):
+            ends.append(
+                ContainerEnd(
+                    container=container["name"],
+                    restarts=int(container["restartCount"]),
+                    reason=last.get("reason") or "Error",
+                    exit_code=int(last.get("exitCode") or 0),
+                )
+            )
+    return tuple(ends)

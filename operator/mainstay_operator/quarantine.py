@@ -1,0 +1,148 @@
+"""Quarantine of nodes: from the api's recoveries to values, to the status and Events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.observed import SeenNode, SeenPod
+from mainstay_core.pool.quarantine import (
+    Mismatch,
+    Quarantined,
+    QuarantineMode,
+    QuarantinePlan,
+    QuarantinePolicy,
+    Ward,
+)
+from mainstay_core.rank.votes import find_differing_pods
+from mainstay_operator.events import Note
+from mainstay_operator.resources import JobView, parse_time, show_time
+from mainstay_operator.status import show_quorum
+
+TAINT_KEY = "mainstay.dev/quarantine"
+TAINT_EFFECT = "NoSchedule"
+
+
+def policy_of(view: JobView) -> QuarantinePolicy:
+    """Return what a job asks for."""
+    assert view.job is not None
+    asked = view.job.spec.recovery.quarantine
+    return QuarantinePolicy(
+        mode=QuarantineMode(asked.mode),
+        after_mismatches=asked.after_mismatches,
+        window_s=float(asked.window_seconds),
+        max_nodes_percent=asked.max_nodes_percent,
+        trusted=frozenset(asked.trusted_nodes),
+    )
+
+
+def read_mismatches(
+    recoveries: Iterable[Mapping[str, Any]], pods: Mapping[PodUid, SeenPod]
+) -> list[Mismatch]:
+    """Return the wrong results that recoveries name, of pods whose node is known."""
+    found = []
+    for recovery in recoveries:
+        for uid in find_differing_pods(f"{recovery['fault']}; {recovery['reason']}"):
+            pod = pods.get(PodUid(uid))
+            if pod is not None and pod.node:
+                found.append(
+                    Mismatch(
+                        at_s=float(recovery["started_at_s"]),
+                        node=pod.node,
+                        pod=pod.name,
+                        quorum=show_quorum(recovery["quorum"]),
+                    )
+                )
+    return found
+
+
+def of_status(status: Mapping[str, Any]) -> Ward:
+    """Return what a status remembers: a new operator goes on from there."""
+    shown = status.get("quarantine") or {}
+    return Ward(
+        mismatches=tuple(
+            Mismatch(at_s=parse_time(m["time"]), node=m["node"], pod=m["pod"], quorum=m["quorum"])
+            for m in shown.get("mismatches") or ()
+        ),
+        nodes=tuple(
+            Quarantined(
+                node=q["name"],
+                since_s=parse_time(q["since"]),
+                reason=q["reason"],
+                dry_run=bool(q.get("dryRun", False)),
+            )
+            for q in shown.get("nodes") or ()
+        ),
+    )
+
+
+def show(ward: Ward) -> dict[str, Any]:
+    """Return the status' field; empty if there is nothing to show."""
+    if not ward.mismatches and not ward.nodes:
+        return {}
+    return {
+        "quarantine": {
+            "nodes": [
+                {
+                    "name": q.node,
+                    "reason": q.reason,
+                    "since": show_time(q.since_s),
+                    "dryRun": q.dry_run,
+                }
+                for q in ward.nodes
+            ],
+            "mismatches": [
+                {"time": show_time(m.at_s), "node": m.node, "pod": m.pod, "quorum": m.quorum}
+                for m in ward.mismatches
+            ],
+        }
+    }
+
+
+def of_plan(plan: QuarantinePlan, mode: QuarantineMode) -> list[Note]:
+    """Return what is told of a plan."""
+    does = {
+        QuarantineMode.DRY_RUN: "it would be put in quarantine (dry run)",
+        QuarantineMode.AVOID: "the job stays off it",
+        QuarantineMode.TAINT: f"it gets the taint {TAINT_KEY}:{TAINT_EFFECT}",
+    }
+    notes = [
+        Note(
+            reason="NodeWouldBeQuarantined" if q.dry_run else "NodeQuarantined",
+            message=f"node {q.node}: {q.reason}: {does[mode]}",
+            key=q.node,
+            warning=True,
+        )
+        for q in plan.new
+    ]
+    notes += [
+        Note(
+            reason="NodeReleased",
+            message=f"node {q.node} is out of quarantine: {why}; a taint {TAINT_KEY} stays until "
+            f"somebody removes it: kubectl taint nodes {q.node} {TAINT_KEY}-",
+            key=f"{q.node}/{q.since_s:.0f}",
+        )
+        for q, why in plan.released
+        if not q.dry_run
+    ]
+    return notes + [
+        Note(
+            reason="QuarantineLimit",
+            message=f"node {node} is left alone: {why}",
+            key=node,
+            warning=True,
+        )
+        for node, why in plan.spared
+    ]
+
+
+def without(nodes: Mapping[str, SeenNode] | None, ward: Ward) -> Mapping[str, SeenNode] | None:
+    """Return the nodes, those in quarantine cordoned: their pods' work is handed over."""
+    if nodes is None or not ward.avoided:
+        return nodes
+    return {
+        **nodes,
+        **{name: replace(nodes[name], cordoned=True) for name in ward.avoided if name in nodes},
+    }

@@ -1,0 +1,275 @@
+"""From the api's replies to values, and from values to the status: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.conditions import (
+    JobSeen,
+    JobSummary,
+    State,
+    derive_conditions,
+    derive_state,
+    with_times,
+)
+from mainstay_core.pool.losses import Loss, LossCause, Wishes
+from mainstay_core.pool.observed import SeenPod
+from mainstay_operator.resources import JobView, parse_time, show_time
+
+MAX_RECENT = 256
+"""Losses that the status remembers; the window is counted by them."""
+MAX_ACTIVE = 16
+MAX_SENTENCE = 4096
+OVER = ("complete", "failed", "stopped")
+TIMES = ("detect", "decide", "fence", "load", "resume")
+"""The five times of a recovery."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """What is remembered of a job's pods, in its status: a new operator goes on from there."""
+
+    made: int = 0
+    counted: int = 0
+    uncounted: int = 0
+    recent: tuple[Mapping[str, Any], ...] = ()
+    """Newest losses as the status shows them, oldest first."""
+
+    @classmethod
+    def of_status(cls, status: Mapping[str, Any]) -> PodRecord:
+        """Return what a status remembers."""
+        repair = status.get("repair") or {}
+        return cls(
+            made=int((status.get("pods") or {}).get("made", 0)),
+            counted=int(repair.get("counted", 0)),
+            uncounted=int(repair.get("uncounted", 0)),
+            recent=tuple(repair.get("recent") or ()),
+        )
+
+    def counted_times(self) -> list[float]:
+        """Return when the losses were that count against the budget."""
+        return [parse_time(item["time"]) for item in self.recent if item.get("counts", True)]
+
+    def nodes_without_image(self, pods: Iterable[SeenPod], since_s: float) -> frozenset[str]:
+        """Return the nodes that cannot pull an image now, or could not since then."""
+        cause = LossCause.IMAGE.value
+        before = {
+            item.get("node", "")
+            for item in self.recent
+            if item.get("reason") == cause and parse_time(item["time"]) > since_s
+        }
+        return frozenset(before | {p.node for p in pods if p.stuck_on_image}) - {""}
+
+    def with_losses(self, losses: Iterable[Loss]) -> PodRecord:
+        """Return the record with more losses; what the operator ended itself is none."""
+        record = self
+        for loss in losses:
+            if loss.cause is LossCause.ENDED:
+                continue
+            item = {
+                "time": show_time(loss.at_s),
+                "pod": loss.name,
+                "node": loss.node,
+                "reason": loss.cause.value,
+                "counts": loss.counts,
+            }
+            record = replace(
+                record,
+                counted=record.counted + loss.counts,
+                uncounted=record.uncounted + (not loss.counts),
+                recent=(*record.recent, item)[-MAX_RECENT:],
+            )
+        return record
+
+
+def read_wishes(reply: Mapping[str, Any]) -> Wishes:
+    """Return what the api says about pods."""
+    pods = reply.get("pods") or ()
+    return Wishes(
+        over=reply["state"] in OVER,
+        suspended=reply["state"] == "suspended",
+        num_pods=int(reply["num_pods"]),
+        leaving=frozenset(PodUid(uid) for uid in reply["leaving"]),
+        ending=tuple(PodUid(uid) for uid in reply["ending"]),
+        living={PodUid(p["uid"]): p["name"] for p in pods},
+        serving=sum(bool(p["serving"]) for p in pods),
+    )
+
+
+def read_summary(reply: Mapping[str, Any]) -> JobSummary:
+    """Return the api's summary of a job as conditions take it."""
+    replicas, active = reply["replicas"], reply["recovery"]["active"]
+    return JobSummary(
+        state=reply["state"],
+        reason=reply.get("reason") or "",
+        step=int(reply["training"]["step"]),
+        steps=int(reply["training"]["steps"]),
+        replicas=int(replicas["whole"]),
+        replicas_wanted=int(replicas["wanted"]),
+        followers=int(replicas["followers"]),
+        recovering=tuple(r["fault"] for r in active if not r.get("done")),
+        method=next((r["method"] for r in active if not r.get("done")), ""),
+        checkpoint_problem=reply["checkpoint"].get("problem") or "",
+        durable=int(reply["checkpoint"].get("step") or 0),
+    )
+
+
+def read_state(status: Mapping[str, Any]) -> tuple[State, str] | None:
+    """Return state and reason that a status shows; None if it shows none."""
+    return (State(status["state"]), status.get("reason") or "") if status.get("state") else None
+
+
+def build_status(
+    view: JobView,
+    seen: JobSeen,
+    summary: Mapping[str, Any] | None,
+    record: PodRecord,
+    now_s: float,
+) -> dict[str, Any]:
+    """Return the whole status; fields that are left out are removed by the apply.
+
+    Args:
+        view: the job, with its status so far.
+        seen: what conditions are derived from.
+        summary: the api's newest summary; None if there was none yet.
+        record: what is remembered of pods.
+        now_s: wall clock.
+    """
+    old, now = view.status, show_time(now_s)
+    state, why = derive_state(seen)
+    conditions = with_times(
+        derive_conditions(seen), old.get("conditions") or (), view.generation, now
+    )
+    pods = seen.pods
+    status: dict[str, Any] = {
+        "observedGeneration": view.generation,
+        "state": state.value,
+        "reason": why[:MAX_SENTENCE],
+        "ready": f"{min(pods.places, pods.ready)}/{pods.places}",
+        "spares": f"{min(pods.spares_ready, pods.spares_wanted)}/{pods.spares_wanted}",
+        "conditions": conditions,
+        "pods": {
+            "wanted": pods.wanted,
+            "ready": pods.ready,
+            "pending": pods.pending,
+            "leaving": pods.leaving,
+            "made": record.made,
+        },
+        "repair": {
+            "counted": record.counted,
+            "uncounted": record.uncounted,
+            "recent": [dict(item) for item in record.recent],
+        },
+    }
+    status |= _times(old, state.value, now)
+    if summary is not None:
+        status |= _of_summary(summary)
+    else:
+        kept = ("training", "quorum", "recovery", "protection")
+        status |= {key: old[key] for key in kept if key in old}
+    return status
+
+
+def is_urgent(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Return whether a status must be written at once: a condition or the state has changed."""
+    return _gist(old) != _gist(new)
+
+
+def _gist(status: Mapping[str, Any]) -> tuple[Any, ...]:
+    conditions = [
+        (c.get("type"), c.get("status"), c.get("reason")) for c in status.get("conditions") or ()
+    ]
+    return status.get("state"), status.get("observedGeneration"), tuple(conditions)
+
+
+def _times(old: Mapping[str, Any], state: str, now: str) -> dict[str, Any]:
+    """Start and end: set once; a resumed job starts again. Waiting for pods is part of its time."""
+    times = {}
+    begun = old.get("startTime") or ("" if state in ("Complete", "Failed") else now)
+    if begun and state != "Suspended":
+        times["startTime"] = begun
+    if state in ("Complete", "Failed"):
+        times["completionTime"] = old.get("completionTime") or now
+    return times
+
+
+def _of_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    training, replicas = summary["training"], summary["replicas"]
+    shown: dict[str, Any] = {
+        "training": _without_none(
+            step=training["step"],
+            steps=training["steps"],
+            loss=_number(training.get("loss"), 6),
+            stepSeconds=_number(training.get("step_seconds"), 3),
+            ettr=_number(training.get("ettr"), 3),
+        ),
+        "recovery": _recovery(summary["recovery"]),
+    }
+    if summary.get("quorum"):
+        shown["quorum"] = {
+            "id": show_quorum(summary["quorum"]),
+            "replicas": replicas["whole"],
+            "replicasWanted": replicas["wanted"],
+            "followers": replicas["followers"],
+            "allReduceStack": summary["all_reduce_stack"],
+        }
+    if summary.get("entry"):
+        shown["protection"] = {
+            "entry": summary["entry"],
+            "items": [
+                {"name": p["name"], "on": p["given"], "reason": p["why"]}
+                for p in summary.get("protections") or ()
+            ],
+        }
+    return shown
+
+
+def _recovery(recovery: Mapping[str, Any]) -> dict[str, Any]:
+    counts: Mapping[str, int] = recovery["counts"]
+    shown: dict[str, Any] = {
+        "total": sum(counts.values()),
+        "active": [
+            {
+                "fault": r["fault"][:MAX_SENTENCE],
+                "method": r["method"],
+                "reason": r["reason"][:MAX_SENTENCE],
+                "quorum": show_quorum(r["quorum"]),
+                "startedAt": show_time(r["started_at_s"]),
+            }
+            for r in recovery["active"][:MAX_ACTIVE]
+        ],
+        "counts": [{"method": m, "count": n} for m, n in sorted(counts.items())],
+    }
+    last = recovery.get("last")
+    if last:
+        seconds = {name: _number(last.get(f"{name}_s"), 3) for name in TIMES}
+        finished_s = last["started_at_s"] + (last.get("first_commit_after_s") or 0.0)
+        shown["last"] = {
+            "fault": last["fault"][:MAX_SENTENCE],
+            "method": last["method"],
+            "exact": last["exact"],
+            "reason": last["reason"][:MAX_SENTENCE],
+            "quorum": show_quorum(last["quorum"]),
+            "fromStep": last["from_step"],
+            "finishedAt": show_time(finished_s),
+            "seconds": {name: text for name, text in seconds.items() if text is not None},
+        }
+    return shown
+
+
+def show_quorum(quorum: Any) -> str:
+    """Return a quorum as people see it, from its fields or its text."""
+    if isinstance(quorum, Mapping):
+        return f"q{quorum['id']}-{quorum['nonce']}"
+    return str(quorum)
+
+
+def _number(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:.{digits}g}"
+
+
+def _without_none(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
