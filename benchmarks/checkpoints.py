@@ -26,7 +26,8 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.events import RenameCheckpoint, WriteCheckpoint
 from mainstay_core.rank.settle import plan_step
-from mainstay_core.wire.messages import Chain, Commit, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.votes import Commit
 from mainstay_train.compute.engine import BlockTraining
 from mainstay_train.exact import digests, numerics
 from mainstay_train.model import workload

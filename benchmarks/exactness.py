@@ -44,7 +44,8 @@ from mainstay_core.base.shape import JobShape  # noqa: E402
 from mainstay_core.job.config import JobConfig  # noqa: E402
 from mainstay_core.rank.settle import Supply  # noqa: E402
 from mainstay_core.rank.votes import clip  # noqa: E402
-from mainstay_core.wire.messages import Partial, Vote  # noqa: E402
+from mainstay_core.wire.plan import Partial  # noqa: E402
+from mainstay_core.wire.votes import Vote  # noqa: E402
 from mainstay_train.comm.gather_client import GatherClient  # noqa: E402
 from mainstay_train.comm.group import Group  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402

@@ -26,7 +26,7 @@ from torch.distributed import TCPStore  # noqa: E402
 from mainstay_core.base.shape import JobShape  # noqa: E402
 from mainstay_core.job.config import JobConfig  # noqa: E402
 from mainstay_core.rank.settle import Supply  # noqa: E402
-from mainstay_core.wire.messages import Partial  # noqa: E402
+from mainstay_core.wire.plan import Partial  # noqa: E402
 from mainstay_train.comm.group import Group  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
 from mainstay_train.exact import digests  # noqa: E402

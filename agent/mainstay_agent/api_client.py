@@ -24,7 +24,8 @@ from mainstay_core.base.errors import MainstayError, RemoteProtocolError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
-from mainstay_core.wire.messages import LedgerEntry, Plan
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from typing import Any
 from mainstay_core.base import codec, proofs
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack, pack_head
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 MAX_DEAD_ROOMS = 4096
 """How many dead rooms are remembered, so that a late member is told instead of left waiting."""

@@ -22,7 +22,7 @@ from mainstay_core.base import codec, proofs
 from mainstay_core.base.errors import ProtocolError, RemoteProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import PodUid, QuorumId
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 logger = logging.getLogger(__name__)
 

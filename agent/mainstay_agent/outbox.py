@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from mainstay_agent.api_client import ApiClient, ApiRefused, ApiUnavailable, plan_of
 from mainstay_core.wire.facts import Fact
-from mainstay_core.wire.messages import LedgerEntry, Plan
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from mainstay_agent import local_socket
 from mainstay_agent.api_client import ApiClient, ApiRefused, Registration
-from mainstay_agent.api_line import ApiLine, slot_status
+from mainstay_agent.api_connection import ApiLine, slot_status
 from mainstay_agent.gather import GatherServer
 from mainstay_agent.gossip import PlanPassing
 from mainstay_agent.held_plan import restoration_of
@@ -68,7 +68,8 @@ from mainstay_core.supervisor.events import (
 from mainstay_core.supervisor.leaving import EXIT_TERMINATED
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
 from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
-from mainstay_core.wire.messages import LedgerEntry, Plan
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
 
 logger = logging.getLogger(__name__)
 

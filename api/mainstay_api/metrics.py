@@ -9,7 +9,8 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mainstay_core.wire.messages import LedgerEntry, Recovery
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.recoveries import Recovery
 
 STAGES = ("detect_s", "decide_s", "fence_s", "load_s", "resume_s")
 _RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

@@ -23,7 +23,8 @@ from mainstay_core.coordinator.state import (
 )
 from mainstay_core.job.protections import entry_of, protections_of
 from mainstay_core.wire.facts import Heartbeat, SlotStatus
-from mainstay_core.wire.messages import FinalDigests, LedgerEntry, LedgerKey, Recovery
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, LedgerKey
+from mainstay_core.wire.recoveries import Recovery
 
 REPORT_VERSION = 1
 

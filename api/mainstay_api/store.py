@@ -34,7 +34,6 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from mainstay_api import scripts
 from mainstay_api.store_protocol import (
     BeatReply,
     Change,
@@ -48,7 +47,8 @@ from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.wire.facts import Heartbeat
-from mainstay_core.wire.messages import LedgerEntry, LedgerKey, Recovery
+from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
+from mainstay_core.wire.recoveries import Recovery
 
 PREFIX = "mainstay"
 TIMEOUT_S = 3.0
@@ -57,6 +57,88 @@ TIMEOUT_S = 3.0
 
 FORGOTTEN_S = 24 * 3600
 """How long a deleted job's uid is remembered: longer than any pod of it can go on ending."""
+
+
+async def _call(pending: Any) -> Any:
+    """Await a Redis call; its failures are one kind of trouble to everybody else.
+
+    Raises:
+        StoreUnavailableError: the server cannot be reached or is not able to answer.
+    """
+    try:
+        return await pending
+    except (RedisError, OSError) as error:
+        raise StoreUnavailableError(f"Redis: {str(error) or type(error).__name__}") from error
+
+
+# What Redis does in one step: scripts in Lua.
+COMMIT = """
+if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return false end
+local version = redis.call('HINCRBY', KEYS[1], 'version', 1)
+redis.call('HSET', KEYS[1], 'state', ARGV[2], 'phase', ARGV[3], 'restored', ARGV[7])
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'plan', ARGV[4], 'quorum', ARGV[5]) end
+local at = 8
+local function take() at = at + 1; return ARGV[at - 1] end
+local last = ''
+for i = 1, tonumber(take()) do
+  local kind = take()
+  last = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[6], '*', 'kind', kind, 'data', take())
+end
+for i = 1, tonumber(take()) do
+  local key = take()
+  redis.call('HSET', KEYS[3], key, take())
+end
+local time = redis.call('TIME')
+local now = string.format('%d%06d', time[1], time[2])
+for i = 1, tonumber(take()) do redis.call('HSET', KEYS[4], take(), now) end
+for i = 1, tonumber(take()) do
+  local pod = take()
+  redis.call('HDEL', KEYS[4], pod)
+  redis.call('HDEL', KEYS[5], pod)
+end
+return {version, last}
+"""
+
+BEAT = """
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then
+  return {0, redis.call('HMGET', KEYS[1], 'quorum', 'phase', 'restored')}
+end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%d%06d', time[1], time[2]))
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
+return {1, redis.call('HMGET', KEYS[1], 'quorum', 'phase', 'restored')}
+"""
+
+CREATE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
+redis.call('HSET', KEYS[1], 'version', '1', 'state', ARGV[2], 'phase', ARGV[3],
+           'manifest', ARGV[4], 'name', ARGV[5])
+redis.call('SADD', KEYS[2], ARGV[1])
+redis.call('HSET', KEYS[3], ARGV[5], ARGV[1])
+return 1
+"""
+
+FORGET = """
+local name = redis.call('HGET', KEYS[1], 'name')
+if name and redis.call('HGET', KEYS[3], name) == ARGV[1] then redis.call('HDEL', KEYS[3], name) end
+redis.call('SREM', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[4], '1', 'EX', ARGV[2])
+local known = redis.call('EXISTS', KEYS[1])
+redis.call('DEL', KEYS[1], unpack(KEYS, 5))
+return known
+"""
+
+LEASE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+RELEASE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+"""
 
 
 class RedisStore:
@@ -99,12 +181,12 @@ class RedisStore:
         self._max_block_s = timeout_s / 2
         self._server = ""
         self._cache: dict[JobUid, Snapshot] = {}
-        self._commit = self._redis.register_script(scripts.COMMIT)
-        self._beat = self._redis.register_script(scripts.BEAT)
-        self._create = self._redis.register_script(scripts.CREATE)
-        self._forget = self._redis.register_script(scripts.FORGET)
-        self._lease = self._redis.register_script(scripts.LEASE)
-        self._release = self._redis.register_script(scripts.RELEASE)
+        self._commit = self._redis.register_script(COMMIT)
+        self._beat = self._redis.register_script(BEAT)
+        self._create = self._redis.register_script(CREATE)
+        self._forget = self._redis.register_script(FORGET)
+        self._lease = self._redis.register_script(LEASE)
+        self._release = self._redis.register_script(RELEASE)
 
     async def _on_connect(self, connection: AbstractConnection) -> None:
         await connection.on_connect()
@@ -316,15 +398,3 @@ def _key(uid: str, part: str) -> str:
 def _whole(uid: str) -> list[str]:
     """The keys by which a job is there, or is known not to be."""
     return [_key(uid, "job"), f"{PREFIX}:uids", f"{PREFIX}:names", _key(uid, "forgotten")]
-
-
-async def _call(pending: Any) -> Any:
-    """Await a Redis call; its failures are one kind of trouble to everybody else.
-
-    Raises:
-        StoreUnavailableError: the server cannot be reached or is not able to answer.
-    """
-    try:
-        return await pending
-    except (RedisError, OSError) as error:
-        raise StoreUnavailableError(f"Redis: {str(error) or type(error).__name__}") from error

@@ -10,7 +10,9 @@ from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.wire.facts import Heartbeat
-from mainstay_core.wire.messages import LedgerEntry, LedgerKey, Plan, Recovery
+from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.recoveries import Recovery
 
 
 class UnknownJobError(MainstayError):

@@ -11,11 +11,12 @@ from typing import Any
 
 from mainstay_api.run_report import show_protections
 from mainstay_core.base import codec
-from mainstay_core.coordinator.availability import spare_pods
 from mainstay_core.coordinator.leaving import leaving_pods
 from mainstay_core.coordinator.scaling import plan_pods
+from mainstay_core.coordinator.siting import spare_pods
 from mainstay_core.coordinator.state import CoordinatorState, JobPhase, has_members, median, uid_of
-from mainstay_core.wire.messages import LedgerEntry, Recovery
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.recoveries import Recovery
 
 UNSETTLED = (JobPhase.RECOVERING, JobPhase.WAITING)
 

@@ -51,7 +51,7 @@ from mainstay_core.coordinator.state import CoordinatorState, pods_moved
 from mainstay_core.coordinator.store_recovery import refuse_behind
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Heartbeat
-from mainstay_core.wire.messages import LedgerEntry
+from mainstay_core.wire.ledger import LedgerEntry
 
 logger = logging.getLogger(__name__)
 

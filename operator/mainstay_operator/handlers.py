@@ -19,9 +19,8 @@ from mainstay_core.pool.observed import SeenNode, SeenPod
 from mainstay_operator.actuator import Hands
 from mainstay_operator.api_client import ApiLine
 from mainstay_operator.jobs import Fleet
-from mainstay_operator.journal import Journal
 from mainstay_operator.kube import KubeClient
-from mainstay_operator.metrics import Metrics
+from mainstay_operator.metrics import Journal, Metrics
 from mainstay_operator.node_cache import NodeCache
 from mainstay_operator.observed import job_of, see_node, see_pod
 from mainstay_operator.relist import Resync

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from mainstay_core.pool.observed import SeenNode, SeenPod
 from mainstay_operator.actuator import Hands
 from mainstay_operator.api_client import ApiLine
-from mainstay_operator.journal import Journal
 from mainstay_operator.liveness import RunningLook
+from mainstay_operator.metrics import Journal
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.reconciler import Keeper
 from mainstay_operator.resources import FINALIZER, JobView

@@ -30,17 +30,16 @@ from mainstay_operator import (
 from mainstay_operator.actuator import Hands, NameTakenError
 from mainstay_operator.api_client import ApiError, ApiLine
 from mainstay_operator.events import Note
-from mainstay_operator.journal import Journal
 from mainstay_operator.kube import KubeError
 from mainstay_operator.liveness import RunningLook
-from mainstay_operator.memory import Memory
-from mainstay_operator.metrics import POD_STATES
+from mainstay_operator.metrics import POD_STATES, Journal
 from mainstay_operator.observed import job_of, see_pod
 from mainstay_operator.pod_cache import PodCache
+from mainstay_operator.quarantine import Warden
 from mainstay_operator.resources import FINALIZER, LABEL_UID, JobView
 from mainstay_operator.settings import Settings
+from mainstay_operator.state import Memory
 from mainstay_operator.status import PodRecord
-from mainstay_operator.warden import Warden
 
 logger = logging.getLogger(__name__)
 

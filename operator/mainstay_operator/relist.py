@@ -11,8 +11,8 @@ import asyncio
 import logging
 
 from mainstay_operator.jobs import Fleet
-from mainstay_operator.journal import Journal
 from mainstay_operator.kube import KubeClient, KubeError
+from mainstay_operator.metrics import Journal
 from mainstay_operator.node_cache import NodeCache
 from mainstay_operator.observed import see_node
 from mainstay_operator.resources import PLURAL, view_job

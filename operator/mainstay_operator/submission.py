@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from mainstay_core.pool.observed import SeenNode, SeenPod
 from mainstay_operator.api_client import ApiError, ApiLine
-from mainstay_operator.memory import Memory
 from mainstay_operator.resources import JobView
+from mainstay_operator.state import Memory
 
 RESTORE_S = 30.0
 """A store that lost a running job is restored by its supervisors; after so long the job is

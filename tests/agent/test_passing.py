@@ -11,7 +11,7 @@ from tests.agent.test_supervisor import LEDGER, plan
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.wire.facts import FactKind, PodRegistration
-from mainstay_core.wire.messages import Member, Plan, Rendezvous
+from mainstay_core.wire.plan import Member, Plan, Rendezvous
 from mainstay_train.comm.gather_client import GatherClient
 
 

@@ -17,7 +17,7 @@ from mainstay_core.base import codec, proofs
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import PodUid
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 from mainstay_train.base import job_secret
 from mainstay_train.base.aborts import QuorumAborted
 from mainstay_train.comm.gather_client import GatherClient

@@ -6,7 +6,7 @@ from typing import Any
 
 from mainstay_core.base.codec import decode
 from mainstay_core.job.config import JobConfig
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 
 def test_registration_answers_with_the_job_and_the_plan(job: Any) -> None:

@@ -25,7 +25,7 @@ from mainstay_core.coordinator.heartbeats import Silence
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration
-from mainstay_core.wire.messages import LedgerEntry
+from mainstay_core.wire.ledger import LedgerEntry
 
 SETTINGS = Settings(redis_url="unix://", admin_token="a", agent_token="b")
 

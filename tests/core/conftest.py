@@ -29,7 +29,8 @@ from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import CoordinatorState, is_leaving, is_living
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
-from mainstay_core.wire.messages import FinalDigests, Member, Plan
+from mainstay_core.wire.ledger import FinalDigests
+from mainstay_core.wire.plan import Member, Plan
 
 
 class World:

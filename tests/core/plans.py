@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.wire.messages import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
 
 def slot_of(life: str) -> Slot:

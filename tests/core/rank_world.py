@@ -56,17 +56,8 @@ from mainstay_core.rank.events import (
 from mainstay_core.rank.machine import Phase
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import (
-    Commit,
-    LastStatus,
-    Member,
-    Partial,
-    Plan,
-    SaveStatus,
-    SettleReport,
-    TypeStat,
-    Vote,
-)
+from mainstay_core.wire.plan import Member, Partial, Plan
+from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, TypeStat, Vote
 
 CORRUPT = "corrupt"
 

@@ -25,7 +25,8 @@ from mainstay_core.sim.store import Store
 from mainstay_core.sim.trainer import Trainer
 from mainstay_core.supervisor import machine as supervisor_machine
 from mainstay_core.supervisor import slots
-from mainstay_core.wire.messages import Member, Plan, SettleReport
+from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.votes import SettleReport
 
 
 @dataclass(frozen=True, slots=True)

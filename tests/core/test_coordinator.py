@@ -10,7 +10,7 @@ import pytest
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Method
+from mainstay_core.wire.plan import Method
 
 Start = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from mainstay_core.base import codec
 from mainstay_core.coordinator.pruning import MAX_GONE_PODS
 from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Method
+from mainstay_core.wire.plan import Method
 
 Start = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from mainstay_core.coordinator.events import DrainRequested, ScaleRequested, Ste
 from mainstay_core.coordinator.leaving import leaving_members
 from mainstay_core.coordinator.state import JobPhase, is_living
 from mainstay_core.wire.facts import Fact, FactKind
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 
 class Chaos:

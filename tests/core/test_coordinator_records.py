@@ -22,7 +22,7 @@ from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Method
+from mainstay_core.wire.plan import Method
 
 Start = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.core.conftest import World, make_config
 
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Method
+from mainstay_core.wire.plan import Method
 
 Start = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from mainstay_core.coordinator.events import DrainRequested, ScaleRequested
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Method
+from mainstay_core.wire.plan import Method
 
 Start = Callable[..., Any]
 

@@ -16,26 +16,15 @@ from tests.core.plans import make_plan
 
 from mainstay_core.base.codec import decode, dumps, encode, loads
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
-from mainstay_core.wire import messages
+from mainstay_core.wire import ledger, plan, recoveries, votes
 from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
-from mainstay_core.wire.messages import (
-    Commit,
-    FinalDigests,
-    LastStatus,
-    LedgerEntry,
-    Method,
-    Partial,
-    PartialDigest,
-    Recovery,
-    SaveStatus,
-    SettleReport,
-    StageTimes,
-    TypeStat,
-    Vote,
-)
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
+from mainstay_core.wire.plan import Method, Partial
+from mainstay_core.wire.recoveries import Recovery, StageTimes
+from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, TypeStat, Vote
 
 GOLDEN = Path(__file__).parent / "golden"
-NEWEST = GOLDEN / f"v{messages.VERSION}"
+NEWEST = GOLDEN / f"v{plan.FORMAT}"
 
 POD = PodUid("pod-a")
 SLOT = Slot(pod=POD, index=1)
@@ -269,15 +258,16 @@ def test_every_message_has_a_golden_file() -> None:
         collect(example)
     wanted = {
         kind
-        for kind in vars(messages).values()
-        if dataclasses.is_dataclass(kind) and kind.__module__ == messages.__name__
+        for room in (plan, votes, ledger, recoveries)
+        for kind in vars(room).values()
+        if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
     }
     assert wanted <= kinds
     assert {p.stem for p in NEWEST.glob("*.json")} == set(EXAMPLES)
 
 
 def test_a_plans_digest_depends_on_its_values_and_on_nothing_else() -> None:
-    again = loads(messages.Plan, dumps(PLAN))
+    again = loads(plan.Plan, dumps(PLAN))
 
     assert again.digest() == PLAN.digest()
     assert dataclasses.replace(PLAN, reason="another").digest() != PLAN.digest()

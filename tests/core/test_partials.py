@@ -3,7 +3,7 @@
 import random
 
 from mainstay_core.planning.partials import covers, grow, grow_all
-from mainstay_core.wire.messages import Partial
+from mainstay_core.wire.plan import Partial
 
 
 def run(first: int, last: int, lane: int = 0) -> Partial:

@@ -48,15 +48,8 @@ from mainstay_core.rank.events import (
 from mainstay_core.rank.machine import Phase, RankState, Transition
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import (
-    Commit,
-    LastStatus,
-    Partial,
-    Plan,
-    SettleReport,
-    TypeStat,
-    Vote,
-)
+from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, TypeStat, Vote
 
 ACCEPTED: dict[Phase, set[type]] = {
     Phase.IDLE: {PlanSeen},

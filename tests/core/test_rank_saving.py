@@ -9,10 +9,10 @@ from tests.core.plans import make_plan, slot_of
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.rank import checkpoints
 from mainstay_core.rank.events import RenameCheckpoint, Tell, WriteCheckpoint
-from mainstay_core.rank.saving import Attempt, Saves, judge_saves, writer_of
+from mainstay_core.rank.saves import Attempt, Saves, judge_saves, writer_of
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Commit, SaveStatus
+from mainstay_core.wire.votes import Commit, SaveStatus
 
 PLAN = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3)
 """Members 0 and 1 hold stage 0, 2 and 3 stage 1."""

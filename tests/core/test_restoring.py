@@ -24,7 +24,7 @@ from mainstay_core.coordinator.state import CoordinatorState, JobPhase
 from mainstay_core.coordinator.store_recovery import is_behind
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Method, Plan
+from mainstay_core.wire.plan import Method, Plan
 
 ALONE = {"lanes": 1, "replicas": 1, "stages": 1, "shards_per_lane": 1}
 SAVES = {"checkpoint_every_steps": 10, "checkpoint_dir": "/ckpt"}

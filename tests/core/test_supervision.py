@@ -40,7 +40,7 @@ from mainstay_core.supervisor.events import (
 )
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
 from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
-from mainstay_core.wire.messages import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
 POD = PodUid("pod-1")
 SETTINGS = SupervisionSettings(

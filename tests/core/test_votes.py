@@ -10,7 +10,7 @@ from tests.core.plans import make_plan
 
 from mainstay_core.base.codec import dumps, loads
 from mainstay_core.base.digest import Digest
-from mainstay_core.rank.saving import Attempt
+from mainstay_core.rank.saves import Attempt
 from mainstay_core.rank.votes import (
     CLIP_EPSILON,
     Verdict,
@@ -19,7 +19,8 @@ from mainstay_core.rank.votes import (
     judge,
     judge_states,
 )
-from mainstay_core.wire.messages import Plan, TypeStat, Vote
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import TypeStat, Vote
 
 GRID = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3)
 """Members 0 and 1 hold stage 0, 2 and 3 stage 1; the even ones are of replica 0."""

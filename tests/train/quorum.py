@@ -25,15 +25,8 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind
-from mainstay_core.wire.messages import (
-    Chain,
-    FinalDigests,
-    LedgerEntry,
-    Member,
-    Method,
-    Plan,
-    Rendezvous,
-)
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
+from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.launcher import main
 

@@ -11,7 +11,7 @@ from tests.train.quorum import make_config, run_job
 from tests.train.world import World
 
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Method
+from mainstay_core.wire.plan import Method
 
 STEP = 2
 """Where things happen."""

@@ -16,7 +16,7 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Op
 from mainstay_core.rank import events
 from mainstay_core.wire.checkpoint_manifest import identity_of
-from mainstay_core.wire.messages import Member, Method, Plan, Rendezvous
+from mainstay_core.wire.plan import Member, Method, Plan, Rendezvous
 from mainstay_train.state import verify
 from mainstay_train.state.controller import Checkpointing
 from mainstay_train.state.heal import masters_digest

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mainstay_core.base.errors import IntegrityError
-from mainstay_core.wire.messages import Commit
+from mainstay_core.wire.votes import Commit
 from mainstay_train.model import workload
 from mainstay_train.state.directory import CheckpointDirectory, Part, new_manifest
 from mainstay_train.state.heal import masters_digest

@@ -5,7 +5,7 @@ from mainstay_core.base.frames import FrameParser, pack
 from mainstay_core.base.ids import QuorumId, RankId, Slot
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.wire.messages import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.uplink import Status, Uplink
 

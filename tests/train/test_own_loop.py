@@ -9,7 +9,7 @@ from tests.train.quorum import kill_at, make_config, run_job
 
 import mainstay_train
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.wire.messages import Method
+from mainstay_core.wire.plan import Method
 from mainstay_train.model import workload
 
 LOOPS = Path(__file__).parent / "loops.py"

@@ -6,7 +6,7 @@ import pytest
 from tests.train.quorum import kill_at, make_config, run_job
 
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Method
+from mainstay_core.wire.plan import Method
 
 
 @pytest.fixture(scope="module")

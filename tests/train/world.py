@@ -41,7 +41,8 @@ from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
-from mainstay_core.wire.messages import LedgerEntry, Member, Method, Plan
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Member, Method, Plan
 from mainstay_train.launcher import main
 
 GIVE_UP_S = 60.0

@@ -1,0 +1,12 @@
+"""Holds what a trainer's process needs before it can train: settings, sockets, threads, errors.
+
+- ``environment``: environment variables that fix the arithmetic
+- ``settings``: what a launcher tells a trainer
+- ``job_secret``: the job's secret, as the pod was given it
+- ``aborts``: exceptions that interrupt a quorum without being errors
+- ``sockets``: the open sockets of this process, which any thread can shut
+- ``network_cut``: an injected loss of the network
+- ``background``: one thread that writes to the disk while training goes on
+- ``output``: carries the output of trainers to their launcher
+- ``decorator``: marks a function of the user as an own training loop
+"""

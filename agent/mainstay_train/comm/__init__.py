@@ -1,0 +1,8 @@
+"""Connects the ranks of a job: process groups, and the exchange of votes.
+
+- ``group``: process groups whose blocked operations another thread can end
+- ``mesh``: the ranks of one cell, on which the user's parallelism runs
+- ``chains``: the groups of one chain: pipeline and inner mesh
+- ``gather_client``: a member's side of the gather
+- ``connections``: all connections of a trainer under the plan it has adopted
+"""

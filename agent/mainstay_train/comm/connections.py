@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.rank.machine import interrupts
-from mainstay_core.wire.messages import Chain, Plan
+from mainstay_core.wire.plan import Chain, Plan
 from mainstay_train.base.aborts import QuorumAborted
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.chains import ChainGroups

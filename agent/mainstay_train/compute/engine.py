@@ -13,7 +13,8 @@ from mainstay_core.base.ids import Slot
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import compile_compute
 from mainstay_core.rank.settle import Supply
-from mainstay_core.wire.messages import Commit, FinalDigests, PartialDigest, TypeStat
+from mainstay_core.wire.ledger import FinalDigests, PartialDigest
+from mainstay_core.wire.votes import Commit, TypeStat
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, GroupEnded
 from mainstay_train.comm.mesh import SINGLE, InnerMesh

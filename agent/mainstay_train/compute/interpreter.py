@@ -15,7 +15,7 @@ import torch
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.wire.messages import TypeStat
+from mainstay_core.wire.votes import TypeStat
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
 from mainstay_train.exact.draws import Address

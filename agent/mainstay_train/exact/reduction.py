@@ -21,7 +21,7 @@ import torch
 
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank.settle import Supply
-from mainstay_core.wire.messages import Partial
+from mainstay_core.wire.plan import Partial
 from mainstay_train.comm.group import Group
 from mainstay_train.exact.layout import CHUNK, StageLayout
 

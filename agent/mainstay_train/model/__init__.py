@@ -1,0 +1,8 @@
+"""Describes what a user brings to train: blocks, loss, optimizer and data.
+
+- ``workload``: loads the entrypoint and checks what it returns
+- ``blocks``: pieces of a model between which only explicit tensors pass
+- ``split``: modules whose backward computes input and weight gradients apart
+- ``data``: samples by address, from folders of text files
+- ``plain_model``: adopts a plain nn.Module into the flat layout
+"""

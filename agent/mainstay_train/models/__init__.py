@@ -1,1 +1,9 @@
-"""Models that come with Mainstay; each module offers an entrypoint ``workload``."""
+"""Builds the models that come with Mainstay.
+
+Their paths are public: a TrainingJob names them, as ``mainstay_train.models.llama:workload``.
+
+- ``llama``: a Llama of any size, as blocks
+- ``llama_config``: its configuration
+- ``attention``: attention with addressed dropout
+- ``llama_parallel``: the same Llama, spread over the ranks of a cell
+"""

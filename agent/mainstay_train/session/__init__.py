@@ -1,0 +1,10 @@
+"""Runs one rank: the shell around the rank's state machine.
+
+- ``session``: carries out what the state machine decides
+- ``uplink``: the connection to the supervisor
+- ``reporting``: tells status, facts and ledger entries
+- ``fault_points``: fires injected faults at named actions
+- ``failing``: tells why a job cannot run before there is a session
+- ``loop``: the session that a user's own training loop gets
+- ``driver``: runs a user's own loop under the state machine
+"""

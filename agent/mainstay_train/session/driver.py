@@ -24,7 +24,7 @@ from mainstay_core.job import protections
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.events import Applied, Compute, Event, TodoDone
-from mainstay_core.wire.messages import TypeStat
+from mainstay_core.wire.votes import TypeStat
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.engine import Engine

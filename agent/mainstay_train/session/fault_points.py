@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from mainstay_core.faults.points import COMPUTE, STEPS_TO_BE_OVER, FaultAction, FaultPoint, View
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 from mainstay_train.session.uplink import Uplink
 
 logger = logging.getLogger(__name__)

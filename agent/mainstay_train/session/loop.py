@@ -30,7 +30,7 @@ from torch import nn
 from mainstay_core.base.digest import Digest
 from mainstay_core.planning.program import Op
 from mainstay_core.rank.events import Applied
-from mainstay_core.wire.messages import Commit
+from mainstay_core.wire.votes import Commit
 from mainstay_train.base.decorator import Loop
 from mainstay_train.exact import digests
 from mainstay_train.exact import optimizer as optimizers

@@ -8,7 +8,8 @@ from collections import deque
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.wire.facts import Fact, FactKind
-from mainstay_core.wire.messages import Commit, FinalDigests, LedgerEntry, PartialDigest
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
+from mainstay_core.wire.votes import Commit
 from mainstay_train.session.uplink import Status, Uplink
 
 WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})

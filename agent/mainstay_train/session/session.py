@@ -22,7 +22,8 @@ from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Commit, LastStatus, Plan, SettleReport, Vote
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, Vote
 from mainstay_train.base.aborts import HealFailed, JobOver, QuorumAborted
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.connections import Connections

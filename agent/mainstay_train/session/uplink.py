@@ -21,7 +21,8 @@ from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.wire.facts import Fact
-from mainstay_core.wire.messages import LedgerEntry, Plan
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
 from mainstay_train.base import network_cut
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from mainstay_core.base.errors import IntegrityError, InvalidSpecError
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank import events
 from mainstay_core.wire.checkpoint_manifest import differences, identity_of
-from mainstay_core.wire.messages import Plan, SaveStatus
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import SaveStatus
 from mainstay_train.base.background import Background
 from mainstay_train.compute.engine import Engine
 from mainstay_train.state.directory import CheckpointDirectory, Part, Reached, new_manifest

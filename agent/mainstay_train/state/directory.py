@@ -37,7 +37,7 @@ from mainstay_core.wire.checkpoint_manifest import (
     part_name,
     version_name,
 )
-from mainstay_core.wire.messages import Commit
+from mainstay_core.wire.votes import Commit
 from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.state.heal import masters_digest

@@ -1,1 +1,8 @@
-"""One router per audience: agents, people, probes."""
+"""Answers requests: one file for each kind of caller or resource.
+
+- ``agents``: what supervisors tell and ask
+- ``jobs``: jobs, their ranks, recoveries and reports
+- ``faults``: injected faults
+- ``operator``: what the operator asks of a job
+- ``health``: liveness and readiness
+"""

@@ -29,7 +29,8 @@ from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.state import TERMINAL, JobPhase
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
-from mainstay_core.wire.messages import LedgerEntry, Plan
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
 
 router = APIRouter(
     prefix="/v1/jobs/{job}/agent",

@@ -13,9 +13,9 @@ from mainstay_api.deps import GuardedRoute, ServiceDep, UidDep, require_operator
 from mainstay_api.run_report import show_fault
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.availability import spare_pods
 from mainstay_core.coordinator.events import FaultFired, FaultsAsked
 from mainstay_core.coordinator.injection import list_faults
+from mainstay_core.coordinator.siting import spare_pods
 from mainstay_core.faults import files
 
 router = APIRouter(

@@ -1,0 +1,10 @@
+"""Holds what every command needs: exit codes, addresses, the state directory, the api's client.
+
+- ``exits``: exit codes and errors of commands
+- ``entry``: how a command line begins and ends
+- ``client``: the api over HTTP
+- ``comparison``: compares the reports of two runs
+- ``network``: loopback addresses for pods
+- ``state_dir``: where a run keeps its files
+- ``guard``: runs one command that ends when its parent is gone
+"""

@@ -1,0 +1,7 @@
+"""Shows a running job in a terminal.
+
+- ``monitor``: follows a job through the api
+- ``progress``: prints steps, recoveries and warnings, line by line
+- ``live``: a live table
+- ``faults``: short texts for an injected fault
+"""

@@ -1,0 +1,10 @@
+"""Holds what everything else is made of: identities, errors, and bytes with their digests.
+
+- ``ids``: names of jobs, pods, slots, ranks, lives of processes, and quorums
+- ``errors``: the tree of exceptions
+- ``shape``: the shape of a job: stages, lanes and ranks, which never change while it lives
+- ``codec``: values to JSON and back
+- ``frames``: length-prefixed frames on a socket
+- ``digest``: the one digest of tensors
+- ``proofs``: proofs that a peer knows the job's secret
+"""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.availability import domain_of
+from mainstay_core.coordinator.siting import domain_of
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     DomainState,

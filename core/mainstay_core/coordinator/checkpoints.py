@@ -12,7 +12,7 @@ from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.state import CoordinatorState, slot_name
 from mainstay_core.wire.facts import Fact
-from mainstay_core.wire.messages import Method
+from mainstay_core.wire.plan import Method
 
 
 def learn_checkpoint(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:

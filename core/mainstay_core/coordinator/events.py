@@ -13,7 +13,8 @@ from mainstay_core.coordinator.state import CoordinatorState, JobPhase
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, Place, PodRegistration
-from mainstay_core.wire.messages import Plan, Recovery
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.recoveries import Recovery
 
 # Events ---------------------------------------------------------------------
 

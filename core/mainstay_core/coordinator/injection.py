@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.coordinator.availability import spare_pods
 from mainstay_core.coordinator.events import (
     Action,
     AddFaults,
@@ -21,6 +20,7 @@ from mainstay_core.coordinator.events import (
     TellFired,
     Transition,
 )
+from mainstay_core.coordinator.siting import spare_pods
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.ids import QuorumId, Slot
+from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.coordinator.backoff import hold_domain, hold_slot
 from mainstay_core.coordinator.checkpoints import learn_checkpoint, note_reached, note_settled
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
-from mainstay_core.coordinator.fingerprints import fingerprint_difference
 from mainstay_core.coordinator.leaving import has_adopted, learn_leaving, outgoing
-from mainstay_core.coordinator.losses import end_all, end_slot, lose_pod, note_end
 from mainstay_core.coordinator.records import close_known, plan_settled
 from mainstay_core.coordinator.state import (
+    MAX_ENDED,
     CoordinatorState,
     JobPhase,
     PodState,
@@ -26,6 +26,8 @@ from mainstay_core.coordinator.state import (
     Suspicion,
     all_settled,
     has_left,
+    is_leaving,
+    pod_name,
     slot_name,
     uid_of,
     with_pod,
@@ -33,7 +35,8 @@ from mainstay_core.coordinator.state import (
 )
 from mainstay_core.coordinator.suspension import learn_paused
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
-from mainstay_core.wire.messages import FinalDigests, Member, Method
+from mainstay_core.wire.ledger import FinalDigests
+from mainstay_core.wire.plan import Member, Method
 
 
 class UnregisteredPodError(RemoteProtocolError):
@@ -387,3 +390,92 @@ _FACTS: dict[FactKind, Callable[[CoordinatorState, Fact, float], Transition]] = 
     FactKind.CHECKPOINT: learn_checkpoint,
     FactKind.PAUSED: learn_paused,
 }
+
+
+def end_slot(
+    state: CoordinatorState,
+    slot: SlotState,
+    incarnation: Incarnation | None,
+    why: str,
+    at_s: float,
+    now_s: float,
+) -> SlotState:
+    """Return the slot after ``incarnation`` (or the one that lives) ended."""
+    ended = incarnation or slot.incarnation
+    if ended is None or ended in slot.ended:
+        return slot
+    remembered = (*slot.ended, ended)[-MAX_ENDED:]
+    if slot.incarnation not in (None, ended):
+        return replace(slot, ended=remembered)
+    over = replace(
+        slot,
+        incarnation=None,
+        ended=remembered,
+        down_at_s=at_s,
+        learnt_down_s=now_s,
+        failures=slot.failures + 1,
+        why=why,
+    )
+    if is_leaving(state, slot.slot.pod):
+        return replace(over, failures=slot.failures)
+    return hold_slot(state, over, now_s)
+
+
+def note_end(state: CoordinatorState, pod: PodUid, why: str, now_s: float) -> CoordinatorState:
+    """Return the state with an end counted against its failure domain, if nobody had planned it."""
+    return state if is_leaving(state, pod) else hold_domain(state, pod, why, now_s)
+
+
+def end_all(
+    state: CoordinatorState, pod: PodUid, why: str, at_s: float, now_s: float, *, sure: bool = True
+) -> CoordinatorState:
+    """End what lives on a pod. If that is not sure, the same trainers may be heard of again."""
+    for slot in state.slots:
+        if slot.slot.pod == pod and slot.incarnation is not None:
+            ended = end_slot(state, slot, slot.incarnation, why, at_s, now_s)
+            if sure:
+                state = note_end(state, pod, why, now_s)
+            else:
+                ended = replace(
+                    ended,
+                    ended=slot.ended,
+                    failures=slot.failures,
+                    held_until_s=slot.held_until_s,
+                )
+            state = with_slot(state, replace(ended, restarting=False))
+    return state
+
+
+def lose_pod(
+    state: CoordinatorState, uid: PodUid, why: str, at_s: float, now_s: float, *, sure: bool = True
+) -> Transition:
+    """Return the state with a pod gone, and what lived on it ended."""
+    pod = state.pod(uid)
+    if pod is None or pod.gone:
+        return Transition(state=state, reason=f"pod {uid} is known to be gone")
+    left = has_left(state, uid)
+    what = "has left" if left else "is gone"
+    message = f"pod {pod_name(state, uid)} {what}: {why or 'no detail'}"
+    state = end_all(state, uid, why or "its pod is gone", at_s, now_s, sure=sure)
+    state = with_pod(state, replace(pod, gone=True, why=why, gone_at_s=at_s))
+    if sure:
+        # Nothing of a pod without a known node comes back under its name.
+        state = replace(state, domains={n: d for n, d in state.domains.items() if n != uid})
+    return Transition(
+        state=state,
+        actions=(
+            Announce(reason="PodLeft" if left else "PodGone", message=message, warning=not left),
+        ),
+        reason=message,
+    )
+
+
+def fingerprint_difference(ours: dict[str, str] | None, theirs: Mapping[str, str]) -> str:
+    """Return what differs in a numerics fingerprint, in words; empty if nothing does."""
+    if ours is None:
+        return ""
+    return ", ".join(
+        f"{key} is {theirs.get(key, 'missing')}, the job has {ours.get(key, 'none')}"
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key)
+    )

@@ -22,7 +22,7 @@ from mainstay_core.coordinator.state import (
     with_pod,
 )
 from mainstay_core.wire.facts import Fact
-from mainstay_core.wire.messages import Member
+from mainstay_core.wire.plan import Member
 
 
 def learn_leaving(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:

@@ -41,9 +41,14 @@ from mainstay_core.coordinator.events import (
     Transition,
 )
 from mainstay_core.coordinator.injection import ask_faults, inject_into_spares, record_fired
-from mainstay_core.coordinator.intake import learn_facts, learn_pod, learn_silence, settle_all
+from mainstay_core.coordinator.intake import (
+    learn_facts,
+    learn_pod,
+    learn_silence,
+    lose_pod,
+    settle_all,
+)
 from mainstay_core.coordinator.leaving import learn_drain, leaving_members, outgoing_died
-from mainstay_core.coordinator.losses import lose_pod
 from mainstay_core.coordinator.pruning import forget_gone
 from mainstay_core.coordinator.publishing import end_job
 from mainstay_core.coordinator.records import close_known, plan_durable, step_committed

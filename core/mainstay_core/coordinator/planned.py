@@ -18,12 +18,12 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator import ladder, seating
-from mainstay_core.coordinator.availability import restarting_slots, usable_slots
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import leaving_members, leaving_pods
 from mainstay_core.coordinator.publishing import publish
 from mainstay_core.coordinator.records import open_hand_over, open_join
 from mainstay_core.coordinator.seating import Draft, Seat
+from mainstay_core.coordinator.siting import restarting_slots, usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     JobPhase,
@@ -33,7 +33,7 @@ from mainstay_core.coordinator.state import (
     uid_of,
     with_pod,
 )
-from mainstay_core.wire.messages import Chain, Method, Plan
+from mainstay_core.wire.plan import Chain, Method, Plan
 
 
 def decide_between_faults(state: CoordinatorState, now_s: float, nonce: str) -> Transition:

@@ -14,7 +14,7 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.records import close_all
 from mainstay_core.coordinator.state import CoordinatorState, JobPhase, with_slots
-from mainstay_core.wire.messages import Member, Plan
+from mainstay_core.wire.plan import Member, Plan
 
 
 def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:

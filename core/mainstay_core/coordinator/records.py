@@ -26,7 +26,8 @@ from mainstay_core.coordinator.state import (
     slot_name,
     uid_of,
 )
-from mainstay_core.wire.messages import Member, Method, Plan, Recovery, StageTimes
+from mainstay_core.wire.plan import Member, Method, Plan
+from mainstay_core.wire.recoveries import Recovery, StageTimes
 
 
 def open_loss(

@@ -13,16 +13,15 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator import ladder, seating
-from mainstay_core.coordinator.availability import usable_slots
 from mainstay_core.coordinator.events import Action, Announce, Transition
-from mainstay_core.coordinator.fingerprints import fingerprint_difference
-from mainstay_core.coordinator.intake import refusal
+from mainstay_core.coordinator.intake import fingerprint_difference, refusal
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.records import open_loss, open_suspicion
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
+from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     JobPhase,
@@ -36,7 +35,7 @@ from mainstay_core.coordinator.state import (
     with_slot,
 )
 from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_now, suspend_now
-from mainstay_core.wire.messages import Member, Method, Plan
+from mainstay_core.wire.plan import Member, Method, Plan
 
 MAX_PROBE_DOUBLINGS = 5
 """A quorum that fails again and again is re-formed ever more slowly, up to 32 x probe_s."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.availability import held_until_s
 from mainstay_core.coordinator.events import Announce, ScaleRequested, Transition
 from mainstay_core.coordinator.leaving import still_needed
+from mainstay_core.coordinator.siting import held_until_s
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     JobPhase,

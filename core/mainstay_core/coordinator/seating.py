@@ -14,13 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, RankId, Slot
-from mainstay_core.coordinator.availability import usable_slots
 from mainstay_core.coordinator.siting import (
     count_copies,
     near_domains,
     order_slots,
     places_of,
     take_cell,
+    usable_slots,
 )
 from mainstay_core.coordinator.state import (
     CoordinatorState,
@@ -33,7 +33,7 @@ from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
 from mainstay_core.wire.facts import Place
-from mainstay_core.wire.messages import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.shape import JobShape
-from mainstay_core.coordinator.lookup import Lookup
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Place, PodRegistration
-from mainstay_core.wire.messages import FinalDigests, Member, Plan, Recovery
+from mainstay_core.wire.ledger import FinalDigests
+from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.recoveries import Recovery
 
 MAX_ENDED = 8
 """Ended incarnations remembered per slot: a late report of one must not revive it."""
@@ -27,6 +29,28 @@ COMMITS_THAT_SETTLE = 3
 has the times, gets so many commits to arrive."""
 MAX_STEP_SECONDS = 33
 """Recent step durations kept for the median that a recovery is compared with."""
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class Lookup(Generic[_Key, _Value]):
+    """Finds values of a tuple by key, in constant time for the tuple asked for last.
+
+    A memo, not a state: tuples don't change, so the same one has the same answer.
+    """
+
+    def __init__(self, key: Callable[[_Value], _Key]) -> None:
+        self._key = key
+        self._last: tuple[tuple[_Value, ...], dict[_Key, _Value]] = ((), {})
+
+    def __call__(self, values: tuple[_Value, ...]) -> dict[_Key, _Value]:
+        last, found = self._last
+        if last is not values:
+            found = {self._key(value): value for value in values}
+            self._last = (values, found)
+        return found
 
 
 class JobPhase(enum.StrEnum):

@@ -41,7 +41,7 @@ from mainstay_core.coordinator.state import (
     with_slots,
 )
 from mainstay_core.wire.facts import PodRegistration
-from mainstay_core.wire.messages import Method, Plan
+from mainstay_core.wire.plan import Method, Plan
 
 
 class StoreBehindError(RemoteProtocolError):

@@ -25,7 +25,7 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.records import close_all
 from mainstay_core.coordinator.state import MAX_ENDED, CoordinatorState, JobPhase
 from mainstay_core.wire.facts import Fact
-from mainstay_core.wire.messages import Method, Plan
+from mainstay_core.wire.plan import Method, Plan
 
 SUSPENDED = "the job is suspended"
 

@@ -1,0 +1,16 @@
+"""Describes what a TrainingJob may say, and derives what follows from it alone.
+
+- ``spec``: the whole TrainingJob, for the YAML of local mode, the api and the CRD
+- ``sections``: one model for each section of the spec
+- ``types``: the types of single fields, with their bounds
+- ``refusals``: messages that name a wrong field and what would be right
+- ``status``: the status that the operator writes
+- ``crd``: the CustomResourceDefinition, made from the model
+- ``crd_rules``: rules that the API server checks, in CEL
+- ``config``: what trainers and supervisors need to know of a job, in plain values
+- ``stages``: the cut of a model into pipeline stages
+- ``pod_templates``: what a cluster asks of a job's pod template
+- ``model_sizes``: the size of the built-in model, computed without torch
+- ``shared_memory``: the size of a pod's memory-backed volume
+- ``protections``: which protections a job has, and why not the others
+"""

@@ -1,0 +1,8 @@
+"""Plans who computes what: planners that take values and return plans.
+
+- ``placement``: which lanes host which shard type
+- ``chaining``: which living cells form whole replicas
+- ``assignment``: who computes each shard type after replicas were lost or came back
+- ``partials``: how a cell groups the gradients of the types that it computed
+- ``program``: the typed actions of one rank in one step
+"""

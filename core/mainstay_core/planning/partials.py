@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mainstay_core.wire.messages import Partial
+from mainstay_core.wire.plan import Partial
 
 
 def grow(held: Iterable[Partial], shard_type: int, shards_per_lane: int) -> Partial:

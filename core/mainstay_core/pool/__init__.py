@@ -1,0 +1,9 @@
+"""Decides which pods of a job there should be, and what is said of them.
+
+- ``observed``: pods and nodes as plain values
+- ``losses``: which pods are no more, and on what evidence
+- ``repair``: which pods to make and to end, and what to tell the api
+- ``counts``: how many pods of each sort there are, and what keeps some from starting
+- ``quarantine``: which nodes a job stays off because their devices computed wrongly
+- ``conditions``: the conditions and the state of a job, as people see them
+"""

@@ -1,0 +1,10 @@
+"""Decides what one trainer does, from its first plan to the end of the job.
+
+- ``events``: what happens to a rank, and what its shell is told to do
+- ``state``: what a rank holds, and what a newer plan means for it
+- ``settle``: where the survivors of a failure go on, from their reports
+- ``votes``: what all votes of a step say together
+- ``saves``: what votes say of durable checkpoints
+- ``checkpoints``: when a rank writes a checkpoint, and when a version is complete
+- ``machine``: the rank's state machine
+"""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core.rank.events import Action, RenameCheckpoint, Tell, WriteCheckpoint
-from mainstay_core.rank.saving import Saves, writer_of
+from mainstay_core.rank.saves import Saves, writer_of
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import FactKind
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from mainstay_core.base.ids import Slot
 from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import Commit, LastStatus, Partial, Plan, SettleReport, Vote
+from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, Vote
 
 # Events ---------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ from mainstay_core.rank.events import (
     WaitForPlan,
     WriteCheckpoint,
 )
-from mainstay_core.rank.saving import judge_saves
+from mainstay_core.rank.saves import judge_saves
 from mainstay_core.rank.settle import Settlement, StateAction, plan_step, settle
 from mainstay_core.rank.state import (
     Interrupt,
@@ -63,7 +63,7 @@ from mainstay_core.rank.state import (
 )
 from mainstay_core.rank.votes import Verdict, judge, judge_states
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.messages import SettleReport
+from mainstay_core.wire.votes import SettleReport
 
 __all__ = [
     "Interrupt",

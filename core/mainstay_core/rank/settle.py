@@ -25,7 +25,8 @@ from dataclasses import dataclass
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.planning.partials import covers, grow_all
-from mainstay_core.wire.messages import Chain, Commit, Member, Partial, Plan, SettleReport
+from mainstay_core.wire.plan import Chain, Member, Partial, Plan
+from mainstay_core.wire.votes import Commit, SettleReport
 
 
 class StateAction(enum.StrEnum):

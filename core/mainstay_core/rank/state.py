@@ -16,7 +16,8 @@ from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.rank.events import Action
 from mainstay_core.rank.settle import Settlement, StepPlan
-from mainstay_core.wire.messages import Commit, Partial, Plan, SettleReport
+from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.votes import Commit, SettleReport
 
 
 class Phase(enum.StrEnum):

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.digest import Digest
-from mainstay_core.rank.saving import Saves, judge_saves
-from mainstay_core.wire.messages import Commit, Plan, Vote
+from mainstay_core.rank.saves import Saves, judge_saves
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import Commit, Vote
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as ``torch.nn.utils.clip_grad_norm_`` does."""

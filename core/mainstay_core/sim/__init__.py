@@ -1,10 +1,33 @@
-"""Whole jobs in simulated time: real decisions, simulated shells, everything from one seed.
+"""Simulates whole jobs: the real state machines run in played surroundings, from one seed.
 
-The coordinator, the supervision and the rank are the state machines of this
-package; around them stand small copies of the real shells (trainers, supervisors,
-launchers, the api and its store) on a network that delays, cuts and resets.
-:func:`draw` makes a scenario of a seed, :func:`simulate` runs it and says which
-invariant of the protocol did not hold, if any.
+:func:`draw` makes a scenario of a seed. :func:`simulate` runs it and names the first
+invariant of the protocol that did not hold, if any.
+
+- ``engine``: a clock that jumps, processes that die, tasks that wait
+- ``network``: connections that delay, stall, cut and reset
+- ``terms``: canonical terms that stand for numbers
+- ``disk``: the directory of checkpoints
+- ``groups``: process groups and their rendezvous
+- ``rooms``: the gather
+- ``heal``: copies of state
+- ``compute``: the arithmetic of a position, on terms
+- ``connections``: the connections of a trainer under its plan
+- ``telling``: what a trainer tells
+- ``saving``: what a trainer writes to the disk
+- ``trainer``: the shell around the rank's state machine
+- ``launcher``: forks and ends trainers
+- ``line``: a supervisor's conversation with the api
+- ``passing``: plans from supervisor to supervisor
+- ``supervisor``: the shell around the supervisor's state machine
+- ``store``: the store of the api
+- ``deciding``: requests and answers around a decision of the api
+- ``api``: one replica of the api
+- ``provider``: makes pods
+- ``wishes``: suspensions and scalings that somebody asks for
+- ``faults``: faults that strike at a moment or at a place in the code
+- ``scenario``: the job, surroundings and faults that a seed means
+- ``checks``: the invariants
+- ``world``: one run
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Exchange, Listener
 from mainstay_core.sim.store import Data, Item, StoreUnavailableError
 from mainstay_core.wire.facts import PodRegistration
-from mainstay_core.wire.messages import LedgerEntry, Plan
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World

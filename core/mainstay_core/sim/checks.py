@@ -15,7 +15,9 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
-from mainstay_core.wire.messages import Commit, LedgerEntry, Method, Plan, SettleReport
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Method, Plan
+from mainstay_core.wire.votes import Commit, SettleReport
 
 if TYPE_CHECKING:
     from mainstay_core.sim.trainer import Trainer

@@ -15,7 +15,8 @@ from mainstay_core.rank.settle import Supply
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Steps
 from mainstay_core.sim.groups import Group
-from mainstay_core.wire.messages import Partial, TypeStat
+from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.votes import TypeStat
 
 Hook = Callable[[Action], Steps[None]]
 """Before each action."""

@@ -14,7 +14,7 @@ from mainstay_core.sim.groups import Group, GroupEnded
 from mainstay_core.sim.heal import HealClient
 from mainstay_core.sim.network import Network
 from mainstay_core.sim.rooms import GatherClient, Join, QuorumAborted
-from mainstay_core.wire.messages import Chain, Plan
+from mainstay_core.wire.plan import Chain, Plan
 
 
 class Connections:

@@ -13,7 +13,7 @@ from mainstay_core.base.ids import QuorumId
 from mainstay_core.coordinator.events import EndJob, PublishPlan, Transition
 from mainstay_core.coordinator.state import CoordinatorState, pods_moved
 from mainstay_core.sim.store import Change
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mainstay_core.sim.engine import Violation
-from mainstay_core.wire.messages import Commit
+from mainstay_core.wire.votes import Commit
 
 
 @dataclass(frozen=True, slots=True)

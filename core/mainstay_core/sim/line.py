@@ -1,6 +1,6 @@
 """A simulated supervisor's conversation with the api.
 
-As ``mainstay_agent.api_line`` and ``mainstay_agent.outbox``: registration, heartbeats,
+As ``mainstay_agent.api_connection`` and ``mainstay_agent.outbox``: registration, heartbeats,
 facts until they are acknowledged, the ledger, the stream.
 """
 
@@ -27,7 +27,8 @@ from mainstay_core.supervisor.events import (
     SupervisionSettings,
 )
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
-from mainstay_core.wire.messages import LedgerEntry, Plan
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World

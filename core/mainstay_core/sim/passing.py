@@ -12,7 +12,7 @@ from mainstay_core.coordinator.events import PlanReported
 from mainstay_core.sim.network import End
 from mainstay_core.sim.rooms import Holds, Passed
 from mainstay_core.supervisor.events import SlotPhase, SupervisionState
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 if TYPE_CHECKING:
     from mainstay_core.sim.line import ApiLine

@@ -14,7 +14,7 @@ from mainstay_core.base.ids import QuorumId
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Process, Signal, Steps, Violation
 from mainstay_core.sim.network import End, Listener, Network
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 
 class QuorumAborted(Exception):  # noqa: N818 - as in the trainer

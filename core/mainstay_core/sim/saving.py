@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mainstay_core.rank import events
 from mainstay_core.sim.disk import Part
 from mainstay_core.sim.engine import Steps
-from mainstay_core.wire.messages import SaveStatus
+from mainstay_core.wire.votes import SaveStatus
 
 if TYPE_CHECKING:
     from mainstay_core.sim.trainer import Trainer

@@ -17,7 +17,8 @@ from mainstay_core.coordinator.state import CoordinatorState, JobPhase
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Engine, Signal, Steps
 from mainstay_core.sim.network import Network
-from mainstay_core.wire.messages import LedgerEntry, LedgerKey, Plan
+from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
+from mainstay_core.wire.plan import Plan
 
 T = TypeVar("T")
 NODE = "redis"

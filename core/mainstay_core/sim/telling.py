@@ -8,15 +8,9 @@ from mainstay_core.rank.events import CastVote
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
-from mainstay_core.wire.messages import (
-    Commit,
-    FinalDigests,
-    LastStatus,
-    LedgerEntry,
-    Plan,
-    SaveStatus,
-    Vote,
-)
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, Vote
 
 
 def vote(

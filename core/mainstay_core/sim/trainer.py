@@ -20,7 +20,9 @@ from mainstay_core.sim.network import End
 from mainstay_core.sim.rooms import QuorumAborted
 from mainstay_core.sim.saving import Saving
 from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
-from mainstay_core.wire.messages import Commit, LedgerEntry, Plan, SettleReport
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import Commit, SettleReport
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World

@@ -21,7 +21,7 @@ from mainstay_core.sim.store import Store
 from mainstay_core.sim.supervisor import Supervisor
 from mainstay_core.sim.trainer import Trainer
 from mainstay_core.sim.wishes import Wishes
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 CALM_S = 240.0
 """Once faults are over and everything can be replaced, a job must finish within so long."""

@@ -1,0 +1,7 @@
+"""Decides what a pod's supervisor does about its trainers.
+
+- ``events``: what happens to a supervisor, and what its shell is told to do
+- ``slots``: the states of one slot, and the table of their transitions
+- ``leaving``: how a pod that is told to end hands its work over first
+- ``machine``: the supervisor's state machine
+"""

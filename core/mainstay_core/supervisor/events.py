@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.wire.facts import Fact, SlotStatus
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 EXIT_FINISHED = 0
 EXIT_USER_ERROR = 10

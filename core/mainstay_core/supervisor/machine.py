@@ -64,7 +64,7 @@ from mainstay_core.supervisor.slots import (
     with_phase,
 )
 from mainstay_core.wire.facts import Fact, FactKind
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 
 def initial(pod: PodUid, num_slots: int) -> SupervisionState:

@@ -33,7 +33,7 @@ from mainstay_core.supervisor.events import (
     Tell,
 )
 from mainstay_core.wire.facts import Fact, FactKind
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 LAST_WORDS = (FactKind.FINISHED, FactKind.FAILED)
 """Facts that count even when the trainer that said them has ended."""

@@ -1,0 +1,9 @@
+"""Describes every message that travels between trainers, supervisors, the api and the disk.
+
+- ``plan``: the plan: members of a quorum, their chains, and who computes what
+- ``votes``: votes, commits and settle reports
+- ``ledger``: digests of committed steps
+- ``recoveries``: the record of a recovery and its five times
+- ``facts``: what pods tell the api: registrations, heartbeats and facts
+- ``checkpoint_manifest``: what lies in a directory of durable checkpoints
+"""

@@ -1,7 +1,7 @@
 """What pods tell the api: who they are, that they live, and what they have learnt.
 
 Frozen values, encoded by :mod:`mainstay_core.base.codec` like the other messages
-(:mod:`mainstay_core.wire.messages`), whose version they share.
+(:mod:`mainstay_core.wire.plan`), whose format they share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass
 
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
-from mainstay_core.wire.messages import FinalDigests
+from mainstay_core.wire.ledger import FinalDigests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstay_core.wire.messages import Plan, SaveStatus
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import SaveStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

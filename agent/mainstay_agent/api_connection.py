@@ -30,7 +30,7 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.supervisor.events import Ended, Event, PlanLearnt, SlotPhase, SlotState
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
-from mainstay_core.wire.messages import Plan
+from mainstay_core.wire.plan import Plan
 
 logger = logging.getLogger(__name__)
 
