@@ -17,9 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mainstay_train.exact import draws, optimizer
-from mainstay_train.model import blocks, data, split
-from mainstay_train.model import workload as workloads
+from mainstay_train import blocks, data, draws, optimizer, split
+from mainstay_train import workload as workloads
 
 LENGTH = 24
 SAMPLES = 8

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import mainstay_train
-from mainstay_train.exact import optimizer
-from mainstay_train.model import data
+from mainstay_train import data, optimizer
 
 
 class NextByte(nn.Module):

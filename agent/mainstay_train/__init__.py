@@ -1,44 +1,77 @@
-"""What runs in the trainer's image: blocks, exact reduction, optimizer, launcher.
+"""Trains in the user's image: blocks, exact reduction, optimizer, checkpoints, launcher.
 
-Everything here is public: our own trainer uses nothing else than a user can.
-Importing this package does not import torch; its modules do.
+A user imports this package and never a room of it. Importing it does not import torch;
+its names do, when they are first asked for. Our own trainer uses nothing that a user
+cannot use.
 
-The bits of a training run are a function of the job alone (design.md section 1),
-never of the number of replicas or stages. Where that is decided:
+For a model that is brought as blocks (``workload.entrypoint`` returns a ``Workload``):
 
-- ``environment``, ``numerics``, ``fingerprint``: equal arithmetic, or a refusal
-- ``draws``, ``initialization``, ``data``: random numbers and samples by address
-- ``blocks``, ``split``: forward and backward over explicit tensors
-- ``layout``: the flat buffers and the chunk grid on which reductions run
-- ``optimizer``: gradient norm, clipping, apply
-- ``digests``: how two states are compared
-- ``workload``, ``models``: what the user brings as blocks, and a Llama built in
-- ``own_loop``: a training loop of the user's own, on a plain module
+- ``workload``: what an entrypoint returns
+- ``blocks``: pieces of a model between which only explicit tensors pass
+- ``split``: modules whose backward computes input and weight gradients apart
+- ``data``: samples by address, from folders of text files
+- ``draws``: random numbers by address
+- ``optimizer``: optimizers that run on the fixed grid of chunks
 
-Names for a training loop of one's own (docs/own-loop.md):
+For a training loop of one's own (docs/own-loop.md):
 
 - ``loop``: the decorator that marks the entrypoint, a function of a session
 - ``LoopSession``: what it gets: ``register(model, ...)``, ``steps()``, ``config``, ``device``
 - ``Step``: ``work()``, ``commit()``, ``number``
 - ``Work``: ``inputs``, ``targets``, ``generator()``, ``sample_ids()``, ``done(loss, tokens)``
+
+Rooms, each importing only those below it (docs/architecture.md):
+
+- ``launcher``: starts trainers
+- ``session``: runs one rank
+- ``state``: copies state to peers and to disk
+- ``compute``: computes the steps of one stage
+- ``models``: builds the models that come with Mainstay
+- ``model``: describes what a user brings
+- ``exact``: computes everything that the bits depend on
+- ``comm``: connects ranks
+- ``base``: settings, sockets, threads, errors of a trainer's process
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from mainstay_train.base.decorator import loop
 
 if TYPE_CHECKING:
+    from mainstay_train.exact import draws, optimizer
+    from mainstay_train.model import blocks, data, split, workload
     from mainstay_train.session.loop import LoopSession, Step, Work
 
-__all__ = ["loop", "LoopSession", "Step", "Work"]
+__all__ = [
+    "loop",
+    "LoopSession",
+    "Step",
+    "Work",
+    "blocks",
+    "data",
+    "draws",
+    "optimizer",
+    "split",
+    "workload",
+]
+
+_MODULES = {
+    "blocks": "model",
+    "data": "model",
+    "draws": "exact",
+    "optimizer": "exact",
+    "split": "model",
+    "workload": "model",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import what needs torch only when it is asked for."""
+    if name in _MODULES:
+        return importlib.import_module(f"mainstay_train.{_MODULES[name]}.{name}")
     if name in __all__:
-        from mainstay_train.session import loop as session_loop
-
-        return getattr(session_loop, name)
+        return getattr(importlib.import_module("mainstay_train.session.loop"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,8 +129,13 @@ def test_a_loop_is_found_where_it_is_marked():
         workload.load(f"{LOOPS}:leaves_early")
 
 
+def test_importing_the_package_does_not_import_torch():
+    script = "import sys, mainstay_train; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_the_package_names_what_a_loop_needs():
-    assert {"loop", "LoopSession", "Step", "Work"} == set(mainstay_train.__all__)
-    assert mainstay_train.LoopSession.__doc__
+    assert {"loop", "LoopSession", "Step", "Work"} <= set(mainstay_train.__all__)
+    assert all(getattr(mainstay_train, name).__doc__ for name in mainstay_train.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Lopp'"):
         _ = mainstay_train.Lopp

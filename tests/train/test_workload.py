@@ -45,7 +45,7 @@ def test_a_file_can_be_an_entrypoint():
         ("mainstay_train.models.nowhere:f", "no module 'mainstay_train.models.nowhere'"),
         ("nowhere/model.py:f", "no file 'nowhere/model.py'"),
         ("mainstay_train.models.llama:nothing", "no function 'nothing' .*workload"),
-        ("operator:is_", "must return a mainstay_train.model.workload.Workload"),
+        ("operator:is_", "must return a mainstay_train.workload.Workload"),
         ("shutil:get_archive_formats", r"must take \(config, args\)"),
     ],
 )

@@ -220,7 +220,7 @@ def call(
     if not isinstance(result, Workload):
         raise InvalidSpecError(
             "workload.entrypoint",
-            f"{entrypoint!r} must return a mainstay_train.model.workload.Workload, "
+            f"{entrypoint!r} must return a mainstay_train.workload.Workload, "
             f"it returned {type(result).__name__}",
         )
     return result

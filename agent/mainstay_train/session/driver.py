@@ -199,7 +199,7 @@ def check_job(config: JobConfig) -> None:
         raise InvalidSpecError(
             "spec.parallelism.stages",
             f"is {shape.stages}, but an own loop computes the whole model at once and cannot be "
-            "cut into stages; use 1, or bring the model as blocks (mainstay_train.model.workload)",
+            "cut into stages; use 1, or bring the model as blocks (mainstay_train.workload)",
         )
     if shape.ranks_per_stage != 1:
         raise InvalidSpecError(

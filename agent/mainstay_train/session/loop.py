@@ -270,7 +270,7 @@ class LoopSession:
             model: any module; its values now are those of version 0, and must be equal on
                 all replicas. Torch's generators are seeded for that before the loop is called.
             learning_rate: by step (from 0), or a constant.
-            optimizer: as of a Workload; ``mainstay_train.exact.optimizer.each(torch.optim.RMSprop,
+            optimizer: as of a Workload; ``mainstay_train.optimizer.each(torch.optim.RMSprop,
                 alpha=0.9)`` makes one of torch's. AdamW if left out.
             clip_norm: bound on the global norm of the mean gradient; None does not clip.
             data: samples by address, for ``work.inputs`` and ``work.targets``.
