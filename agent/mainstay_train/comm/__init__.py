@@ -1,4 +1,4 @@
-"""Connects the ranks of a job: process groups, and the exchange of votes.
+"""Connects the ranks of a job, and lets any thread end a connection that another waits in.
 
 - ``group``: process groups whose blocked operations another thread can end
 - ``mesh``: the ranks of one cell, on which the user's parallelism runs

@@ -1,4 +1,4 @@
-"""Computes the steps of one stage.
+"""Runs the program of a step on one stage: forward, backward, reduce, apply.
 
 - ``engine``: state, partials and reducer of one cell, and what computes with them
 - ``interpreter``: runs the compute part of a step's program

@@ -1,4 +1,4 @@
-"""Runs one rank: the shell around the rank's state machine.
+"""Runs one rank: carries out what the rank's machine decides, and talks to the supervisor.
 
 - ``session``: carries out what the state machine decides
 - ``uplink``: the connection to the supervisor

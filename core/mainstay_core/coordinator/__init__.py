@@ -1,4 +1,4 @@
-"""Decides how a job goes on: facts come in, plans go out.
+"""Decides who of a job lives, who is gone, and how the job goes on: facts come in, plans go out.
 
 - ``state``: everything that is known of one job
 - ``events``: what the coordinator learns, and what its shell is told to do

@@ -1,4 +1,4 @@
-"""Describes what a TrainingJob may say, and derives what follows from it alone.
+"""Describes a TrainingJob, its spec, status and CRD, and derives what follows from the spec alone.
 
 - ``spec``: the whole TrainingJob, for the YAML of local mode, the api and the CRD
 - ``sections``: one model for each section of the spec

@@ -1,4 +1,4 @@
-"""Decides which pods of a job there should be, and what is said of them.
+"""Decides which pods to make and to end, which nodes to stay off, and what the status says of it.
 
 - ``observed``: pods and nodes as plain values
 - ``losses``: which pods are no more, and on what evidence

@@ -1,4 +1,4 @@
-"""Decides what one trainer does, from its first plan to the end of the job.
+"""Decides what one trainer does: when it computes, votes, applies, settles with others, and saves.
 
 - ``events``: what happens to a rank, and what its shell is told to do
 - ``state``: what a rank holds, and what a newer plan means for it

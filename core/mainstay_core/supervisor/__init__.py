@@ -1,4 +1,4 @@
-"""Decides what a pod's supervisor does about its trainers.
+"""Decides when a pod's trainers are forked, killed and given up, and what the pod tells of them.
 
 - ``events``: what happens to a supervisor, and what its shell is told to do
 - ``slots``: the states of one slot, and the table of their transitions
