@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import PodEnd
 from mainstay_operator import builders
 from mainstay_operator.builders import PodOptions
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
-from mainstay_operator.observed import see_pod
+from mainstay_operator.observed import observe_pod
 from mainstay_operator.resources import (
     ENDED_FOR,
     FINALIZER,
@@ -46,7 +46,7 @@ class NameTakenError(Exception):
         self.index = index
 
 
-class Hands:
+class Actuator:
     """Acts on the objects of jobs.
 
     Args:
@@ -163,12 +163,12 @@ class Hands:
 
     async def make_pods(
         self, view: JobView, indexes: Sequence[int], options: PodOptions
-    ) -> tuple[list[SeenPod], list[Exception]]:
+    ) -> tuple[list[ObservedPod], list[Exception]]:
         """Make pods, all at once; return those that are there now, and what went wrong."""
         results = await asyncio.gather(
             *(self._make_pod(view, index, options) for index in indexes), return_exceptions=True
         )
-        made = [r for r in results if isinstance(r, SeenPod)]
+        made = [r for r in results if isinstance(r, ObservedPod)]
         self._metrics.pods_made.inc(len(made))
         errors = [r for r in results if isinstance(r, Exception)]
         for result in results:
@@ -176,7 +176,7 @@ class Hands:
                 raise result
         return made, errors
 
-    async def _make_pod(self, view: JobView, index: int, options: PodOptions) -> SeenPod:
+    async def _make_pod(self, view: JobView, index: int, options: PodOptions) -> ObservedPod:
         async with self._parallel:
             body = builders.build_pod(view, index, options)
             made = await self.kube.create(body)
@@ -186,7 +186,7 @@ class Hands:
                 labels = ((made or {}).get("metadata") or {}).get("labels") or {}
                 if made is None or labels.get(LABEL_UID) != view.uid:
                     raise NameTakenError(index)
-            return see_pod(made)
+            return observe_pod(made)
 
     async def end_pods(self, view: JobView, ends: Sequence[PodEnd]) -> list[Exception]:
         """Delete pods, all at once; return what went wrong."""

@@ -34,7 +34,7 @@ class ApiError(MainstayError):
         return 400 <= self.status < 500 and self.status not in (401, 403, 404, 408, 429)
 
 
-class ApiLine:
+class ApiClient:
     """Talks to the api. Use as an asynchronous context manager.
 
     Args:
@@ -49,7 +49,7 @@ class ApiLine:
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> ApiLine:
+    async def __aenter__(self) -> ApiClient:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         self._session = aiohttp.ClientSession(timeout=timeout, trust_env=False)
         return self
@@ -76,7 +76,7 @@ class ApiLine:
         body = {"facts": [codec.encode(fact) for fact in facts]}
         await self._request("POST", f"/v1/jobs/{uid}/provider/facts", body)
 
-    async def tell_topology(self, uid: str, nodes: Mapping[str, Place]) -> None:
+    async def report_topology(self, uid: str, nodes: Mapping[str, Place]) -> None:
         """Tell where the nodes of the job's pods are."""
         body = {"nodes": {name: codec.encode(place) for name, place in nodes.items()}}
         await self._request("POST", f"/v1/jobs/{uid}/provider/topology", body)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mainstay_operator.actuator import Hands
-from mainstay_operator.api_client import ApiError, ApiLine
+from mainstay_operator.actuator import Actuator
+from mainstay_operator.api_client import ApiClient, ApiError
 from mainstay_operator.events import Note
 from mainstay_operator.resources import FINALIZER, PLURAL, JobView, parse_time
 from mainstay_operator.settings import Settings
@@ -27,17 +27,17 @@ def find_deadline(view: JobView, status: Mapping[str, Any], now_s: float) -> str
     return f"it was not complete {limit} s after its start (activeDeadlineSeconds)"
 
 
-async def expire(view: JobView, status: Mapping[str, Any], hands: Hands) -> bool:
+async def expire(view: JobView, status: Mapping[str, Any], actuator: Actuator) -> bool:
     """Delete a job that has been over for long enough."""
     ttl, ended = view.spec.get("ttlSecondsAfterFinished"), status.get("completionTime")
     if ttl is None or not ended or time.time() < parse_time(ended) + float(ttl):
         return False
-    await hands.tell(view, [Note(reason="Expired", message=f"it ended more than {ttl} s ago")])
-    await hands.kube.delete(PLURAL, view.namespace, view.name, view.uid)
+    await actuator.tell(view, [Note(reason="Expired", message=f"it ended more than {ttl} s ago")])
+    await actuator.kube.delete(PLURAL, view.namespace, view.name, view.uid)
     return False
 
 
-async def let_go(view: JobView, api: ApiLine, hands: Hands, settings: Settings) -> bool:
+async def finalize(view: JobView, api: ApiClient, actuator: Actuator, settings: Settings) -> bool:
     """Have the api end and forget a deleted job, and let the deletion go on.
 
     The record is keyed by the job's uid, so one that stays harms nobody: it is
@@ -62,8 +62,8 @@ async def let_go(view: JobView, api: ApiLine, hands: Hands, settings: Settings) 
             key="finalizer",
             warning=True,
         )
-        await hands.tell(view, [note])
-    await hands.remove_finalizer(view)
+        await actuator.tell(view, [note])
+    await actuator.remove_finalizer(view)
     return True
 
 

@@ -10,20 +10,21 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import kopf
 
-from mainstay_core.pool.observed import SeenNode, SeenPod
-from mainstay_operator.actuator import Hands
-from mainstay_operator.api_client import ApiLine
-from mainstay_operator.jobs import Fleet
+from mainstay_core.pool.observed import ObservedNode, ObservedPod
+from mainstay_operator.actuator import Actuator
+from mainstay_operator.api_client import ApiClient
+from mainstay_operator.jobs import Jobs
 from mainstay_operator.kube import KubeClient
-from mainstay_operator.metrics import Journal, Metrics
+from mainstay_operator.metrics import Metrics
 from mainstay_operator.node_cache import NodeCache
-from mainstay_operator.observed import job_of, see_node, see_pod
-from mainstay_operator.relist import Resync
+from mainstay_operator.observed import job_of, observe_node, observe_pod
+from mainstay_operator.relist import Relist
 from mainstay_operator.resources import (
     GROUP,
     LABEL_UID,
@@ -40,10 +41,10 @@ CLIENT_TIMEOUT_S = 270
 
 
 class NoDiffs(kopf.DiffBaseStorage):
-    """Of no object is it found out what changed in it: no handler asks.
+    """Stores nothing from which kopf could derive what changed in an object.
 
-    kopf would copy every object that a watch shows for it, a fifth of all the operator does when
-    a thousand pods start.
+    No handler asks for that. kopf would copy every object that a watch shows: a fifth of the
+    operator's work when a thousand pods start.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
@@ -68,18 +69,18 @@ class Operator:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stack = contextlib.AsyncExitStack()
-        self._fleet: Fleet | None = None
+        self._jobs: Jobs | None = None
         self._kube: KubeClient | None = None
-        self._pods: Mapping[str, Iterable[SeenPod]] = {}
+        self._pods: Mapping[str, Iterable[ObservedPod]] = {}
         self._nodes = NodeCache()
         self._resync: asyncio.Task[None] | None = None
-        self.journal = Journal(Metrics())
+        self.metrics = Metrics()
 
     @property
-    def fleet(self) -> Fleet:
+    def jobs(self) -> Jobs:
         """All jobs; there is one from the start on."""
-        assert self._fleet is not None
-        return self._fleet
+        assert self._jobs is not None
+        return self._jobs
 
     def register(self) -> kopf.OperatorRegistry:
         """Return a registry with all handlers."""
@@ -101,7 +102,7 @@ class Operator:
 
     async def start(self, settings: kopf.OperatorSettings, **kwargs: Any) -> None:
         """Open the lines to the cluster and the api."""
-        own, metrics = self._settings, self.journal.metrics
+        own, metrics = self._settings, self.metrics
         configure(settings, watch_idle_s=own.watch_idle_s)
         # Namespaced rights let nobody watch namespaces and CRDs: kopf would try for half a minute.
         settings.scanning.disabled = bool(own.namespace_list)
@@ -110,22 +111,22 @@ class Operator:
             qps=own.qps, burst=own.burst, timeout_s=own.kube_timeout_s, metrics=metrics
         )
         self._kube = await self._stack.enter_async_context(kube)
-        line = ApiLine(own.api_url, own.read_token, metrics)
+        line = ApiClient(own.api_url, own.read_token, metrics)
         api = await self._stack.enter_async_context(line)
         instance = os.environ.get("HOSTNAME") or socket.gethostname()
-        self._fleet = Fleet(
+        self._jobs = Jobs(
             indexed=lambda uid: tuple(self._pods.get(uid, ())),
             nodes=lambda: self._nodes.show() if own.watch_nodes else None,
-            hands=Hands(self._kube, own, instance, metrics),
+            actuator=Actuator(self._kube, own, instance, metrics),
             api=api,
             settings=own,
-            journal=self.journal,
+            metrics=self.metrics,
         )
-        resync = Resync(
+        resync = Relist(
             kube=self._kube,
-            fleet=self._fleet,
+            jobs=self._jobs,
             nodes=self._nodes if own.watch_nodes else None,
-            journal=self.journal,
+            metrics=self.metrics,
             settings=own,
         )
         self._resync = asyncio.create_task(resync.run())
@@ -134,56 +135,57 @@ class Operator:
         """Close the lines."""
         if self._resync is not None:
             self._resync.cancel()
-        if self._fleet is not None:
-            await self._fleet.close()
+        if self._jobs is not None:
+            await self._jobs.close()
         await self._stack.aclose()
 
-    def look(self) -> tuple[str, dict[str, Any]]:
-        """Return why the operator does not get on ('' if it does), and how it is."""
-        own, fleet = self._settings, self._fleet
-        problem = self.journal.find_problem(
-            fleet.running_looks() if fleet is not None else (),
+    def check(self) -> tuple[str, dict[str, Any]]:
+        """Return why the operator is not alive ('' if it is), and the numbers that show it."""
+        own, jobs = self._settings, self._jobs
+        problem = self.metrics.liveness.find_problem(
+            jobs.running_passes() if jobs is not None else (),
             max_idle_s=own.max_idle_s,
             qps=own.qps,
+            now_s=time.monotonic(),
         )
         return problem, {
-            "resync_age_s": round(self.journal.resync_age_s(), 3),
-            "slowest_look_s": round(fleet.slowest_s(), 3) if fleet is not None else 0.0,
-            "jobs": fleet.num_jobs if fleet is not None else 0,
+            "resync_age_s": round(self.metrics.resync_age_s(), 3),
+            "slowest_look_s": round(jobs.slowest_s(), 3) if jobs is not None else 0.0,
+            "jobs": jobs.num_jobs if jobs is not None else 0,
             "requests": dict(sorted(self._kube.requests.items())) if self._kube else {},
         }
 
     async def on_job(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         """A job is there, has changed, or is no more."""
-        self.journal.note_watched(PLURAL, event["type"])
+        self.metrics.note_watched(PLURAL, event["type"])
         if event["type"] == "DELETED":
-            self.fleet.forget_job(body["metadata"]["uid"])
+            self.jobs.drop_job(body["metadata"]["uid"])
         else:
-            self.fleet.learn_job(view_job(body))
+            self.jobs.note_job(view_job(body))
 
     async def on_pod(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         """A pod of a job has changed, or is no more."""
-        self.journal.note_watched("pods", event["type"])
+        self.metrics.note_watched("pods", event["type"])
         job = job_of(body)
         if job is not None:
-            self.fleet.learn_pod(job, see_pod(body), deleted=event["type"] == "DELETED")
+            self.jobs.note_pod(job, observe_pod(body), deleted=event["type"] == "DELETED")
 
     async def on_node(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         """A node has changed, or is no more. Most changes are its heartbeats: no news."""
-        self.journal.note_watched("nodes", event["type"])
-        node = see_node(body)
+        self.metrics.note_watched("nodes", event["type"])
+        node = observe_node(body)
         if event["type"] == "DELETED":
-            node = SeenNode(name=node.name, gone=True)
-        self.fleet.learn_node(changed=self._nodes.learn(node))
+            node = ObservedNode(name=node.name, gone=True)
+        self.jobs.note_node(changed=self._nodes.learn(node))
 
-    def index_pod(self, body: kopf.Body, **_: Any) -> dict[str, SeenPod]:
+    def index_pod(self, body: kopf.Body, **_: Any) -> dict[str, ObservedPod]:
         """Pods by the uid of their job."""
         job = job_of(body)
-        return {job: see_pod(body)} if job is not None else {}
+        return {job: observe_pod(body)} if job is not None else {}
 
-    def index_node(self, body: kopf.Body, **_: Any) -> dict[str, SeenNode]:
+    def index_node(self, body: kopf.Body, **_: Any) -> dict[str, ObservedNode]:
         """Nodes by name; what is seen of them is kept, as deleted ones count as well."""
-        self._nodes.learn_first(see_node(body))
+        self._nodes.note_first(observe_node(body))
         return {}
 
 
@@ -208,7 +210,7 @@ async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> 
     """
     flag = asyncio.Event()
     operator = Operator(settings)
-    async with serving(settings.liveness_url, operator.look, operator.journal.metrics):
+    async with serving(settings.liveness_url, operator.check, operator.metrics):
         running = asyncio.create_task(
             kopf.operator(
                 registry=operator.register(),

@@ -7,93 +7,93 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from mainstay_core.pool.observed import SeenNode, SeenPod
-from mainstay_operator.actuator import Hands
-from mainstay_operator.api_client import ApiLine
-from mainstay_operator.liveness import RunningLook
-from mainstay_operator.metrics import Journal
+from mainstay_core.pool.observed import ObservedNode, ObservedPod
+from mainstay_operator.actuator import Actuator
+from mainstay_operator.api_client import ApiClient
+from mainstay_operator.liveness import RunningPass
+from mainstay_operator.metrics import Metrics
 from mainstay_operator.pod_cache import PodCache
-from mainstay_operator.reconciler import Keeper
+from mainstay_operator.reconciler import Reconciler
 from mainstay_operator.resources import FINALIZER, JobView
 from mainstay_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-BURY_S = 5.0
-"""A keeper that fails for a reason that nobody thought of starts anew so much later."""
+RESTART_S = 5.0
+"""A reconciler that fails for a reason that nobody thought of starts anew so much later."""
 
 
-class Fleet:
+class Jobs:
     """Keeps every job that the operator serves.
 
     Args:
         indexed: returns a job's pods as the watch has shown them.
         nodes: returns the nodes by name, None if they are not watched.
-        hands: acts in the cluster.
-        api: line to the api.
+        actuator: acts in the cluster.
+        api: client of the api.
         settings: of the operator.
-        journal: notes what is heard and done.
+        metrics: counts what is heard and done.
     """
 
     def __init__(
         self,
         *,
-        indexed: Callable[[str], Iterable[SeenPod]],
-        nodes: Callable[[], Mapping[str, SeenNode] | None],
-        hands: Hands,
-        api: ApiLine,
+        indexed: Callable[[str], Iterable[ObservedPod]],
+        nodes: Callable[[], Mapping[str, ObservedNode] | None],
+        actuator: Actuator,
+        api: ApiClient,
         settings: Settings,
-        journal: Journal,
+        metrics: Metrics,
     ) -> None:
         self._indexed = indexed
         self._nodes = nodes
-        self._hands = hands
+        self._actuator = actuator
         self._api = api
         self._settings = settings
-        self._journal = journal
-        self._keepers: dict[str, Keeper] = {}
+        self._metrics = metrics
+        self._reconcilers: dict[str, Reconciler] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asked_for: frozenset[str] = frozenset()
         self._told_since: set[str] = set()
 
-    def learn_job(self, view: JobView) -> None:
+    def note_job(self, view: JobView) -> None:
         """Learn that a job is there, or has changed."""
         uid = view.uid
         self._told_since.add(uid)
-        keeper = self._keepers.get(uid)
-        if keeper is not None:
-            keeper.update(view)
+        reconciler = self._reconcilers.get(uid)
+        if reconciler is not None:
+            reconciler.update(view)
             return
-        keeper = Keeper(
+        reconciler = Reconciler(
             view,
             pods=PodCache(lambda: self._indexed(uid)),
             nodes=self._nodes,
-            hands=self._hands,
+            actuator=self._actuator,
             api=self._api,
             settings=self._settings,
-            journal=self._journal,
+            metrics=self._metrics,
         )
-        self._keepers[uid] = keeper
-        self._tasks[uid] = asyncio.create_task(self._keep(uid, keeper))
-        self._journal.metrics.jobs.set(len(self._keepers))
+        self._reconcilers[uid] = reconciler
+        self._tasks[uid] = asyncio.create_task(self._keep(uid, reconciler))
+        self._metrics.jobs.set(len(self._reconcilers))
 
-    def forget_job(self, uid: str) -> None:
+    def drop_job(self, uid: str) -> None:
         """Learn that a job is no more."""
         self._told_since.add(uid)
-        keeper = self._keepers.pop(uid, None)
+        reconciler = self._reconcilers.pop(uid, None)
         task = self._tasks.pop(uid, None)
         if task is not None:
             task.cancel()
-        if keeper is not None:
-            self._journal.forget_job(uid, keeper.view.namespace, keeper.view.name)
-        self._journal.metrics.jobs.set(len(self._keepers))
+        if reconciler is not None:
+            self._metrics.drop_job(uid, reconciler.view.namespace, reconciler.view.name)
+        self._metrics.jobs.set(len(self._reconcilers))
 
     def begin_list(self) -> None:
         """Remember that jobs are listed now: what the watch tells from now on is newer."""
-        self._asked_for = frozenset(self._keepers)
+        self._asked_for = frozenset(self._reconcilers)
         self._told_since.clear()
 
-    def put_right(self, listed: Iterable[JobView]) -> bool:
+    def apply_list(self, listed: Iterable[JobView]) -> bool:
         """Learn from the list which jobs there are; return whether the watch has missed something.
 
         A job that needs nothing any more is kept by nobody, so it is no news.
@@ -106,33 +106,33 @@ class Fleet:
             if uid not in self._told_since and self._is_news(view)
         ]
         for uid in gone:
-            self.forget_job(uid)
+            self.drop_job(uid)
         for view in news:
             logger.warning("%s/%s: the watch has not shown it so", view.namespace, view.name)
-            self.learn_job(view)
+            self.note_job(view)
         return bool(gone or news)
 
     def _is_news(self, view: JobView) -> bool:
-        keeper = self._keepers.get(view.uid)
-        if keeper is None:
+        reconciler = self._reconcilers.get(view.uid)
+        if reconciler is None:
             return view.deleted_at_s is None or FINALIZER in view.finalizers
-        known = keeper.view
+        known = reconciler.view
         return (view.generation, view.deleted_at_s) != (known.generation, known.deleted_at_s)
 
-    def learn_pod(self, job: str, pod: SeenPod, *, deleted: bool) -> None:
+    def note_pod(self, job: str, pod: ObservedPod, *, deleted: bool) -> None:
         """Learn that a pod of a job has changed, or is no more."""
-        keeper = self._keepers.get(job)
-        if keeper is not None:
+        reconciler = self._reconcilers.get(job)
+        if reconciler is not None:
             if deleted:
-                keeper.pods.note_deleted(pod)
-            keeper.wake()
+                reconciler.pods.note_deleted(pod)
+            reconciler.wake()
 
-    def learn_node(self, *, changed: bool) -> None:
+    def note_node(self, *, changed: bool) -> None:
         """Learn of a node; wake the jobs if it is not what it was."""
         if not changed:
             return
-        for keeper in self._keepers.values():
-            keeper.wake()
+        for reconciler in self._reconcilers.values():
+            reconciler.wake()
 
     async def close(self) -> None:
         """Keep no job any more."""
@@ -141,33 +141,33 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def running_looks(self) -> list[RunningLook]:
-        """Return the looks at jobs that are under way."""
-        looks = (keeper.running_look() for keeper in self._keepers.values())
-        return [look for look in looks if look is not None]
+    def running_passes(self) -> list[RunningPass]:
+        """Return the passes that are under way."""
+        passes = (reconciler.running_pass() for reconciler in self._reconcilers.values())
+        return [p for p in passes if p is not None]
 
     def slowest_s(self) -> float:
         """Return how long ago the job was looked at that waits longest."""
         now_s = time.monotonic()
-        return max((now_s - k.looked_at_s for k in self._keepers.values()), default=0.0)
+        return max((now_s - k.passed_at_s for k in self._reconcilers.values()), default=0.0)
 
     @property
     def num_jobs(self) -> int:
         """Jobs that are kept."""
-        return len(self._keepers)
+        return len(self._reconcilers)
 
-    async def _keep(self, uid: str, keeper: Keeper) -> None:
+    async def _keep(self, uid: str, reconciler: Reconciler) -> None:
         while True:
             try:
-                await keeper.run()
+                await reconciler.run()
             except asyncio.CancelledError:
                 raise
             except Exception:
                 # One job's trouble is no other's: it is logged with its trace, and tried again.
-                logger.exception("%s/%s", keeper.view.namespace, keeper.view.name)
-                await asyncio.sleep(BURY_S)
+                logger.exception("%s/%s", reconciler.view.namespace, reconciler.view.name)
+                await asyncio.sleep(RESTART_S)
             else:
                 break
-        if self._keepers.get(uid) is keeper:
+        if self._reconcilers.get(uid) is reconciler:
             del self._tasks[uid]
-            self.forget_job(uid)
+            self.drop_job(uid)

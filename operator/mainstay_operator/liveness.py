@@ -1,9 +1,8 @@
-"""Whether the operator gets on: what it has heard and done, and when. Times are given.
+"""Decides whether the operator is alive, from what it has heard and done, and when.
 
-It is not alive when a restart may help: a look at a job that does not end, no
-answer of the Kubernetes API to anything, a watch that shows nothing of what a
-list shows. That the api or Redis is away, or that one job is refused again and
-again, is none of these.
+Times are arguments. The operator is not alive when a restart may help: a pass over a job does
+not end, the Kubernetes API answers nothing, or a watch does not show what a list shows. An api
+or a Redis that is away is no reason, nor is one job that is refused again and again.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningLook:
-    """A look at a job that has not ended."""
+class RunningPass:
+    """A pass of a job's reconciler that has not ended."""
 
     job: str
     """Namespace and name."""
@@ -22,8 +21,8 @@ class RunningLook:
     num_pods: int = 0
 
 
-class Pulse:
-    """What the operator has heard of the Kubernetes API.
+class Liveness:
+    """Remembers when the operator last heard of the Kubernetes API, and finds what hangs.
 
     Args:
         now_s: monotonic clock of the start.
@@ -53,12 +52,12 @@ class Pulse:
         return now_s - self._resynced_at_s
 
     def find_problem(
-        self, looks: Iterable[RunningLook], *, max_idle_s: float, qps: float, now_s: float
+        self, passes: Iterable[RunningPass], *, max_idle_s: float, qps: float, now_s: float
     ) -> str:
-        """Return why the operator does not get on; '' if it does.
+        """Return why the operator is not alive; '' if it is.
 
         Args:
-            looks: that are under way.
+            passes: those under way.
             max_idle_s: what is given to each thing before it is a problem.
             qps: requests per second; a job of many pods is given what they take as well.
             now_s: monotonic clock.
@@ -72,8 +71,8 @@ class Pulse:
                     f"the watch of {resource} has shown nothing for {now_s - since_s:.0f} s, "
                     "though there was something to show"
                 )
-        for look in looks:
-            lasts_s = now_s - look.since_s
-            if lasts_s > max_idle_s + 2 * look.num_pods / qps:
-                return f"a look at {look.job} has not ended for {lasts_s:.0f} s"
+        for running in passes:
+            lasts_s = now_s - running.since_s
+            if lasts_s > max_idle_s + 2 * running.num_pods / qps:
+                return f"a pass over {running.job} has not ended for {lasts_s:.0f} s"
         return ""

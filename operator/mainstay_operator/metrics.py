@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from mainstay_core.pool.losses import Loss
-from mainstay_operator.liveness import Pulse, RunningLook
+from mainstay_operator.liveness import Liveness
 
 _LOOK_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0)
 POD_STATES = ("wanted", "ready", "pending", "leaving")
 
 
 class Metrics:
-    """What this process has seen and done; counters begin anew with it."""
+    """Counts what this process has seen and done, and tells its liveness when it did so.
+
+    Counters begin anew with the process.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.liveness = Liveness(time.monotonic())
         self.reconciles = Counter(
             "mainstay_operator_reconciles",
             "Looks at a job: done, refused (by the Kubernetes API), stopped or crashed",
@@ -79,6 +83,7 @@ class Metrics:
             "Since jobs and nodes were listed with success, or since the start",
             registry=self.registry,
         )
+        self.resync_age.set_function(self.resync_age_s)
         self.job_pods = Gauge(
             "mainstay_operator_job_pods",
             "Pods of a job by what is so of them",
@@ -90,71 +95,41 @@ class Metrics:
         """Return the text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
-    def show_resync_age(self, age_s: Callable[[], float]) -> None:
-        """Learn who knows how old the newest resync is."""
-        self.resync_age.set_function(age_s)
+    def note_watched(self, resource: str, kind: str | None) -> None:
+        """Count an event of a watch; without a kind, the watch first listed what there is."""
+        self.watch_events.labels(resource, kind or "LISTED").inc()
+        self.liveness.note_watched(resource)
+
+    def note_missed(self, resource: str) -> None:
+        """Count a list that has shown what the watch of the resource has not."""
+        self.watch_missed.labels(resource).inc()
+        self.liveness.note_missed(resource, time.monotonic())
+
+    def note_answer(self, *, complete: bool) -> None:
+        """Note that a resync was answered; with ``complete``, every request of it was."""
+        self.liveness.note_answer(time.monotonic(), complete=complete)
+
+    def note_pass(self, result: str, began_s: float) -> None:
+        """Count a pass over a job that has ended: done, refused, stopped or crashed."""
+        self.reconciles.labels(result).inc()
+        self.reconcile_seconds.observe(time.monotonic() - began_s)
+
+    def note_losses(self, losses: Iterable[Loss]) -> None:
+        """Count lost pods by cause."""
+        for loss in losses:
+            self.repairs.labels(loss.cause.value).inc()
 
     def show_pods(self, job: str, namespace: str, name: str, counts: Mapping[str, int]) -> None:
-        """Note how many pods a job has, by state."""
+        """Set how many pods a job has, by state."""
         for state in POD_STATES:
             self.job_pods.labels(job, namespace, name, state).set(counts[state])
 
-    def forget_job(self, job: str, namespace: str, name: str) -> None:
+    def drop_job(self, job: str, namespace: str, name: str) -> None:
         """Drop the series of a job that is no more."""
         for state in POD_STATES:
             with contextlib.suppress(KeyError):
                 self.job_pods.remove(job, namespace, name, state)
 
-
-class Journal:
-    """Notes what happens, when it happens.
-
-    Args:
-        metrics: where it is counted.
-    """
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.metrics = metrics
-        self._pulse = Pulse(time.monotonic())
-        metrics.show_resync_age(self.resync_age_s)
-
-    def note_watched(self, resource: str, kind: str | None) -> None:
-        """A watch has shown something; without a kind, when it first listed what there is."""
-        self.metrics.watch_events.labels(resource, kind or "LISTED").inc()
-        self._pulse.note_watched(resource)
-
-    def note_missed(self, resource: str) -> None:
-        """A list has shown what the watch of the resource has not."""
-        self.metrics.watch_missed.labels(resource).inc()
-        self._pulse.note_missed(resource, time.monotonic())
-
-    def note_answer(self, *, complete: bool) -> None:
-        """A resync was answered; with ``complete``, by everything that was asked for."""
-        self._pulse.note_answer(time.monotonic(), complete=complete)
-
-    def note_look(self, result: str, began_s: float) -> None:
-        """A look at a job has ended: done, refused or crashed."""
-        self.metrics.reconciles.labels(result).inc()
-        self.metrics.reconcile_seconds.observe(time.monotonic() - began_s)
-
-    def note_losses(self, losses: Iterable[Loss]) -> None:
-        """Pods are no more."""
-        for loss in losses:
-            self.metrics.repairs.labels(loss.cause.value).inc()
-
-    def show_job(self, job: str, namespace: str, name: str, counts: Mapping[str, int]) -> None:
-        """A job has so many pods, by state."""
-        self.metrics.show_pods(job, namespace, name, counts)
-
-    def forget_job(self, job: str, namespace: str, name: str) -> None:
-        """A job is no more."""
-        self.metrics.forget_job(job, namespace, name)
-
     def resync_age_s(self) -> float:
-        """Return how long ago everything was listed, or the start was."""
-        return self._pulse.resync_age_s(time.monotonic())
-
-    def find_problem(self, looks: Iterable[RunningLook], *, max_idle_s: float, qps: float) -> str:
-        """Return why the operator does not get on; '' if it does."""
-        now_s = time.monotonic()
-        return self._pulse.find_problem(looks, max_idle_s=max_idle_s, qps=qps, now_s=now_s)
+        """Return the seconds since everything was listed, or since the start."""
+        return self.liveness.resync_age_s(time.monotonic())

@@ -7,7 +7,7 @@ from typing import Any
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import Loss, LossCause
-from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
@@ -76,7 +76,7 @@ def of_recoveries(recoveries: Iterable[Mapping[str, Any]], since_s: float) -> li
     return notes
 
 
-def of_repair(repair: Repair, made: list[SeenPod], errors: list[Exception]) -> list[Note]:
+def of_repair(repair: Repair, made: list[ObservedPod], errors: list[Exception]) -> list[Note]:
     """Return what is told of a repair that was carried out."""
     notes = []
     if made:
@@ -110,7 +110,7 @@ def of_repair(repair: Repair, made: list[SeenPod], errors: list[Exception]) -> l
 
 
 def of_container_ends(
-    pods: Iterable[SeenPod], told: MutableMapping[tuple[PodUid, str], int]
+    pods: Iterable[ObservedPod], told: MutableMapping[tuple[PodUid, str], int]
 ) -> list[Note]:
     """Return what is told of containers that were started again in their pod: it is no loss.
 

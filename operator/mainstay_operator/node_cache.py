@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mainstay_core.pool.observed import SeenNode
+from mainstay_core.pool.observed import ObservedNode
 
 
 class NodeCache:
     """The nodes by name. Deleted ones are kept: that they are gone is news for their pods."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, SeenNode] = {}
+        self._nodes: dict[str, ObservedNode] = {}
         self._asked_for: frozenset[str] = frozenset()
         self._told_since: set[str] = set()
 
-    def show(self) -> Mapping[str, SeenNode]:
+    def show(self) -> Mapping[str, ObservedNode]:
         """Return the nodes as far as is known."""
         return self._nodes
 
-    def learn_first(self, node: SeenNode) -> None:
+    def note_first(self, node: ObservedNode) -> None:
         """Learn of a node, if nothing is known of it yet."""
         self._nodes.setdefault(node.name, node)
 
-    def learn(self, node: SeenNode) -> bool:
+    def learn(self, node: ObservedNode) -> bool:
         """Learn from the watch how a node is; return whether that is news."""
         self._told_since.add(node.name)
         changed = self._nodes.get(node.name) != node
@@ -35,10 +35,12 @@ class NodeCache:
         self._asked_for = frozenset(name for name, node in self._nodes.items() if not node.gone)
         self._told_since.clear()
 
-    def put_right(self, listed: Iterable[SeenNode]) -> bool:
+    def apply_list(self, listed: Iterable[ObservedNode]) -> bool:
         """Learn from the list; return whether the watch has missed something."""
         there = {node.name: node for node in listed}
-        there |= {name: SeenNode(name=name, gone=True) for name in self._asked_for - there.keys()}
+        there |= {
+            name: ObservedNode(name=name, gone=True) for name in self._asked_for - there.keys()
+        }
         missed = {
             name: node
             for name, node in there.items()

@@ -9,9 +9,9 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.observed import (
     ContainerEnd,
     Disruption,
+    ObservedNode,
+    ObservedPod,
     PodPhase,
-    SeenNode,
-    SeenPod,
     Taint,
     Toleration,
 )
@@ -34,7 +34,7 @@ _STUCK = _IMAGE | {
 }
 
 
-def see_pod(body: Mapping[str, Any]) -> SeenPod:
+def observe_pod(body: Mapping[str, Any]) -> ObservedPod:
     """Return what decisions need of a pod object."""
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
@@ -50,7 +50,7 @@ def see_pod(body: Mapping[str, Any]) -> SeenPod:
     ready = conditions.get("Ready", {})
     scheduled = conditions.get("PodScheduled", {})
     unscheduled = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-    return SeenPod(
+    return ObservedPod(
         uid=PodUid(metadata["uid"]),
         name=metadata["name"],
         index=_index(metadata),
@@ -95,11 +95,11 @@ def job_of(body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def see_node(body: Mapping[str, Any]) -> SeenNode:
+def observe_node(body: Mapping[str, Any]) -> ObservedNode:
     """Return what decisions need of a node object."""
     spec, status = body.get("spec") or {}, body.get("status") or {}
     ready = {c["type"]: c["status"] for c in status.get("conditions") or ()}.get("Ready")
-    return SeenNode(
+    return ObservedNode(
         name=body["metadata"]["name"],
         ready=ready == "True",
         cordoned=bool(spec.get("unschedulable")),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.observed import ObservedPod
 
 
 class PodCache:
@@ -20,16 +20,16 @@ class PodCache:
         indexed: returns the pods that the watch has shown and not seen deleted.
     """
 
-    def __init__(self, indexed: Callable[[], Iterable[SeenPod]]) -> None:
+    def __init__(self, indexed: Callable[[], Iterable[ObservedPod]]) -> None:
         self._indexed = indexed
-        self._made: dict[PodUid, SeenPod] = {}
+        self._made: dict[PodUid, ObservedPod] = {}
         """Made by us, not yet shown by the watch."""
         self._gone: set[PodUid] = set()
         """Not there any more, though the watch has not said so."""
-        self.last_words: dict[PodUid, SeenPod] = {}
+        self.last_words: dict[PodUid, ObservedPod] = {}
         """Deleted pods as they were at the very end; whoever has used them removes them."""
 
-    def list(self) -> tuple[SeenPod, ...]:
+    def list(self) -> tuple[ObservedPod, ...]:
         """Return the pods that exist, as far as is known."""
         pods = {p.uid: p for p in self._indexed()}
         self._gone &= pods.keys()
@@ -37,16 +37,16 @@ class PodCache:
             del self._made[uid]
         return tuple(p for uid, p in {**self._made, **pods}.items() if uid not in self._gone)
 
-    def note_made(self, pods: Iterable[SeenPod]) -> None:
+    def note_made(self, pods: Iterable[ObservedPod]) -> None:
         """Learn of pods that were just made."""
         self._made |= {p.uid: p for p in pods}
 
-    def note_deleted(self, pod: SeenPod) -> None:
+    def note_deleted(self, pod: ObservedPod) -> None:
         """Learn from the watch that a pod is no more, and how it was at the end."""
         self._made.pop(pod.uid, None)
         self.last_words[pod.uid] = pod
 
-    def put_right(self, listed: Iterable[SeenPod], since: Iterable[PodUid]) -> bool:
+    def apply_list(self, listed: Iterable[ObservedPod], since: Iterable[PodUid]) -> bool:
         """Learn from a list which pods there are; return whether something was wrong.
 
         Args:

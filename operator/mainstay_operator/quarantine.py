@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.observed import SeenNode, SeenPod
+from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.pool.quarantine import (
     Mismatch,
     Quarantined,
     QuarantineMode,
     QuarantinePlan,
     QuarantinePolicy,
-    Ward,
+    QuarantineState,
     plan_quarantine,
 )
 from mainstay_core.rank.votes import find_differing_pods
-from mainstay_operator.actuator import Hands
+from mainstay_operator.actuator import Actuator
 from mainstay_operator.events import Note
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.resources import JobView, parse_time, show_time
@@ -42,7 +42,7 @@ def policy_of(view: JobView) -> QuarantinePolicy:
 
 
 def read_mismatches(
-    recoveries: Iterable[Mapping[str, Any]], pods: Mapping[PodUid, SeenPod]
+    recoveries: Iterable[Mapping[str, Any]], pods: Mapping[PodUid, ObservedPod]
 ) -> list[Mismatch]:
     """Return the wrong results that recoveries name, of pods whose node is known."""
     found = []
@@ -61,10 +61,10 @@ def read_mismatches(
     return found
 
 
-def of_status(status: Mapping[str, Any]) -> Ward:
+def of_status(status: Mapping[str, Any]) -> QuarantineState:
     """Return what a status remembers: a new operator goes on from there."""
     shown = status.get("quarantine") or {}
-    return Ward(
+    return QuarantineState(
         mismatches=tuple(
             Mismatch(at_s=parse_time(m["time"]), node=m["node"], pod=m["pod"], quorum=m["quorum"])
             for m in shown.get("mismatches") or ()
@@ -81,9 +81,9 @@ def of_status(status: Mapping[str, Any]) -> Ward:
     )
 
 
-def show(ward: Ward) -> dict[str, Any]:
+def show(state: QuarantineState) -> dict[str, Any]:
     """Return the status' field; empty if there is nothing to show."""
-    if not ward.mismatches and not ward.nodes:
+    if not state.mismatches and not state.nodes:
         return {}
     return {
         "quarantine": {
@@ -94,11 +94,11 @@ def show(ward: Ward) -> dict[str, Any]:
                     "since": show_time(q.since_s),
                     "dryRun": q.dry_run,
                 }
-                for q in ward.nodes
+                for q in state.nodes
             ],
             "mismatches": [
                 {"time": show_time(m.at_s), "node": m.node, "pod": m.pod, "quorum": m.quorum}
-                for m in ward.mismatches
+                for m in state.mismatches
             ],
         }
     }
@@ -141,13 +141,15 @@ def of_plan(plan: QuarantinePlan, mode: QuarantineMode) -> list[Note]:
     ]
 
 
-def without(nodes: Mapping[str, SeenNode] | None, ward: Ward) -> Mapping[str, SeenNode] | None:
+def without(
+    nodes: Mapping[str, ObservedNode] | None, state: QuarantineState
+) -> Mapping[str, ObservedNode] | None:
     """Return the nodes, those in quarantine cordoned: their pods' work is handed over."""
-    if nodes is None or not ward.avoided:
+    if nodes is None or not state.avoided:
         return nodes
     return {
         **nodes,
-        **{name: replace(nodes[name], cordoned=True) for name in ward.avoided if name in nodes},
+        **{name: replace(nodes[name], cordoned=True) for name in state.avoided if name in nodes},
     }
 
 
@@ -155,20 +157,20 @@ MAX_KNOWN_PODS = 8192
 """Pods whose node is remembered, those that are gone among them."""
 
 
-class Warden:
-    """Of one job.
+class NodeQuarantine:
+    """Keeps the quarantine of one job's nodes: counts mismatches, and taints nodes if asked to.
 
     Args:
         status: of the job: what an operator before this one has learnt.
         pods: what is known of the job's pods.
-        hands: acts in the cluster.
+        actuator: acts in the cluster.
     """
 
-    def __init__(self, status: Mapping[str, Any], pods: PodCache, hands: Hands) -> None:
-        self.ward = of_status(status)
+    def __init__(self, status: Mapping[str, Any], pods: PodCache, actuator: Actuator) -> None:
+        self.state = of_status(status)
         self._pods = pods
-        self._hands = hands
-        self._known: dict[PodUid, SeenPod] = {}
+        self._actuator = actuator
+        self._known: dict[PodUid, ObservedPod] = {}
         self._untainted: tuple[str, ...] = ()
         self._spared: tuple[tuple[str, str], ...] = ()
         """Offenders beyond the limit, as they were told of."""
@@ -184,7 +186,7 @@ class Warden:
     ) -> None:
         """Learn from recoveries which nodes computed wrongly, and review them."""
         found = read_mismatches(recoveries, self._known)
-        self.ward = self.ward.with_mismatches(found)
+        self.state = self.state.with_mismatches(found)
         await self.review(view, now_s)
 
     async def review(self, view: JobView, now_s: float) -> None:
@@ -192,12 +194,12 @@ class Warden:
         the job's specification lets out.
         """
         self.note_places()
-        if not self.ward.mismatches and not self.ward.nodes:
+        if not self.state.mismatches and not self.state.nodes:
             return
         policy = policy_of(view)
         nodes = {p.node for p in self._pods.list() if p.node}
-        plan = plan_quarantine(self.ward, nodes, policy, now_s)
-        self.ward = plan.ward
+        plan = plan_quarantine(self.state, nodes, policy, now_s)
+        self.state = plan.state
         out = {q.node for q, _ in plan.released}
         self._untainted = tuple(node for node in self._untainted if node not in out)
         if policy.mode is QuarantineMode.TAINT:
@@ -205,14 +207,14 @@ class Warden:
         new_limits = tuple(spared for spared in plan.spared if spared not in self._spared)
         self._spared = plan.spared
         told = replace(plan, spared=new_limits)
-        await self._hands.tell(view, of_plan(told, policy.mode))
+        await self._actuator.tell(view, of_plan(told, policy.mode))
 
     async def taint(self) -> None:
-        """Taint what came into quarantine; what does not succeed is tried again at the next look.
+        """Taint what came into quarantine; what does not succeed is tried again by the next pass.
 
         Raises:
             KubeError: the API server refused, or did not answer.
         """
         for node in self._untainted:
-            await self._hands.taint_node(node, TAINT_KEY, TAINT_EFFECT)
+            await self._actuator.taint_node(node, TAINT_KEY, TAINT_EFFECT)
             self._untainted = tuple(n for n in self._untainted if n != node)

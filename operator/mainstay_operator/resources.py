@@ -12,7 +12,7 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.job.pod_templates import check_template
 from mainstay_core.job.sections import DEFAULT_MANAGER
 from mainstay_core.job.spec import TrainingJob, parse_training_job
-from mainstay_core.pool.observed import SeenNode, SeenPod
+from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.pool.repair import RepairPolicy
 from mainstay_core.wire.facts import Place
 
@@ -114,7 +114,7 @@ class JobView:
         return value
 
     def places(
-        self, pods: Iterable[SeenPod], nodes: Mapping[str, SeenNode] | None
+        self, pods: Iterable[ObservedPod], nodes: Mapping[str, ObservedNode] | None
     ) -> dict[str, Place]:
         """Return where the nodes of pods are, by the labels that scheduling names."""
         near = self.option("scheduling", "replicaTopologyKey")

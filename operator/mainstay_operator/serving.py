@@ -18,13 +18,13 @@ SHUTDOWN_S = 1.0
 
 @contextlib.asynccontextmanager
 async def serving(
-    url: str, look: Callable[[], tuple[str, Mapping[str, Any]]], metrics: Metrics
+    url: str, check: Callable[[], tuple[str, Mapping[str, Any]]], metrics: Metrics
 ) -> AsyncIterator[None]:
     """Answer at ``url``, and its host's ``/metrics``, for as long as the block lasts.
 
     Args:
         url: of the probe, e.g. ``http://0.0.0.0:8080/healthz``; ``off``: answer nothing.
-        look: returns why the operator is not alive ('' if it is), and what it tells of itself.
+        check: returns why the operator is not alive ('' if it is), and what it tells of itself.
         metrics: of the operator.
 
     Raises:
@@ -40,7 +40,7 @@ async def serving(
         )
 
     async def probe(_: web.Request) -> web.Response:
-        problem, told = look()
+        problem, told = check()
         body = {"operator": {**told, "problem": problem}}
         return web.json_response(body, status=500 if problem else 200)
 

@@ -90,7 +90,7 @@ class Settings:
         70.0,
     )
     max_idle_s: float = _setting(
-        "The operator says that it is not alive when for so long a look at a job does not end, "
+        "The operator says that it is not alive when for so long a pass over a job does not end, "
         "the Kubernetes API answers no list, or a watch shows nothing of what lists show.",
         300.0,
     )

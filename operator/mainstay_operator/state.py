@@ -1,4 +1,4 @@
-"""What a keeper remembers between its looks."""
+"""The state that a reconciler keeps between its passes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import Wishes
-from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.facts import Place
 from mainstay_operator.status import PodRecord
 
 
 @dataclass(slots=True)
-class Memory:
-    """What a keeper knows beside the job itself; all of it can be found out again."""
+class ReconcilerState:
+    """What a reconciler knows beside the job itself. All of it can be found out again."""
 
     record: PodRecord
     wishes: Wishes | None = None
@@ -34,8 +34,8 @@ class Memory:
     unknown_since_s: float = 0.0
     objects_at_s: float = -math.inf
     min_available: int = -1
-    before: dict[PodUid, SeenPod] = field(default_factory=dict)
-    """Pods that lived at the last look, and lost ones that the api was not told of yet."""
+    before: dict[PodUid, ObservedPod] = field(default_factory=dict)
+    """Pods that lived at the last pass, and lost ones that the api was not told of yet."""
     accounted: set[PodUid] = field(default_factory=set)
     """Losses that were told as Events and counted."""
     taken: set[int] = field(default_factory=set)
@@ -48,9 +48,9 @@ class Memory:
     """No pod is made before."""
     status: Mapping[str, Any] = field(default_factory=dict)
     status_at_s: float = 0.0
-    recoveries_told: int = -1
+    recoveries_reported: int = -1
     resync_at_s: float = 0.0
-    told_ends: dict[tuple[PodUid, str], int] = field(default_factory=dict)
+    reported_ends: dict[tuple[PodUid, str], int] = field(default_factory=dict)
     """Restarts by pod and container that were told as Events."""
     topology: dict[str, Place] = field(default_factory=dict)
     """Places of nodes that the api was told."""

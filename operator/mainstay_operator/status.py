@@ -8,15 +8,15 @@ from typing import Any
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.conditions import (
-    JobSeen,
     JobSummary,
+    ObservedJob,
     State,
     derive_conditions,
     derive_state,
     with_times,
 )
 from mainstay_core.pool.losses import Loss, LossCause, Wishes
-from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.observed import ObservedPod
 from mainstay_operator.resources import JobView, parse_time, show_time
 
 MAX_RECENT = 256
@@ -53,7 +53,7 @@ class PodRecord:
         """Return when the losses were that count against the budget."""
         return [parse_time(item["time"]) for item in self.recent if item.get("counts", True)]
 
-    def nodes_without_image(self, pods: Iterable[SeenPod], since_s: float) -> frozenset[str]:
+    def nodes_without_image(self, pods: Iterable[ObservedPod], since_s: float) -> frozenset[str]:
         """Return the nodes that cannot pull an image now, or could not since then."""
         cause = LossCause.IMAGE.value
         before = {
@@ -124,7 +124,7 @@ def read_state(status: Mapping[str, Any]) -> tuple[State, str] | None:
 
 def build_status(
     view: JobView,
-    seen: JobSeen,
+    seen: ObservedJob,
     summary: Mapping[str, Any] | None,
     record: PodRecord,
     now_s: float,

@@ -5,54 +5,54 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from mainstay_core.pool.observed import SeenNode, SeenPod
-from mainstay_operator.api_client import ApiError, ApiLine
+from mainstay_core.pool.observed import ObservedNode, ObservedPod
+from mainstay_operator.api_client import ApiClient, ApiError
 from mainstay_operator.resources import JobView
-from mainstay_operator.state import Memory
+from mainstay_operator.state import ReconcilerState
 
 RESTORE_S = 30.0
 """A store that lost a running job is restored by its supervisors; after so long the job is
 submitted anew."""
 
 
-async def submit(view: JobView, memory: Memory, api: ApiLine) -> None:
+async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:
     """Make the job known, or what changed in it; what is refused is shown, not repeated.
 
     Raises:
         ApiError: the api was not reached, or is not able to.
     """
-    if memory.submitted == view.generation:
+    if state.submitted == view.generation:
         return
     try:
         await api.submit(view.uid, view.namespace, view.manifest)
-        memory.refused = ""
+        state.refused = ""
     except ApiError as error:
         if not error.refused:
             raise
-        memory.refused = str(error)
-    memory.submitted = view.generation
-    memory.wishes_at_s = 0.0
+        state.refused = str(error)
+    state.submitted = view.generation
+    state.wishes_at_s = 0.0
 
 
-def note_unknown(memory: Memory, pods: Iterable[SeenPod]) -> None:
+def note_unknown(state: ReconcilerState, pods: Iterable[ObservedPod]) -> None:
     """The api does not know the job: its supervisors restore it, else it is submitted anew."""
     now_s = time.time()
-    if memory.refused:
+    if state.refused:
         return
-    memory.unknown_since_s = memory.unknown_since_s or now_s
+    state.unknown_since_s = state.unknown_since_s or now_s
     nobody = not any(p.ready for p in pods)
-    if nobody or now_s - memory.unknown_since_s > RESTORE_S:
-        memory.submitted = -1
-        memory.unknown_since_s = 0.0
+    if nobody or now_s - state.unknown_since_s > RESTORE_S:
+        state.submitted = -1
+        state.unknown_since_s = 0.0
 
 
-async def tell_topology(
+async def report_topology(
     view: JobView,
-    memory: Memory,
-    api: ApiLine,
+    state: ReconcilerState,
+    api: ApiClient,
     *,
-    pods: Iterable[SeenPod],
-    nodes: Mapping[str, SeenNode] | None,
+    pods: Iterable[ObservedPod],
+    nodes: Mapping[str, ObservedNode] | None,
     again_s: float,
 ) -> None:
     """Tell where the nodes of pods are, before their supervisors come; and again, now and then,
@@ -63,7 +63,7 @@ async def tell_topology(
     """
     now_s = time.time()
     places = view.places(pods, nodes)
-    late = now_s - memory.topology_at_s > again_s
-    if places and (places != memory.topology or late):
-        await api.tell_topology(view.uid, places)
-        memory.topology, memory.topology_at_s = places, now_s
+    late = now_s - state.topology_at_s > again_s
+    if places and (places != state.topology or late):
+        await api.report_topology(view.uid, places)
+        state.topology, state.topology_at_s = places, now_s

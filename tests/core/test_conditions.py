@@ -13,34 +13,34 @@ from mainstay_core.job.status import CONDITION_TYPES
 from mainstay_core.pool.conditions import (
     Condition,
     ConditionType,
-    JobSeen,
     JobSummary,
+    ObservedJob,
     State,
     derive_conditions,
     derive_state,
     with_times,
 )
 from mainstay_core.pool.counts import PodCounts, count_pods, find_problems
-from mainstay_core.pool.observed import PodPhase, SeenPod
+from mainstay_core.pool.observed import ObservedPod, PodPhase
 
 RUNNING = JobSummary(state="running", step=3, steps=9, replicas=2, replicas_wanted=2)
 PODS = PodCounts(wanted=5, ready=5, serving=4, spares_wanted=1)
 
 
-def seen(**fields: Any) -> JobSeen:
+def seen(**fields: Any) -> ObservedJob:
     base = {"initialized": True, "summary": RUNNING, "pods": PODS}
-    return JobSeen(**{**base, **fields})
+    return ObservedJob(**{**base, **fields})
 
 
-def shown(job: JobSeen) -> dict[str, tuple[bool | None, str]]:
+def shown(job: ObservedJob) -> dict[str, tuple[bool | None, str]]:
     return {c.type.value: (c.status, c.reason) for c in derive_conditions(job)}
 
 
 def test_all_conditions_are_there_from_the_beginning() -> None:
-    conditions = derive_conditions(JobSeen())
+    conditions = derive_conditions(ObservedJob())
 
     assert tuple(c.type.value for c in conditions) == CONDITION_TYPES
-    assert shown(JobSeen())["Ready"] == (None, "Starting")
+    assert shown(ObservedJob())["Ready"] == (None, "Starting")
 
 
 def test_a_job_that_trains() -> None:
@@ -172,7 +172,9 @@ def test_before_it_begins_nothing_is_claimed_about_a_state_or_a_spare() -> None:
 
 
 def test_a_job_that_waits_for_pods_says_which_one_and_why() -> None:
-    pod = SeenPod(uid=PodUid("u"), name="j-0", index=0, phase=PodPhase.PENDING, unscheduled="full")
+    pod = ObservedPod(
+        uid=PodUid("u"), name="j-0", index=0, phase=PodPhase.PENDING, unscheduled="full"
+    )
     problems = find_problems([pod], None)
     forming = JobSummary(state="forming", steps=9, replicas_wanted=2)
     counts = count_pods([pod], None, 1, 0)

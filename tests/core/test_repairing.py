@@ -13,9 +13,9 @@ from mainstay_core.pool.losses import LossCause, Wishes
 from mainstay_core.pool.observed import (
     OUT_OF_SERVICE,
     Disruption,
+    ObservedNode,
+    ObservedPod,
     PodPhase,
-    SeenNode,
-    SeenPod,
     Taint,
     Toleration,
 )
@@ -25,8 +25,8 @@ from mainstay_core.wire.facts import FactKind
 NOW_S = 10_000.0
 
 
-def pod(index: int, **fields: Any) -> SeenPod:
-    return SeenPod(
+def pod(index: int, **fields: Any) -> ObservedPod:
+    return ObservedPod(
         **{
             "uid": PodUid(f"u{index}"),
             "name": f"demo-{index}",
@@ -47,12 +47,12 @@ def wishes(num_pods: int, *living: int, **fields: Any) -> Wishes:
     return Wishes(num_pods=num_pods, living={uid(i): f"demo-{i}" for i in living}, **fields)
 
 
-def repair(pods: list[SeenPod], wanted: Wishes, **fields: Any) -> Repair:
+def repair(pods: list[ObservedPod], wanted: Wishes, **fields: Any) -> Repair:
     given = {"before": {}, "nodes": None, "policy": RepairPolicy(), "now_s": NOW_S, **fields}
     return plan_repair(pods=pods, wishes=wanted, **given)
 
 
-def seen(*pods: SeenPod) -> dict[PodUid, SeenPod]:
+def seen(*pods: ObservedPod) -> dict[PodUid, ObservedPod]:
     return {p.uid: p for p in pods}
 
 
@@ -127,7 +127,7 @@ def test_a_loss_has_a_cause_and_counts_only_if_nobody_wanted_it(
 
 
 def test_a_node_that_is_not_ready_is_a_hint_and_no_loss() -> None:
-    nodes = {"n0": SeenNode(name="n0", ready=False)}
+    nodes = {"n0": ObservedNode(name="n0", ready=False)}
 
     done = repair([pod(0)], wishes(1, 0), before=seen(pod(0)), nodes=nodes)
 
@@ -135,7 +135,7 @@ def test_a_node_that_is_not_ready_is_a_hint_and_no_loss() -> None:
 
 
 def test_a_pod_of_a_silent_node_is_replaced_once_the_api_has_given_it_up() -> None:
-    nodes = {"n0": SeenNode(name="n0", ready=False), "n1": SeenNode(name="n1")}
+    nodes = {"n0": ObservedNode(name="n0", ready=False), "n1": ObservedNode(name="n1")}
 
     given_up = wishes(2, 1, known=frozenset({uid(0), uid(1)}))
     done = repair([pod(0), pod(1)], given_up, before=seen(pod(0), pod(1)), nodes=nodes)
@@ -151,7 +151,7 @@ def test_a_node_that_was_never_seen_may_be_new() -> None:
 
 
 def test_a_node_that_is_no_more_takes_its_pods_with_it() -> None:
-    nodes = {"n0": SeenNode(name="n0", gone=True)}
+    nodes = {"n0": ObservedNode(name="n0", gone=True)}
 
     done = repair([pod(0), pod(1)], wishes(2, 0, 1), before=seen(pod(0), pod(1)), nodes=nodes)
 
@@ -162,16 +162,16 @@ def test_a_node_that_is_no_more_takes_its_pods_with_it() -> None:
 def test_a_node_out_of_service_takes_its_pods_with_it_if_it_is_silent_as_well() -> None:
     taint = Taint(key=OUT_OF_SERVICE, effect="NoExecute", value="nodeshutdown")
 
-    def told(node: SeenNode) -> Repair:
+    def told(node: ObservedNode) -> Repair:
         pods = [pod(0), pod(1)]
         return repair(pods, wishes(2, 0, 1), before=seen(*pods), nodes={"n0": node})
 
-    lost = told(SeenNode(name="n0", ready=False, taints=(taint,)))
+    lost = told(ObservedNode(name="n0", ready=False, taints=(taint,)))
     assert [(f.kind, f.pod) for f in lost.tell] == [(FactKind.POD_GONE, uid(0))]
     assert [(loss.cause, loss.counts) for loss in lost.losses] == [(LossCause.NODE_LOST, True)]
     assert (lost.make, [e.uid for e in lost.end]) == ((2,), [uid(0)])
 
-    leaving = told(SeenNode(name="n0", ready=True, taints=(taint,)))
+    leaving = told(ObservedNode(name="n0", ready=True, taints=(taint,)))
     assert [(f.kind, f.pod) for f in leaving.tell] == [(FactKind.LEAVING, uid(0))]
 
 
@@ -179,7 +179,7 @@ def test_what_a_taint_evicts_from_a_node_that_works_is_somebody_s_will() -> None
     evicted = pod(0, phase=PodPhase.FAILED, disruption=Disruption.TAINTED)
 
     def cause(**fields: Any) -> LossCause:
-        nodes = {"n0": SeenNode(name="n0", **fields)}
+        nodes = {"n0": ObservedNode(name="n0", **fields)}
         return repair([evicted], wishes(1, 0), before=seen(pod(0)), nodes=nodes).losses[0].cause
 
     assert cause() is LossCause.EVICTED
@@ -187,7 +187,7 @@ def test_what_a_taint_evicts_from_a_node_that_works_is_somebody_s_will() -> None
 
 
 def test_a_cordoned_node_s_pods_hand_over_before_they_are_ended() -> None:
-    nodes = {"n0": SeenNode(name="n0", cordoned=True)}
+    nodes = {"n0": ObservedNode(name="n0", cordoned=True)}
     pods = [pod(0), pod(1)]
 
     first = repair(pods, wishes(2, 0, 1), nodes=nodes)
@@ -201,7 +201,7 @@ def test_a_cordoned_node_s_pods_hand_over_before_they_are_ended() -> None:
 
 
 def test_a_cordon_can_be_left_to_evictions() -> None:
-    nodes = {"n0": SeenNode(name="n0", cordoned=True)}
+    nodes = {"n0": ObservedNode(name="n0", cordoned=True)}
 
     assert (
         repair([pod(0)], wishes(1, 0), nodes=nodes, policy=RepairPolicy(ignore_cordon=True)).tell
@@ -211,7 +211,7 @@ def test_a_cordon_can_be_left_to_evictions() -> None:
 
 def test_only_taints_that_the_pods_do_not_bear_drive_them_out() -> None:
     def told(taint: Taint, *tolerations: Toleration) -> bool:
-        nodes = {"n0": SeenNode(name="n0", taints=(taint,))}
+        nodes = {"n0": ObservedNode(name="n0", taints=(taint,))}
         borne = pod(0, tolerations=tolerations)
         return bool(repair([borne], wishes(1, 0), nodes=nodes).tell)
 
@@ -227,7 +227,7 @@ def test_only_taints_that_the_pods_do_not_bear_drive_them_out() -> None:
 
 
 def test_a_pod_without_work_on_a_cordoned_node_is_ended_at_once() -> None:
-    nodes = {"n0": SeenNode(name="n0", cordoned=True)}
+    nodes = {"n0": ObservedNode(name="n0", cordoned=True)}
 
     done = repair([pod(0)], wishes(1), nodes=nodes)
 
@@ -307,17 +307,17 @@ def test_a_pod_whose_node_alone_cannot_pull_the_image_is_replaced() -> None:
 
 def test_force_is_used_only_if_asked_for_and_after_the_api_gave_the_pod_up() -> None:
     late = pod(0, terminating=True, ends_by_s=NOW_S - 100)
-    nodes = {"n0": SeenNode(name="n0", ready=False)}
+    nodes = {"n0": ObservedNode(name="n0", ready=False)}
     policy = RepairPolicy(force_delete_s=60)
 
-    def forced(wanted: Wishes, policy: RepairPolicy, **fields: SeenNode) -> list[PodUid]:
+    def forced(wanted: Wishes, policy: RepairPolicy, **fields: ObservedNode) -> list[PodUid]:
         done = repair([late], wanted, nodes={**nodes, **fields}, policy=policy)
         return [e.uid for e in done.end if e.force]
 
     assert forced(wishes(1), policy) == [uid(0)]
     assert forced(wishes(1), RepairPolicy()) == []
     assert forced(wishes(1, 0), policy) == []
-    assert forced(wishes(1), policy, n0=SeenNode(name="n0")) == []
+    assert forced(wishes(1), policy, n0=ObservedNode(name="n0")) == []
 
 
 def test_a_few_failed_pods_stay_for_their_logs() -> None:
@@ -365,9 +365,9 @@ PODS = st.builds(
     num_pods=st.integers(0, 12),
 )
 def test_a_repair_that_was_carried_out_leaves_nothing_to_make(
-    pods: list[SeenPod], living: set[int], leaving: set[int], ending: set[int], num_pods: int
+    pods: list[ObservedPod], living: set[int], leaving: set[int], ending: set[int], num_pods: int
 ) -> None:
-    nodes = {"good": SeenNode(name="good"), "bad": SeenNode(name="bad", cordoned=True)}
+    nodes = {"good": ObservedNode(name="good"), "bad": ObservedNode(name="bad", cordoned=True)}
     wanted = wishes(
         num_pods,
         *living,

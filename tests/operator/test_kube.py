@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.operator.test_builders import view
 from tests.operator.world import free_port
 
-from mainstay_operator.actuator import Hands
+from mainstay_operator.actuator import Actuator
 from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.resources import FINALIZER
@@ -85,8 +85,8 @@ def test_a_finalizer_is_taken_away_from_where_it_is_now(serve: Any) -> None:
     settings = {"MAINSTAY_API_URL": "u", "MAINSTAY_AGENT_IMAGE": "i", "MAINSTAY_TOKEN": "t"}
 
     def remove(kube: KubeClient) -> Any:
-        hands = Hands(kube, parse([], settings), "me", Metrics())
-        return hands.remove_finalizer(dataclasses.replace(job, finalizers=listed))
+        actuator = Actuator(kube, parse([], settings), "me", Metrics())
+        return actuator.remove_finalizer(dataclasses.replace(job, finalizers=listed))
 
     _, bodies = serve([FAILED, (200, {"metadata": metadata}), (200, {})], remove)
     removed = [body[-1]["path"] for body in bodies if body]

@@ -7,7 +7,7 @@ from typing import Any
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import Disruption, Toleration
-from mainstay_operator.observed import see_pod
+from mainstay_operator.observed import observe_pod
 from mainstay_operator.status import PodRecord
 
 
@@ -22,7 +22,7 @@ def test_a_pod_bears_what_its_own_tolerations_say_and_some_only_for_a_while() ->
         {"key": "slow", "value": "disk", "effect": "NoExecute", "tolerationSeconds": 60},
     ]
 
-    gpu, slow = see_pod(pod({}, tolerations=tolerations)).tolerations
+    gpu, slow = observe_pod(pod({}, tolerations=tolerations)).tolerations
 
     assert gpu == Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
     assert slow.for_a_while
@@ -34,7 +34,7 @@ def test_since_when_a_pod_is_ready_and_why_it_is_disrupted_are_conditions() -> N
         {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
     ]
 
-    seen = see_pod(pod({"phase": "Running", "conditions": conditions}))
+    seen = observe_pod(pod({"phase": "Running", "conditions": conditions}))
 
     assert (seen.ready, seen.ready_since_s) == (True, 100.0)
     assert seen.disruption is Disruption.TAINTED
@@ -42,7 +42,7 @@ def test_since_when_a_pod_is_ready_and_why_it_is_disrupted_are_conditions() -> N
 
 def test_a_node_without_the_image_is_shunned_now_and_for_a_while() -> None:
     waiting = {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull"}}}
-    stuck = see_pod(pod({"containerStatuses": [waiting]}))
+    stuck = observe_pod(pod({"containerStatuses": [waiting]}))
 
     def lost(at_s: float, cause: LossCause) -> Loss:
         uid = PodUid(str(at_s))

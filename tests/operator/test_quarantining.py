@@ -13,12 +13,12 @@ from tests.operator.world import Job, World, manifest, wait, world_on
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.status import TrainingJobStatus
-from mainstay_core.pool.observed import SeenNode, SeenPod
+from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.pool.quarantine import QuarantineMode, plan_quarantine
 from mainstay_operator import quarantine
 from mainstay_operator.quarantine import TAINT_KEY
 
-PODS = {PodUid("u1"): SeenPod(uid=PodUid("u1"), name="demo-1", index=1, node="n1")}
+PODS = {PodUid("u1"): ObservedPod(uid=PodUid("u1"), name="demo-1", index=1, node="n1")}
 WORDS = "parameters of r1.s0.i0 on u1/0 differ from the rest of the stage"
 
 
@@ -41,16 +41,16 @@ def test_what_is_known_of_nodes_outlives_the_operator() -> None:
         ("n1", "demo-1", "q3-ab"),
     ]
     plan = plan_quarantine(quarantine.of_status({}).with_mismatches(found), ["n1"], policy, 1010)
-    shown = quarantine.show(plan.ward)
+    shown = quarantine.show(plan.state)
     TrainingJobStatus.model_validate_json(json.dumps(shown))
-    assert quarantine.of_status(shown) == plan.ward
+    assert quarantine.of_status(shown) == plan.state
     assert quarantine.show(quarantine.of_status({})) == {}
     (note,) = quarantine.of_plan(plan, policy.mode)
     assert note.message == "node n1: 2 mismatches within 86400 s: the job stays off it"
 
 
 def test_pods_on_a_node_in_quarantine_hand_their_work_over() -> None:
-    nodes = {name: SeenNode(name=name) for name in ("n1", "n2")}
+    nodes = {name: ObservedNode(name=name) for name in ("n1", "n2")}
     shown = {
         "quarantine": {
             "nodes": [

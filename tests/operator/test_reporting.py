@@ -11,9 +11,9 @@ from tests.operator.test_builders import view
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.status import TrainingJobStatus
-from mainstay_core.pool.conditions import JobSeen
+from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.losses import Loss, LossCause
-from mainstay_core.pool.observed import ContainerEnd, SeenPod
+from mainstay_core.pool.observed import ContainerEnd, ObservedPod
 from mainstay_operator import narrator
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket
@@ -59,7 +59,7 @@ def loss(index: int, cause: LossCause = LossCause.FAILED, node: str = "n1") -> L
 
 
 def test_the_status_is_what_the_schema_says() -> None:
-    seen = JobSeen(initialized=True, summary=read_summary(SUMMARY))
+    seen = ObservedJob(initialized=True, summary=read_summary(SUMMARY))
     record = PodRecord(made=6).with_losses([loss(3)])
 
     status = build_status(view(), seen, SUMMARY, record, 2000.0)
@@ -97,9 +97,9 @@ def test_wishes_are_read_from_the_api_s_reply() -> None:
 
 
 def test_a_restarted_container_is_told_unless_it_was_told_to_end() -> None:
-    def seen(container: str, code: int, reason: str) -> SeenPod:
+    def seen(container: str, code: int, reason: str) -> ObservedPod:
         end = ContainerEnd(container=container, restarts=1, reason=reason, exit_code=code)
-        return SeenPod(uid=PodUid("u"), name="j-0", index=0, node="n", container_ends=(end,))
+        return ObservedPod(uid=PodUid("u"), name="j-0", index=0, node="n", container_ends=(end,))
 
     (note,) = narrator.of_container_ends([seen("trainer", 137, "OOMKilled")], {})
     assert note.reason == "OOMKilled"

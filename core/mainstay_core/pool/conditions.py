@@ -82,7 +82,7 @@ class JobSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSeen:
+class ObservedJob:
     """All that conditions depend on."""
 
     initialized: bool = False
@@ -106,7 +106,7 @@ class JobSeen:
     """State and reason that were shown last, by an operator before this one perhaps."""
 
 
-def derive_state(seen: JobSeen) -> tuple[State, str]:
+def derive_state(seen: ObservedJob) -> tuple[State, str]:
     """Return the state in one word, and the reason in one sentence."""
     summary = seen.summary
     if seen.invalid:
@@ -135,12 +135,12 @@ def derive_state(seen: JobSeen) -> tuple[State, str]:
     return state, summary.reason or next(iter(summary.recovering), "")
 
 
-def _waits_for_pods(seen: JobSeen) -> str:
+def _waits_for_pods(seen: ObservedJob) -> str:
     problem = f": {seen.problems[0][1]}" if seen.problems else ""
     return f"{seen.pods.ready} of {seen.pods.wanted} pods are ready{problem}"
 
 
-def derive_conditions(seen: JobSeen) -> tuple[Condition, ...]:
+def derive_conditions(seen: ObservedJob) -> tuple[Condition, ...]:
     """Return every condition of the job, in the order of the types."""
     return (
         _initialized(seen),
@@ -180,7 +180,7 @@ def with_times(
     return shown
 
 
-def _initialized(seen: JobSeen) -> Condition:
+def _initialized(seen: ObservedJob) -> Condition:
     kind = ConditionType.INITIALIZED
     if seen.invalid:
         return Condition(type=kind, status=False, reason="InvalidSpec", message=seen.invalid)
@@ -194,7 +194,7 @@ def _initialized(seen: JobSeen) -> Condition:
     return Condition(type=kind, status=False, reason="Starting", message=why)
 
 
-def _unknown(seen: JobSeen, kind: ConditionType) -> Condition | None:
+def _unknown(seen: ObservedJob, kind: ConditionType) -> Condition | None:
     """Unknown while the api does not answer; an end stays known for ever."""
     if seen.summary is not None and seen.summary.over:
         return None
@@ -205,7 +205,7 @@ def _unknown(seen: JobSeen, kind: ConditionType) -> Condition | None:
     return None
 
 
-def _ready(seen: JobSeen) -> Condition:
+def _ready(seen: ObservedJob) -> Condition:
     kind = ConditionType.READY
     unknown = _unknown(seen, kind)
     if unknown is not None:
@@ -226,7 +226,7 @@ def _ready(seen: JobSeen) -> Condition:
     return Condition(type=kind, status=False, reason=reason, message=why or f"it is {state}")
 
 
-def _degraded(seen: JobSeen) -> Condition:
+def _degraded(seen: ObservedJob) -> Condition:
     kind = ConditionType.DEGRADED
     summary = seen.summary
     over = summary is not None and summary.over
@@ -255,7 +255,7 @@ def _degraded(seen: JobSeen) -> Condition:
     )
 
 
-def _recovering(seen: JobSeen) -> Condition:
+def _recovering(seen: ObservedJob) -> Condition:
     kind = ConditionType.RECOVERING
     unknown = _unknown(seen, kind)
     if unknown is not None:
@@ -271,7 +271,7 @@ def _recovering(seen: JobSeen) -> Condition:
     return Condition(type=kind, status=True, reason=method, message=message)
 
 
-def _protected(seen: JobSeen) -> Condition:
+def _protected(seen: ObservedJob) -> Condition:
     kind = ConditionType.PROTECTED
     unknown = _unknown(seen, kind)
     if unknown is not None:
@@ -293,7 +293,7 @@ def _protected(seen: JobSeen) -> Condition:
     return Condition(type=kind, status=False, reason="Unprotected", message=message)
 
 
-def _spares(seen: JobSeen) -> Condition:
+def _spares(seen: ObservedJob) -> Condition:
     kind = ConditionType.SPARES_AVAILABLE
     if not seen.pods.spares_wanted:
         return Condition(
@@ -309,7 +309,7 @@ def _spares(seen: JobSeen) -> Condition:
     return Condition(type=kind, status=False, reason="NoSpareReady", message=message)
 
 
-def _suspended(seen: JobSeen) -> Condition:
+def _suspended(seen: ObservedJob) -> Condition:
     kind = ConditionType.SUSPENDED
     if seen.suspended:
         return Condition(
@@ -325,7 +325,7 @@ def _suspended(seen: JobSeen) -> Condition:
     return Condition(type=kind, status=False, reason="NotAsked", message="spec.suspend is false")
 
 
-def _ends(seen: JobSeen) -> tuple[Condition, Condition]:
+def _ends(seen: ObservedJob) -> tuple[Condition, Condition]:
     state, why = derive_state(seen)
     summary = seen.summary
     complete = Condition(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mainstay_core.pool.losses import Wishes
-from mainstay_core.pool.observed import SeenPod
+from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 
 
@@ -34,7 +34,7 @@ class PodCounts:
 
 
 def count_pods(
-    pods: Iterable[SeenPod], wishes: Wishes | None, wanted: int, spares_wanted: int
+    pods: Iterable[ObservedPod], wishes: Wishes | None, wanted: int, spares_wanted: int
 ) -> PodCounts:
     """Return how many pods there are of each sort."""
     living = [p for p in pods if not p.ended]
@@ -52,7 +52,7 @@ def count_pods(
 
 
 def find_problems(
-    pods: Iterable[SeenPod], repair: Repair | None, refused: str = ""
+    pods: Iterable[ObservedPod], repair: Repair | None, refused: str = ""
 ) -> tuple[tuple[str, str], ...]:
     """Return what keeps pods from starting, one entry per reason, the first pod named.
 

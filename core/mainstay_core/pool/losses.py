@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.observed import Disruption, SeenNode, SeenPod
+from mainstay_core.pool.observed import Disruption, ObservedNode, ObservedPod
 from mainstay_core.wire.facts import Fact, FactKind
 
 
@@ -81,9 +81,9 @@ class Wishes:
 
 
 def find_losses(
-    before: Mapping[PodUid, SeenPod],
-    pods: Iterable[SeenPod],
-    nodes: Mapping[str, SeenNode] | None,
+    before: Mapping[PodUid, ObservedPod],
+    pods: Iterable[ObservedPod],
+    nodes: Mapping[str, ObservedNode] | None,
     wishes: Wishes,
     now_s: float,
 ) -> tuple[Loss, ...]:
@@ -109,19 +109,19 @@ def find_losses(
     return tuple(losses)
 
 
-def is_lost(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+def is_lost(pod: ObservedPod, nodes: Mapping[str, ObservedNode] | None) -> bool:
     """Whether an existing pod is surely gone: it has ended, or its node is lost."""
     return pod.ended or has_lost_node(pod, nodes)
 
 
-def has_lost_node(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+def has_lost_node(pod: ObservedPod, nodes: Mapping[str, ObservedNode] | None) -> bool:
     """Whether nothing runs any more where a pod is."""
     node = nodes.get(pod.node) if nodes is not None else None
     return node is not None and node.lost
 
 
 def _why_lost(
-    pod: SeenPod, nodes: Mapping[str, SeenNode] | None, *, exists: bool
+    pod: ObservedPod, nodes: Mapping[str, ObservedNode] | None, *, exists: bool
 ) -> tuple[LossCause, str]:
     """Return the cause, and the evidence in one sentence."""
     node = nodes.get(pod.node) if nodes is not None else None

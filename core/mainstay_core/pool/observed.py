@@ -40,7 +40,7 @@ class Disruption(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenPod:
+class ObservedPod:
     """One pod object of a job.
 
     Invariant: ``ends_by_s`` is set exactly when ``terminating``.
@@ -105,7 +105,7 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenNode:
+class ObservedNode:
     """One node of the cluster."""
 
     name: str

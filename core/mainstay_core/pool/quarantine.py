@@ -61,8 +61,8 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ward:
-    """What is known of a job's nodes."""
+class QuarantineState:
+    """The wrong results of a job's nodes, and the nodes in quarantine for them."""
 
     mismatches: tuple[Mismatch, ...] = ()
     """Oldest first."""
@@ -74,19 +74,19 @@ class Ward:
         """Nodes on which the job has no pods any more."""
         return tuple(sorted(q.node for q in self.nodes if not q.dry_run))
 
-    def with_mismatches(self, new: Iterable[Mismatch]) -> Ward:
-        """Return the ward with mismatches that it does not know yet."""
+    def with_mismatches(self, new: Iterable[Mismatch]) -> QuarantineState:
+        """Return the state with those of ``new`` that it does not have yet."""
         known = {(m.quorum, m.pod) for m in self.mismatches}
         added = [m for m in new if (m.quorum, m.pod) not in known]
         kept = sorted([*self.mismatches, *added], key=lambda m: m.at_s)[-MAX_MISMATCHES:]
-        return Ward(mismatches=tuple(kept), nodes=self.nodes)
+        return QuarantineState(mismatches=tuple(kept), nodes=self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinePlan:
     """What to do now."""
 
-    ward: Ward
+    state: QuarantineState
     new: tuple[Quarantined, ...] = ()
     """Nodes that come into quarantine by this, those of a dry run among them."""
     spared: tuple[tuple[str, str], ...] = ()
@@ -96,27 +96,27 @@ class QuarantinePlan:
 
 
 def plan_quarantine(
-    ward: Ward, job_nodes: Iterable[str], policy: QuarantinePolicy, now_s: float
+    state: QuarantineState, job_nodes: Iterable[str], policy: QuarantinePolicy, now_s: float
 ) -> QuarantinePlan:
     """Return which nodes come into quarantine, and which come out of it.
 
     Out of it they come by the job's specification alone, never by the time that passes.
 
     Args:
-        ward: what is known.
+        state: what is known of the job's nodes.
         job_nodes: nodes on which the job has pods.
         policy: what the job asks for.
         now_s: wall clock.
     """
-    inside, released = _still_inside(ward, policy)
+    inside, released = _still_inside(state, policy)
     if policy.mode is QuarantineMode.OFF:
-        kept = Ward(mismatches=ward.mismatches) if released else ward
-        return QuarantinePlan(ward=kept, released=released)
+        kept = QuarantineState(mismatches=state.mismatches) if released else state
+        return QuarantinePlan(state=kept, released=released)
     dry_run = policy.mode is QuarantineMode.DRY_RUN
-    most = num_allowed(len({*job_nodes, *ward.avoided}), policy.max_nodes_percent)
+    most = num_allowed(len({*job_nodes, *state.avoided}), policy.max_nodes_percent)
     new: list[Quarantined] = []
     spared: list[tuple[str, str]] = []
-    for node, count in _offenders(ward, policy, now_s):
+    for node, count in _offenders(state, policy, now_s):
         if any(q.node == node for q in inside):
             continue
         reason = f"{count} mismatches within {policy.window_s:.0f} s"
@@ -127,7 +127,7 @@ def plan_quarantine(
         inside.append(found)
         new.append(found)
     return QuarantinePlan(
-        ward=Ward(mismatches=ward.mismatches, nodes=tuple(inside)),
+        state=QuarantineState(mismatches=state.mismatches, nodes=tuple(inside)),
         new=tuple(new),
         spared=tuple(spared),
         released=released,
@@ -135,12 +135,12 @@ def plan_quarantine(
 
 
 def _still_inside(
-    ward: Ward, policy: QuarantinePolicy
+    state: QuarantineState, policy: QuarantinePolicy
 ) -> tuple[list[Quarantined], tuple[tuple[Quarantined, str], ...]]:
     """Return the nodes that stay in quarantine, and those that come out of it, with the reason."""
     inside: list[Quarantined] = []
     released: list[tuple[Quarantined, str]] = []
-    for found in ward.nodes:
+    for found in state.nodes:
         if policy.mode is QuarantineMode.OFF:
             released.append((found, "recovery.quarantine.mode is Off"))
         elif found.node in policy.trusted:
@@ -159,10 +159,12 @@ def num_allowed(num_nodes: int, percent: int) -> int:
     return max(1, num_nodes * percent // 100) if percent else 0
 
 
-def _offenders(ward: Ward, policy: QuarantinePolicy, now_s: float) -> list[tuple[str, int]]:
+def _offenders(
+    state: QuarantineState, policy: QuarantinePolicy, now_s: float
+) -> list[tuple[str, int]]:
     """Return (node, mismatches within the window) of repeat offenders: the worst first."""
     counts: dict[str, int] = {}
-    for mismatch in ward.mismatches:
+    for mismatch in state.mismatches:
         if now_s - mismatch.at_s <= policy.window_s:
             counts[mismatch.node] = counts.get(mismatch.node, 0) + 1
     found = [

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import IMAGE_WHY, Loss, Wishes, find_losses, has_lost_node, is_lost
-from mainstay_core.pool.observed import SeenNode, SeenPod, Taint
+from mainstay_core.pool.observed import ObservedNode, ObservedPod, Taint
 from mainstay_core.wire.facts import Fact, FactKind
 
 KEEP_FAILED = 3
@@ -75,9 +75,9 @@ class Repair:
 
 def plan_repair(
     *,
-    before: Mapping[PodUid, SeenPod],
-    pods: Iterable[SeenPod],
-    nodes: Mapping[str, SeenNode] | None,
+    before: Mapping[PodUid, ObservedPod],
+    pods: Iterable[ObservedPod],
+    nodes: Mapping[str, ObservedNode] | None,
     wishes: Wishes,
     counted: Iterable[float] = (),
     accounted: Set[PodUid] = frozenset(),
@@ -127,7 +127,9 @@ def plan_repair(
     )
 
 
-def why_leaving(pod: SeenPod, nodes: Mapping[str, SeenNode] | None, policy: RepairPolicy) -> str:
+def why_leaving(
+    pod: ObservedPod, nodes: Mapping[str, ObservedNode] | None, policy: RepairPolicy
+) -> str:
     """Return why a living pod will end or should, so that its work is handed over; else ''."""
     if pod.ended_for:
         return pod.ended_for
@@ -157,18 +159,18 @@ def free_indexes(used: Iterable[int], num: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _drives_out(taint: Taint, pod: SeenPod) -> bool:
+def _drives_out(taint: Taint, pod: ObservedPod) -> bool:
     return taint.key not in HINT_TAINTS and not any(t.bears(taint) for t in pod.tolerations)
 
 
 def _sort_out(
-    living: list[SeenPod],
+    living: list[ObservedPod],
     leaves: Mapping[PodUid, str],
-    nodes: Mapping[str, SeenNode] | None,
+    nodes: Mapping[str, ObservedNode] | None,
     wishes: Wishes,
     policy: RepairPolicy,
     now_s: float,
-) -> tuple[list[SeenPod], list[PodEnd]]:
+) -> tuple[list[ObservedPod], list[PodEnd]]:
     """Return the pods that count as kept, and those to end."""
     if wishes.over:
         return living, []
@@ -204,21 +206,23 @@ def _sort_out(
     return kept, ends
 
 
-def _unknown(pod: SeenPod, wishes: Wishes) -> bool:
+def _unknown(pod: ObservedPod, wishes: Wishes) -> bool:
     return pod.uid not in wishes.living
 
 
-def _is_stranded(pod: SeenPod, nodes: Mapping[str, SeenNode] | None) -> bool:
+def _is_stranded(pod: ObservedPod, nodes: Mapping[str, ObservedNode] | None) -> bool:
     """Whether a pod's node is silent. That alone is a hint: ask the api about the pod as well."""
     node = nodes.get(pod.node) if nodes is not None else None
     return node is not None and not node.ready
 
 
-def _end(pod: SeenPod, why: str) -> PodEnd:
+def _end(pod: ObservedPod, why: str) -> PodEnd:
     return PodEnd(uid=pod.uid, name=pod.name, why=why)
 
 
-def _stuck_on_image(living: list[SeenPod], policy: RepairPolicy, now_s: float) -> list[SeenPod]:
+def _stuck_on_image(
+    living: list[ObservedPod], policy: RepairPolicy, now_s: float
+) -> list[ObservedPod]:
     """Pods that cannot get their image where others could: their node is at fault.
 
     The others must have had it for as long: after an outage of the registry one is the first.
@@ -229,7 +233,7 @@ def _stuck_on_image(living: list[SeenPod], policy: RepairPolicy, now_s: float) -
     return [p for p in living if p.stuck_on_image and not p.ready and p.created_at_s < late_s]
 
 
-def _swept(pods: list[SeenPod]) -> list[PodEnd]:
+def _swept(pods: list[ObservedPod]) -> list[PodEnd]:
     """Pods that have ended: a few that failed stay for their logs, the newest."""
     ended = [p for p in pods if p.ended and not p.terminating]
     failed = sorted((p for p in ended if p.failure), key=lambda p: (p.created_at_s, p.uid))
@@ -237,7 +241,7 @@ def _swept(pods: list[SeenPod]) -> list[PodEnd]:
     return [_end(p, "it has ended") for p in ended if p.uid not in kept]
 
 
-def _left_behind(pods: list[SeenPod], nodes: Mapping[str, SeenNode] | None) -> list[PodEnd]:
+def _left_behind(pods: list[ObservedPod], nodes: Mapping[str, ObservedNode] | None) -> list[PodEnd]:
     """Pods whose node is lost: once they are deleted, the cluster may remove them."""
     return [
         _end(p, f"its node {p.node} is lost")
@@ -247,8 +251,8 @@ def _left_behind(pods: list[SeenPod], nodes: Mapping[str, SeenNode] | None) -> l
 
 
 def _forced(
-    pods: list[SeenPod],
-    nodes: Mapping[str, SeenNode] | None,
+    pods: list[ObservedPod],
+    nodes: Mapping[str, ObservedNode] | None,
     wishes: Wishes,
     policy: RepairPolicy,
     now_s: float,
@@ -273,7 +277,7 @@ def _forced(
     ]
 
 
-def _leaving(pod: SeenPod, why: str, now_s: float) -> Fact:
+def _leaving(pod: ObservedPod, why: str, now_s: float) -> Fact:
     # A deletion has a deadline; a cordon has none.
     grace_s = max(0.0, pod.ends_by_s - now_s) if pod.terminating else 0.0
     return Fact(
