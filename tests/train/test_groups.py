@@ -95,8 +95,10 @@ def block_until_shut(pipe, store, operation):
 @pytest.mark.parametrize("operation", ["connect", "exchange", "receive"])
 def test_a_shutdown_from_another_thread_ends_what_blocks_and_all_that_follows(crew, operation):
     def silent_peer(pipe):
-        make_group(crew.store, 1, 2).connect()
+        group = make_group(crew.store, 1, 2)
+        group.connect()
         pipe.recv()  # alive and connected, but it never takes part
+        group.shutdown("the test is over")
 
     if operation != "connect":
         crew.fork(silent_peer)

@@ -1,6 +1,8 @@
 """Connects the ranks of a job, and lets any thread end a connection that another waits in.
 
 - ``group``: process groups whose blocked operations another thread can end
+- ``gloo``: the gloo backend of a group
+- ``nccl``: the NCCL backend of a group
 - ``mesh``: the ranks of one cell, on which the user's parallelism runs
 - ``chains``: the groups of one chain: pipeline and inner mesh
 - ``gather_client``: a member's side of the gather

@@ -1,18 +1,15 @@
 """Process groups whose blocked operations another thread can end.
 
-``ProcessGroupGloo.abort()`` does not interrupt a blocked collective, and in a
-ring only the neighbours of a dead rank notice it. Shutting the group's own
-established sockets does, within milliseconds, on whichever thread waits. So a
-:class:`Group` knows which sockets belong to it: those that appeared while it
-connected. NCCL groups are aborted by their own means.
+A :class:`Group` is what is the same for every backend: it meets the other ranks at a
+store, runs operations, and can be ended at any time by any thread. A
+:class:`Backend` (:mod:`gloo`, :mod:`nccl`) makes the process group of torch and says how
+its operations behave.
 
-gloo loses an operation for ever, whatever is shut afterwards, if its event thread
-reads that the peer is ready to receive and the write that follows fails at once.
-So only the receiving side is shut: what is in the socket is still read, writes go
-on, and then comes the end of the stream, which wakes everybody. A peer that was
-killed can still cause such a write, therefore a wait for a collective looks every
-``LOOK_S`` whether the group has ended and leaves the operation behind if it
-must; and a process that cannot be got out of an ended group ends itself.
+A group knows which sockets belong to it: those that appeared while it connected. Ending
+the group shuts their receiving side, which wakes whoever waits in gloo. A peer that was
+killed can still leave an operation of gloo that never ends; therefore a wait for a
+collective looks every ``LOOK_S`` whether the group has ended and leaves the operation
+behind if it must. A process that cannot be got out of an ended group ends itself.
 
 The store is in a pod's launcher, never in a trainer, and every group has a
 prefix of its own: keys of an older quorum are never seen again.
@@ -29,7 +26,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import distributed
@@ -38,6 +35,7 @@ from torch.distributed import PrefixStore, TCPStore
 from mainstay_train.base import network_cut
 from mainstay_train.base.aborts import PipelineBroken
 from mainstay_train.base.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
+from mainstay_train.comm import gloo, nccl
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +55,6 @@ EXIT_BLOCKED = 5
 _left_behind: list[Any] = []
 """Groups with an operation that never ends, kept: their destructors would wait for it."""
 
-GLOO_PREFIX = "0"
-"""Under it gloo's ranks leave their addresses in a group's store."""
-
 
 class GroupEnded(PipelineBroken):
     """The group was shut, or an operation on it failed."""
@@ -73,6 +68,55 @@ def _brief(error: RuntimeError) -> str:
 
 def _ready(rank: int) -> str:
     return f"ready/{rank}"
+
+
+class Backend(Protocol):
+    """What differs between the libraries that carry a group's tensors."""
+
+    @property
+    def name(self) -> str:
+        """Its name, as in ``runtime.backend``."""
+
+    @property
+    def connects_at_once(self) -> bool:
+        """Whether all ranks have met once the group is made; else the first operation connects."""
+
+    @property
+    def waits_can_hang(self) -> bool:
+        """Whether a wait may never end although the group's sockets were shut."""
+
+    def create(
+        self,
+        store: PrefixStore,
+        rank: int,
+        size: int,
+        *,
+        address: str,
+        connect: timedelta,
+        operation: timedelta,
+    ) -> Any:
+        """Make torch's process group.
+
+        Args:
+            store: the rendezvous store, under the group's prefix.
+            rank: this process's number in the group.
+            size: number of ranks.
+            address: local address to bind data sockets to.
+            connect: how long connecting may take.
+            operation: how long one operation may take.
+        """
+
+    def staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor where the backend can reach it: itself, or a copy in host memory."""
+
+    def abort(self, group: Any) -> None:
+        """End the operations of a process group by the backend's own means, if it has any."""
+
+    def keys(self, rank: int) -> Sequence[str]:
+        """Keys that a rank leaves in the group's store."""
+
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (gloo.Gloo(), nccl.Nccl())}
 
 
 class Group:
@@ -108,7 +152,7 @@ class Group:
     ) -> None:
         self.name, self.rank, self.size, self.store = name, rank, size, store
         self._former, self._address = tuple(former), address
-        self._backend, self._timeout = backend, timedelta(seconds=timeout_s)
+        self._backend, self._timeout = BACKENDS[backend], timedelta(seconds=timeout_s)
         self._connect_s = connect_s
         self._before: frozenset[OpenSocket] | None = None
         self._own: frozenset[OpenSocket] | None = None
@@ -148,12 +192,12 @@ class Group:
         if self.ended is not None:
             self._shut_all()
         self._alive()
-        self._met = self._backend != "nccl"
+        self._met = self._backend.connects_at_once
 
     @property
     def backend(self) -> str:
         """``gloo`` or ``nccl``."""
-        return self._backend
+        return self._backend.name
 
     @property
     def keys(self) -> PrefixStore:
@@ -214,20 +258,18 @@ class Group:
     def _tidy(self, store: TCPStore) -> None:
         """Delete what is left of former groups, while the others of this one are awaited."""
         for name, rank in self._former:
-            for key in (_ready(rank), f"{GLOO_PREFIX}/{rank}"):
+            for key in (_ready(rank), *self._backend.keys(rank)):
                 store.delete_key(f"{name}/{key}")
 
     def _create(self, store: PrefixStore) -> Any:
-        if self._backend == "nccl":
-            options = distributed.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
-            return distributed.ProcessGroupNCCL(store, self.rank, self.size, options)
-        options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
-        options._timeout = timedelta(seconds=self._connect_s)
-        group = distributed.ProcessGroupGloo(store, self.rank, self.size, options)
-        group._set_default_timeout(self._timeout)
-        return group
+        return self._backend.create(
+            store,
+            self.rank,
+            self.size,
+            address=self._address,
+            connect=timedelta(seconds=self._connect_s),
+            operation=self._timeout,
+        )
 
     def shutdown(self, why: str) -> None:
         """End every operation that waits here, and all later ones; returns at once."""
@@ -238,8 +280,8 @@ class Group:
             self._shut_all()
 
     def _shut_all(self) -> None:
-        if self._backend == "nccl" and self._group is not None:
-            self._group.abort()
+        if self._group is not None:
+            self._backend.abort(self._group)
         with socket_lock:
             for opened in self._appeared() if self._own is None else self._own:
                 shut(opened, socket.SHUT_RD)
@@ -276,7 +318,7 @@ class Group:
         if self.size == 1:
             received.copy_(sent)
             return
-        stage_in, stage_out = self._staged(sent), self._staged(received)
+        stage_in, stage_out = self._backend.staged(sent), self._backend.staged(received)
         self._run(
             lambda: self._group.alltoall_base(
                 stage_out, stage_in, list(received_sizes), list(sent_sizes)
@@ -288,7 +330,7 @@ class Group:
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         """Start sending; returns the work to wait for before the tensor may change."""
-        staged = self._staged(tensor)
+        staged = self._backend.staged(tensor)
         self._alive()
         try:
             return self._group.send([staged], peer, tag), staged
@@ -301,7 +343,7 @@ class Group:
         Raises:
             GroupEnded: the peer is gone or the group was shut.
         """
-        staged = self._staged(tensor)
+        staged = self._backend.staged(tensor)
         self._run(lambda: self._group.recv([staged], peer, tag))
         if staged is not tensor:
             tensor.copy_(staged)
@@ -314,11 +356,6 @@ class Group:
         """
         self._run(lambda: work[0])
 
-    def _staged(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._backend == "gloo" and tensor.is_cuda:
-            return tensor.cpu()
-        return tensor
-
     def _alive(self) -> None:
         ended = self.ended
         if ended is not None:
@@ -330,7 +367,7 @@ class Group:
         self._operation += 1
         try:
             work = start()
-            if looks and self._backend == "gloo":
+            if looks and self._backend.waits_can_hang:
                 self._await(work)
             # Said each time: a receive would fall back on the timeout of connecting.
             work.wait(self._timeout)

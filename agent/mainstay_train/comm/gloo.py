@@ -1,0 +1,62 @@
+"""The gloo backend of process groups: sockets of this host, on CPU.
+
+``ProcessGroupGloo.abort()`` does not interrupt a blocked collective, and in a ring only
+the neighbours of a dead rank notice its death. Shutting the group's own established
+sockets does interrupt it, within milliseconds, on whichever thread waits.
+
+gloo loses an operation for ever, whatever is shut afterwards, if its event thread reads
+that the peer is ready to receive and the write that follows fails at once. So only the
+receiving side is shut: what is in the socket is still read, writes go on, and then comes
+the end of the stream, which wakes everybody. A peer that was killed can still cause such
+a write: a wait may hang, and whoever waits has to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed import PrefixStore
+
+PREFIX = "0"
+"""Under it gloo's ranks leave their addresses in a group's store."""
+
+
+class Gloo:
+    """Makes gloo's process groups; :class:`~mainstay_train.comm.group.Backend`."""
+
+    name = "gloo"
+    connects_at_once = True
+    waits_can_hang = True
+
+    def create(
+        self,
+        store: PrefixStore,
+        rank: int,
+        size: int,
+        *,
+        address: str,
+        connect: timedelta,
+        operation: timedelta,
+    ) -> Any:
+        """Make a process group whose ranks are connected."""
+        options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = connect
+        group = distributed.ProcessGroupGloo(store, rank, size, options)
+        group._set_default_timeout(operation)
+        return group
+
+    def staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor, or a copy in host memory if it lies on a GPU."""
+        return tensor.cpu() if tensor.is_cuda else tensor
+
+    def abort(self, group: Any) -> None:
+        """Do nothing: the group's sockets are shut instead."""
+
+    def keys(self, rank: int) -> Sequence[str]:
+        """The key of the rank's address."""
+        return (f"{PREFIX}/{rank}",)
