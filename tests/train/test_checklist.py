@@ -1,4 +1,4 @@
-"""The checklist of the protocol (docs/protocol.md section 14) on real trainers, halted and killed
+"""The checklist of the protocol (docs/protocol.md section 13) on real trainers, halted and killed
 between any two of their instructions: every run has the digests of the undisturbed one.
 """
 
