@@ -25,7 +25,7 @@ from tests.cluster.audit import Audit, count
 from tests.cluster.cluster import run_control_plane
 from tests.cluster.played_nodes import played_nodes
 from tests.operator import wide
-from tests.operator.world import Job, World, wait, world_on
+from tests.worlds.served_namespace import Job, World, wait, world_on
 
 STEP_S = 0.5
 IDLE_STEPS = 60

@@ -290,7 +290,7 @@ class Forge:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        fakes = Path(__file__).parents[1] / "train"
+        fakes = Path(__file__).parents[1] / "train" / "launcher"
         self.process = subprocess.Popen(
             [
                 *[

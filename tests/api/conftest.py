@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from tests import played
+from tests.worlds import played
 
 from mainstay_api.__main__ import Server
 from mainstay_api.app import create_app

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from tests.api.conftest import AGENT_TOKEN, MANIFEST, TOKEN
-from tests.api.kube_world import routes_of
+from tests.worlds.installed_chart import routes_of
 
 from mainstay_api.app import create_app
 from mainstay_api.settings import Settings

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.api.kube_world import SPEC, Pod, World, routes_of
 from tests.cluster.control_plane import ControlPlane
+from tests.worlds.installed_chart import SPEC, Pod, World, routes_of
 
 PUBLIC = {"/healthz", "/readyz", "/metrics"}
 DOCS = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}

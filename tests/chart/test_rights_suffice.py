@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 from tests.api.conftest import Api, Redis
-from tests.api.kube_world import API, Pod, World
 from tests.cluster.control_plane import ControlPlane
-from tests.operator.world import OperatorProcess, manifest, wait
+from tests.worlds.installed_chart import API, Pod, World
+from tests.worlds.served_namespace import OperatorProcess, manifest, wait
 
 
 def write_kubeconfig(plane: ControlPlane, token: str, path: Path) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 from tests.api.conftest import Api, Redis
-from tests.api.kube_world import World
 from tests.cluster import relay
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import BUSYBOX
+from tests.worlds.installed_chart import World
 
 CLONE_NEWNET = 0x40000000
 ROOT = Path(__file__).parents[2]

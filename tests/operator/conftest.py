@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator.world import World, world_on
+from tests.worlds.served_namespace import World, world_on
 
 
 @pytest.fixture(scope="module")

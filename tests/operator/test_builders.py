@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.operator.world import manifest
+from tests.worlds.served_namespace import manifest
 
 from mainstay_operator.builders import (
     PodOptions,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.operator.test_builders import view
-from tests.operator.world import free_port
+from tests.worlds.served_namespace import free_port
 
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.kube import KubeClient, KubeError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.operator.world import World, manifest, wait
+from tests.worlds.served_namespace import World, manifest, wait
 
 NUM_PODS = 33
 

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from tests.cluster.client import ApiError
-from tests.operator.world import Job, World, condition_of, manifest, wait
+from tests.worlds.served_namespace import Job, World, condition_of, manifest, wait
 
 REQUESTS = "mainstay_operator_kube_requests_total"
 OBJECTS = {

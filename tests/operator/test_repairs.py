@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests import played
 from tests.cluster.client import ApiError
-from tests.operator.world import Job, World, condition_of, manifest, wait
+from tests.worlds import played
+from tests.worlds.served_namespace import Job, World, condition_of, manifest, wait
 
 MAINTENANCE = "example.com/maintenance"
 FORCED = "mainstay_operator_pods_ended_total"

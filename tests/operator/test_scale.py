@@ -17,7 +17,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.fixtures import reason_told
 from tests.cluster.played_nodes import played_nodes
 from tests.operator import wide
-from tests.operator.world import Job, wait, world_on
+from tests.worlds.served_namespace import Job, wait, world_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.cluster.control_plane import ControlPlane
 from tests.operator.swallowing import LOOPBACK, Relay
-from tests.operator.world import manifest, wait, world_on
+from tests.worlds.served_namespace import manifest, wait, world_on
 
 MISSED = "mainstay_operator_watch_missed_total"
 

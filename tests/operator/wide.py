@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests import played
 from tests.cluster.played_nodes import PLAYED
-from tests.operator.world import Job, condition_of, manifest, wait
+from tests.worlds import played
+from tests.worlds.served_namespace import Job, condition_of, manifest, wait
 
 STAGES = 4
 SPARES = 8

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 from tests.train.points import HEAL_POINTS, SETTLE_POINTS, STEP_POINTS
 from tests.train.quorum import make_config, run_job
-from tests.train.world import World
+from tests.worlds.supervisors import World
 
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from tests.core.plans import make_plan, slot_of
-from tests.core.rank_world import Shape, World
+from tests.worlds.trainers import Shape, World
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.operator.test_builders import view
-from tests.operator.world import Job, World, manifest, wait, world_on
+from tests.worlds.served_namespace import Job, World, manifest, wait, world_on
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.status import TrainingJobStatus

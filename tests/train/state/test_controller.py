@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from tests.train.test_checkpoints import SMALL, make_commit, make_states
+from tests.train.state.test_directory import SMALL, make_commit, make_states
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import QuorumId, RankId, Slot

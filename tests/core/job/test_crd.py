@@ -11,7 +11,7 @@ import pytest
 from mainstay_core.job import crd, crd_rules, spec
 from mainstay_core.job.status import CONDITION_TYPES, TrainingJobStatus
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCHEMA = crd.build_schema()
 FREE = {
     "spec.suspend",

@@ -14,7 +14,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.wire.plan import Method
 from mainstay_train.model import workload
 
-LOOPS = Path(__file__).parent / "loops.py"
+LOOPS = Path(__file__).parents[1] / "loops.py"
 
 
 def loop_config(name="train", *, stages=1, config=(), **options):

@@ -1,4 +1,4 @@
-"""The fault language beyond ranks and steps; tests/core/test_spec.py has its basics."""
+"""The fault language beyond ranks and steps; tests/core/job/test_spec.py has its basics."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ from typing import Any
 import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from tests import played
 from tests.api.conftest import Redis
 from tests.cluster.client import ApiError
 from tests.cluster.control_plane import ControlPlane
+from tests.worlds import played
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "operator-tests"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.sim_mutants import MUTANTS, find
+from tests.core.sim.mutants import MUTANTS, find
 
 from mainstay_core.sim import draw, simulate
 from mainstay_core.sim.scenario import PLANNED

@@ -13,7 +13,7 @@ spec:
   training: {steps: 6, lanes: 2}
   workload: {entrypoint: ENTRYPOINT}
 """
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def write(directory: Path, text: str, name: str = "job.yaml") -> Path:

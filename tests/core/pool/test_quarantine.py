@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.core.plans import make_plan
-from tests.core.test_votes import votes_of
+from tests.core.rank.test_votes import votes_of
 
 from mainstay_core.pool.quarantine import (
     Mismatch,
