@@ -25,7 +25,7 @@ from tests.cluster.audit import Audit, count
 from tests.cluster.cluster import run_control_plane
 from tests.cluster.played_nodes import played_nodes
 from tests.operator import wide
-from tests.worlds.served_namespace import Job, World, wait, world_on
+from tests.worlds.served_namespace import Job, ServedNamespace, wait, world_on
 
 STEP_S = 0.5
 IDLE_STEPS = 60
@@ -46,7 +46,7 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure_start(world: World, num_pods: int, audit: Audit) -> Job:
+def measure_start(world: ServedNamespace, num_pods: int, audit: Audit) -> Job:
     began = time.monotonic()
     job = world.submit(wide.wide_manifest(num_pods))
     job.wait_status(lambda s: (s.get("pods") or {}).get("made", 0) >= num_pods, "all pods")
@@ -62,7 +62,9 @@ def measure_start(world: World, num_pods: int, audit: Audit) -> Job:
     return job
 
 
-def measure_repair(world: World, job: Job, num_lost: int, audit: Audit, step: int) -> None:
+def measure_repair(
+    world: ServedNamespace, job: Job, num_lost: int, audit: Audit, step: int
+) -> None:
     before = {p["metadata"]["uid"]: p for p in job.pods()}
     members = sorted(wide.serving(job))
     lost = [before[uid] for uid in members[:num_lost]]
@@ -86,7 +88,7 @@ def measure_repair(world: World, job: Job, num_lost: int, audit: Audit, step: in
     show_process(world)
 
 
-def measure_idle(world: World, job: Job, audit: Audit, step: int) -> None:
+def measure_idle(world: ServedNamespace, job: Job, audit: Audit, step: int) -> None:
     """Requests while the job trains, pods beat, and nothing happens."""
     began, plan = time.monotonic(), job.plan()
     for index in range(IDLE_STEPS):
@@ -107,7 +109,7 @@ def show(what: str, counts: Counter[str]) -> None:
     print(f"  {what}: {sum(found.values())} ({listed})")
 
 
-def show_process(world: World) -> None:
+def show_process(world: ServedNamespace) -> None:
     pid = world.operator.pid
     now_mb, most_mb = memory_of(pid)
     used = f"{now_mb:.0f} MB, at most {most_mb:.0f} MB, {cpu_of(pid):.1f} s of a processor"

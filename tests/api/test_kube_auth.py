@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.worlds.installed_chart import SPEC, Pod, World, routes_of
+from tests.worlds.installed_chart import SPEC, InstalledChart, Pod, routes_of
 
 PUBLIC = {"/healthz", "/readyz", "/metrics"}
 DOCS = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
@@ -24,15 +24,15 @@ OPERATOR_ONLY = {
 
 
 @pytest.fixture(scope="module")
-def world(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(control_plane, tmp_path_factory.mktemp("world"))
+def world(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> InstalledChart:
+    return InstalledChart(control_plane, tmp_path_factory.mktemp("world"))
 
 
 @dataclass
 class Town:
     """An api in that world, with two jobs of one name and one of another."""
 
-    world: World
+    world: InstalledChart
     api: Any
     ours: str
     theirs: str
@@ -65,7 +65,7 @@ class Town:
 
 
 @pytest.fixture(scope="module")
-def town(world: World, shared_redis: Any) -> Iterator[Town]:
+def town(world: InstalledChart, shared_redis: Any) -> Iterator[Town]:
     from tests.api.conftest import Api
 
     ours, theirs = (world.plane.make_namespace() for _ in range(2))
@@ -330,7 +330,7 @@ def test_a_submission_names_where_its_job_is(town: Town) -> None:
 
 
 def test_an_api_server_that_is_away_is_no_refusal(
-    world: World, town: Town, new_api: Callable[..., Any]
+    world: InstalledChart, town: Town, new_api: Callable[..., Any]
 ) -> None:
     settings = world.kube_settings(url="https://127.0.0.1:9")
     api = new_api(auth="kubernetes", kube=settings, operator_user=world.operator_user)

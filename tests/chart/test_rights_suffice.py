@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from tests.api.conftest import Api, Redis
 from tests.cluster.control_plane import ControlPlane
-from tests.worlds.installed_chart import API, Pod, World
+from tests.worlds.installed_chart import API, InstalledChart, Pod
 from tests.worlds.served_namespace import OperatorProcess, manifest, wait
 
 
@@ -23,7 +23,7 @@ def test_an_operator_with_the_charts_rights_is_refused_nothing(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     namespace = control_plane.make_namespace()
-    world = World(control_plane, tmp_path, f"watchNamespaces={{{namespace}}}")
+    world = InstalledChart(control_plane, tmp_path, f"watchNamespaces={{{namespace}}}")
     kubeconfig, token = tmp_path / "kubeconfig", tmp_path / "token"
     write_kubeconfig(control_plane, world.token(world.system, "mainstay-operator"), kubeconfig)
     token.write_text(world.token(world.system, "mainstay-operator", API))
@@ -54,7 +54,7 @@ def test_an_operator_with_the_charts_rights_is_refused_nothing(
         redis.stop()
 
 
-def live_through(plane: ControlPlane, world: World, api: Api, namespace: str) -> None:
+def live_through(plane: ControlPlane, world: InstalledChart, api: Api, namespace: str) -> None:
     """A job is made, a pod known by its token; it is lost and made anew; the job's time is over."""
     kube = plane.api
     base = f"/apis/mainstay.dev/v1alpha1/namespaces/{namespace}/trainingjobs"

@@ -20,7 +20,7 @@ from tests.api.conftest import Api, Redis
 from tests.cluster import relay
 from tests.cluster.cluster import Cluster
 from tests.cluster.images import BUSYBOX
-from tests.worlds.installed_chart import World
+from tests.worlds.installed_chart import InstalledChart
 
 CLONE_NEWNET = 0x40000000
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def listen_in(network: str, address: str) -> socket.socket:
 class Town:
     """A job with one pod that really runs, known to an api behind the chart's Service."""
 
-    world: World
+    world: InstalledChart
     namespace: str
     uid: str
     plugins: Path
@@ -101,7 +101,7 @@ class Town:
         return done.stdout
 
 
-def start_api(world: World, redis: Redis, stack: list[Callable[[], object]]) -> Api:
+def start_api(world: InstalledChart, redis: Redis, stack: list[Callable[[], object]]) -> Api:
     """An api of this process behind a Service of the cluster."""
     api = Api(
         redis.url,
@@ -152,7 +152,7 @@ def make_pod(name: str, command: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def run_pod(world: World, namespace: str, pod: dict[str, Any]) -> str:
+def run_pod(world: InstalledChart, namespace: str, pod: dict[str, Any]) -> str:
     """Have a pod run; return its uid."""
     world.plane.api.apply(pod, namespace)
     path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
@@ -163,7 +163,7 @@ def run_pod(world: World, namespace: str, pod: dict[str, Any]) -> str:
     return str(running["metadata"]["uid"])
 
 
-def register(api: Api, world: World, namespace: str, uid: str, pod: str) -> None:
+def register(api: Api, world: InstalledChart, namespace: str, uid: str, pod: str) -> None:
     """Tell the api what the pod's supervisor would: its trainer is up and begins."""
     token = world.token(
         namespace,
@@ -207,7 +207,7 @@ def town(
 ) -> Iterator[Town]:
     plane = cluster(1)
     directory = tmp_path_factory.mktemp("town")
-    world = World(plane, directory)
+    world = InstalledChart(plane, directory)
     stack: list[Callable[[], object]] = []
     redis = Redis(directory)
     redis.start()

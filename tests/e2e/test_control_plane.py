@@ -143,7 +143,7 @@ class PlayedPod:
         self.pod.process.stdin.close()
 
 
-class World:
+class ThreePods:
     """The control plane and three pods, one of them a spare."""
 
     def __init__(self, root: Path) -> None:
@@ -198,15 +198,15 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[ThreePods]:
     # Not tmp_path: a Unix socket's path must stay below 108 characters.
     with tempfile.TemporaryDirectory(prefix="mainstay-") as root:
-        made = World(Path(root))
+        made = ThreePods(Path(root))
         yield made
         made.close()
 
 
-def test_redis_loses_everything_then_falls_back(world: World) -> None:
+def test_redis_loses_everything_then_falls_back(world: ThreePods) -> None:
     first = world.plan()
     world.redis.lose()
     world.wait_restored(1)
@@ -229,7 +229,7 @@ def test_redis_loses_everything_then_falls_back(world: World) -> None:
 
 
 def test_what_died_while_nobody_decided_is_recovered_and_nobody_else_evicted(
-    world: World,
+    world: ThreePods,
 ) -> None:
     victim, survivor = world.members()
     world.api.kill()
@@ -253,7 +253,7 @@ def test_what_died_while_nobody_decided_is_recovered_and_nobody_else_evicted(
     assert "PodGone" not in world.reasons()
 
 
-def test_a_plan_that_one_pod_got_reaches_all_when_the_api_dies(world: World) -> None:
+def test_a_plan_that_one_pod_got_reaches_all_when_the_api_dies(world: ThreePods) -> None:
     victim, survivor = world.members()
     for pod in world.pods:
         if pod is not survivor:
@@ -269,7 +269,7 @@ def test_a_plan_that_one_pod_got_reaches_all_when_the_api_dies(world: World) -> 
     world.wait_for(3, pods=others)
 
 
-def test_a_durable_plan_that_nobody_got_is_there_when_the_api_is_back(world: World) -> None:
+def test_a_durable_plan_that_nobody_got_is_there_when_the_api_is_back(world: ThreePods) -> None:
     victim, survivor = world.members()
     for pod in world.pods:
         pod.relay.hold()

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds.served_namespace import World, world_on
+from tests.worlds.served_namespace import ServedNamespace, world_on
 
 
 @pytest.fixture(scope="module")
-def world(control_plane: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    control_plane: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedNamespace]:
     """One operator for the jobs of a module's tests: each has a name of its own."""
     environment = {
         "MAINSTAY_RESYNC_S": "0.5",
@@ -21,7 +23,7 @@ def world(control_plane: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture
-def own_world(control_plane: Any, tmp_path: Path) -> Iterator[World]:
+def own_world(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
     """For tests that end the operator, the api or Redis."""
     environment = {
         "MAINSTAY_FINALIZER_S": "3",

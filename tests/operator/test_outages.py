@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.worlds.served_namespace import World, manifest, wait
+from tests.worlds.served_namespace import ServedNamespace, manifest, wait
 
 NUM_PODS = 33
 
 
-def wait_idle(world: World) -> None:
+def wait_idle(world: ServedNamespace) -> None:
     """Wait until an operator that did not get on would have said so: for half a dozen resyncs."""
 
     def lists() -> float:
@@ -18,7 +18,9 @@ def wait_idle(world: World) -> None:
     wait(lambda: lists() >= enough, "resyncs")
 
 
-def test_an_operator_that_is_killed_in_mid_repair_is_taken_over_from(own_world: World) -> None:
+def test_an_operator_that_is_killed_in_mid_repair_is_taken_over_from(
+    own_world: ServedNamespace,
+) -> None:
     world = own_world
     wide = {"training": {"steps": 60, "lanes": 16, "shardsPerLane": 2}}
     job = world.submit(manifest("wide", **wide))
@@ -47,7 +49,7 @@ def test_an_operator_that_is_killed_in_mid_repair_is_taken_over_from(own_world: 
     assert {p["metadata"]["name"] for p in job.pods()} == set(pods)
 
 
-def test_a_deletion_waits_neither_for_the_api_nor_for_redis(own_world: World) -> None:
+def test_a_deletion_waits_neither_for_the_api_nor_for_redis(own_world: ServedNamespace) -> None:
     world = own_world
     first = world.submit(manifest("first"))
     second = world.submit(manifest("second"))

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from tests.cluster.client import ApiError
-from tests.worlds.served_namespace import Job, World, condition_of, manifest, wait
+from tests.worlds.served_namespace import Job, ServedNamespace, condition_of, manifest, wait
 
 REQUESTS = "mainstay_operator_kube_requests_total"
 OBJECTS = {
@@ -28,7 +28,7 @@ def ranked(job: Job, index: int = 0) -> dict[str, Any]:
     return next(p for p in job.pods() if p["metadata"]["uid"] == uid)
 
 
-def test_a_job_gets_its_objects_and_is_submitted_with_its_uid(world: World) -> None:
+def test_a_job_gets_its_objects_and_is_submitted_with_its_uid(world: ServedNamespace) -> None:
     job = world.submit(manifest("made"))
     pods = job.wait_pods(*names("made"))
     objects = [(resource, name.format("made")) for resource, name in OBJECTS.items()]
@@ -45,7 +45,7 @@ def test_a_job_gets_its_objects_and_is_submitted_with_its_uid(world: World) -> N
     assert not any("kopf" in key for key in job.get()["metadata"].get("annotations", {}))
 
 
-def test_a_job_that_trains_says_so_in_one_line(world: World) -> None:
+def test_a_job_that_trains_says_so_in_one_line(world: ServedNamespace) -> None:
     job = world.submit(manifest("trains"))
     job.run(*names("trains"))
     job.commit(0)
@@ -64,7 +64,7 @@ def test_a_job_that_trains_says_so_in_one_line(world: World) -> None:
     assert "4/4" in line
 
 
-def test_a_deleted_pod_is_told_at_once_and_made_anew(world: World) -> None:
+def test_a_deleted_pod_is_told_at_once_and_made_anew(world: ServedNamespace) -> None:
     job = world.submit(manifest("deleted"))
     job.run(*names("deleted"))
     job.wait_condition("Ready", "True", "Training")
@@ -84,7 +84,7 @@ def test_a_deleted_pod_is_told_at_once_and_made_anew(world: World) -> None:
     )
 
 
-def test_a_rack_s_pods_are_made_anew_all_at_once(world: World) -> None:
+def test_a_rack_s_pods_are_made_anew_all_at_once(world: ServedNamespace) -> None:
     job = world.submit(manifest("rack"))
     pods = job.run(*names("rack"))
     gone = pods[:3]
@@ -98,7 +98,9 @@ def test_a_rack_s_pods_are_made_anew_all_at_once(world: World) -> None:
     assert not uids & {p["metadata"]["uid"] for p in job.pods()}
 
 
-def test_a_cordoned_node_s_work_is_handed_over_before_its_pod_is_ended(world: World) -> None:
+def test_a_cordoned_node_s_work_is_handed_over_before_its_pod_is_ended(
+    world: ServedNamespace,
+) -> None:
     job = world.submit(manifest("cordon"))
     pods = job.wait_pods(*names("cordon"))
     world.make_node("cordon-a")
@@ -133,7 +135,7 @@ def test_a_cordoned_node_s_work_is_handed_over_before_its_pod_is_ended(world: Wo
     assert (status["repair"]["counted"], status["repair"]["uncounted"]) == (0, 0)
 
 
-def test_chains_stay_in_a_rack_by_the_labels_of_the_nodes(world: World) -> None:
+def test_chains_stay_in_a_rack_by_the_labels_of_the_nodes(world: ServedNamespace) -> None:
     key = "example.com/rack"
     job = world.submit(manifest("racks", scheduling={"replicaTopologyKey": key}))
     for rack in "ab":
@@ -153,7 +155,7 @@ def test_chains_stay_in_a_rack_by_the_labels_of_the_nodes(world: World) -> None:
         assert len({racks[plan["members"][i]["slot"]["pod"]] for i in chain["cells"]}) == 1
 
 
-def test_fewer_replicas_end_pods_and_more_make_them(world: World) -> None:
+def test_fewer_replicas_end_pods_and_more_make_them(world: ServedNamespace) -> None:
     job = world.submit(manifest("scaled"))
     job.wait_pods(*names("scaled"))
 
@@ -165,7 +167,7 @@ def test_fewer_replicas_end_pods_and_more_make_them(world: World) -> None:
     assert not world.events("PodFailed")
 
 
-def test_a_suspended_job_has_no_pods_until_it_is_resumed(world: World) -> None:
+def test_a_suspended_job_has_no_pods_until_it_is_resumed(world: ServedNamespace) -> None:
     job = world.submit(manifest("suspended", suspend=True))
     job.wait_condition("Suspended", "True")
     assert job.pods() == []
@@ -180,7 +182,7 @@ def test_a_suspended_job_has_no_pods_until_it_is_resumed(world: World) -> None:
     assert status["repair"]["counted"] == 0
 
 
-def test_what_somebody_else_changed_becomes_as_it_should_be(world: World) -> None:
+def test_what_somebody_else_changed_becomes_as_it_should_be(world: ServedNamespace) -> None:
     job = world.submit(manifest("conflict"))
     job.run(*names("conflict"))
     budget = world.path("poddisruptionbudgets", "conflict")
@@ -193,7 +195,7 @@ def test_what_somebody_else_changed_becomes_as_it_should_be(world: World) -> Non
     world.kube.wait(world.path("services", "conflict"), lambda found: found is not None)
 
 
-def test_a_job_of_another_manager_is_left_alone(world: World) -> None:
+def test_a_job_of_another_manager_is_left_alone(world: ServedNamespace) -> None:
     job = world.submit(manifest("others", managedBy="kueue.x-k8s.io/multikueue"))
     ours = world.submit(manifest("ours"))
 
@@ -204,7 +206,7 @@ def test_a_job_of_another_manager_is_left_alone(world: World) -> None:
     assert not job.get()["metadata"].get("finalizers")
 
 
-def test_a_job_that_is_late_fails_and_expires(world: World) -> None:
+def test_a_job_that_is_late_fails_and_expires(world: ServedNamespace) -> None:
     job = world.submit(manifest("late", activeDeadlineSeconds=1))
     job.run(*names("late"))
 
@@ -216,7 +218,7 @@ def test_a_job_that_is_late_fails_and_expires(world: World) -> None:
     assert world.api.client.get(f"/v1/jobs/{job.uid}").status_code == 410
 
 
-def test_no_request_conflicts_with_what_others_change(world: World) -> None:
+def test_no_request_conflicts_with_what_others_change(world: ServedNamespace) -> None:
     """Status writes and other people's changes give a job a new version all the time."""
     before = world.operator.metric(REQUESTS, code="409") or 0
     body = manifest("busy")
@@ -251,7 +253,7 @@ def test_no_request_conflicts_with_what_others_change(world: World) -> None:
     assert world.operator.metric(REQUESTS, resource="trainingjobs/status", code="200")
 
 
-def test_nothing_is_left_of_a_deleted_job(world: World) -> None:
+def test_nothing_is_left_of_a_deleted_job(world: ServedNamespace) -> None:
     job = world.submit(manifest("gone"))
     job.run(*names("gone"))
 
@@ -265,7 +267,7 @@ def test_nothing_is_left_of_a_deleted_job(world: World) -> None:
     assert world.api.client.get(f"/v1/jobs/{job.uid}").status_code == 410
 
 
-def test_pods_that_are_refused_are_shown_and_tried_again(world: World) -> None:
+def test_pods_that_are_refused_are_shown_and_tried_again(world: ServedNamespace) -> None:
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",

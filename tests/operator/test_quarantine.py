@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.operator.test_builders import view
-from tests.worlds.served_namespace import Job, World, manifest, wait, world_on
+from tests.worlds.served_namespace import Job, ServedNamespace, manifest, wait, world_on
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.status import TrainingJobStatus
@@ -75,7 +75,7 @@ def test_a_dry_run_says_what_would_be_done() -> None:
 
 
 @pytest.fixture
-def world(control_plane: Any, tmp_path: Path) -> Iterator[World]:
+def world(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
     environment = {"MAINSTAY_QUARANTINE_NODES": "true", "MAINSTAY_RESYNC_S": "0.5"}
     with world_on(control_plane, tmp_path, **environment) as made:
         yield made
@@ -99,7 +99,7 @@ def differ(job: Job, pod: str) -> None:
     assert bad["slot"]["index"] == 0
 
 
-def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(world: World) -> None:
+def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(world: ServedNamespace) -> None:
     body = manifest(
         "wrong",
         training={"steps": 60, "seed": 1, "lanes": 3, "shardsPerLane": 1},

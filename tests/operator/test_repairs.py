@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.cluster.client import ApiError
 from tests.worlds import played
-from tests.worlds.served_namespace import Job, World, condition_of, manifest, wait
+from tests.worlds.served_namespace import Job, ServedNamespace, condition_of, manifest, wait
 
 MAINTENANCE = "example.com/maintenance"
 FORCED = "mainstay_operator_pods_ended_total"
@@ -22,7 +22,7 @@ def uid_of(pod: dict[str, Any]) -> str:
     return str(pod["metadata"]["uid"])
 
 
-def spread(world: World, name: str) -> tuple[Job, list[dict[str, Any]]]:
+def spread(world: ServedNamespace, name: str) -> tuple[Job, list[dict[str, Any]]]:
     """A job that trains, its first pod on the node NAME-bad, the others on NAME-good."""
     job = world.submit(manifest(name))
     pods = job.wait_pods(*names(name))
@@ -32,7 +32,7 @@ def spread(world: World, name: str) -> tuple[Job, list[dict[str, Any]]]:
     return job, job.run(*names(name))
 
 
-def wait_end(world: World, pod: dict[str, Any]) -> dict[str, Any]:
+def wait_end(world: ServedNamespace, pod: dict[str, Any]) -> dict[str, Any]:
     path = world.path("pods", pod["metadata"]["name"])
     ended = world.kube.wait(path, lambda p: p and p["metadata"].get("deletionTimestamp"))
     assert ended is not None
@@ -49,7 +49,7 @@ def wait_record(job: Job, reason: str) -> dict[str, Any]:
     return of(job.wait_status(of, f"the record of a {reason}"))[0]
 
 
-def test_an_image_is_waited_for_unless_other_nodes_have_it(world: World) -> None:
+def test_an_image_is_waited_for_unless_other_nodes_have_it(world: ServedNamespace) -> None:
     job = world.submit(manifest("image"))
     pods = job.wait_pods(*names("image"))
     for node in ("image-bad", "image-good"):
@@ -77,7 +77,9 @@ def test_an_image_is_waited_for_unless_other_nodes_have_it(world: World) -> None
     assert world.events("ImagePullFailed")
 
 
-def test_a_stuck_pod_is_removed_by_force_only_where_its_node_is_silent(world: World) -> None:
+def test_a_stuck_pod_is_removed_by_force_only_where_its_node_is_silent(
+    world: ServedNamespace,
+) -> None:
     job, pods = spread(world, "stuck")
     world.set_node_ready("stuck-bad", ready=False)
     for pod in pods[:2]:
@@ -96,7 +98,9 @@ def test_a_stuck_pod_is_removed_by_force_only_where_its_node_is_silent(world: Wo
     assert world.operator.metric(FORCED, force="true") == 1
 
 
-def test_work_leaves_a_tainted_node_but_not_for_a_taint_that_the_pods_bear(world: World) -> None:
+def test_work_leaves_a_tainted_node_but_not_for_a_taint_that_the_pods_bear(
+    world: ServedNamespace,
+) -> None:
     job, pods = spread(world, "taint")
     # What admission adds for devices is in no template.
     for pod in pods[1:]:
@@ -121,7 +125,7 @@ def test_work_leaves_a_tainted_node_but_not_for_a_taint_that_the_pods_bear(world
     assert why == f"node taint-bad has taint {MAINTENANCE}:NoSchedule"
 
 
-def test_what_a_taint_evicts_is_handed_over_and_does_not_count(world: World) -> None:
+def test_what_a_taint_evicts_is_handed_over_and_does_not_count(world: ServedNamespace) -> None:
     job, pods = spread(world, "thrown")
 
     world.taint_node("thrown-bad", MAINTENANCE, "NoExecute")
@@ -136,7 +140,7 @@ def test_what_a_taint_evicts_is_handed_over_and_does_not_count(world: World) -> 
 
 
 @pytest.mark.parametrize("how", ["deleted", "out-of-service"])
-def test_a_lost_node_s_pods_are_gone_at_once(world: World, how: str) -> None:
+def test_a_lost_node_s_pods_are_gone_at_once(world: ServedNamespace, how: str) -> None:
     name = how.partition("-")[0]
     job, pods = spread(world, f"node-{name}")
     lost = uid_of(pods[0])
@@ -154,7 +158,7 @@ def test_a_lost_node_s_pods_are_gone_at_once(world: World, how: str) -> None:
     wait_end(world, pods[0])
 
 
-def test_evictions_take_spares_and_nobody_who_computes(world: World) -> None:
+def test_evictions_take_spares_and_nobody_who_computes(world: ServedNamespace) -> None:
     job = world.submit(manifest("evict"))
     pods = job.run(*names("evict"))
     ranked = {m["slot"]["pod"] for m in job.plan()["members"]}

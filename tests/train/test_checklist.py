@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 from tests.train.points import HEAL_POINTS, SETTLE_POINTS, STEP_POINTS
 from tests.train.quorum import make_config, run_job
-from tests.worlds.supervisors import World
+from tests.worlds.supervisors import PlayedSupervisors
 
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
@@ -46,7 +46,7 @@ def play(world, scenario):
 @pytest.mark.parametrize("victim", ["life0", "life3"])
 def test_a_kill_between_any_two_instructions(crew, tmp_path, undisturbed, point, victim):
     at = f"{point}@{STEP}"
-    world = World(crew, tmp_path, make_config(), halts={victim: [at]})
+    world = PlayedSupervisors(crew, tmp_path, make_config(), halts={victim: [at]})
 
     async def scenario(world):
         world.kill(await world.at(victim, at))
@@ -66,7 +66,7 @@ def test_a_stopped_rank_that_goes_on_late_changes_nothing_and_heals(
     begun = point in ("vote-posted", "vote-gathered")
     at, gate = f"{point}@{STEP}", f"computing@{STEP + more + 1 + begun}"
     config = make_config(steps=STEP + 10)
-    world = World(crew, tmp_path, config, halts={"life3": [at], "life0": [gate]})
+    world = PlayedSupervisors(crew, tmp_path, config, halts={"life3": [at], "life0": [gate]})
 
     async def scenario(world):
         late = await world.at("life3", at)
@@ -94,10 +94,10 @@ def test_a_stopped_rank_that_goes_on_late_changes_nothing_and_heals(
 @pytest.mark.parametrize("index", [0, 3])
 def test_a_vote_that_completes_on_exactly_one_rank(crew, tmp_path, undisturbed, fate, index):
     config = make_config(steps=8)
-    world = World(crew, tmp_path, config)
+    world = PlayedSupervisors(crew, tmp_path, config)
     lucky = f"life{[0, 2, 1, 3][index]}"  # members are in the order of (stage, replica)
     gathered = f"vote-gathered@{STEP}"
-    world = World(crew, tmp_path, config, halts={lucky: [gathered]})
+    world = PlayedSupervisors(crew, tmp_path, config, halts={lucky: [gathered]})
     world.gather.cut_key, world.gather.cut_to = f"vote/{STEP}/0", index
 
     async def scenario(world):
@@ -134,7 +134,7 @@ def test_one_stage_is_reduced_and_the_other_is_not(crew, tmp_path, undisturbed, 
         for life in reduced:
             world.resume(life)
 
-    run = play(World(crew, tmp_path, make_config(), halts=halts), scenario)
+    run = play(PlayedSupervisors(crew, tmp_path, make_config(), halts=halts), scenario)
     assert_same(run, undisturbed(crew))
 
 
@@ -148,7 +148,7 @@ def test_a_kill_during_settle_at_each_report(crew, tmp_path, undisturbed, point,
         world.kill(await world.at("life1", at))
         world.kill(await world.at(second, settling))
 
-    run = play(World(crew, tmp_path, make_config(lanes=3), halts=halts), scenario)
+    run = play(PlayedSupervisors(crew, tmp_path, make_config(lanes=3), halts=halts), scenario)
     assert_same(run, undisturbed(crew, lanes=3))
 
 
@@ -160,7 +160,9 @@ def test_a_kill_during_settle_at_each_report(crew, tmp_path, undisturbed, point,
 @pytest.mark.parametrize("point", ["computed", "vote-posted"])
 def test_several_at_once_without_a_spare(crew, tmp_path, undisturbed, lanes, victims, point):
     at = f"{point}@{STEP}"
-    world = World(crew, tmp_path, make_config(lanes=lanes), halts={name: [at] for name in victims})
+    world = PlayedSupervisors(
+        crew, tmp_path, make_config(lanes=lanes), halts={name: [at] for name in victims}
+    )
 
     async def scenario(world):
         world.kill(*[await world.at(name, at) for name in victims])
@@ -178,7 +180,7 @@ def test_a_type_that_the_neighbour_had_finished_is_patched_through_all_stages(
 ):
     computed, posting = f"computed@{STEP}", f"reduce-posting@{STEP}"
     halts = {"life0": [computed], "life1": [posting], "life2": [posting], "life3": [posting]}
-    world = World(crew, tmp_path, make_config(), halts=halts)
+    world = PlayedSupervisors(crew, tmp_path, make_config(), halts=halts)
 
     async def scenario(world):
         others = [await world.at(f"life{i}", posting) for i in (1, 2, 3)]
@@ -202,7 +204,7 @@ def heal_config(**more):
 def test_a_death_in_mid_heal(crew, tmp_path, undisturbed, point, victim):
     first, healing = f"reduce-posting@{STEP}", f"{point}@q3"
     halts = {"life3": [first], "life6": [healing]}
-    world = World(crew, tmp_path, heal_config(), spares=2, halts=halts)
+    world = PlayedSupervisors(crew, tmp_path, heal_config(), spares=2, halts=halts)
 
     async def scenario(world):
         world.kill(await world.at("life3", first))
@@ -225,7 +227,7 @@ def test_a_joiner_votes_first_at_the_settled_step_and_supplies_first_at_the_next
 ):
     at, gate = f"computing@{STEP}", f"computing@{STEP + 2}"
     halts = {"life3": [at], "life0": [gate]}
-    world = World(crew, tmp_path, make_config(steps=8), spares=1, halts=halts)
+    world = PlayedSupervisors(crew, tmp_path, make_config(steps=8), spares=1, halts=halts)
 
     async def scenario(world):
         world.kill(await world.at("life3", at))
@@ -247,7 +249,9 @@ def test_a_trainer_that_restarts_faster_than_anybody_notices_never_enters_the_ol
     crew, tmp_path, undisturbed
 ):
     at = f"reduce-posting@{STEP}"
-    world = World(crew, tmp_path, make_config(steps=8), reserves=1, halts={"life3": [at]})
+    world = PlayedSupervisors(
+        crew, tmp_path, make_config(steps=8), reserves=1, halts={"life3": [at]}
+    )
 
     async def scenario(world):
         old = await world.at("life3", at)
@@ -267,7 +271,7 @@ def test_a_spurious_reset_with_all_alive_excludes_nobody_and_recomputes_nothing(
     crew, tmp_path, undisturbed
 ):
     posting = f"reduce-posting@{STEP}"
-    world = World(crew, tmp_path, make_config(), halts={"life2": [posting]})
+    world = PlayedSupervisors(crew, tmp_path, make_config(), halts={"life2": [posting]})
 
     async def scenario(world):
         late = await world.at("life2", posting)
@@ -284,7 +288,9 @@ def test_a_spurious_reset_with_all_alive_excludes_nobody_and_recomputes_nothing(
 
 
 def test_a_reset_of_the_reductions_sockets_excludes_nobody(crew, tmp_path, undisturbed):
-    world = World(crew, tmp_path, make_config(), halts={"life2": [f"reset-stage@{STEP}"]})
+    world = PlayedSupervisors(
+        crew, tmp_path, make_config(), halts={"life2": [f"reset-stage@{STEP}"]}
+    )
 
     async def scenario(world):
         await world.until(lambda: world.method is Method.REFORM)
@@ -299,7 +305,7 @@ def test_a_reset_of_the_reductions_sockets_excludes_nobody(crew, tmp_path, undis
 @pytest.mark.parametrize("point", ["computing@0", f"vote-posting@{STEP}"])
 def test_who_is_late_is_not_gone_whatever_the_timeouts(crew, tmp_path, undisturbed, point):
     config = dataclasses.replace(make_config(), connect_s=0.3, probe_s=0.01)
-    world = World(crew, tmp_path, config, halts={"life3": [point]})
+    world = PlayedSupervisors(crew, tmp_path, config, halts={"life3": [point]})
 
     async def scenario(world):
         late = await world.at("life3", point)
@@ -321,7 +327,7 @@ def test_a_wrong_gradient_whose_rank_dies_before_at_and_after_its_vote(
     async def scenario(world):
         world.kill(await world.at("life3", at))
 
-    run = play(World(crew, tmp_path, make_config(), halts=halts), scenario)
+    run = play(PlayedSupervisors(crew, tmp_path, make_config(), halts=halts), scenario)
     assert_same(run, undisturbed(crew))
 
 
@@ -331,7 +337,7 @@ def test_a_wrong_gradient_on_one_cell_is_reduced_again(crew, tmp_path, undisturb
     async def scenario(world):
         await world.committed(STEP)
 
-    run = play(World(crew, tmp_path, make_config(), halts=halts), scenario)
+    run = play(PlayedSupervisors(crew, tmp_path, make_config(), halts=halts), scenario)
     assert_same(run, undisturbed(crew))
     assert [plan.method for plan in run.plans] == [Method.START]
 
@@ -342,5 +348,7 @@ def test_a_corruption_in_the_optimizer_step_is_outvoted_and_healed(crew, tmp_pat
     async def scenario(world):
         await world.until(lambda: world.method is Method.REFORM)
 
-    run = play(World(crew, tmp_path, make_config(lanes=3, steps=8), halts=halts), scenario)
+    run = play(
+        PlayedSupervisors(crew, tmp_path, make_config(lanes=3, steps=8), halts=halts), scenario
+    )
     assert_same(run, undisturbed(crew, lanes=3, steps=8))

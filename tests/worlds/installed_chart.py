@@ -32,7 +32,7 @@ class Pod:
     namespace: str
 
 
-class World:
+class InstalledChart:
     """Everything is real but the kubelet: nobody runs the pods.
 
     The rights are the chart's, rendered with ``values``: what they leave out, the tests find.

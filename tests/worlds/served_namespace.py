@@ -188,7 +188,7 @@ class OperatorProcess:
         return self._log.read_text(errors="replace")
 
 
-class World:
+class ServedNamespace:
     """One namespace of the control plane with the job's own operator, api and Redis."""
 
     def __init__(self, plane: ControlPlane, directory: Path, **environment: str) -> None:
@@ -252,7 +252,7 @@ class World:
 class Job:
     """A job in the cluster, and its supervisors at the api."""
 
-    def __init__(self, world: World, name: str, uid: str) -> None:
+    def __init__(self, world: ServedNamespace, name: str, uid: str) -> None:
         self.world = world
         self.name = name
         self.uid = uid
@@ -442,10 +442,10 @@ def _is_established(crd: dict[str, Any] | None) -> bool:
 
 
 @contextlib.contextmanager
-def world_on(plane: ControlPlane, directory: Path, **environment: str) -> Iterator[World]:
+def world_on(plane: ControlPlane, directory: Path, **environment: str) -> Iterator[ServedNamespace]:
     """A world that is taken down at the end; the operator's log is shown if a test fails."""
     apply_crd(plane)
-    world = World(plane, directory, **environment)
+    world = ServedNamespace(plane, directory, **environment)
     try:
         yield world
     finally:

@@ -97,7 +97,7 @@ class CuttingServer(GatherServer):
         self.abort(room.quorum, "the gather server died")
 
 
-class World:
+class PlayedSupervisors:
     """One job. ``run`` plays a scenario beside it and returns what the job left.
 
     Args:
@@ -223,7 +223,7 @@ class World:
 
     # The run ----------------------------------------------------------------
 
-    async def run(self, scenario: Callable[[World], Awaitable[None]]) -> Outcome:
+    async def run(self, scenario: Callable[[PlayedSupervisors], Awaitable[None]]) -> Outcome:
         """Play the scenario until the job has ended."""
         hang = ""
         try:
@@ -240,7 +240,7 @@ class World:
             raise AssertionError(f"hangs: {hang}") from error
         return self.outcome
 
-    async def _run(self, scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def _run(self, scenario: Callable[[PlayedSupervisors], Awaitable[None]]) -> None:
         self._gather_address = await self.gather.start(ADDRESS)
         server = await asyncio.start_unix_server(self._serve, self._path)
         ticking = asyncio.create_task(self._tick())

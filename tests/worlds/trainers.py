@@ -169,7 +169,7 @@ class Shape:
         return self.replicas * self.shards_per_lane
 
 
-class World:
+class PlayedTrainers:
     """Everything that happens in one run.
 
     Args:
@@ -877,12 +877,12 @@ def _identity(plan: Plan, index: int) -> str:
 
 
 _BLOCKING: dict[type, Callable[..., Event | _Half | None]] = {
-    WaitForPlan: World._wait_for_plan,
-    Settle: World._settle,
-    Restore: World._restore,
-    Compute: World._compute,
-    Reduce: World._reduce,
-    CastVote: World._vote,
-    ShareSaves: World._share_saves,
-    Apply: World._apply,
+    WaitForPlan: PlayedTrainers._wait_for_plan,
+    Settle: PlayedTrainers._settle,
+    Restore: PlayedTrainers._restore,
+    Compute: PlayedTrainers._compute,
+    Reduce: PlayedTrainers._reduce,
+    CastVote: PlayedTrainers._vote,
+    ShareSaves: PlayedTrainers._share_saves,
+    Apply: PlayedTrainers._apply,
 }

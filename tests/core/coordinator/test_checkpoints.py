@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.core.conftest import World, make_config
+from tests.worlds.pods import PlayedPods, make_config
 
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
@@ -93,7 +93,7 @@ def test_a_ledger_that_tells_after_the_settle_still_counts(start: Start) -> None
 
 
 def test_a_job_that_goes_on_from_an_earlier_run_begins_with_its_steps() -> None:
-    world = World(make_config(replicas=2, stages=1))
+    world = PlayedPods(make_config(replicas=2, stages=1))
     for pod in ("pod-0", "pod-1"):
         world.register(pod)
         world.up(pod)

@@ -1,7 +1,7 @@
 """Random histories: whatever is told, in whatever order, the invariants hold.
 
 Nobody here behaves: facts come late, twice, from ended trainers and about old
-quorums. ``World.send`` checks the invariants after every step.
+quorums. ``PlayedPods.send`` checks the invariants after every step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rank's state machine: its table, and whole runs with faults drawn from seeds.
 
 The runs check protocol section 11 at every move: see ``rank_world``. A failing
-seed is repeated with ``World(seed, shape).run()``.
+seed is repeated with ``PlayedTrainers(seed, shape).run()``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from tests.core.plans import make_plan, slot_of
-from tests.worlds.trainers import Shape, World
+from tests.worlds.trainers import PlayedTrainers, Shape
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation
@@ -601,18 +601,18 @@ SEEDS_PER_BATCH = 50
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_every_run_with_faults_ends_as_the_run_without(name: str, batch: int) -> None:
     for seed in range(batch * SEEDS_PER_BATCH, (batch + 1) * SEEDS_PER_BATCH):
-        world = World(seed, SHAPES[name])
+        world = PlayedTrainers(seed, SHAPES[name])
         try:
             world.run()
         except AssertionError as error:
-            raise AssertionError(f"World({seed}, SHAPES[{name!r}]): {error}") from error
+            raise AssertionError(f"PlayedTrainers({seed}, SHAPES[{name!r}]): {error}") from error
 
 
 def test_runs_together_reach_every_transition_and_every_way_to_a_version() -> None:
     reached: set[tuple[Phase, type]] = set()
     happened: set[str] = set()
     for seed in range(1000, 1000 + 3 * SEEDS_PER_BATCH):
-        world = World(seed, SHAPES[list(SHAPES)[-1 - seed % 3]])
+        world = PlayedTrainers(seed, SHAPES[list(SHAPES)[-1 - seed % 3]])
         world.run()
         reached |= world.reached
         happened |= world.happened
