@@ -1,0 +1,116 @@
+"""The bytes of the gather's messages, which members and servers of other versions read as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from mainstay_core.base import proofs
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.frames import PREFIX, Frame, FrameParser
+from mainstay_core.gather.frames import (
+    Abort,
+    Gathered,
+    Join,
+    Leave,
+    Newer,
+    Post,
+    decode_for_member,
+    decode_for_server,
+    encode,
+)
+
+JOIN = Join(quorum="q3-ab", index=1, size=4, incarnation="life", proof="00ff")
+SAID = {
+    JOIN: (
+        b'{"kind":"join","quorum":"q3-ab","index":1,"size":4,"incarnation":"life","proof":"00ff"}',
+        b"",
+    ),
+    Post(key="vote/7/0", body=b"yes"): (b'{"kind":"post","key":"vote/7/0"}', b"yes"),
+    Abort(why="a reset", suspects=(2, 0)): (
+        b'{"kind":"abort","why":"a reset","suspects":[2,0]}',
+        b"",
+    ),
+    Leave(): (b'{"kind":"leave"}', b""),
+}
+"""Head and body of everything that a member says."""
+ANSWERED = {
+    Gathered(key="settle", bodies=(b"", b"ab", b"c")): (
+        b'{"kind":"gathered","key":"settle","sizes":[0,2,1]}',
+        b"abc",
+    ),
+    Abort(why="all members have moved on"): (
+        b'{"kind":"abort","why":"all members have moved on","suspects":[]}',
+        b"",
+    ),
+}
+"""Head and body of what a server answers."""
+NEWER = Newer(plan={"quorum": {"id": 5, "nonce": "c"}})
+NEWER_HEAD = b'{"kind":"plan","plan":{"quorum":{"id":5,"nonce":"c"}}}'
+
+
+def parse(message: bytes) -> Frame:
+    (frame,) = FrameParser().feed(message)
+    return frame
+
+
+@pytest.mark.parametrize("message", SAID, ids=lambda m: type(m).__name__)
+def test_what_a_member_says_has_these_bytes(message: Join | Post[bytes] | Abort | Leave) -> None:
+    head, body = SAID[message]
+
+    assert encode(message) == PREFIX.pack(len(head), len(body)) + head + body
+    assert decode_for_server(parse(encode(message))) == message
+
+
+@pytest.mark.parametrize("message", ANSWERED, ids=lambda m: type(m).__name__)
+def test_what_a_server_answers_has_these_bytes(message: Gathered[bytes] | Abort) -> None:
+    head, body = ANSWERED[message]
+
+    assert encode(message) == PREFIX.pack(len(head), len(body)) + head + body
+    assert decode_for_member(parse(encode(message))) == message
+
+
+def test_a_newer_plan_travels_as_it_was_given() -> None:
+    assert encode(NEWER) == PREFIX.pack(len(NEWER_HEAD), 0) + NEWER_HEAD
+    assert decode_for_member(parse(encode(NEWER))) == NEWER
+
+
+def test_proof_and_suspects_may_be_left_out() -> None:
+    head = {"kind": "join", "quorum": "q1-a", "index": 0, "size": 1, "incarnation": "life"}
+
+    assert decode_for_server(Frame(head)) == Join(
+        quorum="q1-a", index=0, size=1, incarnation="life"
+    )
+    assert decode_for_member(Frame({"kind": "abort", "why": "gone"})) == Abort(why="gone")
+
+
+def test_a_proof_is_asked_for_the_place_in_the_quorum() -> None:
+    proof = proofs.prove("secret", "join", "q3-ab", 1, "life")
+
+    assert proofs.is_proved("secret", proof, *JOIN.question)
+
+
+@pytest.mark.parametrize(
+    ("quorum", "number"), [("q12-a", 12), ("q0-", 0), ("7-x", 7), ("q-a", None), ("qa-1", None)]
+)
+def test_the_number_of_a_quorum_stands_before_its_nonce(quorum: str, number: int | None) -> None:
+    assert Join(quorum=quorum, index=0, size=1, incarnation="life").number == number
+
+
+@pytest.mark.parametrize(
+    ("head", "error"),
+    [
+        ({"kind": "gathered"}, RemoteProtocolError),
+        ({}, RemoteProtocolError),
+        ({"kind": "join", "quorum": "q1-a"}, KeyError),
+        ({"kind": "join", "quorum": "q", "index": "x", "size": 1, "incarnation": ""}, ValueError),
+        ({"kind": "abort", "why": "gone", "suspects": 1}, TypeError),
+    ],
+)
+def test_what_no_member_says_is_an_error(head: dict[str, object], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        decode_for_server(Frame(head))
+
+
+def test_what_no_server_says_is_an_error() -> None:
+    with pytest.raises(RemoteProtocolError, match="unknown kind 'post'"):
+        decode_for_member(Frame({"kind": "post", "key": "vote"}))
