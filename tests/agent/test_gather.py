@@ -13,7 +13,7 @@ import pytest
 
 from mainstay_agent.gather import GatherServer
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_train.base.aborts import QuorumAborted
+from mainstay_core.gather.client import QuorumAborted
 from mainstay_train.comm.gather_client import GatherClient
 
 HOST = "127.0.0.1"
@@ -244,13 +244,6 @@ def test_a_connection_refused_is_an_abort_that_names_the_server(star: Star) -> N
     star.call(star.server._server.close)  # type: ignore[union-attr]
     with pytest.raises(QuorumAborted, match=star.address):
         star.member(0, 2).post("vote", b"")
-
-
-def test_the_supervisor_can_abort_a_room_that_nobody_has_entered_yet(star: Star) -> None:
-    star.call(lambda: star.server.abort("q9-z", "excluded by a newer plan", (0,)))
-    with pytest.raises(QuorumAborted, match="excluded by a newer plan"):
-        star.member(1, 2, "q9-z").wait("settle")
-    assert star.server.is_dead("q9-z")
 
 
 def test_posting_a_key_twice_is_a_bug_of_the_caller(star: Star) -> None:

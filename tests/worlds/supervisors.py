@@ -39,6 +39,7 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import JobPhase
+from mainstay_core.gather.server import Send
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
@@ -77,24 +78,24 @@ class Life:
 class CuttingServer(GatherServer):
     """A gather server that can die in the middle of its answer, and cut single connections."""
 
-    cut_key = ""
+    cut_key = "no key"
     """Key whose answer reaches one member only; then the room is dead."""
     cut_to = -1
 
     def cut(self, quorum: str, index: int) -> None:
         """End one member's connection, as a reset does."""
-        self._rooms[quorum].members[index].end()
+        self._protocol._rooms[quorum].members[index].end()
 
-    def _post(self, connection: Any, room: Any, key: str, body: bytes) -> None:
-        if key != self.cut_key or len(room.posts.get(key, {})) < room.size - 1:
-            super()._post(connection, room, key, body)
-            return
-        self.cut_key = ""
-        everybody = dict(room.members)
-        room.members = {self.cut_to: everybody[self.cut_to]}
-        super()._post(connection, room, key, body)
-        room.members = everybody
-        self.abort(room.quorum, "the gather server died")
+    def _perform(self, actions: Any) -> None:
+        for action in actions:
+            if not isinstance(action, Send) or getattr(action.message, "key", "") != self.cut_key:
+                super()._perform([action])
+                continue
+            self.cut_key = "no key"
+            members = {self._protocol._members[each].index: each for each in action.to}
+            super()._perform([Send((members[self.cut_to],), action.message)])
+            for connection in action.to:
+                connection.end()
 
 
 class PlayedSupervisors:
