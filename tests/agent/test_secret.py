@@ -17,9 +17,9 @@ from mainstay_core.base import codec, proofs
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import PodUid
+from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.wire.plan import Plan
 from mainstay_train.base import job_secret
-from mainstay_train.base.aborts import QuorumAborted
 from mainstay_train.comm.gather_client import GatherClient
 
 HOST = "127.0.0.1"

@@ -11,10 +11,10 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.faults.points import FaultAction, FaultPoint
+from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
-from mainstay_train.base.aborts import QuorumAborted
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.gather_client import GatherClient
 

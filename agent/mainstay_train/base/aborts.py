@@ -9,21 +9,6 @@ from __future__ import annotations
 from mainstay_core.base.errors import MainstayError
 
 
-class QuorumAborted(MainstayError):  # noqa: N818 - a state, not a failure
-    """The quorum cannot complete anything any more.
-
-    Args:
-        why: the reason in one sentence.
-        suspects: indices (in the plan's members) of the ranks that seem gone.
-            A hint, never a decision: peers that abort reset their sockets too.
-    """
-
-    def __init__(self, why: str, suspects: tuple[int, ...] = ()) -> None:
-        super().__init__(why)
-        self.why = why
-        self.suspects = suspects
-
-
 class JobOver(MainstayError):  # noqa: N818 - a state, not a failure
     """The job is complete, and this trainer has nothing left to do in it."""
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from mainstay_core.base.ids import QuorumId
+from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.rank.machine import interrupts
 from mainstay_core.wire.plan import Chain, Plan
-from mainstay_train.base.aborts import QuorumAborted
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.gather_client import GatherClient

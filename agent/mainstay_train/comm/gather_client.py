@@ -1,10 +1,8 @@
 """A member's side of the gather: blocking calls, interruptible from any thread.
 
-``wait`` has no timeout: a member that is only late is not gone (protocol
-section 5). It ends because all have posted, because an abort frame came, because
-the connection ended or because another thread called ``shutdown``. A reader
-thread receives, so that an abort is noticed at once even while the owner is
-blocked in something else, and can be told to shut its other sockets.
+The rules are those of :mod:`mainstay_core.gather.client`; here are its socket and its
+threads. A reader thread receives, so that an abort is noticed at once even while the
+owner is blocked in something else, and can be told to shut its other sockets.
 """
 
 from __future__ import annotations
@@ -14,19 +12,27 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from mainstay_core.base.errors import LocalProtocolError, MainstayError, RemoteProtocolError
-from mainstay_core.base.frames import PREFIX, Frame, pack, parse_head, parse_prefix
+from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.frames import FrameParser
+from mainstay_core.gather.client import ClientProtocol, QuorumAborted
+from mainstay_core.gather.frames import (
+    Abort,
+    Gathered,
+    Join,
+    Leave,
+    Newer,
+    Post,
+    decode_for_member,
+    encode,
+)
 from mainstay_train.base import job_secret, network_cut
-from mainstay_train.base.aborts import QuorumAborted
 
 logger = logging.getLogger(__name__)
 
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
+READ_BYTES = 1 << 16
 
 OnAbort = Callable[[str, tuple[int, ...]], None]
 OnPlan = Callable[[dict[str, Any]], None]
@@ -64,23 +70,14 @@ class GatherClient:
     ) -> None:
         host, _, port = address.rpartition(":")
         self._peer = (host, int(port))
-        self._join = pack(
-            {
-                "kind": "join",
-                "quorum": quorum,
-                "index": index,
-                "size": size,
-                "incarnation": incarnation,
-                "proof": job_secret.prove("join", quorum, index, incarnation),
-            }
-        )
+        join = Join(quorum=quorum, index=index, size=size, incarnation=incarnation)
+        join = replace(join, proof=job_secret.prove(*join.question))
+        self._protocol: ClientProtocol[bytes] = ClientProtocol(join)
         self._on_abort, self._on_plan = on_abort, on_plan
         self._changed = threading.Condition()
+        """Guards the protocol; notified with everything that may end a wait."""
         self._sending = threading.Lock()
-        self._joined = False
-        self._ended: QuorumAborted | None = None
-        self._posted: set[str] = set()
-        self._gathered: dict[str, list[bytes]] = {}
+        """Held while a frame is written. Never taken while the other lock is held."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,13 +93,17 @@ class GatherClient:
             LocalProtocolError: the key was posted before by this member.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._joined or self._ended is not None)
-            if self._ended is not None:
-                raise self._fresh(self._ended)
-            if key in self._posted:
-                raise LocalProtocolError(f"{key} was posted before")
-            self._posted.add(key)
-        self._send(pack({"kind": "post", "key": key}, body))
+            self._changed.wait_for(lambda: self._protocol.may_post)
+            message = self._protocol.post(key, body)
+        try:
+            self._send(message)
+        except OSError as error:
+            # The reader may hold the abort frame that explains it: let it finish first.
+            with self._changed:
+                self._changed.wait_for(lambda: self._protocol.ended is not None)
+                end = self._protocol.ended
+                assert end is not None
+                raise QuorumAborted(end.why, end.suspects) from error
 
     def wait(self, key: str) -> list[bytes]:
         """Return all members' bytes for ``key`` in index order, once; blocks until all posted.
@@ -113,28 +114,31 @@ class GatherClient:
             QuorumAborted: the quorum ended before all had posted.
         """
         with self._changed:
-            self._changed.wait_for(lambda: key in self._gathered or self._ended is not None)
-            if key in self._gathered:
-                return self._gathered.pop(key)
-            assert self._ended is not None
-            raise self._fresh(self._ended)
+            self._changed.wait_for(lambda: self._protocol.may_take(key))
+            return list(self._protocol.take(key))
 
     def abort(self, why: str, suspects: tuple[int, ...] = ()) -> None:
         """End the quorum for everybody, naming suspects, and shut this side."""
-        self._say_and_end(
-            {"kind": "abort", "why": why, "suspects": list(suspects)}, QuorumAborted(why, suspects)
-        )
+        with self._changed:
+            last = self._protocol.abort(why, suspects)
+            self._changed.notify_all()
+        self._say_and_shut(last)
 
     def leave(self) -> None:
         """Shut this side without disturbing the others: all move on together."""
-        self._say_and_end({"kind": "leave"}, QuorumAborted("this member has moved on"))
+        with self._changed:
+            last = self._protocol.leave()
+            self._changed.notify_all()
+        self._say_and_shut(last)
 
     def shutdown(self, why: str) -> None:
         """Wake every thread that waits here with QuorumAborted; returns at once.
 
         The others see the connection end, which ends the quorum for them.
         """
-        self._end(QuorumAborted(why))
+        with self._changed:
+            self._protocol.shutdown(why)
+            self._changed.notify_all()
         self._shut()
 
     def close(self) -> None:
@@ -145,20 +149,16 @@ class GatherClient:
     @property
     def ended(self) -> QuorumAborted | None:
         """Why the quorum ended, if it has."""
-        return self._ended
+        return self._protocol.ended
 
-    @staticmethod
-    def _fresh(end: QuorumAborted) -> QuorumAborted:
-        # A new exception per raise: one object raised in two threads mixes their tracebacks.
-        return QuorumAborted(end.why, end.suspects)
+    def _send(self, message: Join | Post[bytes] | Abort | Leave) -> None:
+        with self._sending:
+            self._socket.sendall(encode(message))
 
-    def _say_and_end(self, head: dict[str, object], end: QuorumAborted) -> None:
-        with self._changed:
-            connected, first = self._joined, self._ended is None
-        self._end(end)
-        if connected and first:
-            with contextlib.suppress(OSError), self._sending:
-                self._socket.sendall(pack(head))
+    def _say_and_shut(self, last: Abort | Leave | None) -> None:
+        if last is not None:
+            with contextlib.suppress(OSError):
+                self._send(last)
         self._shut()
 
     def _shut(self) -> None:
@@ -166,85 +166,58 @@ class GatherClient:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _end(self, end: QuorumAborted) -> bool:
-        with self._changed:
-            if self._ended is not None:
-                return False
-            self._ended = end
-            self._changed.notify_all()
-            return True
-
-    def _send(self, message: bytes) -> None:
-        try:
-            with self._sending:
-                self._socket.sendall(message)
-        except OSError as error:
-            # The reader may hold the abort frame that explains it: let it finish first.
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended is not None)
-                assert self._ended is not None
-                raise self._fresh(self._ended) from error
+    # What follows runs in the reader thread.
 
     def _read(self) -> None:
-        end = QuorumAborted("the gather server's connection ended")
         try:
             self._connect()
-            with self._socket.makefile("rb") as stream:
-                while (frame := _read_frame(stream)) is not None:
-                    if frame.kind == "abort":
-                        suspects = tuple(int(s) for s in frame.head.get("suspects", ()))
-                        end = QuorumAborted(str(frame.head["why"]), suspects)
-                        break
-                    if frame.kind == "plan":
-                        if self._on_plan is not None:
-                            self._on_plan(frame.head["plan"])
-                        continue
-                    if frame.kind != "gathered":
-                        raise RemoteProtocolError(f"unknown kind {frame.kind!r}")
-                    self._store(frame)
+            parser = FrameParser()
+            while data := self._socket.recv(READ_BYTES):
+                for frame in parser.feed(data):
+                    self._receive(decode_for_member(frame))
         except (OSError, MainstayError) as error:
-            end = QuorumAborted(f"gather server {self._peer[0]}:{self._peer[1]}: {error}")
+            self._lose(f"gather server {self._peer[0]}:{self._peer[1]}: {error}")
         finally:
-            told = self._end(end)
-            self._shut()
-            if told and self._on_abort is not None:
-                try:
-                    self._on_abort(end.why, end.suspects)
-                except Exception:
-                    logger.exception("on_abort failed")
+            self._lose("the gather server's connection ended")
             with self._sending:
                 self._socket.close()
 
     def _connect(self) -> None:
-        if self._ended is None:
+        if self._protocol.ended is None:
             network_cut.refuse()
             self._socket.connect(self._peer)
-        if self._ended is not None:
-            # A shutdown before the connection stood had nothing to shut.
-            raise self._fresh(self._ended)
+        # A post that is woken by this waits for the lock: nothing is sent before the join.
         with self._sending:
-            self._socket.sendall(self._join)
+            with self._changed:
+                join = self._protocol.opened()
+                self._changed.notify_all()
+            if join is None:
+                # A shutdown before the connection stood had nothing to shut.
+                self._shut()
+            else:
+                self._socket.sendall(encode(join))
+
+    def _receive(self, message: Gathered[bytes] | Abort | Newer) -> None:
         with self._changed:
-            self._joined = True
+            told = self._protocol.received(message)
             self._changed.notify_all()
+        if isinstance(told, QuorumAborted):
+            self._tell(told)
+        elif told is not None and self._on_plan is not None:
+            self._on_plan(told.plan)
 
-    def _store(self, frame: Frame) -> None:
-        bodies, offset = [], 0
-        for size in frame.head["sizes"]:
-            bodies.append(frame.body[offset : offset + size])
-            offset += size
+    def _lose(self, why: str) -> None:
         with self._changed:
-            self._gathered[str(frame.head["key"])] = bodies
+            told = self._protocol.lost(why)
             self._changed.notify_all()
+        self._shut()
+        if told is not None:
+            self._tell(told)
 
-
-def _read_frame(stream: _Readable) -> Frame | None:
-    """Return the next frame, or None at the end of the stream."""
-    prefix = stream.read(PREFIX.size)
-    if len(prefix) < PREFIX.size:
-        return None
-    head_size, body_size = parse_prefix(prefix)
-    raw = stream.read(head_size + body_size)
-    if len(raw) < head_size + body_size:
-        return None
-    return Frame(parse_head(raw[:head_size]), raw[head_size:])
+    def _tell(self, end: QuorumAborted) -> None:
+        self._shut()
+        if self._on_abort is not None:
+            try:
+                self._on_abort(end.why, end.suspects)
+            except Exception:
+                logger.exception("on_abort failed")

@@ -18,13 +18,14 @@ from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, Vote
-from mainstay_train.base.aborts import HealFailed, JobOver, QuorumAborted
+from mainstay_train.base.aborts import HealFailed, JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import GroupEnded
