@@ -111,6 +111,15 @@ def test_the_page_has_every_room_with_its_sentence() -> None:
         assert shown == list_rooms(package)
 
 
+def test_a_room_lists_all_of_its_files_and_no_others() -> None:
+    for package in ("mainstay_core", "mainstay_train", "mainstay_cli"):
+        for init in sorted((ROOT / FOLDERS[package] / package).glob("*/__init__.py")):
+            doc = ast.get_docstring(ast.parse(init.read_text())) or ""
+            files = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
+
+            assert set(re.findall(r"^- ``(\w+)``: ", doc, re.MULTILINE)) == files, init
+
+
 def test_the_page_puts_rooms_on_the_levels_of_the_import_contracts() -> None:
     for package in ("mainstay_core", "mainstay_train"):
         rows = list_rows(package)
