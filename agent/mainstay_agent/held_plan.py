@@ -1,4 +1,4 @@
-"""What a supervisor holds of its job, for a store that has lost it (protocol section 9)."""
+"""The plan that a supervisor holds, kept for a store that has lost the job (protocol section 9)."""
 
 from __future__ import annotations
 

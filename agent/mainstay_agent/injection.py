@@ -45,7 +45,7 @@ class Reached:
 
 
 class Victims(Protocol):
-    """What can be killed: the supervisor's view of its pod."""
+    """The processes of a pod that a fault can kill, as the supervisor reaches them."""
 
     fired: set[str]
     """Ids of the faults that were carried out here."""
@@ -70,7 +70,7 @@ class Victims(Protocol):
 
 
 class Injector:
-    """What a supervisor does about injected faults.
+    """Carries out a supervisor's injected faults.
 
     Args:
         client: where they are recorded.

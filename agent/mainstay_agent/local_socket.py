@@ -22,7 +22,7 @@ _UCRED = struct.Struct("3i")
 
 
 class Peers(Protocol):
-    """Who handles what comes over the socket: the supervisor."""
+    """The supervisor, as it handles what comes over the socket."""
 
     def on_frame(self, peer: Peer, frame: Frame) -> None:
         """Handle one frame; a ProtocolError ends the connection."""

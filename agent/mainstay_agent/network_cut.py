@@ -20,7 +20,7 @@ SWEEP_S = 0.005
 
 
 class NetworkCut:
-    """Whether the pod's network is cut. Used in one event loop."""
+    """A switch that cuts the pod's network. It is used in one event loop."""
 
     def __init__(self) -> None:
         self._until_s = 0.0

@@ -1,4 +1,4 @@
-"""What waits to be heard by the api: facts in order, ledger entries in batches.
+"""Holds what the api has not confirmed yet: facts in order, ledger entries in batches.
 
 Facts decide how fast a recovery starts, so they never queue behind anything: one
 task posts all that is pending at once, over a connection that is kept open.

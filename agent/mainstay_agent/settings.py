@@ -1,4 +1,4 @@
-"""What a supervisor must be told: by flags, else by the environment. Read once, at the start."""
+"""A supervisor's settings: from flags, else from the environment. They are read once."""
 
 from __future__ import annotations
 

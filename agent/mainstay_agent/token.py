@@ -17,7 +17,7 @@ _Mark = tuple[int, int, int]
 
 
 class Token:
-    """What to present to the api now.
+    """The bearer token to present to the api now.
 
     Args:
         settings: the token, or the file that it is in.

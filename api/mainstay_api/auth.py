@@ -1,4 +1,4 @@
-"""Who may ask what: what a request shows, and the check of local mode.
+"""Admits callers: the credentials of a request, and the check of local mode.
 
 Agents, people and whoever makes the pods (the operator, or the local provider)
 are admitted apart; :mod:`mainstay_api.kube_auth` is the other implementation.
@@ -18,7 +18,7 @@ from mainstay_core.base.ids import JobUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobName:
-    """What a job is called where it was submitted."""
+    """The name and the namespace under which a job was submitted."""
 
     namespace: str
     """Empty in local mode."""
@@ -30,7 +30,7 @@ class JobName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAsk:
-    """What a supervisor's request says about who sends it."""
+    """The job and the pod that a supervisor's request claims to come from."""
 
     token: str
     job: str
@@ -45,7 +45,7 @@ class AgentAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who was let in, by the headers of the request alone."""
+    """A caller that was admitted by the headers of its request alone."""
 
     username: str
     groups: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Caller:
 
 
 class Auth(Protocol):
-    """How callers are admitted. Every method raises ProblemError (401, 403, 503) or admits."""
+    """Admits callers: every method raises ProblemError (401, 403, 503) or admits."""
 
     async def admit_agent(self, ask: AgentAsk) -> Caller:
         """Admit a supervisor to the routes of its job."""

@@ -1,4 +1,4 @@
-"""How much of a request is read: a bounded body, and none of it before it is asked for.
+"""Bounds the body of a request, and reads none of it before a route asks for it.
 
 Plain ASGI, as :mod:`mainstay_api.metrics`: it holds no stream of events up. A body that says
 how long it is and is too long is refused before anything looks at it; one that does not say is

@@ -1,4 +1,4 @@
-"""What a route gets handed: the parts of its app, and whether the caller may.
+"""Dependencies of routes: the parts of the app, and the check of the caller.
 
 Whether the caller may is asked before the body is read (:class:`GuardedRoute`).
 

@@ -32,7 +32,7 @@ class KubeUnavailableError(MainstayError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeSettings:
-    """Where the API server is, and who asks it."""
+    """The address of the API server, and the credentials to ask it with."""
 
     url: str
     token_file: Path
@@ -67,7 +67,7 @@ class KubeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """What the API server says of a token."""
+    """The API server's verdict on a token."""
 
     authenticated: bool
     username: str = ""

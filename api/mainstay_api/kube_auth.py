@@ -1,4 +1,4 @@
-"""Who may ask what in a cluster: the API server says.
+"""Admits callers in a cluster: the API server reviews their tokens and rights.
 
 - A supervisor presents its pod's projected token, meant for its job alone. The
   token is bound to the pod, the pod's ServiceAccount is the job's, and the pod

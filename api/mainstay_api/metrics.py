@@ -21,7 +21,7 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Metrics:
-    """What this process has seen. Counters of a replicated api add up over its replicas."""
+    """The metrics of this process. Counters of a replicated api add up over its replicas."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""What people are shown of a job: summaries, ranks, recoveries and the final report.
+"""Answers for people: a job's summary, ranks, recoveries and final report.
 
 Pure functions of values from the store; docs/report.md has the report's schema.
 """

@@ -13,7 +13,7 @@ from mainstay_core.base.errors import InvalidSpecError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How one api process runs. The environment variable is the upper-case name after MAINSTAY_."""
+    """Settings of one api process. A field's environment variable is MAINSTAY_ and its name."""
 
     redis_url: str
     """``MAINSTAY_REDIS_URL``, e.g. ``redis://host:6379/0`` or ``unix:///path/redis.sock``."""

@@ -1,4 +1,4 @@
-"""Where jobs are kept: compare-and-set for decisions, plain writes for the rest.
+"""Keeps jobs in Redis: compare-and-set for decisions, plain writes for the rest.
 
 :class:`storing.Store` is what the service needs; :class:`RedisStore` is the only
 implementation, in tests too, and this the only module that knows Redis. A

@@ -1,4 +1,4 @@
-"""What the service needs of a store: values, failures, and one protocol."""
+"""The interface of a store: its values, its failures, and one protocol."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StreamItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What one decision makes visible."""
+    """The changes that one decision makes visible."""
 
     state: CoordinatorState
     plan: Plan | None = None
@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatReply:
-    """What a heartbeat is answered with."""
+    """The answer to a heartbeat."""
 
     known: bool
     """False: the pod has to register first."""
@@ -78,7 +78,7 @@ class BeatReply:
 
 
 class Store(Protocol):
-    """What the service needs of a store. Every method may raise StoreUnavailableError."""
+    """A store of jobs. Every method may raise StoreUnavailableError."""
 
     async def ping(self) -> None: ...
     async def aclose(self) -> None: ...

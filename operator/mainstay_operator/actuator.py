@@ -1,4 +1,4 @@
-"""What the operator does in the cluster: makes and ends pods, keeps objects, tells Events."""
+"""Acts in the cluster: makes and ends pods, keeps objects, tells Events."""
 
 from __future__ import annotations
 

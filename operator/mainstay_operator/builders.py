@@ -44,7 +44,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOptions:
-    """What pods get from the operator's settings, and from what it has learnt."""
+    """Options of pods that come from the operator's settings and from what it has learnt."""
 
     agent_image: str
     pull_policy: str

@@ -1,4 +1,4 @@
-"""What kopf calls: watches pass on what they show; the deciding is done elsewhere.
+"""Handlers that kopf calls. They pass on what the watches show and decide nothing.
 
 Pods and nodes are indexed and their events wake the job that they concern; no
 handler of kopf's writes anything, so it leaves no annotation and no finalizer.

@@ -1,4 +1,4 @@
-"""What is told as Events: pure functions of what happened and what was done."""
+"""Makes Events of what happened and what was done: pure functions."""
 
 from __future__ import annotations
 

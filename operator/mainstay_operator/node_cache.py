@@ -1,4 +1,4 @@
-"""What is known of the cluster's nodes: what the watch tells, put right by a list now and then."""
+"""A cache of the cluster's nodes: the watch fills it, and a list corrects it now and then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a job's pods: the watch's index, put right by what the operator did itself.
+"""A cache of a job's pods: the watch's index, corrected by what the operator did itself.
 
 The watch tells everything, but a moment late, and what vanished while it was
 cut off it never tells. So what the operator has just made counts before its

@@ -1,4 +1,4 @@
-"""What the operator answers: its liveness probe, and Prometheus."""
+"""Answers the operator's liveness probe, and Prometheus."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def _setting(about: str, default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How one operator runs. The variable of a field is its upper-case name after MAINSTAY_."""
+    """Settings of one operator. A field's environment variable is MAINSTAY_ and its name."""
 
     api_url: str = _setting("Base url of the api, e.g. http://mainstay-api:8080.")
     agent_image: str = _setting("Image of the supervisors: ours.")

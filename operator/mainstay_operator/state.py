@@ -17,7 +17,7 @@ from mainstay_operator.status import PodRecord
 
 @dataclass(slots=True)
 class ReconcilerState:
-    """What a reconciler knows beside the job itself. All of it can be found out again."""
+    """A reconciler's memory between two looks. All of it can be found out again."""
 
     record: PodRecord
     wishes: Wishes | None = None

@@ -30,7 +30,7 @@ TIMES = ("detect", "decide", "fence", "load", "resume")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRecord:
-    """What is remembered of a job's pods, in its status: a new operator goes on from there."""
+    """The record of a job's pods in its status: a new operator goes on from there."""
 
     made: int = 0
     counted: int = 0

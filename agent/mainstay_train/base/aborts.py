@@ -1,4 +1,4 @@
-"""Why a trainer stops what it is doing without being wrong: exceptions of an interrupted quorum.
+"""Exceptions that interrupt a trainer although nothing is wrong with its job.
 
 None of these is a failure of the process that sees it. It keeps its state, its
 partials and its mark, parks, and waits for the next plan (protocol section 5).

@@ -1,4 +1,4 @@
-"""How a user's function says that it is an own loop. Imports no torch: users import it first."""
+"""The decorator that marks a user's function as an own training loop. It imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher tells a trainer that it forks: one value, sent as JSON over the Unix socket."""
+"""Settings that a launcher gives to the trainer that it forks, as JSON over the Unix socket."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_TRAINER = "mainstay_train.launcher.main:run_trainer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherSettings:
-    """Where a launcher's pod and supervisor are."""
+    """The addresses of a launcher's pod and of its supervisor."""
 
     pod: str
     """UID of the pod."""

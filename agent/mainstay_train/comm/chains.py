@@ -1,4 +1,4 @@
-"""What connects the ranks of a chain: pipeline and inner mesh, as one thing.
+"""The groups of a chain: pipeline and inner mesh, which live and end together.
 
 Both live as long as the chain's members stay the same (protocol section 3) and
 end together: a cell fails as a unit, and without it the pipeline is broken.

@@ -1,4 +1,4 @@
-"""What a trainer is connected to for the plan it has adopted, and how that ends.
+"""The connections of a trainer under the plan that it has adopted.
 
 Two groups of sockets with different lives: the quorum's (gather, stage group, a
 running heal) end with the quorum; the chain's pipeline group lives as long as

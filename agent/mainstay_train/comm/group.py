@@ -71,7 +71,7 @@ def _ready(rank: int) -> str:
 
 
 class Backend(Protocol):
-    """What differs between the libraries that carry a group's tensors."""
+    """A library that carries a group's tensors."""
 
     @property
     def name(self) -> str:

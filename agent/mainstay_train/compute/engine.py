@@ -1,4 +1,4 @@
-"""What computes one stage: state, partials, interpreter and reducer of one cell."""
+"""The engine of one cell: its state, partials, interpreter and reducer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mainstay_train.model.workload import Workload, user_code
 
 
 class Training(Protocol):
-    """What a session drives, and what its commits need beside the votes."""
+    """The interface between a session and whatever trains: blocks, or a user's own loop."""
 
     @property
     def clip_norm(self) -> float | None:

@@ -47,7 +47,7 @@ class _Flow:
 
 @dataclass(slots=True)
 class _TypeSums:
-    """What the stage learns of one type while it computes it."""
+    """Sums over the micro-batches of one type, gathered while the stage computes it."""
 
     loss_sum: float = 0.0
     tokens: int = 0

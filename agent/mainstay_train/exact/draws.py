@@ -36,7 +36,7 @@ def generator_of(*parts: int | str) -> torch.Generator:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where in the run a forward or backward happens: all that its bits may depend on,
+    """The place of a forward or backward in the run: all that its bits may depend on,
     besides the parameters.
 
     Attributes:

@@ -56,7 +56,7 @@ def aligned_zeros(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Param:
-    """Where one parameter lies in its block's flat buffer."""
+    """The place of one parameter in its block's flat buffer."""
 
     name: str
     """Model-wide, e.g. "layers.3.attention.qkv.weight"; also its id in digests."""
@@ -71,7 +71,7 @@ class Param:
 
 
 class Origin(NamedTuple):
-    """Where a parameter lies in a model-wide tensor of another name, e.g. keys in fused qkv."""
+    """The place of a parameter in a model-wide tensor of another name, e.g. keys in fused qkv."""
 
     name: str
     """Of that tensor, local to the block."""

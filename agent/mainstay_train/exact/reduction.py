@@ -73,7 +73,7 @@ class PartialStore:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Who owns which chunk of a stage's flat buffer."""
+    """The owner of each chunk of a stage's flat buffer."""
 
     spans: tuple[tuple[tuple[int, int], ...], ...]
     """By owner: (start, stop) in the stage's flat buffer."""

@@ -1,4 +1,4 @@
-"""What launcher and forge share about processes: forking a warm parent safely, dying together.
+"""Forks a warm parent safely, and has processes end together; for launcher and forge.
 
 A forked child inherits everything, wanted or not. Children made here give up
 inherited sockets, die with their parent whatever kills it, and are only made

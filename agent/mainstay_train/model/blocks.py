@@ -56,7 +56,7 @@ def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSpec:
-    """How one block is made. The first takes int64 tokens, the last yields what ``loss`` takes."""
+    """The recipe of a block. The first takes int64 tokens, the last yields what ``loss`` takes."""
 
     name: str
     """Model-wide, e.g. "layers.3": prefix of its parameters' names. Unique in a workload."""
@@ -90,7 +90,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Tape:
-    """What a recompute leaves for the backward of one micro-batch through one block."""
+    """The tensors that a recompute leaves for one micro-batch's backward through one block."""
 
     recorder: split.Recorder
     x: torch.Tensor

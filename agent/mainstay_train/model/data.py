@@ -36,7 +36,7 @@ _SNIFF_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch."""
+    """The tokens and targets of one micro-batch."""
 
     tokens: torch.Tensor
     """Input of the first block, int64 [micro_batch_size, ...]."""
@@ -45,7 +45,7 @@ class Batch:
 
 
 class Dataset(Protocol):
-    """What a workload brings as data: samples by address."""
+    """A data set whose samples are found by address."""
 
     def batch(self, address: Address) -> Batch:
         """The micro-batch at ``address``, on CPU: a pure function of the address."""

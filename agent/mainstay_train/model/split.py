@@ -27,7 +27,7 @@ WeightGradient = Callable[[torch.Tensor, bool], None]
 
 @dataclass(slots=True)
 class Recorder:
-    """What split modules leave behind during one backward: weight gradients still to do."""
+    """Collects the weight gradients that split modules put off during one backward."""
 
     anchor: torch.Tensor
     """Requires a gradient, so that autograd visits split modules whose input needs none."""

@@ -1,4 +1,4 @@
-"""What a user trains: blocks, loss, optimizer and addressed data, by entrypoint.
+"""A workload: the blocks, loss, optimizer and addressed data that an entrypoint returns.
 
 ``workload.entrypoint`` of a TrainingJob is "module:function" (or
 "path/to/file.py:function"). The function gets ``workload.config`` (a mapping) and

@@ -1,4 +1,4 @@
-"""What stands between a user's own loop and the session's shell.
+"""Runs the session for a user's own loop: hands it work, and takes its gradients.
 
 The rank's state machine stays in charge (:mod:`mainstay_train.session.session`). Whenever it
 asks for types to be computed, control goes to the user's loop; everything else is
@@ -87,7 +87,7 @@ class LoopTraining:
 
 @dataclass(slots=True)
 class TypeSums:
-    """What is learnt of one type while the loop computes it."""
+    """Sums over the works of one type, gathered while the loop computes it."""
 
     loss_sum: float = 0.0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""How a trainer says that its job cannot run before it has a session to say it with."""
+"""Tells that a job cannot run, for a trainer that has no session yet."""
 
 from __future__ import annotations
 

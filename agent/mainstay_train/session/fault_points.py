@@ -1,4 +1,4 @@
-"""Where injected faults fire: exactly at a named action of the program.
+"""Fires injected faults exactly at a named action of the program.
 
 The trainer halts there and tells its supervisor, which records the fault and
 then carries it out; so the place is exact, whatever the machine's load (design

@@ -226,7 +226,7 @@ class Step:
 
 
 class LoopSession:
-    """What a user's own loop gets.
+    """The session that a user's own loop gets.
 
     Attributes:
         config: ``workload.config`` of the TrainingJob.

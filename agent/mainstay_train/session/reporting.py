@@ -1,4 +1,4 @@
-"""What a trainer tells: status, facts and the ledger's entries of its stage."""
+"""Tells the supervisor a trainer's status, its facts and its stage's ledger entries."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ EXIT_LOST = 3
 
 
 class Status:
-    """What the trainer is doing, read by the uplink's thread without a lock."""
+    """The trainer's current activity. The uplink's thread reads it without a lock."""
 
     def __init__(self) -> None:
         self.phase = "idle"

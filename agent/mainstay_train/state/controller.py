@@ -1,4 +1,4 @@
-"""What a trainer does about durable checkpoints, for its session.
+"""Loads and writes durable checkpoints for a trainer's session.
 
 The state machine says when (:mod:`mainstay_core.rank.checkpoints`), the directory knows how
 they lie on the disk (:mod:`mainstay_train.state.directory`), a thread writes

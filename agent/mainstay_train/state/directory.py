@@ -53,7 +53,7 @@ Reached = Callable[[Op], None]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a checkpoint says beside its tensors."""
+    """The parts of a checkpoint that are not tensors."""
 
     masters: str
     commit: Commit

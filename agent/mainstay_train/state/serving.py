@@ -1,4 +1,4 @@
-"""When this trainer's state may be copied by joiners of its quorum."""
+"""Decides when joiners of the quorum may copy this trainer's state."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _STANDING = frozenset({*TERMINAL, JobPhase.SUSPENDED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was learnt, in order; told together, decided together."""
+    """Facts in the order in which they were learnt; they are decided together."""
 
     facts: tuple[Fact, ...]
     supervisor: str = ""
@@ -63,7 +63,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fired:
-    """Where an injected fault is about to be carried out."""
+    """The place where an injected fault is about to strike."""
 
     pod: PodUid
     slot: int | None = None
@@ -73,7 +73,7 @@ class Fired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """What a supervisor holds of its job."""
+    """The state of a job as one of its supervisors holds it."""
 
     pod: PodUid
     config: JobConfig

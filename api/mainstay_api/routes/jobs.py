@@ -76,14 +76,14 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFacts:
-    """What whoever makes the pods knows for certain."""
+    """Facts that the maker of the pods knows for certain."""
 
     facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Where the nodes of a job's pods are."""
+    """The places of the nodes of a job's pods."""
 
     nodes: dict[str, Place]
     """By name, as pods register it for their failure domain; replaces what was known."""
@@ -91,7 +91,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewScale:
-    """How many replicas and spares are wanted; what is left out stays as it is."""
+    """The wanted numbers of replicas and spares; what is left out stays as it is."""
 
     replicas: int | None = None
     spares: int | None = None

@@ -12,7 +12,7 @@ from mainstay_cli.base.exits import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What two reports do not agree on. ``step`` is None for the final state."""
+    """A value in which two reports differ. ``step`` is None for the final state."""
 
     step: int | None
     what: str

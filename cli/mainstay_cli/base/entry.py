@@ -1,4 +1,4 @@
-"""How a command line begins and ends; apart from the commands, which load what they need."""
+"""Starts and ends a command line. The commands load what they need themselves."""
 
 from __future__ import annotations
 

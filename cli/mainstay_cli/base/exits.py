@@ -8,7 +8,7 @@ from mainstay_core.base.errors import MainstayError
 
 
 class ExitCode(enum.IntEnum):
-    """What ``mainstay`` exits with; shown by ``mainstay --help``."""
+    """Exit codes of ``mainstay``, as ``mainstay --help`` shows them."""
 
     OK = 0
     FAILED = 1
@@ -34,7 +34,7 @@ class CliError(MainstayError):
 
 
 class UsageError(CliError):
-    """What the user wrote cannot be used."""
+    """An error in what the user wrote."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.USAGE)

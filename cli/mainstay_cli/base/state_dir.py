@@ -1,4 +1,4 @@
-"""Where a run keeps its things, and how other commands find it.
+"""The directory of a run: its files, and the record by which other commands find it.
 
 ::
 
@@ -38,7 +38,7 @@ SWEEP_AGE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What another command needs to talk to a run."""
+    """The record that another command needs to talk to a run."""
 
     name: str
     job: str

@@ -26,7 +26,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """What to draw and how to run it."""
+    """Settings of a campaign: how many faults to draw, and how to run them."""
 
     file: Path
     num_faults: int

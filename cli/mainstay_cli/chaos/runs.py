@@ -29,7 +29,7 @@ END_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run went. ``report`` is empty unless the run came to its end."""
+    """The outcome of a run. ``report`` is empty unless the run came to its end."""
 
     directory: Path
     seconds: float

@@ -1,4 +1,4 @@
-"""What a chaos campaign says of each fault: pure functions of reports."""
+"""Judges each fault of a chaos campaign by the reports of its runs: pure functions."""
 
 from __future__ import annotations
 

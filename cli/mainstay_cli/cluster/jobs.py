@@ -30,7 +30,7 @@ _INSIDE = re.compile(r"https?://([a-z0-9-]+)\.([a-z0-9-]+)\.svc[a-z0-9.-]*?(?::(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says of the cluster."""
+    """Options of the command line that name the cluster and the namespace."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -52,7 +52,7 @@ class Route:
 
 @dataclass(slots=True)
 class ClusterJob:
-    """One TrainingJob."""
+    """A TrainingJob of a cluster, as a job to ask about."""
 
     manifest: Object
     cluster: ClusterJobs

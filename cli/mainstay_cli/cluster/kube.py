@@ -32,7 +32,7 @@ class KubeError(CliError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How a user reaches an API server."""
+    """A user's access to an API server."""
 
     url: str
     token: str = ""

@@ -22,7 +22,7 @@ app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_i
 
 
 class Ui(enum.StrEnum):
-    """How much is printed while a job runs."""
+    """A way to show a running job in the terminal."""
 
     AUTO = "auto"
     LIVE = "live"

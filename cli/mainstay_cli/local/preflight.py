@@ -1,4 +1,4 @@
-"""What must be true of this machine before anything is started.
+"""Checks this machine before anything is started.
 
 Each check raises one message that says what is missing, how much there is and
 what to do, so that a run fails before it has left anything behind.

@@ -47,7 +47,7 @@ REPLACEMENTS_PER_POD = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How to run a job here; the job itself is in its file."""
+    """Options of a run on this machine. The job itself is in its file."""
 
     state_dir: Path
     api_port: int = 0
@@ -58,7 +58,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run ended. ``report`` is what the api made of it."""
+    """The end of a run. ``report`` is the api's report."""
 
     state: str
     reason: str

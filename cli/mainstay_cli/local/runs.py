@@ -46,7 +46,7 @@ class Run(Protocol):
 
 
 class Runs(Protocol):
-    """Where jobs are found."""
+    """A source of jobs: this machine's runs, or a cluster's TrainingJobs."""
 
     def find(self, name: str | None) -> Run:
         """Return the job of a name.

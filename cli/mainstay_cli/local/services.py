@@ -28,7 +28,7 @@ MAX_RESTARTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """Where the services of a run live."""
+    """Addresses and directories of a run's services."""
 
     redis_server: Path
     redis_directory: Path

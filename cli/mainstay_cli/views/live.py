@@ -34,7 +34,7 @@ PHASE_STYLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveView:
-    """What the table shows."""
+    """The contents of the live table."""
 
     line: StepLine | None = None
     """The newest committed step."""

@@ -15,7 +15,7 @@ ENDED_STATES = ("complete", "failed", "stopped")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """Where a job stands."""
+    """The state of a job, its reason, and the step that it has reached."""
 
     state: str
     reason: str

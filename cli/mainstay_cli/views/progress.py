@@ -1,4 +1,4 @@
-"""What a run prints while it goes: one line per step, recovery, warning and change of quorum."""
+"""Prints a run's progress: one line per step, recovery, warning and change of quorum."""
 
 from __future__ import annotations
 
