@@ -28,7 +28,7 @@ from mainstay_agent.outbox import Backoff, until_answered
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.supervisor.events import Ended, Event, PlanLearnt, SlotPhase, SlotState
+from mainstay_core.supervisor.events import Ended, Event, PlanReceived, SlotPhase, SlotState
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.wire.plan import Plan
 
@@ -101,7 +101,7 @@ class ApiLine:
         self._cursor = self._cursor or answer.cursor
         self._restored_at_s = answer.restored_at_s
         if answer.plan is not None:
-            self._feed(PlanLearnt(answer.plan))
+            self._feed(PlanReceived(answer.plan))
         return answer
 
     async def beat(
@@ -146,7 +146,7 @@ class ApiLine:
         elif reply.quorum is not None and (held is None or reply.quorum.id > held.id):
             plan = await self._client.fetch_plan()
             if plan is not None:
-                self._feed(PlanLearnt(plan))
+                self._feed(PlanReceived(plan))
 
     async def follow_stream(self, on_fault: Callable[[str, str], None]) -> None:
         """Read the stream, for ever; it goes on where it broke off.
@@ -170,7 +170,7 @@ class ApiLine:
     def _on_event(self, event: StreamEvent, on_fault: Callable[[str, str], None]) -> None:
         try:
             if event.name == "plan":
-                self._feed(PlanLearnt(codec.loads(Plan, event.data)))
+                self._feed(PlanReceived(codec.loads(Plan, event.data)))
             elif event.name == "stop":
                 self._feed(Ended(f"the job is over: {event.data}"))
             elif event.name in FAULT_EVENTS:

@@ -10,11 +10,11 @@ from mainstay_agent.api_client import Registration
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Slot
 from mainstay_core.faults.points import FaultPoint
-from mainstay_core.supervisor.events import SlotPhase, SupervisionState
+from mainstay_core.supervisor.events import SlotPhase, SupervisorState
 
 
 def restoration_of(
-    state: SupervisionState,
+    state: SupervisorState,
     registered: Registration,
     faults: tuple[FaultPoint, ...],
     fired: Collection[str],

@@ -47,7 +47,7 @@ class Processes:
         """All injected faults of the job that are known here."""
         return tuple(self._faults.values())
 
-    def forget_trainer(self, peer: Peer) -> None:
+    def drop_trainer(self, peer: Peer) -> None:
         """A trainer's connection has ended."""
         if self.trainers.get(peer.slot) is peer:
             del self.trainers[peer.slot]

@@ -51,18 +51,18 @@ from mainstay_core.supervisor.events import (
     Hello,
     LauncherLost,
     LauncherUp,
-    LeaveAsked,
-    LeaveHeard,
-    PlanLearnt,
+    LeaveAcknowledged,
+    LeaveRequested,
+    PlanReceived,
     Registered,
     Release,
+    SendFact,
     Signal,
     SlotPhase,
     SocketEnded,
     StatusSeen,
     StopTrainers,
-    SupervisionSettings,
-    Tell,
+    SupervisorLimits,
     Tick,
 )
 from mainstay_core.supervisor.leaving import EXIT_TERMINATED
@@ -97,7 +97,7 @@ class Supervisor:
         self._gather_address = ""
         self._facts = FactOutbox(
             self._client,
-            lambda plan: self._feed(PlanLearnt(plan)),
+            lambda plan: self._feed(PlanReceived(plan)),
             self._register_again,
             self._on_heard,
         )
@@ -123,7 +123,7 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(
-            signal.SIGTERM, lambda: self._feed(LeaveAsked("told to end by SIGTERM"))
+            signal.SIGTERM, lambda: self._feed(LeaveRequested("told to end by SIGTERM"))
         )
         loop.add_signal_handler(
             signal.SIGINT, lambda: self._feed(Ended("told to end by a signal", EXIT_TERMINATED))
@@ -172,7 +172,7 @@ class Supervisor:
 
     def _on_heard(self, fact: Fact) -> None:
         if fact.kind is FactKind.LEAVING:
-            self._feed(LeaveHeard())
+            self._feed(LeaveAcknowledged())
 
     async def _end_when_quiet(self) -> None:
         """Whoever still meets here has not moved on to the plan without this pod."""
@@ -212,7 +212,7 @@ class Supervisor:
 
     def _on_passed_plan(self, plan: Plan) -> None:
         if plan.job == self._settings.job:
-            self._feed(PlanLearnt(plan))
+            self._feed(PlanReceived(plan))
         else:
             logger.warning("a plan of job %s was passed on to this one", plan.job)
 
@@ -228,7 +228,7 @@ class Supervisor:
             self._timer = loop.call_later(delay_s, self._feed, Tick())
 
     def _act(self, action: Action) -> None:
-        if isinstance(action, Tell):
+        if isinstance(action, SendFact):
             self._facts.put(action.fact)
         elif isinstance(action, Forward):
             head = {"kind": "plan", "plan": codec.encode(action.plan)}
@@ -269,7 +269,7 @@ class Supervisor:
             self._processes.launcher = None
             self._feed(LauncherLost())
         elif peer.incarnation is not None:
-            self._processes.forget_trainer(peer)
+            self._processes.drop_trainer(peer)
             self._feed(SocketEnded(peer.slot, peer.incarnation))
 
     def _on_launcher(self, peer: Peer, frame: Frame) -> None:
@@ -293,7 +293,7 @@ class Supervisor:
     def _on_launcher_frame(self, frame: Frame) -> None:
         head = frame.head
         if frame.kind == "leaving":
-            self._feed(LeaveAsked("told to end by SIGTERM"))
+            self._feed(LeaveRequested("told to end by SIGTERM"))
             return
         slot, incarnation = int(head["slot"]), Incarnation(head["incarnation"])
         if frame.kind == "forked":
@@ -347,7 +347,7 @@ class Supervisor:
         self._registered, config = answer, answer.config
         if before is not None and before.restored_at_s != answer.restored_at_s:
             self._ledger.repeat()
-        settings = SupervisionSettings(
+        settings = SupervisorLimits(
             max_restarts=config.max_restarts,
             hang_s=config.hang_s,
             silence_s=config.heartbeat_timeout_s,

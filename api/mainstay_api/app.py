@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from mainstay_api import problems
 from mainstay_api.auth import Auth, TokenAuth
 from mainstay_api.bodies import BodyLimitMiddleware
-from mainstay_api.heartbeats import Ticker
+from mainstay_api.heartbeats import HeartbeatWatch
 from mainstay_api.kube import KubeClient
 from mainstay_api.kube_auth import KubernetesAuth
 from mainstay_api.metrics import LatencyMiddleware, Metrics
@@ -20,7 +20,7 @@ from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import Store
 from mainstay_api.streams import Streams
 from mainstay_api.tasks import end_tasks
-from mainstay_api.transactions import JobService
+from mainstay_api.transactions import Transactions
 
 DESCRIPTION = """Orders facts about training jobs, commits plans and answers people.
 
@@ -31,27 +31,27 @@ token: docs/security.md says which. Errors have one form: `error`, `detail`, `wh
 def create_app(settings: Settings, store: Store) -> FastAPI:
     """Return the application over ``store``; the store is closed with it."""
     metrics = Metrics()
-    service = JobService(store, settings, metrics)
+    transactions = Transactions(store, settings, metrics)
     streams = Streams(store, settings.keep_alive_s)
     auth = make_auth(settings)
 
     @contextlib.asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
         del app
-        ticking = asyncio.create_task(Ticker(service, settings).run())
+        ticking = asyncio.create_task(HeartbeatWatch(transactions, settings).run())
         try:
             yield
         finally:
             await end_tasks(ticking)
             await streams.aclose()
-            await service.aclose()
+            await transactions.aclose()
             await store.aclose()
             await auth.aclose()
 
     app = FastAPI(title="Mainstay", version="1", description=DESCRIPTION, lifespan=live)
     app.state.settings = settings
     app.state.auth = auth
-    app.state.service = service
+    app.state.transactions = transactions
     app.state.streams = streams
     app.state.metrics = metrics
     app.add_middleware(BodyLimitMiddleware, limit_mib=settings.max_body_mib)

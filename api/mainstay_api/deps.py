@@ -19,14 +19,14 @@ from mainstay_api.metrics import Metrics
 from mainstay_api.problems import ProblemError, unknown_job
 from mainstay_api.settings import Settings
 from mainstay_api.streams import Streams
-from mainstay_api.transactions import JobService
+from mainstay_api.transactions import Transactions
 from mainstay_core.base.ids import JobUid, QuorumId
 
 
-async def get_service(request: Request) -> JobService:
-    """Return the app's service."""
-    service: JobService = request.app.state.service
-    return service
+async def get_transactions(request: Request) -> Transactions:
+    """Return the app's transactions."""
+    transactions: Transactions = request.app.state.transactions
+    return transactions
 
 
 async def get_streams(request: Request) -> Streams:
@@ -103,25 +103,25 @@ async def _once(request: Request, guard: Guard) -> Caller:
 
 
 async def _admit_agent(request: Request) -> Caller:
-    service: JobService = request.app.state.service
+    transactions: Transactions = request.app.state.transactions
     job = request.path_params["job"]
-    uid = await service.resolve(job)
+    uid = await transactions.resolve(job)
     ask = AgentAsk(
         token=_token(request),
         job=job,
         uid=uid,
-        name=None if uid is None else await service.fetch_name(uid),
+        name=None if uid is None else await transactions.fetch_name(uid),
         pod=request.headers.get("mainstay-pod", ""),
     )
     return await (await get_auth(request)).admit_agent(ask)
 
 
 async def _admit_person(request: Request) -> Caller:
-    service: JobService = request.app.state.service
+    transactions: Transactions = request.app.state.transactions
     job = request.path_params.get("job")
     verb = "list" if job is None else "get" if request.method in _READS else "patch"
-    uid = None if job is None else await service.resolve(job)
-    name = None if uid is None else await service.fetch_name(uid)
+    uid = None if job is None else await transactions.resolve(job)
+    name = None if uid is None else await transactions.fetch_name(uid)
     return await (await get_auth(request)).admit_person(_token(request), verb, name)
 
 
@@ -163,9 +163,11 @@ async def _pods_told(request: Request) -> frozenset[str]:
     return frozenset(str(t["pod"]) for t in told if isinstance(t, dict) and "pod" in t)
 
 
-async def get_uid(job: str, service: Annotated[JobService, Depends(get_service)]) -> JobUid:
+async def get_uid(
+    job: str, transactions: Annotated[Transactions, Depends(get_transactions)]
+) -> JobUid:
     """Return the uid of the job in the path, which is a uid or a name."""
-    uid = await service.resolve(job)
+    uid = await transactions.resolve(job)
     if uid is None:
         raise unknown_job(job)
     return uid
@@ -193,7 +195,7 @@ PersonDep = Annotated[Caller, Depends(require_person)]
 AuthDep = Annotated[Auth, Depends(get_auth)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 HeldDep = Annotated[QuorumId | None, Depends(get_held)]
-ServiceDep = Annotated[JobService, Depends(get_service)]
+TransactionsDep = Annotated[Transactions, Depends(get_transactions)]
 StreamsDep = Annotated[Streams, Depends(get_streams)]
 MetricsDep = Annotated[Metrics, Depends(get_metrics)]
 UidDep = Annotated[JobUid, Depends(get_uid)]

@@ -221,7 +221,7 @@ PODS: Responses = {
         },
     )
 }
-FORGOTTEN: Responses = {
+DELETED: Responses = {
     200: _example("Whether there was such a job", {"uid": "9f86d081884c7d65", "deleted": True})
 }
 SUMMARY: Responses = {

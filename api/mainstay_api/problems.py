@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from mainstay_api.bodies import BodyTooLargeError
-from mainstay_api.store_protocol import ForgottenJobError, StoreUnavailableError, UnknownJobError
+from mainstay_api.store_protocol import DeletedJobError, StoreUnavailableError, UnknownJobError
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.store_recovery import StoreBehindError
@@ -84,7 +84,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RemoteProtocolError, _conflict)
     app.add_exception_handler(StoreConflictError, _busy)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
-    app.add_exception_handler(ForgottenJobError, _forgotten)
+    app.add_exception_handler(DeletedJobError, _deleted)
     app.add_exception_handler(UnknownJobError, _vanished)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(BodyTooLargeError, _too_large)
@@ -142,7 +142,7 @@ async def _vanished(request: Request, error: Exception) -> JSONResponse:
     return await _problem(request, unknown_job(str(request.path_params.get("job", ""))))
 
 
-async def _forgotten(request: Request, error: Exception) -> JSONResponse:
+async def _deleted(request: Request, error: Exception) -> JSONResponse:
     del request
     todo = "end what still runs of it; a new job gets a uid of its own"
     return _answer(410, "job-deleted", str(error), todo)

@@ -79,11 +79,11 @@ class Reviews(Generic[V]):
         if asking is None:
             asking = asyncio.ensure_future(self._ask(key, question, accepted))
             self._asking[key] = asking
-            asking.add_done_callback(lambda done: self._forget(key, done))
+            asking.add_done_callback(lambda done: self._drop(key, done))
         # One caller's disconnection must not end the question of the others.
         return await asyncio.shield(asking)
 
-    def _forget(self, key: Hashable, done: asyncio.Future[V]) -> None:
+    def _drop(self, key: Hashable, done: asyncio.Future[V]) -> None:
         del self._asking[key]
         if not done.cancelled():
             done.exception()  # read, as all who asked may have gone

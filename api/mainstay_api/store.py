@@ -1,6 +1,6 @@
 """Keeps jobs in Redis: compare-and-set for decisions, plain writes for the rest.
 
-:class:`storing.Store` is what the service needs; :class:`RedisStore` is the only
+:class:`store_protocol.Store` is what the transactions need; :class:`RedisStore` is the only
 implementation, in tests too, and this the only module that knows Redis. A
 decision (state, plan, recoveries, history) becomes visible in one script, so a
 plan is durable before anybody sees it and is seen by everybody once it is
@@ -37,7 +37,7 @@ from redis.exceptions import RedisError
 from mainstay_api.store_protocol import (
     BeatReply,
     Change,
-    ForgottenJobError,
+    DeletedJobError,
     Snapshot,
     StoreUnavailableError,
     StreamItem,
@@ -55,7 +55,7 @@ TIMEOUT_S = 3.0
 """Of one call, a blocking read included; a server that is silent longer counts as down."""
 
 
-FORGOTTEN_S = 24 * 3600
+DELETED_S = 24 * 3600
 """How long a deleted job's uid is remembered: longer than any pod of it can go on ending."""
 
 
@@ -119,7 +119,7 @@ redis.call('HSET', KEYS[3], ARGV[5], ARGV[1])
 return 1
 """
 
-FORGET = """
+DELETE = """
 local name = redis.call('HGET', KEYS[1], 'name')
 if name and redis.call('HGET', KEYS[3], name) == ARGV[1] then redis.call('HDEL', KEYS[3], name) end
 redis.call('SREM', KEYS[2], ARGV[1])
@@ -184,7 +184,7 @@ class RedisStore:
         self._commit = self._redis.register_script(COMMIT)
         self._beat = self._redis.register_script(BEAT)
         self._create = self._redis.register_script(CREATE)
-        self._forget = self._redis.register_script(FORGET)
+        self._delete = self._redis.register_script(DELETE)
         self._lease = self._redis.register_script(LEASE)
         self._release = self._redis.register_script(RELEASE)
 
@@ -208,7 +208,7 @@ class RedisStore:
         """Store a new job; False when its uid is taken.
 
         Raises:
-            ForgottenJobError: a job of this uid was deleted.
+            DeletedJobError: a job of this uid was deleted.
         """
         uid = state.config.job
         phase, text = state.phase.value, json.dumps(manifest)
@@ -217,14 +217,14 @@ class RedisStore:
         args = [uid, codec.dumps(state), phase, text, name]
         created = int(await _call(self._create(keys=_whole(uid), args=args)))
         if created < 0:
-            raise ForgottenJobError(f"job {uid} was deleted")
+            raise DeletedJobError(f"job {uid} was deleted")
         return created == 1
 
-    async def forget(self, uid: JobUid) -> bool:
+    async def delete(self, uid: JobUid) -> bool:
         """Delete everything about a job; False when there was nothing."""
         self._cache.pop(uid, None)
         parts = [_key(uid, p) for p in ("stream", "recoveries", "ledger", "seen", "beats")]
-        known = await _call(self._forget(keys=[*_whole(uid), *parts], args=[uid, FORGOTTEN_S]))
+        known = await _call(self._delete(keys=[*_whole(uid), *parts], args=[uid, DELETED_S]))
         return bool(known)
 
     async def put_manifest(self, uid: JobUid, manifest: Mapping[str, Any]) -> None:
@@ -235,13 +235,13 @@ class RedisStore:
         """Return the uid that ``job`` is, or names.
 
         Raises:
-            ForgottenJobError: a job of this uid was deleted.
+            DeletedJobError: a job of this uid was deleted.
         """
         if await _call(self._redis.sismember(f"{PREFIX}:uids", job)):
             return JobUid(job)
         uid = await _call(self._redis.hget(f"{PREFIX}:names", job))
         if not uid and await _call(self._redis.exists(_key(job, "forgotten"))):
-            raise ForgottenJobError(f"job {job} was deleted")
+            raise DeletedJobError(f"job {job} was deleted")
         return JobUid(uid) if uid else None
 
     async def list_uids(self) -> tuple[JobUid, ...]:

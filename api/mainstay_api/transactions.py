@@ -1,7 +1,7 @@
-"""Load, decide, compare-and-set, publish: what every request about a job comes down to.
+"""Turns every request about a job into one transaction: load, decide, compare-and-set, publish.
 
-The service holds nothing that another replica would need. Within one process
-the decisions about a job queue up, so that only other replicas are raced.
+This process holds nothing that another replica of the api would need. The decisions about one
+job queue up within the process, so that it races only against other replicas.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
     Action,
     AddFaults,
+    AddFired,
     Announce,
     EndJob,
     Event,
     Inject,
     JobSubmitted,
-    PlanDurable,
     PlanReported,
+    PlanStored,
     PublishPlan,
     RecordRecovery,
     StepsCommitted,
     StopRequested,
     StoreReopened,
-    TellFired,
     Transition,
 )
 from mainstay_core.coordinator.state import CoordinatorState, pods_moved
@@ -59,8 +59,8 @@ NOTE_AFTER_S = 0.015
 """Until then a plan is on its way to the supervisors: another write would hold it up."""
 
 
-class JobService:
-    """Decides about jobs through a store.
+class Transactions:
+    """Applies events to jobs in the store, each as one transaction.
 
     Args:
         store: where the jobs are.
@@ -100,7 +100,7 @@ class JobService:
 
         Raises:
             InvalidSpecError: something differs that cannot change in a job that exists.
-            ForgottenJobError: it was deleted.
+            DeletedJobError: it was deleted.
         """
         if await self.create(config, manifest):
             return True
@@ -109,14 +109,14 @@ class JobService:
             await self.store.put_manifest(config.job, manifest)
         return False
 
-    async def forget(self, uid: JobUid) -> bool:
+    async def delete(self, uid: JobUid) -> bool:
         """Stop a job and delete everything about it; False when there was nothing."""
         known = await self.store.load(uid) is not None
         if known:
             await self.apply(uid, StopRequested(who="whoever deleted it"))
         self._known.clear()
         self._locks.pop(uid, None)
-        return await self.store.forget(uid) or known
+        return await self.store.delete(uid) or known
 
     async def drop_deleted(self) -> None:
         """Drop what this process shows of jobs that are gone, whoever was asked to delete them."""
@@ -129,7 +129,7 @@ class JobService:
         for uid in sorted(gone):
             self._metrics.drop_job(uid)
 
-    async def restore(
+    async def recover(
         self, config: JobConfig, manifest: dict[str, Any], report: PlanReported | None
     ) -> Transition | None:
         """Make a lost job again, or learn a plan that a supervisor holds and the store does not.
@@ -193,8 +193,8 @@ class JobService:
             raise StoreUnavailableError("no decision in time; the store hangs") from error
         plan = transition.plan
         if plan is not None:
-            durable = PlanDurable(quorum=plan.quorum, at_s=self._clock())
-            task = asyncio.create_task(self._note_durable(uid, durable))
+            durable = PlanStored(quorum=plan.quorum, at_s=self._clock())
+            task = asyncio.create_task(self._note_stored(uid, durable))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
         return transition
@@ -235,8 +235,8 @@ class JobService:
         self._names.clear()
         return UnknownJobError(f"job {uid} has vanished from the store")
 
-    async def _note_durable(self, uid: JobUid, event: PlanDurable) -> None:
-        """Record when the plan was durable: after it is out, so nobody waits for that."""
+    async def _note_stored(self, uid: JobUid, event: PlanStored) -> None:
+        """Record when the plan was durable: the plan is out by then, so nobody waits for this."""
         await asyncio.sleep(NOTE_AFTER_S)
         try:
             await self.apply(uid, event)
@@ -289,7 +289,7 @@ class JobService:
         fresh = []
         for entry in entries:
             old = known.get(entry.key)
-            if old is not None and (old.tells_same_as(entry) or old.quorum.id > entry.quorum.id):
+            if old is not None and (old.agrees_with(entry) or old.quorum.id > entry.quorum.id):
                 continue
             if old is not None and old.masters != entry.masters:
                 await self._announce_mismatch(uid, old, entry)
@@ -362,7 +362,7 @@ def _item(action: Action, now_s: float) -> tuple[tuple[str, str], ...]:
             return (("inject", json.dumps({**codec.encode(fault), "pod": pod})),)
         case AddFaults(faults=faults):
             return (("faults", codec.dumps(faults)),)
-        case TellFired(fault=name):
+        case AddFired(fault=name):
             return (("fired", json.dumps({"fault": name})),)
         case EndJob(state=state, reason=reason):
             return (("stop", json.dumps({"state": state.value, "reason": reason})),)

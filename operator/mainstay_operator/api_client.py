@@ -85,7 +85,7 @@ class ApiClient:
         """Ask for something to be done: scale, stop."""
         return await self._request("POST", f"/v1/jobs/{uid}/{what}", body)
 
-    async def forget(self, uid: str) -> None:
+    async def delete(self, uid: str) -> None:
         """Have the job's record deleted; that there is none is as good."""
         try:
             await self._request("DELETE", f"/v1/jobs/{uid}")

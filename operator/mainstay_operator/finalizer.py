@@ -48,7 +48,7 @@ async def finalize(view: JobView, api: ApiClient, actuator: Actuator, settings: 
         return True
     problem = ""
     try:
-        await api.forget(view.uid)
+        await api.delete(view.uid)
     except ApiError as error:
         problem = str(error)
     assert view.deleted_at_s is not None

@@ -176,7 +176,7 @@ class Operator:
         node = observe_node(body)
         if event["type"] == "DELETED":
             node = ObservedNode(name=node.name, gone=True)
-        self.jobs.note_node(changed=self._nodes.learn(node))
+        self.jobs.note_node(changed=self._nodes.note_node(node))
 
     def index_pod(self, body: kopf.Body, **_: Any) -> dict[str, ObservedPod]:
         """Pods by the uid of their job."""

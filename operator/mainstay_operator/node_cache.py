@@ -23,7 +23,7 @@ class NodeCache:
         """Learn of a node, if nothing is known of it yet."""
         self._nodes.setdefault(node.name, node)
 
-    def learn(self, node: ObservedNode) -> bool:
+    def note_node(self, node: ObservedNode) -> bool:
         """Learn from the watch how a node is; return whether that is news."""
         self._told_since.add(node.name)
         changed = self._nodes.get(node.name) != node

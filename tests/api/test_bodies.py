@@ -110,7 +110,7 @@ def with_app(shared_redis: Any) -> Callable[..., None]:
             yield app
         finally:
             await app.state.streams.aclose()
-            await app.state.service.aclose()
+            await app.state.transactions.aclose()
             await store.aclose()
 
     def run(check: Callable[[FastAPI], Any]) -> None:
@@ -221,5 +221,5 @@ def test_what_cannot_be_understood_is_the_senders_mistake(job: Any) -> None:
 
 async def create_job(app: FastAPI) -> Any:
     config = parse_training_job(MANIFEST).to_job_config(JobUid(secrets.token_hex(8)))
-    await app.state.service.submit(config, MANIFEST)
+    await app.state.transactions.submit(config, MANIFEST)
     return config.job

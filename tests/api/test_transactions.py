@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from mainstay_api.heartbeats import Ticker
+from mainstay_api.heartbeats import HeartbeatWatch
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
 from mainstay_api.store_protocol import Change, Snapshot, StoreUnavailableError
 from mainstay_api.tasks import end_tasks
-from mainstay_api.transactions import JobService
+from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, StoreConflictError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId
 from mainstay_core.base.shape import JobShape
-from mainstay_core.coordinator.events import FactsLearnt, PodRegistered, StepsCommitted
-from mainstay_core.coordinator.heartbeats import Silence
+from mainstay_core.coordinator.events import FactsReported, PodRegistered, StepsCommitted
+from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration
@@ -42,11 +42,11 @@ def config(uid: str, **fields: Any) -> JobConfig:
 class Crew:
     """Pods of a job, telling one or several services."""
 
-    def __init__(self, uid: str, *services: JobService) -> None:
+    def __init__(self, uid: str, *services: Transactions) -> None:
         self.uid = JobUid(uid)
         self.services = services
 
-    def service(self, index: int) -> JobService:
+    def transactions(self, index: int) -> Transactions:
         return self.services[index % len(self.services)]
 
     async def register(self, index: int) -> None:
@@ -55,7 +55,7 @@ class Crew:
             pod=pod, name=pod, address="h", gather="g", store="s", num_slots=1
         )
         event = PodRegistered(registration=registration)
-        await self.service(index).apply(self.uid, event)
+        await self.transactions(index).apply(self.uid, event)
 
     async def up(self, index: int) -> None:
         fact = Fact(
@@ -65,7 +65,7 @@ class Crew:
             incarnation=Incarnation(f"life-{index}"),
             fingerprint={},
         )
-        await self.service(index).apply(self.uid, FactsLearnt(facts=(fact,)))
+        await self.transactions(index).apply(self.uid, FactsReported(facts=(fact,)))
 
     async def start(self, num_pods: int = 4) -> None:
         for index in range(num_pods):
@@ -86,24 +86,24 @@ class Crew:
             )
             for m in plan.members
         )
-        await self.services[0].apply(self.uid, FactsLearnt(facts=facts))
+        await self.services[0].apply(self.uid, FactsReported(facts=facts))
 
 
 @pytest.fixture
-def new_service(shared_redis: Any) -> Callable[..., JobService]:
-    return lambda **fields: JobService(
+def new_service(shared_redis: Any) -> Callable[..., Transactions]:
+    return lambda **fields: Transactions(
         RedisStore(shared_redis.url), replace(SETTINGS, **fields), Metrics()
     )
 
 
-async def closing(*services: JobService) -> None:
-    for service in services:
-        await service.aclose()
-        await service.store.aclose()
+async def closing(*services: Transactions) -> None:
+    for transactions in services:
+        await transactions.aclose()
+        await transactions.store.aclose()
 
 
 def test_two_apis_that_learn_everything_at_once_lose_nothing(
-    new_service: Callable[..., JobService],
+    new_service: Callable[..., Transactions],
 ) -> None:
     """Whatever the order in which they win, the outcome is one quorum with everybody in it."""
 
@@ -125,7 +125,7 @@ def test_two_apis_that_learn_everything_at_once_lose_nothing(
     asyncio.run(race())
 
 
-def test_two_apis_get_one_fault_and_make_one_plan(new_service: Callable[..., JobService]) -> None:
+def test_two_apis_get_one_fault_and_make_one_plan(new_service: Callable[..., Transactions]) -> None:
     async def race() -> None:
         one, other = new_service(), new_service()
         uid = JobUid("race-2")
@@ -133,7 +133,7 @@ def test_two_apis_get_one_fault_and_make_one_plan(new_service: Callable[..., Job
         crew = Crew(uid, one)
         await crew.start()
         await crew.settle()
-        gone = FactsLearnt(facts=(Fact(kind=FactKind.POD_GONE, pod=PodUid("pod-1")),))
+        gone = FactsReported(facts=(Fact(kind=FactKind.POD_GONE, pod=PodUid("pod-1")),))
         outcomes = await asyncio.gather(*(s.apply(uid, gone) for s in (one, other) * 5))
         assert sum(o.plan is not None for o in outcomes) == 1
         state = await other.load(uid)
@@ -147,43 +147,43 @@ def test_two_apis_get_one_fault_and_make_one_plan(new_service: Callable[..., Job
 
 
 def test_a_decision_on_an_old_version_is_refused_whole(
-    new_service: Callable[..., JobService],
+    new_service: Callable[..., Transactions],
 ) -> None:
     async def late() -> None:
-        service = new_service()
+        transactions = new_service()
         uid = JobUid("late-1")
-        assert await service.create(config(uid), {})
-        old = await service.store.load(uid)
+        assert await transactions.create(config(uid), {})
+        old = await transactions.store.load(uid)
         assert isinstance(old, Snapshot)
-        await Crew(uid, service).register(0)
+        await Crew(uid, transactions).register(0)
         change = Change(state=old.state, items=(("event", "{}"),))
-        before = await service.store.read_stream(uid, "0-0", None)
+        before = await transactions.store.read_stream(uid, "0-0", None)
         with pytest.raises(StoreConflictError):
-            await service.store.commit(uid, old.version, change)
-        assert await service.store.read_stream(uid, "0-0", None) == before
-        assert len((await service.load(uid)).pods) == 1
-        await closing(service)
+            await transactions.store.commit(uid, old.version, change)
+        assert await transactions.store.read_stream(uid, "0-0", None) == before
+        assert len((await transactions.load(uid)).pods) == 1
+        await closing(transactions)
 
     asyncio.run(late())
 
 
 def test_a_plan_is_in_the_stream_once_its_state_is_durable(
-    new_service: Callable[..., JobService],
+    new_service: Callable[..., Transactions],
 ) -> None:
     """There is no moment between compare-and-set and publish in which an api could die."""
 
     async def look() -> None:
-        service = new_service()
+        transactions = new_service()
         uid = JobUid("atomic-1")
-        assert await service.create(config(uid), {})
-        await Crew(uid, service).start()
-        plan, cursor, phase = await service.store.fetch_plan(uid)
+        assert await transactions.create(config(uid), {})
+        await Crew(uid, transactions).start()
+        plan, cursor, phase = await transactions.store.fetch_plan(uid)
         assert plan is not None
         assert phase == "running"
-        items = await service.store.read_stream(uid, "0-0", None)
+        items = await transactions.store.read_stream(uid, "0-0", None)
         assert [i.data for i in items if i.kind == "plan"] == [plan]
         assert items[-1].id == cursor
-        await closing(service)
+        await closing(transactions)
 
     asyncio.run(look())
 
@@ -281,13 +281,13 @@ def test_the_lease_has_one_holder(own_redis: Any) -> None:
 
 def test_the_ticker_forms_the_same_quorum_again_after_the_probe(own_redis: Any) -> None:
     async def suspect() -> None:
-        service = JobService(RedisStore(own_redis.url), SETTINGS, Metrics())
+        transactions = Transactions(RedisStore(own_redis.url), SETTINGS, Metrics())
         uid = JobUid("probed")
-        assert await service.create(config(uid, probe_s=0.01), {})
-        crew = Crew(uid, service)
+        assert await transactions.create(config(uid, probe_s=0.01), {})
+        crew = Crew(uid, transactions)
         await crew.start()
         await crew.settle()
-        plan = (await service.load(uid)).plan
+        plan = (await transactions.load(uid)).plan
         assert plan is not None
         member = plan.members[0]
         parked = Fact(
@@ -297,21 +297,21 @@ def test_the_ticker_forms_the_same_quorum_again_after_the_probe(own_redis: Any) 
             incarnation=member.incarnation,
             quorum=plan.quorum,
         )
-        await service.apply(uid, FactsLearnt(facts=(parked,)))
-        ticking = asyncio.create_task(Ticker(service, SETTINGS).run())
-        while (await service.load(uid)).last_id == 1:
+        await transactions.apply(uid, FactsReported(facts=(parked,)))
+        ticking = asyncio.create_task(HeartbeatWatch(transactions, SETTINGS).run())
+        while (await transactions.load(uid)).last_id == 1:
             await asyncio.sleep(0)
         await end_tasks(ticking)
-        state = await service.load(uid)
+        state = await transactions.load(uid)
         assert state.plan is not None
         assert state.plan.method == "re-form"
-        await closing(service)
+        await closing(transactions)
 
     asyncio.run(suspect())
 
 
 def test_silence_counts_while_others_are_heard() -> None:
-    silence = Silence()
+    silence = HeartbeatLag()
     a, b = PodUid("a"), PodUid("b")
     for second in range(20):
         behind = silence.update({a: second * 1_000_000 + 1, b: 1}, heartbeat_s=1.0)
@@ -321,7 +321,7 @@ def test_silence_counts_while_others_are_heard() -> None:
 
 def test_after_an_outage_nobody_is_evicted() -> None:
     """All expired together; the first to be heard again must not make the others look gone."""
-    silence = Silence()
+    silence = HeartbeatLag()
     pods = [PodUid(name) for name in "abc"]
     silence.update(dict.fromkeys(pods, 1_000_000), heartbeat_s=1.0)
     silence.update(dict.fromkeys(pods, 1_000_000), heartbeat_s=1.0)
@@ -331,29 +331,29 @@ def test_after_an_outage_nobody_is_evicted() -> None:
 
 
 def test_silence_of_all_is_nobodys_fault() -> None:
-    silence = Silence()
+    silence = HeartbeatLag()
     for _ in range(100):
         behind = silence.update({PodUid("a"): 5, PodUid("b"): 6}, heartbeat_s=1.0)
     assert set(behind.values()) == {0.0}
 
 
 def test_a_heartbeat_of_a_pod_that_never_registered_is_not_taken(
-    new_service: Callable[..., JobService],
+    new_service: Callable[..., Transactions],
 ) -> None:
     async def beat() -> None:
-        service = new_service()
+        transactions = new_service()
         uid = JobUid("beaten")
-        assert await service.create(config(uid), {})
+        assert await transactions.create(config(uid), {})
         stranger = Heartbeat(pod=PodUid("stranger"), slots=())
-        assert not (await service.beat(uid, stranger)).known
-        assert await service.store.fetch_seen(uid) == {}
-        await closing(service)
+        assert not (await transactions.beat(uid, stranger)).known
+        assert await transactions.store.fetch_seen(uid) == {}
+        await closing(transactions)
 
     asyncio.run(beat())
 
 
 def test_commits_that_race_with_each_other_all_count(
-    new_service: Callable[..., JobService],
+    new_service: Callable[..., Transactions],
 ) -> None:
     async def race() -> None:
         one, other = new_service(), new_service()

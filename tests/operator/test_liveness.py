@@ -62,9 +62,9 @@ def test_a_watch_that_shows_nothing_of_what_there_is_is_a_problem() -> None:
 def test_nodes_that_a_list_shows_are_put_right_unless_the_watch_was_there_later() -> None:
     cache = NodeCache()
     for name in ("stays", "goes", "told"):
-        cache.learn(ObservedNode(name=name))
+        cache.note_node(ObservedNode(name=name))
     cache.begin_list()
-    assert cache.learn(ObservedNode(name="told", cordoned=True))
+    assert cache.note_node(ObservedNode(name="told", cordoned=True))
 
     listed = [ObservedNode(name=name) for name in ("stays", "told", "new")]
 

@@ -22,13 +22,14 @@ from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
     Action,
     AddFaults,
+    AddFired,
     Announce,
     DrainRequested,
     EndJob,
     Event,
-    FactsLearnt,
+    FactsReported,
     FaultFired,
-    FaultsAsked,
+    FaultsRequested,
     Inject,
     JobSubmitted,
     PlanReported,
@@ -40,9 +41,8 @@ from mainstay_core.coordinator.events import (
     StopRequested,
     StoreReopened,
     SuspendRequested,
-    TellFired,
     Tick,
-    TopologyLearnt,
+    TopologyReported,
     Transition,
 )
 from mainstay_core.coordinator.invariants import check_invariants
@@ -174,7 +174,7 @@ class CoordinatorDriver(Driver):
             lines += self._send(call, registered, quiet=True)
             for index in range(slots):
                 fact = self._up(PodUid(name), index, {"torch": "2"})
-                lines += self._send(call, FactsLearnt(facts=(fact,)), quiet=True)
+                lines += self._send(call, FactsReported(facts=(fact,)), quiet=True)
         num = len(names) * slots
         said = f"{_count(len(names), 'pod')} registered, {_count(num, 'trainer')} up"
         return [said, *lines]
@@ -196,7 +196,7 @@ class CoordinatorDriver(Driver):
             self._up(slot.pod, slot.index, fingerprint or {"torch": "2"}, again=again)
             for slot in map(_slot, call.words())
         )
-        return self._send(call, FactsLearnt(facts=facts))
+        return self._send(call, FactsReported(facts=facts))
 
     def _up(
         self, pod: PodUid, index: int, fingerprint: dict[str, str], *, again: bool = False
@@ -219,7 +219,7 @@ class CoordinatorDriver(Driver):
             )
             for slot in map(_slot, call.words())
         )
-        return self._send(call, FactsLearnt(facts=facts))
+        return self._send(call, FactsReported(facts=facts))
 
     def _pod_gone(self, call: Call) -> list[str]:
         self._pass_time(call)
@@ -228,7 +228,7 @@ class CoordinatorDriver(Driver):
             Fact(kind=FactKind.POD_GONE, pod=PodUid(name), evidence=why, observed_at_s=self._now_s)
             for name in call.words()
         )
-        return self._send(call, FactsLearnt(facts=facts))
+        return self._send(call, FactsReported(facts=facts))
 
     def _parked(self, call: Call) -> list[str]:
         self._pass_time(call)
@@ -244,7 +244,7 @@ class CoordinatorDriver(Driver):
             )
             for name in call.words()
         )
-        return self._send(call, FactsLearnt(facts=facts))
+        return self._send(call, FactsReported(facts=facts))
 
     def _adopted(self, call: Call) -> list[str]:
         return self._tell_members(call, FactKind.ADOPTED, reached=call.count("reached", -1))
@@ -265,11 +265,11 @@ class CoordinatorDriver(Driver):
         slots = [_slot(name) for name in call.words()] or [m.slot for m in self._plan.members]
         facts = [self._fact(kind, slot, quorum=quorum, **said) for slot in slots]
         if len(facts) == 1:
-            return self._send(call, FactsLearnt(facts=tuple(facts)))
+            return self._send(call, FactsReported(facts=tuple(facts)))
         # One after the other, as they come: the last one is the news.
         lines: list[str] = []
         for fact in facts:
-            lines += self._send(call, FactsLearnt(facts=(fact,)), quiet=True)
+            lines += self._send(call, FactsReported(facts=(fact,)), quiet=True)
         what = {FactKind.ADOPTED: "have adopted", FactKind.SETTLED: "go on in"}.get(
             kind, "pause in"
         )
@@ -305,18 +305,18 @@ class CoordinatorDriver(Driver):
                 data="d",
             )
             fact = self._fact(FactKind.FINISHED, slot, quorum=self._plan.quorum, final=final)
-            lines += self._send(call, FactsLearnt(facts=(fact,)), quiet=len(slots) > 1)
+            lines += self._send(call, FactsReported(facts=(fact,)), quiet=len(slots) > 1)
         return lines if len(slots) == 1 else [f"{len(slots)} members have finished", *lines]
 
     def _failed(self, call: Call) -> list[str]:
         slot, why = _slot(call.word()), call.need("why")
         fact = self._fact(FactKind.FAILED, slot, evidence=why)
-        return self._send(call, FactsLearnt(facts=(fact,)))
+        return self._send(call, FactsReported(facts=(fact,)))
 
     def _checkpoint(self, call: Call) -> list[str]:
         slot, why = _slot(call.word()), call.get("problem")
         fact = self._fact(FactKind.CHECKPOINT, slot, durable=call.count("version"), evidence=why)
-        return self._send(call, FactsLearnt(facts=(fact,)))
+        return self._send(call, FactsReported(facts=(fact,)))
 
     def _leaving(self, call: Call) -> list[str]:
         self._pass_time(call)
@@ -331,7 +331,7 @@ class CoordinatorDriver(Driver):
             )
             for name in call.words()
         )
-        return self._send(call, FactsLearnt(facts=facts))
+        return self._send(call, FactsReported(facts=facts))
 
     # People, time and the store -------------------------------------------------
 
@@ -355,7 +355,7 @@ class CoordinatorDriver(Driver):
         for name in call.names("names"):
             near, _, apart = call.need(name).partition("/")
             places[name] = Place(near=near, apart=apart)
-        return self._send(call, TopologyLearnt(nodes=places))
+        return self._send(call, TopologyReported(nodes=places))
 
     def _ask_fault(self, call: Call) -> list[str]:
         """A fault on a rank (``replica``, ``stage``) or on a spare, in ``step``."""
@@ -368,7 +368,7 @@ class CoordinatorDriver(Driver):
             stage=None if on_spare else call.count("stage"),
             spare=call.count("spare") if on_spare else None,
         )
-        return self._send(call, FaultsAsked(faults=(fault,)))
+        return self._send(call, FaultsRequested(faults=(fault,)))
 
     def _fault_fires(self, call: Call) -> list[str]:
         self._pass_time(call)
@@ -625,7 +625,7 @@ def _say_action(before: CoordinatorState, action: Action, reason: str) -> list[s
             return [f"* has pod {action.pod} carry out {action.fault.id}"]
         case AddFaults():
             return [f"* tells every pod of {', '.join(f.id for f in action.faults)}"]
-        case TellFired():
+        case AddFired():
             return [f"* tells every pod that {action.fault} fires"]
 
 

@@ -31,19 +31,19 @@ from mainstay_core.rank.events import (
     Event,
     Finish,
     Leave,
+    LoadFailed,
+    LoadState,
     PlanSeen,
     QuorumLost,
     Reduce,
     Reduced,
     RenameCheckpoint,
     ReportsGathered,
-    Restore,
-    Restored,
-    RestoreFailed,
     SavesGathered,
+    SendFact,
     Settle,
     ShareSaves,
-    Tell,
+    StateLoaded,
     TodoDone,
     VoidSave,
     VotesGathered,
@@ -226,22 +226,22 @@ class RankDriver(Driver):
         """Who restores a state has it, with the digest that its version should have."""
         bits = call.get("bits")
         said = []
-        for trainer in self._named(call, lambda t: isinstance(t.pending, Restore)):
+        for trainer in self._named(call, lambda t: isinstance(t.pending, LoadState)):
             restore = trainer.pending
-            assert isinstance(restore, Restore)
+            assert isinstance(restore, LoadState)
             found = bits or f"s{trainer.state.member_stage}v{restore.version}"
             if restore.expected and found != restore.expected:
                 raise call.error(f"{found} is not what the reports say: use restore-failed")
             trainer.bits = found
             loaded = restore.action is StateAction.LOAD
-            event = Restored(found, None, "") if loaded else Restored(found)
+            event = StateLoaded(found, None, "") if loaded else StateLoaded(found)
             said.append((trainer, self._feed(trainer, event)))
         return _group(said)
 
     def _restore_failed(self, call: Call) -> list[str]:
         why = call.get("why", "no source is left")
-        chosen = self._named(call, lambda t: isinstance(t.pending, Restore))
-        return _group([(t, self._feed(t, RestoreFailed(why))) for t in chosen])
+        chosen = self._named(call, lambda t: isinstance(t.pending, LoadState))
+        return _group([(t, self._feed(t, LoadFailed(why))) for t in chosen])
 
     def _computed(self, call: Call) -> list[str]:
         chosen = self._named(call, lambda t: isinstance(t.pending, Compute))
@@ -531,11 +531,11 @@ def _say(trainer: Trainer, action: Action) -> str:
             return "drops all its connections of the quorum"
         case Settle(plan=plan, report=report):
             return f"joins the gather of {plan.quorum}, reports {_say_report(report)}"
-        case Tell():
+        case SendFact():
             return f"tells {_say_tell(action)}"
         case DropHeld():
             return "frees what it holds"
-        case Restore():
+        case LoadState():
             return _say_restore(trainer, action)
         case Compute(types=types):
             return f"computes types {list_runs(types)}" if types else "computes nothing"
@@ -571,14 +571,14 @@ def _say_report(report: SettleReport) -> str:
     return said + (f", the mark of {report.mark}" if report.mark else "")
 
 
-def _say_tell(tell: Tell) -> str:
+def _say_tell(tell: SendFact) -> str:
     said = f"{tell.kind} at step {tell.step}"
     if tell.suspects:
         said += f", suspecting {' '.join(str(s) for s in tell.suspects)}"
     return said + (f": {tell.evidence}" if tell.evidence else "")
 
 
-def _say_restore(trainer: Trainer, restore: Restore) -> str:
+def _say_restore(trainer: Trainer, restore: LoadState) -> str:
     if restore.action is StateAction.LOAD:
         return f"loads version {restore.version}"
     assert trainer.state.plan is not None

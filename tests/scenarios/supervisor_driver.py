@@ -28,18 +28,18 @@ from mainstay_core.supervisor.events import (
     LauncherLost,
     LauncherUp,
     Leave,
-    LeaveAsked,
-    LeaveHeard,
-    PlanLearnt,
+    LeaveAcknowledged,
+    LeaveRequested,
+    PlanReceived,
     Registered,
     Release,
+    SendFact,
     Signal,
     SocketEnded,
     StatusSeen,
     StopTrainers,
-    SupervisionSettings,
-    SupervisionState,
-    Tell,
+    SupervisorLimits,
+    SupervisorState,
     Tick,
 )
 from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
@@ -52,7 +52,7 @@ class SupervisorDriver(Driver):
     """One pod's supervisor."""
 
     def __init__(self) -> None:
-        self._state = SupervisionState(pod=POD)
+        self._state = SupervisorState(pod=POD)
         self._now_s = 0.0
         self._names: dict[Incarnation, str] = {}
         self._lives: dict[int, list[Incarnation]] = {}
@@ -75,7 +75,7 @@ class SupervisorDriver(Driver):
             "plan": self._plan,
             "job-ended": self._job_ended,
             "told-to-end": self._told_to_end,
-            "leave-heard": lambda call: self._send(call, LeaveHeard()),
+            "leave-heard": lambda call: self._send(call, LeaveAcknowledged()),
             "nobody-meets-here": self._nobody_meets_here,
             "heartbeat": lambda call: self._send(call, HeartbeatDue()),
             "tick": self._tick,
@@ -87,8 +87,8 @@ class SupervisorDriver(Driver):
         return [f"a pod of {num_slots} {'slot' if num_slots == 1 else 'slots'} begins"]
 
     def _registered(self, call: Call) -> list[str]:
-        usual = SupervisionSettings()
-        settings = SupervisionSettings(
+        usual = SupervisorLimits()
+        settings = SupervisorLimits(
             max_restarts=call.count("max-restarts", usual.max_restarts),
             hang_s=call.number("hang", usual.hang_s),
             silence_s=call.number("silence", usual.silence_s),
@@ -146,13 +146,13 @@ class SupervisorDriver(Driver):
             (Slot(pod=POD, index=int(name)), self._lives[int(name)][-1]) for name in call.words()
         ]
         self._unplanned = self._unplanned if planned else number
-        return self._send(call, PlanLearnt(_make_plan(number, members, self._unplanned)))
+        return self._send(call, PlanReceived(_make_plan(number, members, self._unplanned)))
 
     def _job_ended(self, call: Call) -> list[str]:
         return self._send(call, Ended(call.get("why", "the job is complete")))
 
     def _told_to_end(self, call: Call) -> list[str]:
-        return self._send(call, LeaveAsked(call.get("why", "SIGTERM")))
+        return self._send(call, LeaveRequested(call.get("why", "SIGTERM")))
 
     def _nobody_meets_here(self, call: Call) -> list[str]:
         """The shell's answer to a release: nobody is connected to its gather server any more."""
@@ -201,7 +201,7 @@ class SupervisorDriver(Driver):
                 return f"has its launcher fork {self._names[life]} on slot {slot}"
             case Signal(incarnation=life, number=number):
                 return f"sends signal {number} to {self._names[life]}"
-            case Tell(fact=fact):
+            case SendFact(fact=fact):
                 return f"tells {self._say_fact(fact)}"
             case Forward(plan=plan, slots=slots):
                 return f"passes {plan.quorum} on to slot {_list(slots)}"
@@ -234,7 +234,7 @@ class SupervisorDriver(Driver):
         if state.plan is not None:
             notes.append(f"holds {state.plan.quorum}")
         if state.leaving is not None and not state.ending:
-            heard = "heard by the api" if state.leave_heard else "not heard yet"
+            heard = "heard by the api" if state.leave_acknowledged else "not heard yet"
             released = ", released" if state.released else ""
             notes.append(f"leaves until {state.leave_by_s:g} s, {heard}{released}")
         if state.ending:

@@ -15,7 +15,7 @@ from mainstay_core.coordinator.events import (
     Announce,
     EndJob,
     Event,
-    FactsLearnt,
+    FactsReported,
     PlanReported,
     PodRegistered,
     PublishPlan,
@@ -126,7 +126,7 @@ class PlayedPods:
         return Fact(kind=kind, pod=PodUid(pod), slot=slot, **fields)
 
     def tell(self, *facts: Fact, after_s: float = 0.01) -> Transition:
-        return self.send(FactsLearnt(facts=facts), after_s)
+        return self.send(FactsReported(facts=facts), after_s)
 
     def down(self, member: Member, *, restarting: bool = False) -> Transition:
         return self.tell(self.down_fact(member, restarting=restarting))

@@ -30,7 +30,7 @@ from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
     EndJob,
     Event,
-    FactsLearnt,
+    FactsReported,
     PodRegistered,
     PublishPlan,
     StepsCommitted,
@@ -220,7 +220,7 @@ class PlayedSupervisors:
         return new
 
     def tell(self, *facts: Fact) -> None:
-        self._feed(FactsLearnt(facts=facts))
+        self._feed(FactsReported(facts=facts))
 
     # The run ----------------------------------------------------------------
 

@@ -35,19 +35,19 @@ from mainstay_core.rank.events import (
     Event,
     Finish,
     Leave,
+    LoadFailed,
+    LoadState,
     PlanSeen,
     QuorumLost,
     Reduce,
     Reduced,
     RenameCheckpoint,
     ReportsGathered,
-    Restore,
-    Restored,
-    RestoreFailed,
     SavesGathered,
+    SendFact,
     Settle,
     ShareSaves,
-    Tell,
+    StateLoaded,
     TodoDone,
     VotesGathered,
     WaitForPlan,
@@ -542,7 +542,7 @@ class PlayedTrainers:
             case RenameCheckpoint():
                 attempt = (action.version, action.nonce)
                 trainer.background.append(lambda: self._rename(trainer, attempt))
-            case Tell():
+            case SendFact():
                 assert action.kind is not FactKind.FAILED, f"{trainer.life}: {action.evidence}"
             case Finish():
                 pass
@@ -639,11 +639,11 @@ class PlayedTrainers:
         trainer.in_room = False
         return QuorumLost("the room is dead")
 
-    def _restore(self, trainer: Trainer, action: Restore) -> Event | None:
+    def _load_state(self, trainer: Trainer, action: LoadState) -> Event | None:
         if action.action is StateAction.LOAD:
             return self._load(trainer, trainer.state.member_position, action.version)
         if self.rooms[trainer.quorum].dead or not trainer.in_room:
-            return RestoreFailed("the quorum has ended")
+            return LoadFailed("the quorum has ended")
         for life in (self.trainers[self._life(trainer, i)] for i in action.sources):
             if not life.alive or life.adopted is not trainer.adopted:
                 continue
@@ -653,8 +653,8 @@ class PlayedTrainers:
             assert life.state.version == action.version, "the source went on without its joiner"
             assert not action.expected or action.expected == life.params
             trainer.params = life.params
-            return Restored(life.params)
-        return RestoreFailed("no source is left")
+            return StateLoaded(life.params)
+        return LoadFailed("no source is left")
 
     def _life(self, trainer: Trainer, index: int) -> str:
         assert trainer.adopted is not None
@@ -663,12 +663,12 @@ class PlayedTrainers:
     def _load(self, trainer: Trainer, position: int, version: int) -> Event:
         if version == 0:
             trainer.params = initial_bits(position)
-            return Restored(trainer.params, None, "")
+            return StateLoaded(trainer.params, None, "")
         if version not in self.disk:
             trainer.state = machine.saw_durable(trainer.state, max(self.disk, default=0))
-            return RestoreFailed("there is no such checkpoint")
+            return LoadFailed("there is no such checkpoint")
         trainer.params, commit, chain = self.disk[version][position]
-        return Restored(trainer.params, commit, chain)
+        return StateLoaded(trainer.params, commit, chain)
 
     def _compute(self, trainer: Trainer, action: Compute) -> Event | _Half | None:
         if not action.types:
@@ -879,7 +879,7 @@ def _identity(plan: Plan, index: int) -> str:
 _BLOCKING: dict[type, Callable[..., Event | _Half | None]] = {
     WaitForPlan: PlayedTrainers._wait_for_plan,
     Settle: PlayedTrainers._settle,
-    Restore: PlayedTrainers._restore,
+    LoadState: PlayedTrainers._load_state,
     Compute: PlayedTrainers._compute,
     Reduce: PlayedTrainers._reduce,
     CastVote: PlayedTrainers._vote,

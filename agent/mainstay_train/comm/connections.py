@@ -119,7 +119,7 @@ class Connections:
             if self._gather is not None:
                 self._gather.leave()
             self._end_reduce("this trainer has moved on")
-            self._forget(self._reduce_group)
+            self._drop(self._reduce_group)
             self._gather = self._reduce_group = None
 
     def leave(self) -> None:
@@ -266,10 +266,10 @@ class Connections:
         if self._pipeline is not None:
             self._pipeline.shutdown(why)
             for group in self._pipeline.groups:
-                self._forget(group)
+                self._drop(group)
         self._pipeline = self._pipeline_key = None
 
-    def _forget(self, group: Group | None) -> None:
+    def _drop(self, group: Group | None) -> None:
         """What a group left in its store is deleted when that store is used next."""
         if group is not None:
             self._former.append(_Former(group.store, group.name, group.rank))

@@ -199,7 +199,7 @@ class Launcher:
                 signal.pidfd_send_signal(child.pidfd, number)
 
     def _report_end(self, child: _Child) -> None:
-        self._forget(child)
+        self._drop(child)
         code, number = forking.reap(child.pid)
         self._send(
             {
@@ -212,7 +212,7 @@ class Launcher:
             }
         )
 
-    def _forget(self, child: _Child) -> None:
+    def _drop(self, child: _Child) -> None:
         del self._children[child.pidfd]
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
@@ -233,7 +233,7 @@ class Launcher:
     def _kill_all(self) -> None:
         for child in tuple(self._children.values()):
             os.kill(child.pid, signal.SIGKILL)
-            self._forget(child)
+            self._drop(child)
             forking.reap(child.pid)
         if self._store_pid:
             os.kill(self._store_pid, signal.SIGKILL)

@@ -80,7 +80,7 @@ def run_trainer(settings: TrainerSettings) -> int:
         force=True,
     )
     config = settings.config
-    tell_failure: Callable[[str], None] = partial(failing.tell_failure, settings)
+    report_failure: Callable[[str], None] = partial(failing.report_failure, settings)
     try:
         name = choose_device(config.device, settings.slot)
         with workload.user_code("setting up the device"):
@@ -90,18 +90,18 @@ def run_trainer(settings: TrainerSettings) -> int:
             entrypoint = workload.find(config.entrypoint)
         if isinstance(entrypoint, Loop):
             driver = Driver(settings, device, backend)
-            tell_failure = driver.fail
+            report_failure = driver.fail
             loop.run(entrypoint, driver)
             return 0
         training, hello = _load_blocks(settings, entrypoint, name, backend)
         session = Session(settings, training, backend)
-        tell_failure = session.fail
+        report_failure = session.fail
         session.run(hello)
     except JobOver:
         return 0
     except (InvalidSpecError, workload.WorkloadError) as error:
         logger.exception("the workload cannot run")
-        tell_failure(str(error))
+        report_failure(str(error))
         return EXIT_USER_ERROR
     return 0
 

@@ -169,7 +169,7 @@ class Driver:
         if self._shell is not None:
             self._shell.fail(why)
         else:
-            failing.tell_failure(self.settings, why)
+            failing.report_failure(self.settings, why)
 
     def _until(self, kinds: tuple[type, ...]) -> Event | Compute | None:
         """Advance to an outcome of one of the kinds; None once the job is over.

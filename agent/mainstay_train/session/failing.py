@@ -10,7 +10,7 @@ from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.session.uplink import Status, Uplink
 
 
-def tell_failure(settings: TrainerSettings, why: str) -> None:
+def report_failure(settings: TrainerSettings, why: str) -> None:
     """Introduce the trainer and tell why the job fails."""
     uplink = Uplink(settings.socket, Status(), settings.config.heartbeat_s, _ignore, _ignore)
     hello = {

@@ -53,7 +53,7 @@ class Reporter:
         self._status.progress += 1
         self._status.waiting = action.op in WAITING_OPS
 
-    def tell(self, state: machine.RankState, action: events.Tell) -> None:
+    def tell(self, state: machine.RankState, action: events.SendFact) -> None:
         """Tell the api, through the supervisor, what was learnt."""
         self._uplink.tell(
             self._fact(

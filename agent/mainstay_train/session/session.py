@@ -155,7 +155,7 @@ class Session:
 
     def fail(self, why: str) -> None:
         """Tell the api that this job cannot run, and why."""
-        tell = events.Tell(FactKind.FAILED, self._state.version, why)
+        tell = events.SendFact(FactKind.FAILED, self._state.version, why)
         self._reporter.tell(self._state, tell)
 
     def _stop(self) -> None:
@@ -173,8 +173,8 @@ class Session:
                 return self._wait_for_plan()
             case events.Settle():
                 return self._settle(action)
-            case events.Restore():
-                return self._restore(action)
+            case events.LoadState():
+                return self._load_state(action)
             case events.Reduce():
                 return self._reduce(action)
             case events.CastVote():
@@ -189,8 +189,8 @@ class Session:
 
     def _perform_at_once(self, action: events.Action) -> None:
         match action:
-            case events.Tell():
-                self._tell(action)
+            case events.SendFact():
+                self._send_fact(action)
             case events.DropHeld():
                 self._drop_held()
             case events.Leave():
@@ -241,7 +241,7 @@ class Session:
         self._reports = tuple(codec.loads(SettleReport, body) for body in bodies)
         return events.ReportsGathered(self._reports)
 
-    def _restore(self, action: events.Restore) -> events.Event:
+    def _load_state(self, action: events.LoadState) -> events.Event:
         engine = self._engine_for_plan()
         if action.action is StateAction.LOAD:
             return self._checkpoints.load(engine, action.version)
@@ -257,8 +257,8 @@ class Session:
                 expected=action.expected,
             )
         except HealFailed as failure:
-            return events.RestoreFailed(failure.why)
-        return events.Restored(masters)
+            return events.LoadFailed(failure.why)
+        return events.StateLoaded(masters)
 
     def _compute(self, action: events.Compute) -> events.Event:
         engine = self._engine_for_plan()
@@ -347,7 +347,7 @@ class Session:
 
     # Actions at once --------------------------------------------------------
 
-    def _tell(self, action: events.Tell) -> None:
+    def _send_fact(self, action: events.SendFact) -> None:
         self._reporter.tell(self._state, action)
         if action.kind is FactKind.SETTLED:
             position, state = self._state.member_position, self._engine_for_plan().state
@@ -371,7 +371,7 @@ class Session:
 
     def _tell_checkpoint(self, durable: int, problem: str) -> None:
         """From the thread that writes: a version is complete, or why it is late or failed."""
-        tell = events.Tell(FactKind.CHECKPOINT, self._state.version, problem)
+        tell = events.SendFact(FactKind.CHECKPOINT, self._state.version, problem)
         self._reporter.tell(machine.saw_durable(self._state, durable), tell)
 
     def _finish(self) -> None:

@@ -108,7 +108,7 @@ class Checkpointing:
         return self.status()
 
     def load(self, engine: Engine, version: int) -> events.Event:
-        """Read a version into the engine's state: Restored or RestoreFailed.
+        """Read a version into the engine's state: StateLoaded or LoadFailed.
 
         Raises:
             InvalidSpecError: the job should have gone on from an earlier run's version, and
@@ -122,14 +122,14 @@ class Checkpointing:
             )
         if version == 0:
             engine.state.initialize(self._config.shape.seed)
-            return events.Restored(masters_digest(engine.state), None, "")
+            return events.StateLoaded(masters_digest(engine.state), None, "")
         assert self._directory is not None
         try:
             loaded = self._directory.load(version, engine.state)
         except (IntegrityError, OSError) as error:
             logger.warning("checkpoint %d is skipped: %s", version, error)
-            return events.RestoreFailed(str(error))
-        return events.Restored(loaded.masters, loaded.commit, loaded.chain)
+            return events.LoadFailed(str(error))
+        return events.StateLoaded(loaded.masters, loaded.commit, loaded.chain)
 
     def write(
         self,

@@ -16,15 +16,15 @@ from mainstay_api.deps import (
     AgentDep,
     GuardedRoute,
     HeldDep,
-    ServiceDep,
     StreamsDep,
+    TransactionsDep,
     UidDep,
     require_agent,
 )
 from mainstay_api.problems import ProblemError, stale_facts
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.events import FactsLearnt, FaultFired, PlanReported, PodRegistered
+from mainstay_core.coordinator.events import FactsReported, FaultFired, PlanReported, PodRegistered
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.state import TERMINAL, JobPhase
 from mainstay_core.job.config import JobConfig
@@ -72,7 +72,7 @@ class Fired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restoration:
+class HeldJob:
     """The state of a job as one of its supervisors holds it."""
 
     pod: PodUid
@@ -90,16 +90,16 @@ class Restoration:
 
 @router.post("/pods", responses=examples.REGISTERED)
 async def register_pod(
-    uid: UidDep, service: ServiceDep, held: HeldDep, registration: PodRegistration
+    uid: UidDep, transactions: TransactionsDep, held: HeldDep, registration: PodRegistration
 ) -> JSONResponse:
     """Introduce a pod. Repeating it is harmless; a pod that counted as gone is back."""
-    await service.apply(uid, PodRegistered(registration=registration), held)
-    plan, cursor, _ = await service.store.fetch_plan(uid)
-    state = await service.load(uid)
+    await transactions.apply(uid, PodRegistered(registration=registration), held)
+    plan, cursor, _ = await transactions.store.fetch_plan(uid)
+    state = await transactions.load(uid)
     return JSONResponse(
         {
             "config": codec.encode(state.config),
-            "manifest": await service.store.fetch_manifest(uid),
+            "manifest": await transactions.store.fetch_manifest(uid),
             "restored_at_s": state.restored_at_s,
             "plan": json.loads(plan) if plan else None,
             "cursor": cursor,
@@ -108,9 +108,11 @@ async def register_pod(
 
 
 @router.post("/heartbeats", responses=examples.BEAT)
-async def take_heartbeat(uid: UidDep, service: ServiceDep, heartbeat: Heartbeat) -> JSONResponse:
+async def take_heartbeat(
+    uid: UidDep, transactions: TransactionsDep, heartbeat: Heartbeat
+) -> JSONResponse:
     """Note that a pod is alive, and say which quorum is the newest."""
-    reply = await service.beat(uid, heartbeat)
+    reply = await transactions.beat(uid, heartbeat)
     if not reply.known and reply.phase != JobPhase.SUSPENDED:
         raise UnregisteredPodError(f"pod {heartbeat.pod} is unknown or counts as gone")
     return JSONResponse(
@@ -118,16 +120,18 @@ async def take_heartbeat(uid: UidDep, service: ServiceDep, heartbeat: Heartbeat)
             "quorum": json.loads(reply.quorum) if reply.quorum else None,
             "state": reply.phase if reply.phase in _STANDING else "running",
             "restored_at_s": reply.restored_at_s,
-            "now_s": service.now_s(),
+            "now_s": transactions.now_s(),
         }
     )
 
 
 @router.post("/facts", responses=examples.PLAN_REPLY)
-async def learn_facts(uid: UidDep, service: ServiceDep, held: HeldDep, body: Facts) -> JSONResponse:
+async def note_facts(
+    uid: UidDep, transactions: TransactionsDep, held: HeldDep, body: Facts
+) -> JSONResponse:
     """Learn facts and answer with the current plan; 409 with it when all facts are stale."""
-    outcome = await service.apply(
-        uid, FactsLearnt(facts=body.facts, supervisor=body.supervisor), held
+    outcome = await transactions.apply(
+        uid, FactsReported(facts=body.facts, supervisor=body.supervisor), held
     )
     plan = codec.encode(outcome.state.plan) if outcome.state.plan else None
     if outcome.stale:
@@ -137,19 +141,19 @@ async def learn_facts(uid: UidDep, service: ServiceDep, held: HeldDep, body: Fac
 
 @router.post("/ledger")
 async def add_to_ledger(
-    uid: UidDep, service: ServiceDep, held: HeldDep, body: Entries
+    uid: UidDep, transactions: TransactionsDep, held: HeldDep, body: Entries
 ) -> dict[str, int]:
     """Mirror entries of the ledger. Telling one twice changes nothing."""
-    await service.add_to_ledger(uid, body.entries, held)
+    await transactions.add_to_ledger(uid, body.entries, held)
     return {"entries": len(body.entries)}
 
 
 @router.post("/faults/{fault}/fired")
 async def fire_fault(
-    uid: UidDep, service: ServiceDep, held: HeldDep, fault: str, body: Fired
+    uid: UidDep, transactions: TransactionsDep, held: HeldDep, fault: str, body: Fired
 ) -> dict[str, str]:
     """Ask whether an injected fault may be carried out; 409 when it has been already."""
-    await service.apply(
+    await transactions.apply(
         uid,
         FaultFired(fault=fault, pod=body.pod, slot=body.slot, rank=body.rank, at_s=body.at_s),
         held,
@@ -158,8 +162,8 @@ async def fire_fault(
 
 
 @router.post("/restore", responses=examples.RESTORED)
-async def restore(
-    job: str, service: ServiceDep, caller: AgentDep, body: Restoration
+async def recover_store(
+    job: str, transactions: TransactionsDep, caller: AgentDep, body: HeldJob
 ) -> JSONResponse:
     """Tell a store that lost the job, or fell back to an older state, what it does not know.
 
@@ -188,15 +192,15 @@ async def restore(
             fingerprint=body.fingerprint,
             fired=body.fired,
         )
-    outcome = await service.restore(body.config, body.manifest, report)
+    outcome = await transactions.recover(body.config, body.manifest, report)
     plan = outcome.state.plan if outcome is not None else None
     return JSONResponse({"plan": codec.encode(plan) if plan is not None else None})
 
 
 @router.get("/plan", responses=examples.PLAN_REPLY)
-async def fetch_plan(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def fetch_plan(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """The current plan."""
-    plan, cursor, _ = await service.store.fetch_plan(uid)
+    plan, cursor, _ = await transactions.store.fetch_plan(uid)
     body: dict[str, Any] = {"plan": json.loads(plan) if plan else None, "cursor": cursor}
     return JSONResponse(body)
 

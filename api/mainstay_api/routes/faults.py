@@ -9,11 +9,17 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from mainstay_api import examples
-from mainstay_api.deps import GuardedRoute, ServiceDep, UidDep, require_operator, require_person
+from mainstay_api.deps import (
+    GuardedRoute,
+    TransactionsDep,
+    UidDep,
+    require_operator,
+    require_person,
+)
 from mainstay_api.run_report import show_fault
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.events import FaultFired, FaultsAsked
+from mainstay_core.coordinator.events import FaultFired, FaultsRequested
 from mainstay_core.coordinator.injection import list_faults
 from mainstay_core.coordinator.siting import spare_pods
 from mainstay_core.faults import files
@@ -43,16 +49,18 @@ class ProcessFired:
 
 
 @router.get("/faults", responses=examples.FAULTS)
-async def show_faults(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_faults(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """All faults of the job, with what became of each."""
-    state = await service.load(uid)
+    state = await transactions.load(uid)
     return JSONResponse([show_fault(status, state) for status in list_faults(state)])
 
 
 @router.post("/faults", status_code=201, responses=examples.FAULTS)
-async def ask_faults(uid: UidDep, service: ServiceDep, body: NewFaults) -> JSONResponse:
+async def request_faults(
+    uid: UidDep, transactions: TransactionsDep, body: NewFaults
+) -> JSONResponse:
     """Inject faults into the running job; 422 for what can never fire."""
-    state = await service.load(uid)
+    state = await transactions.load(uid)
     job = files.Job(
         # Scaled since it was created, perhaps: replicas are those of now.
         shape=replace(state.shape, replicas=state.wanted),
@@ -63,7 +71,7 @@ async def ask_faults(uid: UidDep, service: ServiceDep, body: NewFaults) -> JSONR
     faults = files.parse_more(body.faults, job)
     if not faults:
         raise InvalidSpecError("faults", "is empty; give one fault or more")
-    state = (await service.apply(uid, FaultsAsked(faults=faults))).state
+    state = (await transactions.apply(uid, FaultsRequested(faults=faults))).state
     wanted = {fault.id for fault in faults}
     shown = [show_fault(s, state) for s in list_faults(state) if s.fault.id in wanted]
     return JSONResponse(shown, status_code=201)
@@ -71,9 +79,9 @@ async def ask_faults(uid: UidDep, service: ServiceDep, body: NewFaults) -> JSONR
 
 @router.post("/provider/faults/{fault}/fired", dependencies=[Depends(require_operator)])
 async def fire_process_fault(
-    uid: UidDep, service: ServiceDep, fault: str, body: ProcessFired
+    uid: UidDep, transactions: TransactionsDep, fault: str, body: ProcessFired
 ) -> dict[str, str]:
     """Ask whether a fault on a process may be carried out; 409 when it has been already."""
     event = FaultFired(fault=fault, pod=PodUid(body.process), slot=None, rank=None, at_s=body.at_s)
-    await service.apply(uid, event)
+    await transactions.apply(uid, event)
     return {"fault": fault, "answer": "carry it out"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from mainstay_api.deps import MetricsDep, ServiceDep
+from mainstay_api.deps import MetricsDep, TransactionsDep
 
 router = APIRouter(tags=["health"])
 
@@ -17,14 +17,14 @@ async def is_alive() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def is_ready(service: ServiceDep) -> dict[str, str]:
+async def is_ready(transactions: TransactionsDep) -> dict[str, str]:
     """The process serves and reaches its store; 503 otherwise."""
-    await service.store.ping()
+    await transactions.store.ping()
     return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=Response)
-async def show_metrics(metrics: MetricsDep, service: ServiceDep) -> Response:
+async def show_metrics(metrics: MetricsDep, transactions: TransactionsDep) -> Response:
     """Metrics of this process, for Prometheus; a job's series end with the job."""
-    await service.drop_deleted()
+    await transactions.drop_deleted()
     return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -16,8 +16,8 @@ from mainstay_api.deps import (
     AuthDep,
     GuardedRoute,
     PersonDep,
-    ServiceDep,
     SettingsDep,
+    TransactionsDep,
     UidDep,
     require_operator,
     require_person,
@@ -25,17 +25,17 @@ from mainstay_api.deps import (
 from mainstay_api.problems import ProblemError
 from mainstay_api.run_report import make_report, show_job, show_members, show_pods, show_recovery
 from mainstay_api.summary import summarize
-from mainstay_api.transactions import JobService
+from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.coordinator.events import (
     DrainRequested,
-    FactsLearnt,
+    FactsReported,
     ScaleRequested,
     StopRequested,
     SuspendRequested,
-    TopologyLearnt,
+    TopologyReported,
 )
 from mainstay_core.coordinator.leaving import find_pod
 from mainstay_core.coordinator.scaling import plan_pods
@@ -75,7 +75,7 @@ class NewJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderFacts:
+class PoolFacts:
     """Facts that the maker of the pods knows for certain."""
 
     facts: tuple[Fact, ...]
@@ -106,7 +106,9 @@ class NewDrain:
 
 
 @router.post("", status_code=201, responses=examples.JOB, dependencies=[Depends(require_operator)])
-async def create_job(service: ServiceDep, settings: SettingsDep, body: NewJob) -> JSONResponse:
+async def create_job(
+    transactions: TransactionsDep, settings: SettingsDep, body: NewJob
+) -> JSONResponse:
     """Create a job (201); pods may register from now on.
 
     With the uid of a job that exists: submit it again (200). ``parallelism.replicas``,
@@ -118,9 +120,9 @@ async def create_job(service: ServiceDep, settings: SettingsDep, body: NewJob) -
             if not getattr(body, name):
                 raise InvalidSpecError(name, "is missing; in a cluster a job is a TrainingJob's")
     config = _config_of(body)
-    created = await service.submit(config, body.manifest)
-    state = await service.load(config.job)
-    return JSONResponse(show_job(state, service.now_s()), status_code=201 if created else 200)
+    created = await transactions.submit(config, body.manifest)
+    state = await transactions.load(config.job)
+    return JSONResponse(show_job(state, transactions.now_s()), status_code=201 if created else 200)
 
 
 def _config_of(body: NewJob) -> JobConfig:
@@ -141,10 +143,10 @@ def _config_of(body: NewJob) -> JobConfig:
 
 @router.get("", responses=examples.JOBS)
 async def list_jobs(
-    service: ServiceDep, caller: PersonDep, auth: AuthDep, namespace: str | None = None
+    transactions: TransactionsDep, caller: PersonDep, auth: AuthDep, namespace: str | None = None
 ) -> JSONResponse:
     """All jobs that the caller may see, in short: those of one namespace, or of all."""
-    states = [await service.load(uid) for uid in await service.store.list_uids()]
+    states = [await transactions.load(uid) for uid in await transactions.store.list_uids()]
     there = {s.config.namespace for s in states} if namespace is None else {namespace}
     seen = {name for name in there if await auth.may_list(caller, name)}
     if not seen and not caller.sees_all:
@@ -153,116 +155,118 @@ async def list_jobs(
             + (f"in namespace {namespace}" if namespace else "in any namespace with a job"),
             "name a namespace in which you may: GET /v1/jobs?namespace=NAME",
         )
-    shown = [show_job(s, service.now_s()) for s in states if s.config.namespace in seen]
+    shown = [show_job(s, transactions.now_s()) for s in states if s.config.namespace in seen]
     return JSONResponse(shown)
 
 
 @router.get("/{job}", responses=examples.JOB)
-async def show_one(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_one(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """One job, with its manifest."""
-    manifest = await service.store.fetch_manifest(uid)
-    shown = show_job(await service.load(uid), service.now_s())
+    manifest = await transactions.store.fetch_manifest(uid)
+    shown = show_job(await transactions.load(uid), transactions.now_s())
     return JSONResponse({**shown, "manifest": manifest})
 
 
 @router.get("/{job}/summary", responses=examples.SUMMARY)
-async def show_summary(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_summary(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """The job on one page: what its status says, and nothing that grows with its size."""
-    state = await service.load(uid)
+    state = await transactions.load(uid)
     keys = [(state.step - 1, *p) for p in state.shape.positions] if state.step else []
-    entries = await service.store.fetch_ledger(uid, keys)
-    recoveries = await service.store.fetch_recoveries(uid)
+    entries = await transactions.store.fetch_ledger(uid, keys)
+    recoveries = await transactions.store.fetch_recoveries(uid)
     newest = [entries[key] for key in keys if key in entries]
-    return JSONResponse(summarize(state, recoveries, newest, service.now_s()))
+    return JSONResponse(summarize(state, recoveries, newest, transactions.now_s()))
 
 
 @router.get("/{job}/plan", responses=examples.PLAN_REPLY)
-async def show_plan(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_plan(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """The current plan, or null before the first."""
-    plan, _, _ = await service.store.fetch_plan(uid)
+    plan, _, _ = await transactions.store.fetch_plan(uid)
     return JSONResponse({"plan": json.loads(plan) if plan else None})
 
 
 @router.get("/{job}/members")
-async def show_ranks(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_ranks(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """Ranks with their slots, processes and phases; then spares."""
-    beats = await service.store.fetch_beats(uid)
-    return JSONResponse(show_members(await service.load(uid), beats))
+    beats = await transactions.store.fetch_beats(uid)
+    return JSONResponse(show_members(await transactions.load(uid), beats))
 
 
 @router.get("/{job}/recoveries", responses=examples.RECOVERIES)
-async def show_recoveries(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_recoveries(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """What was done about each fault, with reason and five times; oldest first."""
-    recoveries = await service.store.fetch_recoveries(uid)
+    recoveries = await transactions.store.fetch_recoveries(uid)
     return JSONResponse([show_recovery(r) for r in recoveries])
 
 
 @router.get("/{job}/ledger")
 async def show_ledger(
-    uid: UidDep, service: ServiceDep, since: Annotated[int, Query(ge=0)] = 0
+    uid: UidDep, transactions: TransactionsDep, since: Annotated[int, Query(ge=0)] = 0
 ) -> JSONResponse:
     """Entries of committed steps from ``since`` on, by step, stage and inner rank."""
-    state = await service.load(uid)
+    state = await transactions.load(uid)
     last = min(state.step, since + MAX_LEDGER_STEPS)
     keys = [(step, *p) for step in range(since, last) for p in state.shape.positions]
-    entries = await service.store.fetch_ledger(uid, keys)
+    entries = await transactions.store.fetch_ledger(uid, keys)
     return JSONResponse([codec.encode(entries[key]) for key in keys if key in entries])
 
 
 @router.get("/{job}/events")
-async def show_events(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_events(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """The job's history, oldest first."""
-    return JSONResponse(await _events(service, uid))
+    return JSONResponse(await _events(transactions, uid))
 
 
 @router.get("/{job}/report")
-async def show_report(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_report(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """The content of REPORT.json so far; final once the job has ended."""
-    state = await service.load(uid)
+    state = await transactions.load(uid)
     keys = [(step, *p) for step in range(state.step) for p in state.shape.positions]
-    ledger = await service.store.fetch_ledger(uid, keys)
-    recoveries = await service.store.fetch_recoveries(uid)
-    return JSONResponse(make_report(state, ledger, recoveries, await _events(service, uid)))
+    ledger = await transactions.store.fetch_ledger(uid, keys)
+    recoveries = await transactions.store.fetch_recoveries(uid)
+    return JSONResponse(make_report(state, ledger, recoveries, await _events(transactions, uid)))
 
 
 @router.post("/{job}/stop")
-async def stop_job(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def stop_job(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """End the job: all its trainers are told to stop. Repeating it is harmless."""
-    outcome = await service.apply(uid, StopRequested())
-    return JSONResponse(show_job(outcome.state, service.now_s()))
+    outcome = await transactions.apply(uid, StopRequested())
+    return JSONResponse(show_job(outcome.state, transactions.now_s()))
 
 
 @router.post("/{job}/scale", responses=examples.JOB)
-async def scale_job(uid: UidDep, service: ServiceDep, body: NewScale) -> JSONResponse:
+async def scale_job(uid: UidDep, transactions: TransactionsDep, body: NewScale) -> JSONResponse:
     """Want other numbers of replicas, within minReplicas..lanes, or spares. Repeat it freely.
 
     Up: new pods join when they are there. Down: whole chains are dropped between steps.
     """
-    outcome = await service.apply(uid, ScaleRequested(replicas=body.replicas, spares=body.spares))
-    return JSONResponse(show_job(outcome.state, service.now_s()))
+    outcome = await transactions.apply(
+        uid, ScaleRequested(replicas=body.replicas, spares=body.spares)
+    )
+    return JSONResponse(show_job(outcome.state, transactions.now_s()))
 
 
 @router.post("/{job}/suspend", responses=examples.JOB)
-async def suspend_job(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def suspend_job(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """Have the job save its state and stand still, without pods. Repeating it is harmless.
 
     In a cluster the TrainingJob's ``spec.suspend`` says it, and has the last word.
     """
-    outcome = await service.apply(uid, SuspendRequested(suspend=True))
-    return JSONResponse(show_job(outcome.state, service.now_s()))
+    outcome = await transactions.apply(uid, SuspendRequested(suspend=True))
+    return JSONResponse(show_job(outcome.state, transactions.now_s()))
 
 
 @router.post("/{job}/resume", responses=examples.JOB)
-async def resume_job(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def resume_job(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """Have a suspended job go on from its newest checkpoint. Repeating it is harmless."""
-    outcome = await service.apply(uid, SuspendRequested(suspend=False))
-    return JSONResponse(show_job(outcome.state, service.now_s()))
+    outcome = await transactions.apply(uid, SuspendRequested(suspend=False))
+    return JSONResponse(show_job(outcome.state, transactions.now_s()))
 
 
 @router.post("/{job}/drain", responses=examples.JOB)
-async def drain_pod(uid: UidDep, service: ServiceDep, body: NewDrain) -> JSONResponse:
+async def drain_pod(uid: UidDep, transactions: TransactionsDep, body: NewDrain) -> JSONResponse:
     """Have a pod's work handed over, so that it can be ended. Repeating it is harmless."""
-    state = await service.load(uid)
+    state = await transactions.load(uid)
     pod = find_pod(state, body.pod)
     if pod is None:
         names = ", ".join(p.registration.name for p in state.pods if not p.gone)
@@ -272,21 +276,21 @@ async def drain_pod(uid: UidDep, service: ServiceDep, body: NewDrain) -> JSONRes
             f"job {state.config.name} has no living pod {body.pod!r}",
             f"name one of {names}" if names else "wait until pods have registered",
         )
-    outcome = await service.apply(uid, DrainRequested(pod=pod.registration.pod))
-    return JSONResponse(show_job(outcome.state, service.now_s()))
+    outcome = await transactions.apply(uid, DrainRequested(pod=pod.registration.pod))
+    return JSONResponse(show_job(outcome.state, transactions.now_s()))
 
 
 @router.get("/{job}/pods", responses=examples.PODS)
-async def show_wanted_pods(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_wanted_pods(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """How many pods the job needs now, and which to end: for whoever makes them."""
-    state = await service.load(uid)
+    state = await transactions.load(uid)
     wanted = codec.encode(plan_pods(state))
     return JSONResponse({"state": state.phase.value, **wanted, "pods": show_pods(state)})
 
 
 @router.post("/{job}/provider/facts", dependencies=[Depends(require_operator)])
-async def learn_from_provider(
-    uid: UidDep, service: ServiceDep, body: ProviderFacts
+async def note_pool_facts(
+    uid: UidDep, transactions: TransactionsDep, body: PoolFacts
 ) -> JSONResponse:
     """Learn that pods are gone, or will be, from whoever made them."""
     for fact in body.facts:
@@ -297,29 +301,29 @@ async def learn_from_provider(
                 f"a provider cannot tell {fact.kind}",
                 "tell pod-gone or leaving only; everything else is a supervisor's to tell",
             )
-    outcome = await service.apply(uid, FactsLearnt(facts=body.facts))
-    return JSONResponse(show_job(outcome.state, service.now_s()))
+    outcome = await transactions.apply(uid, FactsReported(facts=body.facts))
+    return JSONResponse(show_job(outcome.state, transactions.now_s()))
 
 
 @router.get("/{job}/topology")
-async def show_topology(uid: UidDep, service: ServiceDep) -> JSONResponse:
+async def show_topology(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """Where nodes are, as far as it was told."""
-    state = await service.load(uid)
+    state = await transactions.load(uid)
     return JSONResponse({"nodes": codec.encode(state.topology)})
 
 
 @router.post("/{job}/provider/topology", dependencies=[Depends(require_operator)])
-async def learn_topology(uid: UidDep, service: ServiceDep, body: Topology) -> JSONResponse:
+async def note_topology(uid: UidDep, transactions: TransactionsDep, body: Topology) -> JSONResponse:
     """Learn where nodes are: plans that are made from now on use it. Repeating it is harmless."""
-    outcome = await service.apply(uid, TopologyLearnt(nodes=body.nodes))
+    outcome = await transactions.apply(uid, TopologyReported(nodes=body.nodes))
     return JSONResponse({"nodes": len(outcome.state.topology)})
 
 
-async def _events(service: JobService, uid: JobUid) -> list[dict[str, Any]]:
+async def _events(transactions: Transactions, uid: JobUid) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     after: str | None = "0-0"
     while after is not None:
-        items = await service.store.read_stream(uid, after, None)
+        items = await transactions.store.read_stream(uid, after, None)
         events += [{"id": i.id, **json.loads(i.data)} for i in items if i.kind == "event"]
         after = items[-1].id if items else None
     return events

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from mainstay_api import examples
-from mainstay_api.deps import GuardedRoute, ServiceDep, require_operator
+from mainstay_api.deps import GuardedRoute, TransactionsDep, require_operator
 from mainstay_core.base.ids import JobUid
 
 router = APIRouter(
@@ -18,10 +18,10 @@ router = APIRouter(
 )
 
 
-@router.delete("/{job}", responses=examples.FORGOTTEN)
-async def forget_job(job: str, service: ServiceDep) -> JSONResponse:
+@router.delete("/{job}", responses=examples.DELETED)
+async def delete_job(job: str, transactions: TransactionsDep) -> JSONResponse:
     """Stop a job and forget everything about it; its uid is never taken up again.
 
     Named by its uid. Repeating it is harmless, as is a uid that never was.
     """
-    return JSONResponse({"uid": job, "deleted": await service.forget(JobUid(job))})
+    return JSONResponse({"uid": job, "deleted": await transactions.delete(JobUid(job))})

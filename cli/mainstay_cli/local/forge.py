@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mainstay_cli.local.processes import Child, Family
+from mainstay_cli.local.processes import Child, ChildProcesses
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack
 
@@ -25,9 +25,9 @@ READ_BYTES = 65536
 class Forge:
     """The forge's process and the conversation with it."""
 
-    def __init__(self, family: Family, child: Child, sock: socket.socket) -> None:
+    def __init__(self, children: ChildProcesses, child: Child, sock: socket.socket) -> None:
         self.child = child
-        self._family = family
+        self._children = children
         self._socket = sock
         self._launched: dict[str, asyncio.Future[Child]] = {}
         self._exited: dict[str, asyncio.Future[int]] = {}
@@ -94,19 +94,19 @@ class Forge:
             return
         if frame.kind == "launched":
             pid = int(frame.head["pid"])
-            future.set_result(self._family.adopt(f"launcher of {pod}", pid))
+            future.set_result(self._children.adopt(f"launcher of {pod}", pid))
         else:
             reason = frame.head.get("reason")
             future.set_exception(RemoteProtocolError(f"no launcher for {pod}: {reason}"))
 
 
 def start_forge(
-    family: Family, log: Path, env: Mapping[str, str], preload: Sequence[str] = ()
+    children: ChildProcesses, log: Path, env: Mapping[str, str], preload: Sequence[str] = ()
 ) -> Forge:
     """Start the forge; it accepts requests at once and serves them when torch is there.
 
     Args:
-        family: owns the process.
+        children: owns the process.
         log: of the forge itself; a pod's processes write to its directory.
         env: of the forge, its launchers and all trainers.
         preload: modules that every trainer needs, imported once.
@@ -122,7 +122,7 @@ def start_forge(
             str(theirs.fileno()),
         ]
         command += [f"--preload={module}" for module in preload]
-        child = family.spawn(
+        child = children.spawn(
             "forge", command, log=log, environment=env, pass_fds=(theirs.fileno(),)
         )
-    return Forge(family, child, ours)
+    return Forge(children, child, ours)

@@ -24,7 +24,7 @@ from pathlib import Path
 from mainstay_cli.base.client import ApiClient, ApiError
 from mainstay_cli.base.exits import CliError, ExitCode
 from mainstay_cli.local.forge import Forge
-from mainstay_cli.local.processes import Child, Family
+from mainstay_cli.local.processes import Child, ChildProcesses
 from mainstay_cli.local.redis_server import last_line
 from mainstay_cli.views.monitor import ENDED_STATES
 from mainstay_core.base.errors import RemoteProtocolError
@@ -70,11 +70,11 @@ StartSupervisor = Callable[[str, str, str], Child]
 """Starts the supervisor of (uid, name, address)."""
 
 
-class LocalProvider:
+class LocalPool:
     """Keeps as many pods alive as the api says until told to stop.
 
     Args:
-        family: owns the processes.
+        children: owns the processes.
         forge: forks the launchers.
         client: the api that learns what happened.
         job: uid of the job.
@@ -88,7 +88,7 @@ class LocalProvider:
     def __init__(
         self,
         *,
-        family: Family,
+        children: ChildProcesses,
         forge: Forge,
         client: ApiClient,
         job: str,
@@ -98,7 +98,7 @@ class LocalProvider:
         start_supervisor: StartSupervisor,
         max_replacements: int,
     ) -> None:
-        self._family = family
+        self._children = children
         self._forge = forge
         self._client = client
         self._job = job
@@ -198,7 +198,7 @@ class LocalProvider:
             self._count_end(pod, killed=killed)
             logger.warning("pod %s is gone: %s", pod.name, evidence)
         await self._tell_gone(pod, evidence)
-        self._family.reap_orphans()
+        self._children.reap_orphans()
         if not (as_told or pod.let_go):
             self._take_replacement()
         self._let_go(pod)

@@ -67,7 +67,7 @@ class Child:
             self.ended.set_result(self.popen.wait() if self.popen is not None else None)
 
 
-class Family:
+class ChildProcesses:
     """All processes of one run. Use as an asynchronous context manager."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Family:
         self._known: set[int] = set()
         self._others: set[int] = set()
 
-    async def __aenter__(self) -> Family:
+    async def __aenter__(self) -> ChildProcesses:
         # What our process had started before is not the run's.
         self._others = _children_of(os.getpid())
         libc = ctypes.CDLL(None, use_errno=True)
@@ -121,9 +121,9 @@ class Family:
 
     def _watch(self, child: Child) -> None:
         self._children.append(child)
-        child.ended.add_done_callback(lambda _: self._forget(child))
+        child.ended.add_done_callback(lambda _: self._drop(child))
 
-    def _forget(self, child: Child) -> None:
+    def _drop(self, child: Child) -> None:
         """One that is reaped is nothing to kill, and its number may become somebody else's."""
         self._children.remove(child)
         if child.popen is not None:

@@ -10,13 +10,18 @@ from pathlib import Path
 
 from mainstay_cli.base import guard
 from mainstay_cli.base.exits import MachineError
-from mainstay_cli.local.processes import Child, Family
+from mainstay_cli.local.processes import Child, ChildProcesses
 
 PING_INTERVAL_S = 0.02
 
 
 async def start_redis(
-    family: Family, server: Path, directory: Path, socket: Path, log: Path, env: Mapping[str, str]
+    children: ChildProcesses,
+    server: Path,
+    directory: Path,
+    socket: Path,
+    log: Path,
+    env: Mapping[str, str],
 ) -> Child:
     """Start redis-server and return it once it answers.
 
@@ -33,7 +38,7 @@ async def start_redis(
         *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         *("--dir", str(directory), "--daemonize", "no"),
     ]
-    child = family.spawn("redis", command, log=log, environment=env)
+    child = children.spawn("redis", command, log=log, environment=env)
     while not child.ended.done():
         if await _answers(socket):
             return child

@@ -1,7 +1,7 @@
 """One run of a job on this machine, from the checks to the report.
 
 Order matters: everything that can be refused is refused before the first process
-starts, and everything that is started belongs to one :class:`Family`, which ends
+starts, and everything that is started belongs to one :class:`ChildProcesses`, which ends
 it whichever way this function is left.
 """
 
@@ -29,8 +29,8 @@ from mainstay_cli.base.state_dir import RunRecord, StateDir
 from mainstay_cli.local import manifests, preflight
 from mainstay_cli.local.faults import ProcessFaults
 from mainstay_cli.local.forge import Forge, start_forge
-from mainstay_cli.local.pool import LocalProvider
-from mainstay_cli.local.processes import Child, Family
+from mainstay_cli.local.pool import LocalPool
+from mainstay_cli.local.processes import Child, ChildProcesses
 from mainstay_cli.local.services import Services, ServiceSettings
 from mainstay_cli.views.monitor import Monitor
 from mainstay_cli.views.progress import PlainProgress
@@ -152,25 +152,25 @@ class _LocalRun:
     async def _work(self, interrupts: _Interrupts) -> RunResult:
         address_network, claim = network.claim_network(random.Random())
         with claim:
-            async with Family() as family, ApiClient(self._url, self._token) as client:
+            async with ChildProcesses() as children, ApiClient(self._url, self._token) as client:
                 forge = start_forge(
-                    family, self._state.logs / "forge.log", self._environment(), self._preload()
+                    children, self._state.logs / "forge.log", self._environment(), self._preload()
                 )
-                services = Services(family, client, self._service_settings())
+                services = Services(children, client, self._service_settings())
                 started = asyncio.create_task(services.start())
                 stop = asyncio.create_task(interrupts.first.wait())
                 await _until_either(started, stop, [])
                 if interrupts.first.is_set():
                     raise CliError("interrupted before the start", ExitCode.INTERRUPTED)
                 uid = await self._create_job(client)
-                provider = self._provider(family, forge, client, uid, address_network)
+                pool = self._make_pool(children, forge, client, uid, address_network)
                 async with _background(
                     services.keep(),
-                    provider.run(self._file.job.num_pods),
+                    pool.run(self._file.job.num_pods),
                     _watch_forge(forge, self._state),
                     ProcessFaults(client, uid, services).run(),
                 ) as background:
-                    return await self._follow(client, uid, provider, interrupts, background)
+                    return await self._follow(client, uid, pool, interrupts, background)
 
     async def _create_job(self, client: ApiClient) -> str:
         created = await client.create_job(
@@ -203,7 +203,7 @@ class _LocalRun:
         self,
         client: ApiClient,
         uid: str,
-        provider: LocalProvider,
+        pool: LocalPool,
         interrupts: _Interrupts,
         background: list[asyncio.Task[None]],
     ) -> RunResult:
@@ -214,17 +214,17 @@ class _LocalRun:
         try:
             await _until_either(watching, stop, background)
             if interrupts.first.is_set() and not watching.done():
-                provider.stop()
+                pool.stop()
                 self._progress.say("stopping; press Ctrl-C again to kill everything at once")
                 with contextlib.suppress(ApiError, TimeoutError):
                     await client.stop_job(uid)
                     await asyncio.wait_for(asyncio.shield(watching), STOP_GRACE_S)
                 raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
-            provider.stop()
+            pool.stop()
             job = await watching
             # Supervisors tell the last of the ledger before they leave; then the report is whole.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(provider.wait_ended(), GOODBYE_S)
+                await asyncio.wait_for(pool.wait_ended(), GOODBYE_S)
             report = dict(await client.fetch(uid, "report"))
             recoveries = list(await monitor.fetch_recoveries())
             await monitor.show_rest()
@@ -239,9 +239,14 @@ class _LocalRun:
                 task.cancel()
         return RunResult(state=job.state, reason=job.reason, report=report, recoveries=recoveries)
 
-    def _provider(
-        self, family: Family, forge: Forge, client: ApiClient, uid: str, address_network: str
-    ) -> LocalProvider:
+    def _make_pool(
+        self,
+        children: ChildProcesses,
+        forge: Forge,
+        client: ApiClient,
+        uid: str,
+        address_network: str,
+    ) -> LocalPool:
         num_pods = self._file.job.num_pods
 
         def start_supervisor(pod: str, name: str, address: str) -> Child:
@@ -256,15 +261,15 @@ class _LocalRun:
                 "MAINSTAY_POD_DIR": str(directory),
                 "MAINSTAY_NUM_SLOTS": str(self._file.job.shape.ranks_per_pod),
             }
-            return family.spawn(
+            return children.spawn(
                 f"supervisor of {name}",
                 [sys.executable, "-m", "mainstay_agent"],
                 log=directory / "supervisor.log",
                 environment=environment,
             )
 
-        return LocalProvider(
-            family=family,
+        return LocalPool(
+            children=children,
             forge=forge,
             client=client,
             job=uid,

@@ -16,7 +16,7 @@ from pathlib import Path
 from mainstay_cli.base import guard
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError
-from mainstay_cli.local.processes import Child, Family
+from mainstay_cli.local.processes import Child, ChildProcesses
 from mainstay_cli.local.redis_server import flush_redis, last_line, start_redis
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,10 @@ class ServiceSettings:
 class Services:
     """Redis and the api of one run."""
 
-    def __init__(self, family: Family, client: ApiClient, settings: ServiceSettings) -> None:
-        self._family = family
+    def __init__(
+        self, children: ChildProcesses, client: ApiClient, settings: ServiceSettings
+    ) -> None:
+        self._children = children
         self._client = client
         self._settings = settings
         self._redis: Child | None = None
@@ -97,7 +99,7 @@ class Services:
     async def _start_redis(self) -> None:
         settings = self._settings
         self._redis = await start_redis(
-            self._family,
+            self._children,
             settings.redis_server,
             settings.redis_directory,
             settings.redis_socket,
@@ -111,7 +113,7 @@ class Services:
             *(sys.executable, "-m", "mainstay_api"),
         ]
         log = self._log("api")
-        self._api = self._family.spawn(
+        self._api = self._children.spawn(
             "api", command, log=log, environment=self._settings.environment
         )
         while not await self._client.is_ready():

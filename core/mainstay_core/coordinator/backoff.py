@@ -69,7 +69,7 @@ def _remembered(
     return {n: d for n, d in domains.items() if now_s - max(d.last_s, d.held_until_s) <= forget_s}
 
 
-def forgive_members(state: CoordinatorState) -> CoordinatorState:
+def clear_failures(state: CoordinatorState) -> CoordinatorState:
     """Return the state after a commit: whoever voted for it works."""
     assert state.plan is not None
     living = [m for m in state.plan.members if is_living(state, m)]

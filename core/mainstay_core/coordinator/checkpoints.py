@@ -15,7 +15,7 @@ from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.plan import Method
 
 
-def learn_checkpoint(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def note_checkpoint(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
     """Return the state with a version complete, or with the reason why one is late or failed."""
     del now_s
     durable = max(state.durable, fact.durable or 0)

@@ -27,7 +27,7 @@ class PodRegistered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FactsLearnt:
+class FactsReported:
     """Facts told together are decided on together: a pod's loss is one plan."""
 
     facts: tuple[Fact, ...]
@@ -61,7 +61,7 @@ class FaultFired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultsAsked:
+class FaultsRequested:
     """Somebody wants faults injected into the running job; they are checked already."""
 
     faults: tuple[FaultPoint, ...]
@@ -83,7 +83,7 @@ class JobSubmitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyLearnt:
+class TopologyReported:
     """Whoever knows the nodes of the job's pods says where they are: all that is known."""
 
     nodes: dict[str, Place]
@@ -91,7 +91,7 @@ class TopologyLearnt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanDurable:
+class PlanStored:
     """The store has taken a plan; only for the record of the recovery's times."""
 
     quorum: QuorumId
@@ -157,11 +157,11 @@ class DrainRequested:
 
 Event = (
     PodRegistered
-    | FactsLearnt
+    | FactsReported
     | StepsCommitted
     | FaultFired
-    | FaultsAsked
-    | PlanDurable
+    | FaultsRequested
+    | PlanStored
     | PlanReported
     | StoreReopened
     | Tick
@@ -170,7 +170,7 @@ Event = (
     | DrainRequested
     | JobSubmitted
     | SuspendRequested
-    | TopologyLearnt
+    | TopologyReported
 )
 
 
@@ -218,7 +218,7 @@ class AddFaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TellFired:
+class AddFired:
     """Have every pod's trainers know that a fault fires: others wait for it."""
 
     fault: str
@@ -232,7 +232,7 @@ class EndJob:
     reason: str
 
 
-Action = PublishPlan | RecordRecovery | Announce | Inject | AddFaults | TellFired | EndJob
+Action = PublishPlan | RecordRecovery | Announce | Inject | AddFaults | AddFired | EndJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ MAX_GAP_BEATS = 2.0
 """A pause of the job's newest heartbeat counts as at most so many intervals of silence."""
 
 
-class Silence:
+class HeartbeatLag:
     """How far the pods of one job are behind its newest heartbeat."""
 
     def __init__(self) -> None:

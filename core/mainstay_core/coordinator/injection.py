@@ -13,11 +13,11 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator.events import (
     Action,
     AddFaults,
+    AddFired,
     Announce,
     FaultFired,
-    FaultsAsked,
+    FaultsRequested,
     Inject,
-    TellFired,
     Transition,
 )
 from mainstay_core.coordinator.siting import spare_pods
@@ -61,7 +61,7 @@ def _state_of(fault: FaultPoint, state: CoordinatorState, fired: dict[str, Fired
     return "waiting"
 
 
-def ask_faults(state: CoordinatorState, event: FaultsAsked, now_s: float) -> Transition:
+def request_faults(state: CoordinatorState, event: FaultsRequested, now_s: float) -> Transition:
     """Return the state with further faults. Those that it has already change nothing.
 
     Raises:
@@ -110,7 +110,7 @@ def record_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Tr
     return Transition(
         state=replace(state, fired=(*state.fired, fired)),
         actions=(
-            TellFired(fault=event.fault),
+            AddFired(fault=event.fault),
             Announce(reason="FaultInjected", message=message, warning=True),
         ),
         reason=message,

@@ -13,9 +13,9 @@ from dataclasses import replace
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.coordinator.backoff import hold_domain, hold_slot
-from mainstay_core.coordinator.checkpoints import learn_checkpoint, note_reached, note_settled
+from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached, note_settled
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
-from mainstay_core.coordinator.leaving import has_adopted, learn_leaving, outgoing
+from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
 from mainstay_core.coordinator.records import close_known, plan_settled
 from mainstay_core.coordinator.state import (
     MAX_ENDED,
@@ -33,7 +33,7 @@ from mainstay_core.coordinator.state import (
     with_pod,
     with_slot,
 )
-from mainstay_core.coordinator.suspension import learn_paused
+from mainstay_core.coordinator.suspension import note_paused
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Method
@@ -43,7 +43,7 @@ class UnregisteredPodError(RemoteProtocolError):
     """A pod that is unknown, or counts as gone, told something: it has to register first."""
 
 
-def learn_pod(state: CoordinatorState, registration: PodRegistration, now_s: float) -> Transition:
+def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: float) -> Transition:
     """Return the state with the pod registered.
 
     Another supervisor process on the same pod means that its trainers ended
@@ -80,7 +80,7 @@ def _is_another(old: PodRegistration, new: PodRegistration) -> bool:
     return (old.pid, old.supervisor) != (new.pid, new.supervisor)
 
 
-def learn_facts(
+def note_facts(
     state: CoordinatorState, facts: tuple[Fact, ...], now_s: float, supervisor: str = ""
 ) -> Transition:
     """Return the state with all facts learnt, in order.
@@ -104,7 +104,7 @@ def learn_facts(
     return replace(result, stale=bool(stale) and all(stale))
 
 
-def learn_silence(
+def note_silence(
     state: CoordinatorState, behind_s: Mapping[str, float], now_s: float
 ) -> Transition:
     """Return the state with the pods gone that are too far behind the job's newest heartbeat."""
@@ -381,14 +381,14 @@ _FACTS: dict[FactKind, Callable[[CoordinatorState, Fact, float], Transition]] = 
     FactKind.TRAINER_UP: _trainer_up,
     FactKind.TRAINER_DOWN: _trainer_down,
     FactKind.POD_GONE: _pod_gone,
-    FactKind.LEAVING: learn_leaving,
+    FactKind.LEAVING: note_leaving,
     FactKind.PARKED: _parked,
     FactKind.ADOPTED: _adopted,
     FactKind.SETTLED: _settled,
     FactKind.FINISHED: _finished,
     FactKind.FAILED: _failed,
-    FactKind.CHECKPOINT: learn_checkpoint,
-    FactKind.PAUSED: learn_paused,
+    FactKind.CHECKPOINT: note_checkpoint,
+    FactKind.PAUSED: note_paused,
 }
 
 

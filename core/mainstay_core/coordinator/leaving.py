@@ -25,7 +25,7 @@ from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.plan import Member
 
 
-def learn_leaving(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def note_leaving(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
     """Return the state with a pod leaving, because it said so."""
     pod = state.pod(fact.pod)
     assert pod is not None
@@ -34,7 +34,7 @@ def learn_leaving(state: CoordinatorState, fact: Fact, now_s: float) -> Transiti
     return _leaves(state, pod, fact.evidence or "it says so", now_s, leave_by_s)
 
 
-def learn_drain(state: CoordinatorState, event: DrainRequested, now_s: float) -> Transition:
+def note_drain(state: CoordinatorState, event: DrainRequested, now_s: float) -> Transition:
     """Return the state with a pod leaving, because a user asked for it.
 
     Raises:

@@ -18,17 +18,17 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.coordinator.backoff import forgive_members
-from mainstay_core.coordinator.checkpoints import learn_checkpoint, note_reached
+from mainstay_core.coordinator.backoff import clear_failures
+from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached
 from mainstay_core.coordinator.events import (
     DrainRequested,
     Event,
-    FactsLearnt,
+    FactsReported,
     FaultFired,
-    FaultsAsked,
+    FaultsRequested,
     JobSubmitted,
-    PlanDurable,
     PlanReported,
+    PlanStored,
     PodRegistered,
     RecordRecovery,
     ScaleRequested,
@@ -37,28 +37,28 @@ from mainstay_core.coordinator.events import (
     StoreReopened,
     SuspendRequested,
     Tick,
-    TopologyLearnt,
+    TopologyReported,
     Transition,
 )
-from mainstay_core.coordinator.injection import ask_faults, inject_into_spares, record_fired
+from mainstay_core.coordinator.injection import inject_into_spares, record_fired, request_faults
 from mainstay_core.coordinator.intake import (
-    learn_facts,
-    learn_pod,
-    learn_silence,
     lose_pod,
+    note_facts,
+    note_pod,
+    note_silence,
     settle_all,
 )
-from mainstay_core.coordinator.leaving import learn_drain, leaving_members, outgoing_died
-from mainstay_core.coordinator.pruning import forget_gone
+from mainstay_core.coordinator.leaving import leaving_members, note_drain, outgoing_died
+from mainstay_core.coordinator.pruning import prune_gone_pods
 from mainstay_core.coordinator.publishing import end_job
-from mainstay_core.coordinator.records import close_known, plan_durable, step_committed
+from mainstay_core.coordinator.records import close_known, plan_stored, step_committed
 from mainstay_core.coordinator.recovery import (
     decide_forming,
     decide_running,
     decide_suspended,
     decide_waiting,
 )
-from mainstay_core.coordinator.scaling import learn_scale
+from mainstay_core.coordinator.scaling import note_scale
 from mainstay_core.coordinator.state import (
     COMMITS_THAT_SETTLE,
     MAX_STEP_SECONDS,
@@ -69,14 +69,14 @@ from mainstay_core.coordinator.state import (
     uid_of,
 )
 from mainstay_core.coordinator.store_recovery import (
-    forget_let_go,
-    hear,
-    hear_silence,
-    learn_plan,
+    drop_let_go,
+    note_heard,
+    note_plan,
+    note_unheard,
     reopen,
 )
-from mainstay_core.coordinator.submission import learn_submission, learn_topology
-from mainstay_core.coordinator.suspension import learn_suspend
+from mainstay_core.coordinator.submission import note_submission, note_topology
+from mainstay_core.coordinator.suspension import note_suspend
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import FactKind
 
@@ -129,18 +129,18 @@ def is_pending(state: CoordinatorState) -> bool:
 
 
 def _on_registered(state: CoordinatorState, event: PodRegistered, now_s: float) -> Transition:
-    known = learn_pod(forget_gone(state), event.registration, now_s)
-    return replace(known, state=hear(known.state, (event.registration.pod,)))
+    known = note_pod(prune_gone_pods(state), event.registration, now_s)
+    return replace(known, state=note_heard(known.state, (event.registration.pod,)))
 
 
-def _on_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Transition:
-    known = learn_facts(state, event.facts, now_s, event.supervisor)
-    return replace(known, state=hear(known.state, {fact.pod for fact in event.facts}))
+def _on_facts(state: CoordinatorState, event: FactsReported, now_s: float) -> Transition:
+    known = note_facts(state, event.facts, now_s, event.supervisor)
+    return replace(known, state=note_heard(known.state, {fact.pod for fact in event.facts}))
 
 
 def _on_tick(state: CoordinatorState, event: Tick, now_s: float) -> Transition:
-    known = learn_silence(forget_let_go(state), event.behind_s, now_s)
-    heard = hear(hear_silence(known.state, event.behind_s), event.heard)
+    known = note_silence(drop_let_go(state), event.behind_s, now_s)
+    heard = note_heard(note_unheard(known.state, event.behind_s), event.heard)
     return replace(known, state=heard)
 
 
@@ -175,16 +175,16 @@ def _on_committed(state: CoordinatorState, event: StepsCommitted, now_s: float) 
 def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
     """All members of the current quorum voted for a step: nobody is under suspicion any more."""
     assert state.plan is not None
-    state = forgive_members(state)
+    state = clear_failures(state)
     state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
     if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
         return settle_all(state, at_s)
     return Transition(state=state)
 
 
-def _on_durable(state: CoordinatorState, event: PlanDurable, now_s: float) -> Transition:
+def _on_stored(state: CoordinatorState, event: PlanStored, now_s: float) -> Transition:
     del now_s
-    state = plan_durable(state, event.quorum, event.at_s)
+    state = plan_stored(state, event.quorum, event.at_s)
     changed = [o.recovery for o in state.recoveries if o.recovery.quorum == event.quorum]
     return Transition(
         state=state,
@@ -206,7 +206,7 @@ def _on_late_commit(state: CoordinatorState, event: StepsCommitted, now_s: float
     )
 
 
-def _on_settling_facts(state: CoordinatorState, event: FactsLearnt, now_s: float) -> Transition:
+def _on_settling_facts(state: CoordinatorState, event: FactsReported, now_s: float) -> Transition:
     """Of a suspended job only this is news: that pods are gone, and what is on the disk."""
     kinds = (FactKind.POD_GONE, FactKind.CHECKPOINT)
     known = {uid_of(p) for p in state.pods}
@@ -214,7 +214,7 @@ def _on_settling_facts(state: CoordinatorState, event: FactsLearnt, now_s: float
     result = Transition(state=state, reason="the job is suspended")
     for fact in facts:
         if fact.kind is FactKind.CHECKPOINT:
-            result = result.then(learn_checkpoint(result.state, fact, now_s))
+            result = result.then(note_checkpoint(result.state, fact, now_s))
         else:
             at_s = fact.observed_at_s or now_s
             result = result.then(lose_pod(result.state, fact.pod, fact.evidence, at_s, now_s))
@@ -241,36 +241,36 @@ _Handler = Callable[[CoordinatorState, Any, float], Transition]
 
 _ALWAYS: dict[type, _Handler] = {
     PodRegistered: _on_registered,
-    FactsLearnt: _on_facts,
+    FactsReported: _on_facts,
     Tick: _on_tick,
     StopRequested: _on_stop,
-    FaultsAsked: ask_faults,
-    ScaleRequested: learn_scale,
-    JobSubmitted: learn_submission,
-    SuspendRequested: learn_suspend,
-    TopologyLearnt: learn_topology,
-    DrainRequested: learn_drain,
-    PlanReported: learn_plan,
+    FaultsRequested: request_faults,
+    ScaleRequested: note_scale,
+    JobSubmitted: note_submission,
+    SuspendRequested: note_suspend,
+    TopologyReported: note_topology,
+    DrainRequested: note_drain,
+    PlanReported: note_plan,
     StoreReopened: reopen,
 }
 _WITH_PLAN: dict[type, _Handler] = {
     **_ALWAYS,
     StepsCommitted: _on_committed,
     FaultFired: record_fired,
-    PlanDurable: _on_durable,
+    PlanStored: _on_stored,
 }
 _ENDED: dict[type, _Handler] = {
     PodRegistered: _on_registered,
     **dict.fromkeys(
         (
-            FactsLearnt,
+            FactsReported,
             Tick,
             StopRequested,
-            PlanDurable,
+            PlanStored,
             PlanReported,
             JobSubmitted,
             SuspendRequested,
-            TopologyLearnt,
+            TopologyReported,
         ),
         _ignore,
     ),
@@ -282,13 +282,13 @@ _ACCEPTS: dict[JobPhase, dict[type, _Handler]] = {
     JobPhase.FORMING: {
         **_ALWAYS,
         StepsCommitted: _on_suspended_commit,
-        PlanDurable: _on_durable,
+        PlanStored: _on_stored,
     },
     JobPhase.SUSPENDED: {
         **_ALWAYS,
-        FactsLearnt: _on_settling_facts,
+        FactsReported: _on_settling_facts,
         StepsCommitted: _on_suspended_commit,
-        PlanDurable: _on_durable,
+        PlanStored: _on_stored,
     },
     JobPhase.RUNNING: _WITH_PLAN,
     JobPhase.RECOVERING: _WITH_PLAN,

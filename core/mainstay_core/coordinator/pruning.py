@@ -15,7 +15,7 @@ MAX_GONE_PODS = 32
 later than that registers as if it were new; its old quorum fences it all the same."""
 
 
-def forget_gone(state: CoordinatorState) -> CoordinatorState:
+def prune_gone_pods(state: CoordinatorState) -> CoordinatorState:
     """Return the state without the pods that were lost longest ago, nor fingerprints of lost ones.
 
     Members of the plan are kept: their loss is still to be decided about.

@@ -173,7 +173,7 @@ def _loss_sentence(state: CoordinatorState, lost: Sequence[Member]) -> str:
     return "; ".join(parts)
 
 
-def plan_durable(state: CoordinatorState, quorum: QuorumId, at_s: float) -> CoordinatorState:
+def plan_stored(state: CoordinatorState, quorum: QuorumId, at_s: float) -> CoordinatorState:
     """Return the state with the recoveries of ``quorum`` durable at ``at_s``."""
     return _update(
         state, lambda o: replace(o, durable_s=at_s) if o.recovery.quorum == quorum else o

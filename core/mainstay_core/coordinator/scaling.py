@@ -33,7 +33,7 @@ class PodsWanted:
     leave and still serve are not among them: a plan drops them first."""
 
 
-def learn_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> Transition:
+def note_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> Transition:
     """Return the state with another number of replicas or spares wanted.
 
     Raises:

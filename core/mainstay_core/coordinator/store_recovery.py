@@ -79,19 +79,21 @@ def refuse_behind(state: CoordinatorState, held: QuorumId | None) -> None:
         raise StoreBehindError(f"you hold {held}, the store has {ours}")
 
 
-def learn_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Transition:
+def note_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Transition:
     """Return the state with a supervisor's plan learnt: restored, a rival, known, or older."""
     theirs = event.plan.quorum
     if not is_behind(state, theirs):
-        heard = hear(_with_hints(state, event), (event.pod,))
+        heard = note_heard(_with_hints(state, event), (event.pod,))
         return Transition(state=heard, reason=f"{theirs} is no news")
     ours = state.plan.quorum if state.plan is not None else None
     if ours is not None and theirs.id == ours.id and state.restored == str(ours):
         # Both come from supervisors. Either will do, as a plan above both follows.
         rival = replace(state, rivals=(*state.rivals, theirs.nonce))
-        return Transition(state=hear(rival, (event.pod,)), reason=f"{theirs} is held beside {ours}")
+        return Transition(
+            state=note_heard(rival, (event.pod,)), reason=f"{theirs} is held beside {ours}"
+        )
     rivals = (ours.nonce,) if ours is not None and theirs.id == ours.id else ()
-    restored = replace(_restore(state, event, now_s), rivals=rivals)
+    restored = replace(_recover(state, event, now_s), rivals=rivals)
     had = f"had {ours}" if ours is not None else "did not have the job"
     message = (
         f"the store {had}: {theirs} is restored from {pod_name(state, event.pod)}; "
@@ -120,7 +122,7 @@ def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Trans
     )
 
 
-def hear(state: CoordinatorState, pods: Collection[PodUid]) -> CoordinatorState:
+def note_heard(state: CoordinatorState, pods: Collection[PodUid]) -> CoordinatorState:
     """Return the state after ``pods`` spoke without the store being behind them."""
     if not state.unheard:
         return state
@@ -129,14 +131,14 @@ def hear(state: CoordinatorState, pods: Collection[PodUid]) -> CoordinatorState:
     return replace(state, unheard=left)
 
 
-def hear_silence(state: CoordinatorState, behind_s: Mapping[str, float]) -> CoordinatorState:
+def note_unheard(state: CoordinatorState, behind_s: Mapping[str, float]) -> CoordinatorState:
     """Return the state with nobody waited for who lags behind the job's newest heartbeat."""
     patience_s = SILENT_BEATS * state.config.heartbeat_s
     silent = [p for p in state.unheard if behind_s.get(p, 0.0) > patience_s]
-    return hear(state, silent)
+    return note_heard(state, silent)
 
 
-def forget_let_go(state: CoordinatorState) -> CoordinatorState:
+def drop_let_go(state: CoordinatorState) -> CoordinatorState:
     """Return the state without pods known only from a restored plan that has let them go.
 
     Most of them ended in good order long before the store lost the job: nobody misses them.
@@ -154,7 +156,7 @@ def forget_let_go(state: CoordinatorState) -> CoordinatorState:
     )
 
 
-def _restore(state: CoordinatorState, event: PlanReported, now_s: float) -> CoordinatorState:
+def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> CoordinatorState:
     """The state with the reported plan in force and everything that followed it unknown.
 
     Its members count as living until somebody tells otherwise or they are silent;

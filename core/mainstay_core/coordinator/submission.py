@@ -16,11 +16,11 @@ from mainstay_core.coordinator.events import (
     Announce,
     JobSubmitted,
     SuspendRequested,
-    TopologyLearnt,
+    TopologyReported,
     Transition,
 )
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.suspension import learn_suspend
+from mainstay_core.coordinator.suspension import note_suspend
 from mainstay_core.job.config import JobConfig
 
 MUTABLE_SHAPE = ("replicas", "min_replicas")
@@ -67,7 +67,7 @@ _PATHS = {
 """Where a user finds what the processes call otherwise."""
 
 
-def learn_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) -> Transition:
+def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) -> Transition:
     """Return the state with the job's definition as it was submitted now.
 
     Raises:
@@ -97,7 +97,7 @@ def learn_submission(state: CoordinatorState, event: JobSubmitted, now_s: float)
     result = Transition(state=state)
     if new.suspend != old.suspend:
         wish = SuspendRequested(suspend=new.suspend, who="its definition")
-        result = learn_suspend(state, wish, now_s)
+        result = note_suspend(state, wish, now_s)
         if not changed:
             return result
     message = f"the job's definition has changed: {', '.join(changed) or 'times'}"
@@ -105,7 +105,7 @@ def learn_submission(state: CoordinatorState, event: JobSubmitted, now_s: float)
     return result.then(Transition(state=result.state, actions=(announce,), reason=message))
 
 
-def learn_topology(state: CoordinatorState, event: TopologyLearnt, now_s: float) -> Transition:
+def note_topology(state: CoordinatorState, event: TopologyReported, now_s: float) -> Transition:
     """Return the state with what the cluster says about its nodes. Plans that are made use it."""
     del now_s
     if event.nodes == state.topology:

@@ -30,7 +30,7 @@ from mainstay_core.wire.plan import Method, Plan
 SUSPENDED = "the job is suspended"
 
 
-def learn_suspend(state: CoordinatorState, event: SuspendRequested, now_s: float) -> Transition:
+def note_suspend(state: CoordinatorState, event: SuspendRequested, now_s: float) -> Transition:
     """Return the state with a suspension wanted, or not any more.
 
     Raises:
@@ -56,7 +56,7 @@ def learn_suspend(state: CoordinatorState, event: SuspendRequested, now_s: float
     )
 
 
-def learn_paused(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def note_paused(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
     """Return the state with a member that has saved what it can, and computes no further."""
     at_s = fact.observed_at_s or now_s
     plan = state.plan

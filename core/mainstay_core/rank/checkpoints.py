@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mainstay_core.rank.events import Action, RenameCheckpoint, Tell, WriteCheckpoint
+from mainstay_core.rank.events import Action, RenameCheckpoint, SendFact, WriteCheckpoint
 from mainstay_core.rank.saves import Saves, writer_of
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import FactKind
@@ -33,7 +33,7 @@ def settled(state: RankState, durable: int) -> RankState:
     )
 
 
-def learn(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, ...]]:
+def note_saves(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, ...]]:
     """Return the state after everybody's status, and the completion of what is safe by now."""
     durable = max(state.durable, saves.durable)
     state = replace(state, durable=durable, writers_free=not saves.busy)
@@ -57,7 +57,7 @@ def begin_due(state: RankState) -> tuple[RankState, tuple[Action, ...]]:
         return state, ()
     why = f"the checkpoint due at step {state.version} waits: an earlier one is still being written"
     told = replace(state, told_busy=True)
-    return told, (Tell(FactKind.CHECKPOINT, state.version, why),) if state.index == 0 else ()
+    return told, (SendFact(FactKind.CHECKPOINT, state.version, why),) if state.index == 0 else ()
 
 
 def is_open(state: RankState) -> bool:
@@ -73,7 +73,7 @@ def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, 
     must not keep a job from ending.
     """
     before = state.safe
-    state, actions = learn(replace(state, save_round=state.save_round + 1), saves)
+    state, actions = note_saves(replace(state, save_round=state.save_round + 1), saves)
     if not is_open(state):
         return state, actions, True
     if state.safe > before:
@@ -83,7 +83,7 @@ def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, 
         return state, (*actions, *write), False
     last = "the last step" if state.version >= state.num_steps else "this step"
     why = f"the checkpoint of {last}, {state.version}, could not be completed"
-    tell = (Tell(FactKind.CHECKPOINT, state.version, why),) if state.index == 0 else ()
+    tell = (SendFact(FactKind.CHECKPOINT, state.version, why),) if state.index == 0 else ()
     return state, (*actions, *tell), True
 
 

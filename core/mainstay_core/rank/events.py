@@ -30,7 +30,7 @@ class ReportsGathered:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class StateLoaded:
     """The state of the settled version is complete and verified."""
 
     digest: str
@@ -40,7 +40,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreFailed:
+class LoadFailed:
     """No source had a usable state, or the quorum ended meanwhile."""
 
     why: str
@@ -100,8 +100,8 @@ class SavesGathered:
 Event = (
     PlanSeen
     | ReportsGathered
-    | Restored
-    | RestoreFailed
+    | StateLoaded
+    | LoadFailed
     | TodoDone
     | ComputeBroken
     | Reduced
@@ -134,7 +134,7 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendFact:
     """Tell the api a fact, through the supervisor."""
 
     kind: FactKind
@@ -153,8 +153,8 @@ class DropHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
-    """Heal from a source or load a version: Restored or RestoreFailed."""
+class LoadState:
+    """Heal from a source or load a version: StateLoaded or LoadFailed."""
 
     action: StateAction
     version: int
@@ -239,9 +239,9 @@ Action = (
     WaitForPlan
     | Leave
     | Settle
-    | Tell
+    | SendFact
     | DropHeld
-    | Restore
+    | LoadState
     | Compute
     | Reduce
     | CastVote

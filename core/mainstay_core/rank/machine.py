@@ -29,18 +29,18 @@ from mainstay_core.rank.events import (
     Event,
     Finish,
     Leave,
+    LoadFailed,
+    LoadState,
     PlanSeen,
     QuorumLost,
     Reduce,
     Reduced,
     ReportsGathered,
-    Restore,
-    Restored,
-    RestoreFailed,
     SavesGathered,
+    SendFact,
     Settle,
     ShareSaves,
-    Tell,
+    StateLoaded,
     TodoDone,
     VoidSave,
     VotesGathered,
@@ -54,7 +54,7 @@ from mainstay_core.rank.state import (
     Phase,
     RankState,
     Transition,
-    extend_chain,
+    extend_commit_chain,
     interrupts,
     must_adopt,
     report_of,
@@ -130,7 +130,7 @@ def _park(state: RankState, why: str, suspects: Sequence[int], *prefix: Action) 
         return _adopt(state, *prefix)
     assert state.plan is not None
     slots = tuple(state.plan.members[i].slot for i in suspects)
-    tell = Tell(FactKind.PARKED, state.version, why, slots)
+    tell = SendFact(FactKind.PARKED, state.version, why, slots)
     parked = replace(state, phase=Phase.PARKED)
     return Transition(parked, (*prefix, tell, WaitForPlan()), why)
 
@@ -155,7 +155,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     outcome = settle(state.plan, state.shards_per_lane, event.reports)
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
-    tell = Tell(FactKind.ADOPTED, outcome.version, outcome.reason, reached=reached)
+    tell = SendFact(FactKind.ADOPTED, outcome.version, outcome.reason, reached=reached)
     durable = max(r.durable for r in event.reports)
     settled = checkpoints.settled(state, durable)
     settled = replace(
@@ -174,7 +174,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     # One cell's state may be bad without a vote having found it yet: the majority counts.
     expected = known.most_common(1)[0][0] if known else ""
     restoring = replace(settled, phase=Phase.HEALING, valid=False, held=(), mark=None)
-    restore = Restore(mine, outcome.version, outcome.sources[state.index], expected)
+    restore = LoadState(mine, outcome.version, outcome.sources[state.index], expected)
     return Transition(restoring, (tell, DropHeld(mark=True), restore), outcome.reason)
 
 
@@ -189,7 +189,7 @@ def _knows(state: RankState, report: SettleReport, outcome: Settlement) -> bool:
     )
 
 
-def _on_restored(state: RankState, event: Restored) -> Transition:
+def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
     assert state.plan is not None
     assert state.settlement is not None
     outcome = state.settlement
@@ -208,7 +208,7 @@ def _on_restored(state: RankState, event: Restored) -> Transition:
     return _begin(restored)
 
 
-def _on_restore_failed(state: RankState, event: RestoreFailed) -> Transition:
+def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
     return _park(replace(state, valid=False), event.why, ())
 
 
@@ -216,7 +216,7 @@ def _begin(state: RankState, *prefix: Action) -> Transition:
     """The settle is complete with a valid state: go on with the step."""
     assert state.plan is not None
     settled = replace(state, settled=state.plan.quorum.id)
-    return _compute(settled, *prefix, Tell(FactKind.SETTLED, state.version))
+    return _compute(settled, *prefix, SendFact(FactKind.SETTLED, state.version))
 
 
 def _compute(state: RankState, *prefix: Action) -> Transition:
@@ -242,7 +242,7 @@ def _share_saves(state: RankState, *prefix: Action) -> Transition:
 def _end(state: RankState, *prefix: Action) -> Transition:
     if state.version < state.num_steps:
         paused = replace(state, phase=Phase.PAUSED)
-        tell = Tell(FactKind.PAUSED, state.version)
+        tell = SendFact(FactKind.PAUSED, state.version)
         return Transition(paused, (*prefix, tell, WaitForPlan()), "the job is to be suspended")
     done = replace(state, phase=Phase.FINISHED)
     return Transition(done, (*prefix, Finish(), WaitForPlan()), "the last step is applied")
@@ -296,7 +296,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     assert state.plan is not None
     before = state.commit.data_total if state.commit else ""
     verdict = judge(state.plan, event.votes, state.clip_norm, before)
-    state, rename = checkpoints.learn(state, verdict.saves)
+    state, rename = checkpoints.note_saves(state, verdict.saves)
     if verdict.commit is None:
         return _refused(state, verdict, rename)
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
@@ -308,7 +308,7 @@ def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> 
     worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad
     if verdict.hopeless or (worn and state.recomputed + 1 >= state.max_attempts):
         failed = replace(state, phase=Phase.FAILED)
-        tell = Tell(FactKind.FAILED, state.version, verdict.reason)
+        tell = SendFact(FactKind.FAILED, state.version, verdict.reason)
         return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
     if worn:
         # Reducing the same partials does not help: one of them may be what is wrong.
@@ -341,7 +341,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         adopt_next=False,
         certified_in=certified_in,
         commit=event.commit,
-        chain=extend_chain(state.chain, event.commit),
+        chain=extend_commit_chain(state.chain, event.commit),
     )
     if rolling:
         return _begin(new, DropHeld(mark=True))
@@ -374,8 +374,8 @@ _TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
     (Phase.FAILED, PlanSeen): _ignore,
     (Phase.SETTLING, ReportsGathered): _on_reports,
     (Phase.SETTLING, QuorumLost): _on_lost,
-    (Phase.HEALING, Restored): _on_restored,
-    (Phase.HEALING, RestoreFailed): _on_restore_failed,
+    (Phase.HEALING, StateLoaded): _on_state_loaded,
+    (Phase.HEALING, LoadFailed): _on_load_failed,
     (Phase.COMPUTING, TodoDone): _on_todo_done,
     (Phase.COMPUTING, ComputeBroken): _on_compute_broken,
     (Phase.REDUCING, Reduced): _on_reduced,

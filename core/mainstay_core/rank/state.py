@@ -216,6 +216,6 @@ def report_of(state: RankState) -> SettleReport:
     )
 
 
-def extend_chain(chain: str, commit: Commit) -> str:
+def extend_commit_chain(chain: str, commit: Commit) -> str:
     """Return the digest chain after one more commit."""
     return hashlib.sha256((chain + dumps(commit)).encode()).hexdigest()[:32]

@@ -22,9 +22,9 @@ from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
     DrainRequested,
     Event,
-    FactsLearnt,
-    PlanDurable,
+    FactsReported,
     PlanReported,
+    PlanStored,
     PodRegistered,
     StepsCommitted,
     StoreReopened,
@@ -32,7 +32,7 @@ from mainstay_core.coordinator.events import (
     Tick,
     Transition,
 )
-from mainstay_core.coordinator.heartbeats import Silence
+from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.state import CoordinatorState, JobPhase
 from mainstay_core.coordinator.store_recovery import StoreBehindError, is_behind, refuse_behind
@@ -111,7 +111,7 @@ class Api(Process):
         if request.route == "heartbeats":
             return (yield from self._beat(body, held))
         if request.route == "facts":
-            outcome = yield from self.apply(FactsLearnt(facts=body), held)
+            outcome = yield from self.apply(FactsReported(facts=body), held)
             return Reply(409 if outcome.stale else 200, plan=outcome.state.plan)
         if request.route == "ledger":
             yield from self._add_to_ledger(body, held)
@@ -168,7 +168,7 @@ class Api(Process):
         fresh = []
         for entry in entries:
             old = known[entry.key]
-            if old is not None and (old.tells_same_as(entry) or old.quorum.id > entry.quorum.id):
+            if old is not None and (old.agrees_with(entry) or old.quorum.id > entry.quorum.id):
                 continue
             if old is not None:
                 self.world.checks.same_entry(old, entry)
@@ -253,12 +253,12 @@ class Api(Process):
 
     def _note_durable(self, plan: Plan) -> Steps[None]:
         with suppress(MainstayError):
-            yield from self.apply(PlanDurable(quorum=plan.quorum, at_s=self.now_s()))
+            yield from self.apply(PlanStored(quorum=plan.quorum, at_s=self.now_s()))
 
     # Silence ----------------------------------------------------------------
 
     def _tick(self) -> Steps[None]:
-        silence, renew_at_s, look_at_s = Silence(), 0.0, 0.0
+        silence, renew_at_s, look_at_s = HeartbeatLag(), 0.0, 0.0
         while True:
             now_s = self.engine.now_s
             try:
@@ -268,7 +268,7 @@ class Api(Process):
                     if holds:
                         renew_at_s = now_s + LEASE_S / 3
                     else:
-                        silence = Silence()
+                        silence = HeartbeatLag()
                 if holds and now_s >= look_at_s:
                     outcome = yield from self._look(silence)
                     if outcome.state.terminal:
@@ -279,7 +279,7 @@ class Api(Process):
                 pass
             yield TICK_PENDING_S
 
-    def _look(self, silence: Silence) -> Steps[Transition]:
+    def _look(self, silence: HeartbeatLag) -> Steps[Transition]:
         state = (yield from self._load()).state
         seen_s, beats = yield from self._call(lambda data: (dict(data.seen_s), dict(data.beats)))
         seen_us = {PodUid(pod): round(at_s * 1e6) for pod, at_s in seen_s.items()}

@@ -11,7 +11,7 @@ from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Process, ProcessKilled
 from mainstay_core.sim.scenario import Fault
 from mainstay_core.sim.store import NODE as STORE
-from mainstay_core.supervisor.events import LeaveAsked
+from mainstay_core.supervisor.events import LeaveRequested
 
 if TYPE_CHECKING:
     from mainstay_core.sim.api import Api
@@ -343,7 +343,7 @@ class Faults:
 
     def _leave(self) -> None:
         """SIGTERM of a pod: it hands its work over."""
-        self._world.pods[self._node()].supervisor.feed(LeaveAsked("told to end by SIGTERM"))
+        self._world.pods[self._node()].supervisor.feed(LeaveRequested("told to end by SIGTERM"))
 
     def _drain(self) -> None:
         self._world.wishes.drain(self._node())

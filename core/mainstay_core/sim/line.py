@@ -21,10 +21,10 @@ from mainstay_core.supervisor.events import (
     Ended,
     Event,
     HeartbeatDue,
-    LeaveHeard,
-    PlanLearnt,
+    LeaveAcknowledged,
+    PlanReceived,
     Registered,
-    SupervisionSettings,
+    SupervisorLimits,
 )
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
@@ -95,7 +95,7 @@ class ApiLine(Process, ABC):
 
     def passed(self, plan: Plan) -> None:
         """Another supervisor has given a plan."""
-        self.feed(PlanLearnt(plan))
+        self.feed(PlanReceived(plan))
 
     def tell(self, fact: Fact) -> None:
         """Post a fact until it is acknowledged."""
@@ -156,9 +156,9 @@ class ApiLine(Process, ABC):
             self._ledger_changed.fire()
         self._restored_at_s, self._registered_once = restored_at_s, True
         if reply.plan is not None:
-            self.feed(PlanLearnt(reply.plan))
+            self.feed(PlanReceived(reply.plan))
         config = self.world.config
-        settings = SupervisionSettings(
+        settings = SupervisorLimits(
             max_restarts=config.max_restarts,
             hang_s=config.hang_s,
             silence_s=config.heartbeat_timeout_s,
@@ -211,7 +211,7 @@ class ApiLine(Process, ABC):
         elif beat.quorum is not None and (held is None or beat.quorum.id > held.id):
             answer = yield from self._request("plan", None)
             if answer.plan is not None:
-                self.feed(PlanLearnt(answer.plan))
+                self.feed(PlanReceived(answer.plan))
 
     def _post_facts(self) -> Steps[None]:
         while True:
@@ -244,9 +244,9 @@ class ApiLine(Process, ABC):
         for fact in facts:
             self._facts.remove(fact)
         if plan is not None:
-            self.feed(PlanLearnt(plan))
+            self.feed(PlanReceived(plan))
         if not refused and any(fact.kind is FactKind.LEAVING for fact in facts):
-            self.feed(LeaveHeard())
+            self.feed(LeaveAcknowledged())
         return True
 
     def _post_ledger(self) -> Steps[None]:
@@ -296,6 +296,6 @@ class ApiLine(Process, ABC):
         self._cursor = max(self._cursor or 0, item.number)
         if item.kind == "plan":
             assert isinstance(item.body, Plan)
-            self.feed(PlanLearnt(item.body))
+            self.feed(PlanReceived(item.body))
         else:
             self.feed(Ended("the job is over"))

@@ -11,7 +11,7 @@ from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import PlanReported
 from mainstay_core.sim.network import End
 from mainstay_core.sim.rooms import Holds, Passed
-from mainstay_core.supervisor.events import SlotPhase, SupervisionState
+from mainstay_core.supervisor.events import SlotPhase, SupervisorState
 from mainstay_core.wire.plan import Plan
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Passing:
         supervisor.world.network.connect(supervisor, address, opened, _ignore, OFFER_TIMEOUT_S)
 
 
-def restoration_of(state: SupervisionState) -> PlanReported | None:
+def restoration_of(state: SupervisorState) -> PlanReported | None:
     """Return what a supervisor tells a store that has lost the job; None without a plan."""
     plan = state.plan
     if plan is None:

@@ -17,7 +17,7 @@ from mainstay_core.sim.engine import Process, Steps, Violation
 from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.network import Unreachable
 from mainstay_core.sim.supervisor import Supervisor
-from mainstay_core.supervisor.events import LeaveAsked
+from mainstay_core.supervisor.events import LeaveRequested
 from mainstay_core.wire.facts import Fact, FactKind
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Provider(Process):
             return
         pod.told = True
         supervisor = pod.supervisor
-        supervisor.after(0.0, supervisor.feed, LeaveAsked("it is not wanted any more"))
+        supervisor.after(0.0, supervisor.feed, LeaveRequested("it is not wanted any more"))
         if not supervisor.alive:
             pod.kill()
         late_s = self.world.config.handover_s + KILL_AFTER_S

@@ -32,11 +32,11 @@ from mainstay_core.supervisor.events import (
     LauncherUp,
     Leave,
     Release,
+    SendFact,
     SlotPhase,
     SocketEnded,
     StatusSeen,
     StopTrainers,
-    Tell,
     Tick,
 )
 from mainstay_core.supervisor.events import Signal as SignalSlot
@@ -108,7 +108,7 @@ class Supervisor(ApiLine):
             self._set_timer()
 
     def _act(self, action: Action) -> None:
-        if isinstance(action, Tell):
+        if isinstance(action, SendFact):
             self.tell(action.fact)
         elif isinstance(action, Forward):
             for slot in action.slots:

@@ -147,8 +147,8 @@ class Trainer(Process):
                 return (yield from self._wait_for_plan())
             case events.Settle():
                 return (yield from self._settle(action))
-            case events.Restore():
-                return (yield from self._restore(action))
+            case events.LoadState():
+                return (yield from self._load_state(action))
             case events.Compute():
                 return (yield from self._compute(action))
             case events.Reduce():
@@ -161,8 +161,8 @@ class Trainer(Process):
                 return (yield from self._share_saves(action))
             case events.WriteCheckpoint():
                 yield from self._write_checkpoint(action)
-            case events.Tell():
-                self._tell(action)
+            case events.SendFact():
+                self._send_fact(action)
             case events.DropHeld():
                 if self.compute is not None:
                     self.compute.drop_held()
@@ -235,7 +235,7 @@ class Trainer(Process):
             )
         return self.compute
 
-    def _restore(self, action: events.Restore) -> Steps[events.Event]:
+    def _load_state(self, action: events.LoadState) -> Steps[events.Event]:
         compute = self._engine()
         compute.params, self.tampered = "", False
         if action.action is StateAction.LOAD:
@@ -255,20 +255,20 @@ class Trainer(Process):
                 continue
             compute.params = params
             yield from self.point("healed")
-            return events.Restored(params)
-        return events.RestoreFailed(why)
+            return events.StateLoaded(params)
+        return events.LoadFailed(why)
 
     def _load(self, compute: Compute, version: int) -> Steps[events.Event]:
         yield self.world.pace.copy_s()
         if version == 0:
             compute.params = terms.initial_state(compute.position)
-            return events.Restored(compute.params, None, "")
+            return events.StateLoaded(compute.params, None, "")
         try:
             part = self.world.disk.load(version)[compute.position]
         except DamagedError as error:
-            return events.RestoreFailed(str(error))
+            return events.LoadFailed(str(error))
         compute.params = part.params
-        return events.Restored(part.params, part.commit, part.chain)
+        return events.StateLoaded(part.params, part.commit, part.chain)
 
     def _compute(self, action: events.Compute) -> Steps[events.Event]:
         compute = self._engine()
@@ -329,7 +329,7 @@ class Trainer(Process):
 
     # Actions at once --------------------------------------------------------
 
-    def _tell(self, action: events.Tell) -> None:
+    def _send_fact(self, action: events.SendFact) -> None:
         self._fact(
             action.kind,
             step=action.step,

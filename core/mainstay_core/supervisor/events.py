@@ -30,7 +30,7 @@ class SlotPhase(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisionSettings:
+class SupervisorLimits:
     """How patient a supervisor is. All times in seconds."""
 
     max_restarts: int = 10
@@ -83,11 +83,11 @@ class SlotState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisionState:
+class SupervisorState:
     """One pod."""
 
     pod: PodUid
-    settings: SupervisionSettings = field(default_factory=SupervisionSettings)
+    settings: SupervisorLimits = field(default_factory=SupervisorLimits)
     slots: tuple[SlotState, ...] = ()
     launcher_up: bool = False
     registered: bool = False
@@ -96,7 +96,7 @@ class SupervisionState:
     leaving: Fact | None = None
     """That the pod was told to end: it serves on until its work is handed over."""
     leave_by_s: float = 0.0
-    leave_heard: bool = False
+    leave_acknowledged: bool = False
     """The api knows: no plan made from then on gives this pod a new place."""
     released: bool = False
     """No rank of this pod is needed any more."""
@@ -193,11 +193,11 @@ class LauncherLost:
 class Registered:
     """The api knows the pod, for the first time or again; the job's settings are known here."""
 
-    settings: SupervisionSettings
+    settings: SupervisorLimits
 
 
 @dataclass(frozen=True, slots=True)
-class PlanLearnt:
+class PlanReceived:
     """A plan came, by whatever way."""
 
     plan: Plan
@@ -212,14 +212,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveAsked:
+class LeaveRequested:
     """This pod is told to end, and has time to hand its work over."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveHeard:
+class LeaveAcknowledged:
     """The api has acknowledged that this pod leaves."""
 
 
@@ -237,10 +237,10 @@ PodEvent = (
     LauncherUp
     | LauncherLost
     | Registered
-    | PlanLearnt
+    | PlanReceived
     | Ended
-    | LeaveAsked
-    | LeaveHeard
+    | LeaveRequested
+    | LeaveAcknowledged
     | HeartbeatDue
     | Tick
 )
@@ -267,7 +267,7 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendFact:
     """Post a fact to the api, at once and until it is acknowledged."""
 
     fact: Fact
@@ -300,4 +300,4 @@ class Leave:
     exit_code: int
 
 
-Action = Fork | Signal | Tell | Forward | StopTrainers | Release | Leave
+Action = Fork | Signal | SendFact | Forward | StopTrainers | Release | Leave

@@ -16,12 +16,12 @@ from dataclasses import replace
 
 from mainstay_core.supervisor.events import (
     Action,
-    LeaveAsked,
+    LeaveRequested,
     Release,
+    SendFact,
     SlotPhase,
     SlotState,
-    SupervisionState,
-    Tell,
+    SupervisorState,
 )
 from mainstay_core.supervisor.slots import Transition
 from mainstay_core.wire.facts import Fact, FactKind
@@ -30,12 +30,12 @@ EXIT_TERMINATED = 143
 """128 + SIGTERM: ended before its work was handed over."""
 
 
-def can_leave(state: SupervisionState) -> bool:
+def can_leave(state: SupervisorState) -> bool:
     """Return whether there may be something to hand over, and somebody to tell."""
     return state.registered and state.settings.handover_s > 0
 
 
-def leave_asked(state: SupervisionState, event: LeaveAsked, now_s: float) -> Transition:
+def leave_requested(state: SupervisorState, event: LeaveRequested, now_s: float) -> Transition:
     """Return what follows from being told to end; being told twice changes nothing."""
     if state.leaving is not None or state.ending:
         return Transition(state, (), f"{event.why}, again")
@@ -49,26 +49,26 @@ def leave_asked(state: SupervisionState, event: LeaveAsked, now_s: float) -> Tra
     )
     state = replace(state, leaving=fact, leave_by_s=now_s + grace_s)
     return Transition(
-        state, (Tell(fact),), f"{event.why}: hands its work over, within {grace_s:g} s"
+        state, (SendFact(fact),), f"{event.why}: hands its work over, within {grace_s:g} s"
     )
 
 
-def leave_heard(state: SupervisionState, event: object, now_s: float) -> Transition:
+def leave_acknowledged(state: SupervisorState, event: object, now_s: float) -> Transition:
     """Return the state in which the api knows of the leave."""
     del event, now_s
-    return Transition(replace(state, leave_heard=state.leaving is not None))
+    return Transition(replace(state, leave_acknowledged=state.leaving is not None))
 
 
-def repeated(state: SupervisionState) -> tuple[Action, ...]:
+def repeated(state: SupervisorState) -> tuple[Action, ...]:
     """Return what is told again: an api that lost it must not count on this pod."""
     if state.leaving is None or state.released or state.ending:
         return ()
-    return (Tell(state.leaving),)
+    return (SendFact(state.leaving),)
 
 
-def release(state: SupervisionState) -> Transition:
+def release(state: SupervisorState) -> Transition:
     """Return the release of the pod, once no rank of it is needed."""
-    due = state.leave_heard and not (state.released or state.ending)
+    due = state.leave_acknowledged and not (state.released or state.ending)
     if not due or not all(_is_free(state, slot) for slot in state.slots):
         return Transition(state)
     plan = state.plan
@@ -77,7 +77,7 @@ def release(state: SupervisionState) -> Transition:
     return Transition(replace(state, released=True), (Release(),), "its work is handed over")
 
 
-def _is_free(state: SupervisionState, slot: SlotState) -> bool:
+def _is_free(state: SupervisorState, slot: SlotState) -> bool:
     """Whether a slot's trainer, if any, has adopted the plan in which it has no place."""
     if slot.phase is not SlotPhase.UP or state.plan is None:
         return True

@@ -35,23 +35,23 @@ from mainstay_core.supervisor.events import (
     LauncherLost,
     LauncherUp,
     Leave,
-    LeaveAsked,
-    LeaveHeard,
-    PlanLearnt,
+    LeaveAcknowledged,
+    LeaveRequested,
+    PlanReceived,
     Registered,
+    SendFact,
     Signal,
     SlotPhase,
     SlotState,
     StopTrainers,
-    SupervisionState,
-    Tell,
+    SupervisorState,
     Tick,
 )
 from mainstay_core.supervisor.leaving import (
     EXIT_TERMINATED,
     can_leave,
-    leave_asked,
-    leave_heard,
+    leave_acknowledged,
+    leave_requested,
     release,
     repeated,
 )
@@ -59,20 +59,20 @@ from mainstay_core.supervisor.slots import (
     Transition,
     outdates,
     put,
+    report_down,
     slot_step,
-    tell_down,
     with_phase,
 )
 from mainstay_core.wire.facts import Fact, FactKind
 from mainstay_core.wire.plan import Plan
 
 
-def initial(pod: PodUid, num_slots: int) -> SupervisionState:
+def initial(pod: PodUid, num_slots: int) -> SupervisorState:
     """Return the state of a pod that knows nothing yet."""
-    return SupervisionState(pod=pod, slots=tuple(SlotState(index=i) for i in range(num_slots)))
+    return SupervisorState(pod=pod, slots=tuple(SlotState(index=i) for i in range(num_slots)))
 
 
-def step(state: SupervisionState, event: Event, now_s: float, nonce: str) -> Transition:
+def step(state: SupervisorState, event: Event, now_s: float, nonce: str) -> Transition:
     """Return what follows from an event.
 
     Args:
@@ -90,12 +90,12 @@ def step(state: SupervisionState, event: Event, now_s: float, nonce: str) -> Tra
     return Transition(after.state, done.actions + after.actions, done.reason or after.reason)
 
 
-def _launcher_up(state: SupervisionState, event: object, now_s: float) -> Transition:
+def _launcher_up(state: SupervisorState, event: object, now_s: float) -> Transition:
     del event, now_s
     return Transition(replace(state, launcher_up=True))
 
 
-def _registered(state: SupervisionState, event: Registered, now_s: float) -> Transition:
+def _registered(state: SupervisorState, event: Registered, now_s: float) -> Transition:
     """An api that had forgotten the pod learns of its trainers anew."""
     del now_s
     facts = []
@@ -104,10 +104,10 @@ def _registered(state: SupervisionState, event: Registered, now_s: float) -> Tra
         down = slot.down if slot.phase is not SlotPhase.UP else None
         facts += [fact for fact in (up, slot.final, down) if fact is not None]
     state = replace(state, registered=True, settings=event.settings)
-    return Transition(state, tuple(Tell(fact) for fact in facts))
+    return Transition(state, tuple(SendFact(fact) for fact in facts))
 
 
-def _launcher_lost(state: SupervisionState, event: object, now_s: float) -> Transition:
+def _launcher_lost(state: SupervisorState, event: object, now_s: float) -> Transition:
     """All trainers are gone; when a launcher comes back is not ours to promise.
 
     Their own sockets may have ended first, with the promise of a restart: that is taken back.
@@ -120,7 +120,7 @@ def _launcher_lost(state: SupervisionState, event: object, now_s: float) -> Tran
         lived = slot.phase in (SlotPhase.FORKING, SlotPhase.UP, SlotPhase.ENDING)
         promised = slot.down is not None and slot.down.restarting
         if slot.phase is SlotPhase.UP or (promised and slot.phase in _PROMISED):
-            slot, tell = tell_down(state, slot, why, False, now_s)
+            slot, tell = report_down(state, slot, why, False, now_s)
             actions.append(tell)
         restarts = slot.restarts + lived
         over = slot.done or restarts > state.settings.max_restarts
@@ -130,7 +130,7 @@ def _launcher_lost(state: SupervisionState, event: object, now_s: float) -> Tran
     return Transition(state, tuple(actions), "the launcher ended")
 
 
-def _plan_learnt(state: SupervisionState, event: PlanLearnt, now_s: float) -> Transition:
+def _plan_received(state: SupervisorState, event: PlanReceived, now_s: float) -> Transition:
     del now_s
     plan, held = event.plan, state.plan
     if held is not None and plan.quorum.id <= held.quorum.id:
@@ -145,7 +145,7 @@ def _unless_outdated(plan: Plan, fact: Fact | None) -> Fact | None:
     return None if fact is None or outdates(plan, fact) else fact
 
 
-def _ended(state: SupervisionState, event: Ended, now_s: float) -> Transition:
+def _ended(state: SupervisorState, event: Ended, now_s: float) -> Transition:
     if state.ending:
         return Transition(state)
     state = replace(state, ending=event.why, exit_code=event.exit_code, ending_at_s=now_s)
@@ -153,15 +153,15 @@ def _ended(state: SupervisionState, event: Ended, now_s: float) -> Transition:
     return Transition(state, (StopTrainers(up),) if up else (), event.why)
 
 
-def _heartbeat_due(state: SupervisionState, event: object, now_s: float) -> Transition:
+def _heartbeat_due(state: SupervisorState, event: object, now_s: float) -> Transition:
     """Repeat what the newest plan does not reflect yet."""
     del event, now_s
     facts = [fact for slot in state.slots for fact in (slot.down, slot.parked) if fact is not None]
-    unheard = tuple(Tell(fact) for fact in facts if _unheard(state, fact))
+    unheard = tuple(SendFact(fact) for fact in facts if _unheard(state, fact))
     return Transition(state, (*unheard, *repeated(state)))
 
 
-def _unheard(state: SupervisionState, fact: Fact) -> bool:
+def _unheard(state: SupervisorState, fact: Fact) -> bool:
     if state.ending:
         return False
     if fact.kind is FactKind.PARKED:
@@ -172,13 +172,13 @@ def _unheard(state: SupervisionState, fact: Fact) -> bool:
     return plan.member_of(Slot(pod=state.pod, index=index), incarnation) is not None
 
 
-def _leave_asked(state: SupervisionState, event: LeaveAsked, now_s: float) -> Transition:
+def _leave_asked(state: SupervisorState, event: LeaveRequested, now_s: float) -> Transition:
     if can_leave(state):
-        return leave_asked(state, event, now_s)
+        return leave_requested(state, event, now_s)
     return _ended(state, Ended(event.why, EXIT_TERMINATED), now_s)
 
 
-def _tick(state: SupervisionState, event: object, now_s: float) -> Transition:
+def _tick(state: SupervisorState, event: object, now_s: float) -> Transition:
     del event
     if state.leaving is not None and not state.ending and now_s >= state.leave_by_s:
         code = 0 if state.released else EXIT_TERMINATED
@@ -196,7 +196,7 @@ def _tick(state: SupervisionState, event: object, now_s: float) -> Transition:
     return Transition(state, tuple(actions), "; ".join(reasons))
 
 
-def _overdue(state: SupervisionState, slot: SlotState, now_s: float) -> str:
+def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> str:
     """Return why a slot's trainer must be killed, or nothing."""
     alive = slot.phase in (SlotPhase.UP, SlotPhase.ENDING, SlotPhase.FORKING)
     if not alive or slot.incarnation is None:
@@ -216,7 +216,7 @@ def _overdue(state: SupervisionState, slot: SlotState, now_s: float) -> str:
     return ""
 
 
-def _advance(state: SupervisionState, now_s: float, nonce: str) -> Transition:
+def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
     """Fork what is due; leave when nothing is left to wait for."""
     if state.ending:
         alive = with_phase(state, SlotPhase.FORKING, SlotPhase.UP, SlotPhase.ENDING)
@@ -252,7 +252,7 @@ def _advance(state: SupervisionState, now_s: float, nonce: str) -> Transition:
     return Transition(state, tuple(actions))
 
 
-def readiness(state: SupervisionState) -> str:
+def readiness(state: SupervisorState) -> str:
     """Return why the pod is not ready; empty if every slot has a trainer that is up.
 
     A question to the pod alone: neither the api nor a quorum comes into it.
@@ -265,7 +265,7 @@ def readiness(state: SupervisionState) -> str:
     return ", ".join(f"slot {s.index} is {s.phase}" for s in down)
 
 
-def next_due_s(state: SupervisionState) -> float | None:
+def next_due_s(state: SupervisorState) -> float | None:
     """Return when the next ``Tick`` has something to do at the latest, if it ever has."""
     times = [slot.restart_at_s for slot in state.slots if slot.phase is SlotPhase.BACKOFF]
     if state.leaving is not None and not state.ending:
@@ -283,16 +283,16 @@ def next_due_s(state: SupervisionState) -> float | None:
 _PROMISED = (SlotPhase.ENDING, SlotPhase.BACKOFF)
 """Where the end of a slot's trainer was told with the promise of another one."""
 
-_PodHandler = Callable[[SupervisionState, Any, float], Transition]
+_PodHandler = Callable[[SupervisorState, Any, float], Transition]
 
 _POD: dict[type, _PodHandler] = {
     LauncherUp: _launcher_up,
     LauncherLost: _launcher_lost,
     Registered: _registered,
-    PlanLearnt: _plan_learnt,
+    PlanReceived: _plan_received,
     Ended: _ended,
-    LeaveAsked: _leave_asked,
-    LeaveHeard: leave_heard,
+    LeaveRequested: _leave_asked,
+    LeaveAcknowledged: leave_acknowledged,
     HeartbeatDue: _heartbeat_due,
     Tick: _tick,
 }

@@ -22,15 +22,15 @@ from mainstay_core.supervisor.events import (
     Forked,
     Forward,
     Hello,
+    SendFact,
     Signal,
     SlotPhase,
     SlotState,
     SocketEnded,
     StatusSeen,
     StopTrainers,
-    SupervisionSettings,
-    SupervisionState,
-    Tell,
+    SupervisorLimits,
+    SupervisorState,
 )
 from mainstay_core.wire.facts import Fact, FactKind
 from mainstay_core.wire.plan import Plan
@@ -43,19 +43,19 @@ LAST_WORDS = (FactKind.FINISHED, FactKind.FAILED)
 class Transition:
     """Outcome of one event."""
 
-    state: SupervisionState
+    state: SupervisorState
     actions: tuple[Action, ...] = ()
     reason: str = ""
 
 
-def slot_step(state: SupervisionState, event: Any, now_s: float) -> Transition:
+def slot_step(state: SupervisorState, event: Any, now_s: float) -> Transition:
     """Return what follows from an event of one slot, forks that are due aside."""
     if not 0 <= event.slot < len(state.slots):
         raise LocalProtocolError(f"slot {event.slot} of a pod with {len(state.slots)}")
     slot = state.slots[event.slot]
     if event.incarnation != slot.incarnation:
         if isinstance(event, FactSeen) and event.fact.kind in LAST_WORDS:
-            return Transition(state, (Tell(event.fact),), "last words of a former life")
+            return Transition(state, (SendFact(event.fact),), "last words of a former life")
         return Transition(state, (), f"{type(event).__name__} of a former life is ignored")
     handler = _TABLE.get((slot.phase, type(event)))
     if handler is None:
@@ -63,24 +63,24 @@ def slot_step(state: SupervisionState, event: Any, now_s: float) -> Transition:
     return handler(state, slot, event, now_s)
 
 
-def put(state: SupervisionState, slot: SlotState) -> SupervisionState:
+def put(state: SupervisorState, slot: SlotState) -> SupervisorState:
     """Return the state with one slot replaced."""
     slots = list(state.slots)
     slots[slot.index] = slot
     return replace(state, slots=tuple(slots))
 
 
-def with_phase(state: SupervisionState, *phases: SlotPhase) -> tuple[int, ...]:
+def with_phase(state: SupervisorState, *phases: SlotPhase) -> tuple[int, ...]:
     """Return the slots that are in one of the phases, ascending."""
     return tuple(s.index for s in state.slots if s.phase in phases)
 
 
-def _forked(state: SupervisionState, slot: SlotState, event: Forked, now_s: float) -> Transition:
+def _forked(state: SupervisorState, slot: SlotState, event: Forked, now_s: float) -> Transition:
     del now_s
     return Transition(put(state, replace(slot, pid=event.pid)))
 
 
-def _hello(state: SupervisionState, slot: SlotState, event: Hello, now_s: float) -> Transition:
+def _hello(state: SupervisorState, slot: SlotState, event: Hello, now_s: float) -> Transition:
     fact = Fact(
         kind=FactKind.TRAINER_UP,
         pod=state.pod,
@@ -101,15 +101,13 @@ def _hello(state: SupervisionState, slot: SlotState, event: Hello, now_s: float)
     )
     if state.ending:
         return Transition(put(state, slot), (StopTrainers((slot.index,)),), state.ending)
-    actions: tuple[Action, ...] = (Tell(fact),)
+    actions: tuple[Action, ...] = (SendFact(fact),)
     if state.plan is not None:
         actions += (Forward(state.plan, (slot.index,)),)
     return Transition(put(state, slot), actions, f"slot {slot.index}: {fact.evidence}")
 
 
-def _status(
-    state: SupervisionState, slot: SlotState, event: StatusSeen, now_s: float
-) -> Transition:
+def _status(state: SupervisorState, slot: SlotState, event: StatusSeen, now_s: float) -> Transition:
     before = slot.status
     moved = before is None or (before.progress, before.phase, before.step) != (
         event.status.progress,
@@ -123,7 +121,7 @@ def _status(
     return Transition(put(state, slot))
 
 
-def _fact(state: SupervisionState, slot: SlotState, event: FactSeen, now_s: float) -> Transition:
+def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float) -> Transition:
     fact = event.fact
     if fact.kind is FactKind.PARKED and outdates(state.plan, fact):
         plan = state.plan
@@ -138,7 +136,7 @@ def _fact(state: SupervisionState, slot: SlotState, event: FactSeen, now_s: floa
     elif fact.kind is FactKind.ADOPTED:
         slot = replace(slot, done=False)  # it had finished; a restart needs it again
     slot = replace(slot, alive_at_s=now_s)
-    return Transition(put(state, slot), (Tell(fact),), f"slot {slot.index}: {fact.kind}")
+    return Transition(put(state, slot), (SendFact(fact),), f"slot {slot.index}: {fact.kind}")
 
 
 def outdates(plan: Plan | None, fact: Fact) -> bool:
@@ -150,7 +148,7 @@ def outdates(plan: Plan | None, fact: Fact) -> bool:
 
 
 def _last_words(
-    state: SupervisionState, slot: SlotState, event: FactSeen, now_s: float
+    state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
 ) -> Transition:
     """Its process was reaped before its socket was read to the end."""
     if event.fact.kind not in LAST_WORDS:
@@ -159,25 +157,25 @@ def _last_words(
 
 
 def _committed(
-    state: SupervisionState, slot: SlotState, event: Committed, now_s: float
+    state: SupervisorState, slot: SlotState, event: Committed, now_s: float
 ) -> Transition:
     del event
     return Transition(put(state, replace(slot, restarts=0, alive_at_s=now_s)))
 
 
 def _socket_ended(
-    state: SupervisionState, slot: SlotState, event: SocketEnded, now_s: float
+    state: SupervisorState, slot: SlotState, event: SocketEnded, now_s: float
 ) -> Transition:
     del event
     evidence = slot.killed_for or f"the socket of pid {slot.pid} ended"
-    slot, tell = tell_down(state, slot, evidence, _may_restart(state, slot), now_s)
+    slot, tell = report_down(state, slot, evidence, _may_restart(state, slot), now_s)
     # Without a supervisor a trainer must not live on; it normally is dead already.
     kill = Signal(slot.index, slot.incarnation or Incarnation(""), SIGKILL)
     slot = replace(slot, phase=SlotPhase.ENDING)
     return Transition(put(state, slot), (tell, kill), evidence)
 
 
-def _exited(state: SupervisionState, slot: SlotState, event: Exited, now_s: float) -> Transition:
+def _exited(state: SupervisorState, slot: SlotState, event: Exited, now_s: float) -> Transition:
     how = f"signal {event.signal}" if event.signal is not None else f"code {event.code}"
     evidence = f"{slot.killed_for or f'pid {slot.pid} ended'} ({how})"
     over = event.code in (EXIT_FINISHED, EXIT_USER_ERROR)
@@ -185,7 +183,7 @@ def _exited(state: SupervisionState, slot: SlotState, event: Exited, now_s: floa
     actions: tuple[Action, ...] = ()
     told = slot.phase is SlotPhase.ENDING and slot.down is not None
     if not told or (slot.down is not None and slot.down.restarting != restarting):
-        slot, tell = tell_down(state, slot, evidence, restarting, now_s)
+        slot, tell = report_down(state, slot, evidence, restarting, now_s)
         actions = (tell,)
     if restarting:
         delay_s = _backoff_s(state.settings, slot.restarts)
@@ -197,26 +195,26 @@ def _exited(state: SupervisionState, slot: SlotState, event: Exited, now_s: floa
     return Transition(put(state, slot), actions, reason)
 
 
-def _ignored(state: SupervisionState, slot: SlotState, event: object, now_s: float) -> Transition:
+def _ignored(state: SupervisorState, slot: SlotState, event: object, now_s: float) -> Transition:
     del slot, event, now_s
     return Transition(state)
 
 
-def _may_restart(state: SupervisionState, slot: SlotState) -> bool:
+def _may_restart(state: SupervisorState, slot: SlotState) -> bool:
     over = slot.done or state.ending or state.leaving is not None
     return not over and slot.restarts < state.settings.max_restarts
 
 
-def _backoff_s(settings: SupervisionSettings, restarts: int) -> float:
+def _backoff_s(settings: SupervisorLimits, restarts: int) -> float:
     if restarts == 0:
         return 0.0
     # The exponent is bounded so that a large number of restarts cannot overflow.
     return min(settings.backoff_max_s, settings.backoff_s * 2.0 ** min(restarts - 1, 30))
 
 
-def tell_down(
-    state: SupervisionState, slot: SlotState, evidence: str, restarting: bool, now_s: float
-) -> tuple[SlotState, Tell]:
+def report_down(
+    state: SupervisorState, slot: SlotState, evidence: str, restarting: bool, now_s: float
+) -> tuple[SlotState, SendFact]:
     """Return the slot with its end noted, and the fact to tell.
 
     The fact names no quorum: it is true whichever one is in force.
@@ -230,10 +228,10 @@ def tell_down(
         evidence=evidence,
         observed_at_s=now_s,
     )
-    return replace(slot, down=fact, parked=None), Tell(fact)
+    return replace(slot, down=fact, parked=None), SendFact(fact)
 
 
-_SlotHandler = Callable[[SupervisionState, SlotState, Any, float], Transition]
+_SlotHandler = Callable[[SupervisorState, SlotState, Any, float], Transition]
 
 # Launcher and trainers have sockets of their own, so what one says of a trainer may arrive before
 # or after what the trainer itself said earlier: both orders are in the table.

@@ -52,7 +52,7 @@ class LedgerEntry:
         """What it is the entry of."""
         return self.step, self.stage, self.inner
 
-    def tells_same_as(self, other: LedgerEntry) -> bool:
+    def agrees_with(self, other: LedgerEntry) -> bool:
         """Whether two cells tell of the same commit: each knows what it has sent itself."""
         return (self.quorum, self.masters) == (other.quorum, other.masters)
 

@@ -37,8 +37,8 @@ async def first_line(log: Path) -> str:
 
 def test_everything_a_run_started_ends_with_it_even_what_left_its_group(tmp_path: Path) -> None:
     async def scenario() -> tuple[int, int]:
-        async with families.Family() as family:
-            child = family.spawn(
+        async with families.ChildProcesses() as children:
+            child = children.spawn(
                 "g",
                 [sys.executable, "-c", GRANDPARENT],
                 log=tmp_path / "log",
@@ -61,8 +61,8 @@ def test_processes_that_are_not_of_the_run_are_left_alone(tmp_path: Path) -> Non
         assert other.stdout is not None
         pid = int(other.stdout.readline())
         code = (
-            "import asyncio\nfrom mainstay_cli.local.processes import Family\n"
-            "async def f():\n    async with Family():\n        pass\nasyncio.run(f())"
+            "import asyncio\nfrom mainstay_cli.local.processes import ChildProcesses\n"
+            "async def f():\n    async with ChildProcesses():\n        pass\nasyncio.run(f())"
         )
         subprocess.run([sys.executable, "-c", code], check=True, env=_env())
         assert not is_gone(pid)
@@ -71,8 +71,8 @@ def test_processes_that_are_not_of_the_run_are_left_alone(tmp_path: Path) -> Non
 
 def test_the_end_of_a_child_is_noticed_with_its_code(tmp_path: Path) -> None:
     async def scenario() -> int | None:
-        async with families.Family() as family:
-            child = family.spawn(
+        async with families.ChildProcesses() as children:
+            child = children.spawn(
                 "c",
                 [sys.executable, "-c", "raise SystemExit(7)"],
                 log=tmp_path / "log",
@@ -91,14 +91,14 @@ def test_the_rest_of_a_group_ends_with_its_leader(tmp_path: Path) -> None:
     )
 
     async def scenario() -> int:
-        async with families.Family() as family:
-            child = family.spawn(
+        async with families.ChildProcesses() as children:
+            child = children.spawn(
                 "c", [sys.executable, "-c", code], log=tmp_path / "log", environment=os.environ
             )
             await child.ended
             pid = int((tmp_path / "log").read_text())
             while not is_gone(pid):
-                family.reap_orphans()
+                children.reap_orphans()
                 await asyncio.sleep(0.01)
             return pid
 

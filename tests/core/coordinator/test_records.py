@@ -13,7 +13,7 @@ from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
     FaultFired,
     Inject,
-    PlanDurable,
+    PlanStored,
     StepsCommitted,
     StopRequested,
     Tick,
@@ -116,7 +116,7 @@ def test_the_five_times_of_a_recovery(start: Start) -> None:
         after_s=0.5,
     )
     plan = world.plan
-    world.send(PlanDurable(quorum=plan.quorum, at_s=100.75))
+    world.send(PlanStored(quorum=plan.quorum, at_s=100.75))
     for member in plan.members:
         world.tell(world.about(FactKind.ADOPTED, member, step=1, observed_at_s=101.0))
     for member in plan.members:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.coordinator.events import JobSubmitted, PlanDurable, SuspendRequested
+from mainstay_core.coordinator.events import JobSubmitted, PlanStored, SuspendRequested
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.wire.facts import FactKind
@@ -105,7 +105,7 @@ def test_a_resumed_job_waits_for_all_its_pods_and_starts_above_the_old_quorum(
 def test_when_the_pausing_plan_was_durable_may_be_told_after_all_is_over(suspended: Any) -> None:
     plan = suspended.plan
     suspend(suspended, wanted=False)
-    suspended.send(PlanDurable(quorum=plan.quorum, at_s=1.0))
+    suspended.send(PlanStored(quorum=plan.quorum, at_s=1.0))
     assert suspended.state.phase is JobPhase.FORMING
 
 

@@ -8,7 +8,7 @@ from tests.core.plans import make_plan, slot_of
 
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.rank import checkpoints
-from mainstay_core.rank.events import RenameCheckpoint, Tell, WriteCheckpoint
+from mainstay_core.rank.events import RenameCheckpoint, SendFact, WriteCheckpoint
 from mainstay_core.rank.saves import Attempt, Saves, judge_saves, writer_of
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import FactKind
@@ -39,7 +39,7 @@ def member(index: int = 0, **fields: object) -> RankState:
 
 def boundary(state: RankState, version: int, saves: Saves = IDLE) -> tuple[RankState, list[object]]:
     """The votes of the step before ``version``, then its boundary."""
-    state, learnt = checkpoints.learn(state, saves)
+    state, learnt = checkpoints.note_saves(state, saves)
     state, begun = checkpoints.begin_due(replace(state, version=version))
     return state, [*learnt, *begun]
 
@@ -67,7 +67,7 @@ def test_an_attempt_is_made_once_in_a_quorum() -> None:
 def test_what_is_still_being_written_is_not_overtaken_and_that_is_told_once() -> None:
     state, actions = boundary(member(), 10, WRITES)
     (tell,) = actions
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendFact)
     assert (tell.kind, tell.step) == (FactKind.CHECKPOINT, 10)
 
     state, actions = boundary(state, 11, WRITES)
@@ -145,7 +145,7 @@ def test_a_job_ends_without_its_last_checkpoint_when_that_cannot_be_written_and_
     state, actions, done = checkpoints.end_round(state, IDLE)
 
     (tell,) = actions
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendFact)
     assert tell.kind is FactKind.CHECKPOINT
     assert "25" in tell.evidence
     assert done

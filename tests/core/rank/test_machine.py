@@ -26,19 +26,19 @@ from mainstay_core.rank.events import (
     Event,
     Finish,
     Leave,
+    LoadFailed,
+    LoadState,
     PlanSeen,
     QuorumLost,
     Reduce,
     Reduced,
     RenameCheckpoint,
     ReportsGathered,
-    Restore,
-    Restored,
-    RestoreFailed,
     SavesGathered,
+    SendFact,
     Settle,
     ShareSaves,
-    Tell,
+    StateLoaded,
     TodoDone,
     VoidSave,
     VotesGathered,
@@ -55,7 +55,7 @@ ACCEPTED: dict[Phase, set[type]] = {
     Phase.IDLE: {PlanSeen},
     Phase.PARKED: {PlanSeen},
     Phase.SETTLING: {ReportsGathered, QuorumLost},
-    Phase.HEALING: {Restored, RestoreFailed},
+    Phase.HEALING: {StateLoaded, LoadFailed},
     Phase.COMPUTING: {TodoDone, ComputeBroken},
     Phase.REDUCING: {Reduced, QuorumLost},
     Phase.VOTING: {VotesGathered, QuorumLost},
@@ -70,8 +70,8 @@ ACCEPTED: dict[Phase, set[type]] = {
 EVENTS: dict[type, Event] = {
     PlanSeen: PlanSeen(),
     ReportsGathered: ReportsGathered(()),
-    Restored: Restored("digest"),
-    RestoreFailed: RestoreFailed("why"),
+    StateLoaded: StateLoaded("digest"),
+    LoadFailed: LoadFailed("why"),
     TodoDone: TodoDone(()),
     ComputeBroken: ComputeBroken((), "why"),
     Reduced: Reduced(),
@@ -130,7 +130,7 @@ def adopting(plan: Plan = PLAN, **fields: object) -> RankState:
 def computing(plan: Plan = PLAN, **fields: object) -> RankState:
     """A rank that computes step 0 of a new job."""
     absent = ReportsGathered(tuple(report(m.index, valid=False) for m in plan.members))
-    return follow(adopting(plan, **fields), absent, Restored("digest", None, "")).state
+    return follow(adopting(plan, **fields), absent, StateLoaded("digest", None, "")).state
 
 
 def voting(plan: Plan = PLAN, **fields: object) -> RankState:
@@ -191,11 +191,11 @@ def test_a_new_job_loads_the_initial_state_and_computes() -> None:
     absent = ReportsGathered((report(0, valid=False), report(1, valid=False)))
 
     loading = machine.step(adopting(), absent)
-    started = machine.step(loading.state, Restored("digest", None, ""))
+    started = machine.step(loading.state, StateLoaded("digest", None, ""))
 
-    assert isinstance(loading.actions[-1], Restore)
+    assert isinstance(loading.actions[-1], LoadState)
     assert loading.actions[-1].action is StateAction.LOAD
-    assert next(a for a in started.actions if isinstance(a, Tell)).kind is FactKind.SETTLED
+    assert next(a for a in started.actions if isinstance(a, SendFact)).kind is FactKind.SETTLED
     assert started.actions[-1] == Compute((0,))
     assert (started.state.settled, started.state.version) == (1, 0)
 
@@ -258,7 +258,7 @@ def test_a_rank_gives_up_after_as_many_attempts_as_it_may() -> None:
 
     assert outcome.state.phase is Phase.FAILED
     tell = outcome.actions[-2]
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendFact)
     assert (tell.kind, "a check" in tell.evidence) == (FactKind.FAILED, True)
     assert machine.step(outcome.state, PlanSeen()).state is outcome.state
 
@@ -323,7 +323,7 @@ def test_who_heals_is_checked_against_the_state_that_most_have() -> None:
 
     healing = machine.step(adopting(plan), ReportsGathered(tuple(reports)))
 
-    assert isinstance(healing.actions[-1], Restore)
+    assert isinstance(healing.actions[-1], LoadState)
     assert healing.actions[-1].expected == "good"
 
 
@@ -340,7 +340,7 @@ def test_who_loses_the_quorum_parks_with_everything_and_names_the_suspects(
     assert Leave() in outcome.actions, "others of the chain may wait for it in the pipeline"
     assert [getattr(outcome.state, f) for f in kept] == [getattr(before, f) for f in kept]
     tell, wait = outcome.actions[-2:]
-    assert tell == Tell(FactKind.PARKED, 0, "a reset", (slot_of("b.1"),))
+    assert tell == SendFact(FactKind.PARKED, 0, "a reset", (slot_of("b.1"),))
     assert wait == WaitForPlan()
 
 
@@ -415,9 +415,9 @@ def test_who_heals_from_a_rank_that_loaded_a_checkpoint_has_its_history() -> Non
     settling = adopting(plan)
 
     healing = machine.step(settling, ReportsGathered((report(0, valid=False), loaded)))
-    healed = machine.step(healing.state, Restored("digest"))
+    healed = machine.step(healing.state, StateLoaded("digest"))
 
-    assert isinstance(healing.actions[-1], Restore)
+    assert isinstance(healing.actions[-1], LoadState)
     assert (healed.state.commit, healed.state.chain) == (commit, "history")
 
 
@@ -425,7 +425,7 @@ def test_a_failed_heal_leaves_no_valid_state() -> None:
     settling = adopting()
     healing = machine.step(settling, ReportsGathered((report(0, valid=False), report(1))))
 
-    outcome = machine.step(healing.state, RestoreFailed("the source is gone"))
+    outcome = machine.step(healing.state, LoadFailed("the source is gone"))
 
     assert (outcome.state.phase, outcome.state.valid) == (Phase.PARKED, False)
 
@@ -473,7 +473,7 @@ def test_a_stages_lowest_member_writes_a_due_checkpoint(life: str, writes: bool)
     state = fresh(life, checkpoint_every_steps=1)
     state = machine.step(machine.saw_plan(state, PLAN), PlanSeen()).state
     absent = ReportsGathered((report(0, valid=False), report(1, valid=False)))
-    state = follow(state, absent, Restored("digest", None, ""), TodoDone(()), Reduced()).state
+    state = follow(state, absent, StateLoaded("digest", None, ""), TodoDone(()), Reduced()).state
 
     outcome = applied(state, vote(), vote())
 
@@ -487,7 +487,7 @@ def test_who_is_dropped_at_a_boundary_writes_nothing_for_a_place_that_it_has_not
     state = fresh("a.1", checkpoint_every_steps=1)
     state = machine.step(machine.saw_plan(state, PLAN), PlanSeen()).state
     absent = ReportsGathered((report(0, valid=False), report(1, valid=False)))
-    state = follow(state, absent, Restored("digest", None, ""), TodoDone(()), Reduced()).state
+    state = follow(state, absent, StateLoaded("digest", None, ""), TodoDone(()), Reduced()).state
     plan = replace(make_plan({0: [stays]}, quorum=2), planned=True, unplanned_id=1)
     told = vote(newest_plan=2, newest_nonce=plan.quorum.nonce)
     outcome = applied(machine.saw_plan(state, plan), told, told)
@@ -631,8 +631,8 @@ def test_a_pausing_plan_is_settled_saved_and_told_and_nothing_is_computed() -> N
     paused = computing(plan)
     assert paused.phase is Phase.PAUSED
     absent = ReportsGathered(tuple(report(m.index, valid=False) for m in plan.members))
-    last = follow(adopting(plan), absent, Restored("digest", None, ""))
-    told = [action.kind for action in last.actions if isinstance(action, Tell)]
+    last = follow(adopting(plan), absent, StateLoaded("digest", None, ""))
+    told = [action.kind for action in last.actions if isinstance(action, SendFact)]
     assert told == [FactKind.SETTLED, FactKind.PAUSED]
     assert last.actions[-1] == WaitForPlan()
 

@@ -15,7 +15,7 @@ from typing import Any
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.rank import checkpoints, settle, votes
 from mainstay_core.rank import machine as rank_machine
-from mainstay_core.rank.events import DropHeld, Restored
+from mainstay_core.rank.events import DropHeld, StateLoaded
 from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.groups import GroupEnded
@@ -165,17 +165,17 @@ def _apply_interrupted(trainer: Trainer, commit: Any) -> Any:
     return event
 
 
-def _restore_later(trainer: Trainer, action: Any) -> Any:
+def _load_later(trainer: Trainer, action: Any) -> Any:
     """Whoever heals votes before its copy is there."""
     if action.expected and action.sources:
         compute = trainer._engine()
         compute.params = terms.term("not yet", action.expected)
         yield 0.0
-        return Restored(action.expected)
-    return (yield from _RESTORE(trainer, action))
+        return StateLoaded(action.expected)
+    return (yield from _LOAD_STATE(trainer, action))
 
 
-_RESTORE = vars(Trainer)["_restore"]
+_LOAD_STATE = vars(Trainer)["_load_state"]
 
 
 def _outdated_by_any(plan: Plan | None, fact: Any) -> bool:
@@ -249,7 +249,7 @@ MUTANTS = {
     ),
     "heal-outside": Mutant(
         "the step does not wait for whoever heals",
-        [(Trainer, "_restore", _restore_later)],
+        [(Trainer, "_load_state", _load_later)],
         ("kill-trainer",),
     ),
     "planned-outdates": Mutant(

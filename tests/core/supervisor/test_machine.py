@@ -24,18 +24,18 @@ from mainstay_core.supervisor.events import (
     LauncherLost,
     LauncherUp,
     Leave,
-    LeaveAsked,
-    LeaveHeard,
-    PlanLearnt,
+    LeaveAcknowledged,
+    LeaveRequested,
+    PlanReceived,
     Registered,
     Release,
+    SendFact,
     Signal,
     SlotPhase,
     SocketEnded,
     StatusSeen,
     StopTrainers,
-    SupervisionSettings,
-    Tell,
+    SupervisorLimits,
     Tick,
 )
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
@@ -43,7 +43,7 @@ from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
 POD = PodUid("pod-1")
-SETTINGS = SupervisionSettings(
+SETTINGS = SupervisorLimits(
     max_restarts=3, hang_s=100.0, silence_s=40.0, backoff_s=1.0, backoff_max_s=3.0
 )
 
@@ -120,7 +120,9 @@ def plan(number: int, lives: Iterable[tuple[int, str]] = ()) -> Plan:
 
 
 def told(actions: list[Any]) -> list[tuple[FactKind, int | None, bool]]:
-    return [(a.fact.kind, a.fact.slot, a.fact.restarting) for a in actions if isinstance(a, Tell)]
+    return [
+        (a.fact.kind, a.fact.slot, a.fact.restarting) for a in actions if isinstance(a, SendFact)
+    ]
 
 
 def of(actions: list[Any], kind: type) -> list[Any]:
@@ -147,7 +149,7 @@ def test_a_trainer_that_says_hello_is_told_and_gets_the_newest_plan() -> None:
     pod = Pod()
     pod.feed(LauncherUp())
     pod.feed(Registered(SETTINGS))
-    pod.feed(PlanLearnt(plan(3)))
+    pod.feed(PlanReceived(plan(3)))
     up, forward = pod.say_hello()
     assert up.fact.kind is FactKind.TRAINER_UP
     assert up.fact.fingerprint == {"torch": "2"}
@@ -165,9 +167,9 @@ def test_a_second_registration_tells_of_all_trainers_again() -> None:
 
 def test_a_newer_plan_goes_to_all_trainers_and_an_older_one_to_none() -> None:
     pod = Pod(2).bring_up()
-    assert pod.feed(PlanLearnt(plan(5))) == [Forward(plan(5), (0, 1))]
-    assert pod.feed(PlanLearnt(plan(4))) == []
-    assert pod.feed(PlanLearnt(plan(5))) == []
+    assert pod.feed(PlanReceived(plan(5))) == [Forward(plan(5), (0, 1))]
+    assert pod.feed(PlanReceived(plan(4))) == []
+    assert pod.feed(PlanReceived(plan(5))) == []
     assert pod.state.plan == plan(5)
 
 
@@ -218,7 +220,7 @@ def test_who_said_that_it_finished_or_failed_is_not_restarted_whatever_its_code(
 ) -> None:
     pod = Pod().bring_up()
     fact = Fact(kind=kind, pod=POD, slot=0, incarnation=pod.life())
-    assert pod.feed(FactSeen(0, pod.life(), fact)) == [Tell(fact)]
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [SendFact(fact)]
     assert told(pod.feed(SocketEnded(0, pod.life()))) == [(FactKind.TRAINER_DOWN, 0, False)]
     assert pod.crash(1) == []
 
@@ -228,12 +230,12 @@ def test_last_words_that_are_read_after_the_exit_still_count() -> None:
     life = pod.life()
     pod.crash(0)
     finished = Fact(kind=FactKind.FINISHED, pod=POD, slot=0, incarnation=life)
-    assert pod.feed(FactSeen(0, life, finished)) == [Tell(finished)]
+    assert pod.feed(FactSeen(0, life, finished)) == [SendFact(finished)]
     pod = Pod().bring_up()
     life = pod.life()
     pod.crash(1)
     assert pod.life() != life
-    assert pod.feed(FactSeen(0, life, finished)) == [Tell(finished)]
+    assert pod.feed(FactSeen(0, life, finished)) == [SendFact(finished)]
     assert pod.feed(FactSeen(0, life, parked(life, 1))) == []
 
 
@@ -304,12 +306,12 @@ def test_a_process_that_says_nothing_at_all_is_killed_even_if_it_waited() -> Non
 
 def test_a_parked_quorum_is_repeated_with_every_heartbeat_until_a_newer_plan() -> None:
     pod = Pod().bring_up()
-    pod.feed(PlanLearnt(plan(4)))
+    pod.feed(PlanReceived(plan(4)))
     fact = parked(pod.life(), 4)
-    assert pod.feed(FactSeen(0, pod.life(), fact)) == [Tell(fact)]
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [SendFact(fact)]
     for _ in range(3):
-        assert pod.feed(HeartbeatDue()) == [Tell(fact)]
-    pod.feed(PlanLearnt(plan(5)))
+        assert pod.feed(HeartbeatDue()) == [SendFact(fact)]
+    pod.feed(PlanReceived(plan(5)))
     assert pod.feed(HeartbeatDue()) == []
     assert pod.feed(FactSeen(0, pod.life(), fact)) == [], "a plan answers it already"
 
@@ -318,11 +320,11 @@ def test_a_parked_quorum_is_told_until_a_plan_that_was_not_planned() -> None:
     """A planned plan interrupts nobody, so it does not reach a parked rank either."""
     pod = Pod().bring_up()
     join = replace(plan(5), planned=True, unplanned_id=4)
-    pod.feed(PlanLearnt(join))
+    pod.feed(PlanReceived(join))
     fact = parked(pod.life(), 4)
-    assert pod.feed(FactSeen(0, pod.life(), fact)) == [Tell(fact)]
-    assert pod.feed(HeartbeatDue()) == [Tell(fact)]
-    pod.feed(PlanLearnt(plan(6)))
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [SendFact(fact)]
+    assert pod.feed(HeartbeatDue()) == [SendFact(fact)]
+    pod.feed(PlanReceived(plan(6)))
     assert pod.feed(HeartbeatDue()) == []
 
 
@@ -337,11 +339,11 @@ def test_who_had_finished_and_adopts_a_newer_plan_is_restarted_when_it_dies() ->
 
 def test_the_end_of_a_trainer_is_repeated_while_the_newest_plan_names_it() -> None:
     pod = Pod().bring_up()
-    pod.feed(PlanLearnt(plan(4, [(0, pod.life())])))
+    pod.feed(PlanReceived(plan(4, [(0, pod.life())])))
     pod.crash(None, 9)
     pod.say_hello()
     assert told(pod.feed(HeartbeatDue())) == [(FactKind.TRAINER_DOWN, 0, True)]
-    pod.feed(PlanLearnt(plan(5)))
+    pod.feed(PlanReceived(plan(5)))
     assert pod.feed(HeartbeatDue()) == []
 
 
@@ -360,7 +362,7 @@ def test_a_launchers_end_takes_back_the_restart_that_its_trainers_ends_promised(
     assert told(pod.feed(SocketEnded(0, pod.life(0)))) == [(FactKind.TRAINER_DOWN, 0, True)]
     actions = pod.feed(LauncherLost())
     assert told(actions) == [(FactKind.TRAINER_DOWN, 0, False), (FactKind.TRAINER_DOWN, 1, False)]
-    assert all("launcher of its pod ended" in tell.fact.evidence for tell in of(actions, Tell))
+    assert all("launcher of its pod ended" in tell.fact.evidence for tell in of(actions, SendFact))
 
 
 def test_launchers_that_end_again_and_again_are_counted_as_restarts() -> None:
@@ -381,7 +383,7 @@ def test_a_pod_is_ready_while_every_slot_has_a_trainer() -> None:
     assert readiness(pod.state) == ""
     pod.feed(SocketEnded(1, pod.life(1)))
     assert readiness(pod.state) == "slot 1 is ending"
-    pod.feed(LeaveAsked("drained"))
+    pod.feed(LeaveRequested("drained"))
     assert readiness(pod.state) == "it leaves"
 
 
@@ -424,8 +426,8 @@ def test_a_pod_without_trainers_leaves_at_once() -> None:
 def leaving_pod(number: int = 1) -> Pod:
     """A pod whose trainer serves in a plan, told to end a moment ago."""
     pod = Pod().bring_up()
-    pod.feed(PlanLearnt(plan(number, [(0, pod.life())])))
-    pod.feed(LeaveAsked("SIGTERM"))
+    pod.feed(PlanReceived(plan(number, [(0, pod.life())])))
+    pod.feed(LeaveRequested("SIGTERM"))
     return pod
 
 
@@ -436,14 +438,14 @@ def idle(pod: Pod, number: int) -> list[Any]:
 
 def test_a_pod_that_leaves_serves_until_its_trainer_has_adopted_a_plan_without_it() -> None:
     pod = Pod().bring_up()
-    pod.feed(PlanLearnt(plan(1, [(0, pod.life())])))
-    (tell,) = pod.feed(LeaveAsked("SIGTERM"))
+    pod.feed(PlanReceived(plan(1, [(0, pod.life())])))
+    (tell,) = pod.feed(LeaveRequested("SIGTERM"))
     assert (tell.fact.kind, tell.fact.slot, tell.fact.grace_s) == (FactKind.LEAVING, None, 30.0)
-    assert pod.feed(PlanLearnt(plan(2, [(0, pod.life())]))) == [
+    assert pod.feed(PlanReceived(plan(2, [(0, pod.life())]))) == [
         Forward(plan(2, [(0, pod.life())]), (0,))
     ]
-    assert pod.feed(LeaveHeard()) == []
-    assert pod.feed(PlanLearnt(plan(3))) == [Forward(plan(3), (0,))]
+    assert pod.feed(LeaveAcknowledged()) == []
+    assert pod.feed(PlanReceived(plan(3))) == [Forward(plan(3), (0,))]
     assert pod.status(progress=1) == [], "the others still need its vote"
     assert idle(pod, 3) == [Release()]
     assert idle(pod, 3) == []
@@ -454,25 +456,25 @@ def test_a_pod_that_leaves_serves_until_its_trainer_has_adopted_a_plan_without_i
 def test_an_old_word_of_an_idle_trainer_does_not_release_its_pod() -> None:
     pod = Pod().bring_up()
     idle(pod, 1)
-    pod.feed(PlanLearnt(plan(2, [(0, pod.life())])))
-    pod.feed(LeaveAsked("SIGTERM"))
-    pod.feed(LeaveHeard())
-    assert pod.feed(PlanLearnt(plan(3))) == [Forward(plan(3), (0,))]
+    pod.feed(PlanReceived(plan(2, [(0, pod.life())])))
+    pod.feed(LeaveRequested("SIGTERM"))
+    pod.feed(LeaveAcknowledged())
+    assert pod.feed(PlanReceived(plan(3))) == [Forward(plan(3), (0,))]
     assert idle(pod, 3) == [Release()]
 
 
 def test_a_spare_leaves_once_the_api_has_heard() -> None:
     pod = Pod().bring_up()
     idle(pod, 1)
-    pod.feed(PlanLearnt(plan(1)))
-    assert told(pod.feed(LeaveAsked("SIGTERM"))) == [(FactKind.LEAVING, None, False)]
-    assert pod.feed(LeaveHeard()) == [Release()]
+    pod.feed(PlanReceived(plan(1)))
+    assert told(pod.feed(LeaveRequested("SIGTERM"))) == [(FactKind.LEAVING, None, False)]
+    assert pod.feed(LeaveAcknowledged()) == [Release()]
 
 
 def test_a_second_word_changes_nothing() -> None:
     pod = leaving_pod()
     before = pod.state
-    assert pod.feed(LeaveAsked("SIGTERM"), 3.0) == []
+    assert pod.feed(LeaveRequested("SIGTERM"), 3.0) == []
     assert pod.state == before
 
 
@@ -486,8 +488,8 @@ def test_a_trainer_that_ends_in_a_leaving_pod_is_not_restarted() -> None:
     actions = pod.crash(None, 9)
     assert told(actions) == [(FactKind.TRAINER_DOWN, 0, False)]
     assert of(actions, Fork) == []
-    pod.feed(LeaveHeard())
-    assert pod.feed(PlanLearnt(plan(2))) == [Release()]
+    pod.feed(LeaveAcknowledged())
+    assert pod.feed(PlanReceived(plan(2))) == [Release()]
 
 
 def test_after_the_deadline_the_pod_ends_as_it_is() -> None:
@@ -501,10 +503,10 @@ def test_after_the_deadline_the_pod_ends_as_it_is() -> None:
 def test_without_a_grace_or_before_it_is_registered_a_pod_ends_at_once() -> None:
     pod = Pod()
     pod.feed(LauncherUp())
-    assert pod.feed(LeaveAsked("SIGTERM")) == [Leave(143)]
+    assert pod.feed(LeaveRequested("SIGTERM")) == [Leave(143)]
     pod = Pod().bring_up()
     pod.feed(Registered(replace(SETTINGS, handover_s=0.0)))
-    assert pod.feed(LeaveAsked("SIGTERM")) == [StopTrainers((0,))]
+    assert pod.feed(LeaveRequested("SIGTERM")) == [StopTrainers((0,))]
 
 
 def test_an_event_that_the_phase_does_not_accept_is_refused() -> None:

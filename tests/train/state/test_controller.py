@@ -286,11 +286,11 @@ def test_an_earlier_runs_versions_are_taken_up_and_never_changed(tmp_path, caplo
     before = sorted(path.name for path in earlier.iterdir())
     (state,) = make_states(1)
     with caplog.at_level(logging.WARNING):
-        assert isinstance(resumed.checkpoints.load(Engine(state), 20), events.RestoreFailed)
+        assert isinstance(resumed.checkpoints.load(Engine(state), 20), events.LoadFailed)
     assert sorted(path.name for path in earlier.iterdir()) == before
     other = Trainer(own, resume_from=earlier)
     assert other.checkpoints.start(FINGERPRINT) == 10, "every rank takes the older one"
-    assert isinstance(other.checkpoints.load(Engine(state), 10), events.Restored)
+    assert isinstance(other.checkpoints.load(Engine(state), 10), events.StateLoaded)
 
 
 def test_a_run_that_should_go_on_never_begins_again_in_silence(tmp_path):
