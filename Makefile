@@ -33,11 +33,12 @@ sim: setup ## 10,000 jobs in simulated time, each with faults drawn from its see
 bench: setup ## The benchmarks: ratios measured within one run
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
-lint: setup ## Style, types, import rules, lock
+lint: setup ## Style, types, import rules, what nothing uses, lock
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p mainstay_core -p mainstay_api -p mainstay_agent -p mainstay_train -p mainstay_cli -p mainstay_operator
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/crd.py --check
 	$(BIN)/python scripts/check_tree.py

@@ -16,13 +16,12 @@ from typing import Any
 import httpx
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.job.spec import API_VERSION, GROUP, PLURAL
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's own token and the cluster's certificate."""
 POD_UID = "authentication.kubernetes.io/pod-uid"
 """Key in a review's ``extra`` under which a token that is bound to a pod names it."""
-GROUP = "mainstay.dev"
-RESOURCE = "trainingjobs"
 MAX_CONNECTIONS = 32
 
 
@@ -146,7 +145,7 @@ class KubeClient:
         Raises:
             KubeUnavailableError: the API server did not answer.
         """
-        attributes = {"group": GROUP, "resource": RESOURCE, "verb": verb}
+        attributes = {"group": GROUP, "resource": PLURAL, "verb": verb}
         attributes |= {"namespace": namespace} if namespace else {}
         attributes |= {"name": name} if name else {}
         spec = {
@@ -165,7 +164,7 @@ class KubeClient:
         Raises:
             KubeUnavailableError: the API server did not answer.
         """
-        path = f"/apis/{GROUP}/v1alpha1/namespaces/{namespace}/{RESOURCE}/{name}"
+        path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
         # Its metadata is enough: the object itself may be large.
         accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         response = await self._send("GET", path, None, accept)

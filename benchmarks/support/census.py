@@ -16,7 +16,6 @@ class Holding:
     """One process at one moment."""
 
     pid: int
-    rss_kib: int
     uss_kib: int
     """Private pages that were written: clean ones are files, shared with whoever maps them too."""
     threads: int
@@ -41,7 +40,6 @@ def hold(pid: int) -> Holding:
             sockets += stat.S_ISSOCK(os.stat(f"/proc/{pid}/fd/{fd}").st_mode)
     return Holding(
         pid=pid,
-        rss_kib=rollup["Rss"],
         uss_kib=rollup["Private_Dirty"],
         threads=len(os.listdir(f"/proc/{pid}/task")),
         fds=len(fds),

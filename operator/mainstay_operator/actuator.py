@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from mainstay_core.job.spec import API_VERSION, KIND, PLURAL
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import PodEnd
 from mainstay_operator import builders
@@ -17,17 +18,7 @@ from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.observed import observe_pod
-from mainstay_operator.resources import (
-    ENDED_FOR,
-    FINALIZER,
-    GROUP,
-    KIND,
-    LABEL_UID,
-    PLURAL,
-    STATUS_MANAGER,
-    VERSION,
-    JobView,
-)
+from mainstay_operator.resources import ENDED_FOR, FINALIZER, LABEL_UID, STATUS_MANAGER, JobView
 from mainstay_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -87,7 +78,7 @@ class Actuator:
         every status write changes, and twice is as good as once.
         """
         metadata = {**_named(view), "finalizers": [FINALIZER]}
-        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata}
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
         try:
             await self.kube.apply(body)
         except KubeError as error:
@@ -148,7 +139,7 @@ class Actuator:
     async def write_status(self, view: JobView, status: Mapping[str, Any]) -> bool:
         """Declare the whole status; return False if the job is no more."""
         body = {
-            "apiVersion": f"{GROUP}/{VERSION}",
+            "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": _named(view),
             "status": dict(status),

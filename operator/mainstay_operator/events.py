@@ -6,7 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from mainstay_operator.resources import FIELD_MANAGER, GROUP, KIND, VERSION, JobView, show_time
+from mainstay_core.job.spec import API_VERSION, GROUP, KIND
+from mainstay_operator.resources import FIELD_MANAGER, JobView, show_time
 
 MAX_MESSAGE = 1024
 
@@ -40,7 +41,7 @@ def build_event(view: JobView, note: Note, now_s: float, instance: str) -> dict[
             "labels": {f"{GROUP}/job-name": view.name},
         },
         "involvedObject": {
-            "apiVersion": f"{GROUP}/{VERSION}",
+            "apiVersion": API_VERSION,
             "kind": KIND,
             "name": view.name,
             "namespace": view.namespace,

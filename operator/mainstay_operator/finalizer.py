@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from mainstay_core.job.spec import PLURAL
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient, ApiError
 from mainstay_operator.events import Note
-from mainstay_operator.resources import FINALIZER, PLURAL, JobView, parse_time
+from mainstay_operator.resources import FINALIZER, JobView, parse_time
 from mainstay_operator.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from mainstay_core.base.errors import MainstayError
+from mainstay_core.job.spec import API_VERSION, PLURAL
 from mainstay_operator.metrics import Metrics
-from mainstay_operator.resources import FIELD_MANAGER, GROUP, PLURAL, VERSION
+from mainstay_operator.resources import FIELD_MANAGER
 
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
@@ -36,7 +37,7 @@ _PATHS = {
     "nodes": "/api/v1",
     "poddisruptionbudgets": "/apis/policy/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
-    PLURAL: f"/apis/{GROUP}/{VERSION}",
+    PLURAL: f"/apis/{API_VERSION}",
 }
 KINDS = {
     "Pod": "pods",

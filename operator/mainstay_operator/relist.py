@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from mainstay_core.job.spec import PLURAL
 from mainstay_operator.jobs import Jobs
 from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.node_cache import NodeCache
 from mainstay_operator.observed import observe_node
-from mainstay_operator.resources import PLURAL, view_job
+from mainstay_operator.resources import view_job
 from mainstay_operator.settings import Settings
 
 logger = logging.getLogger(__name__)

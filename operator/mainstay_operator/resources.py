@@ -11,15 +11,11 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job.pod_templates import check_template
 from mainstay_core.job.sections import DEFAULT_MANAGER
-from mainstay_core.job.spec import TrainingJob, parse_training_job
+from mainstay_core.job.spec import API_VERSION, GROUP, KIND, TrainingJob, parse_training_job
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.pool.repair import RepairPolicy
 from mainstay_core.wire.facts import Place
 
-GROUP = "mainstay.dev"
-VERSION = "v1alpha1"
-PLURAL = "trainingjobs"
-KIND = "TrainingJob"
 FIELD_MANAGER = "mainstay-operator"
 STATUS_MANAGER = "mainstay-operator-status"
 FINALIZER = f"{GROUP}/finalizer"
@@ -80,7 +76,7 @@ class JobView:
     def owner(self) -> dict[str, Any]:
         """Return the reference by which everything of the job goes with it."""
         return {
-            "apiVersion": f"{GROUP}/{VERSION}",
+            "apiVersion": API_VERSION,
             "kind": KIND,
             "name": self.name,
             "uid": self.uid,
@@ -149,7 +145,7 @@ def view_job(body: Mapping[str, Any]) -> JobView:
     """Return the view of a TrainingJob object."""
     metadata = body["metadata"]
     manifest = {
-        "apiVersion": f"{GROUP}/{VERSION}",
+        "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": metadata["name"], "namespace": metadata.get("namespace")},
         "spec": _plain(body.get("spec") or {}),

@@ -17,10 +17,10 @@ from tests.cluster.control_plane import ControlPlane
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job import crd, crd_rules, spec
-from mainstay_core.job.status import CONDITION_TYPES
+from mainstay_core.pool.conditions import ConditionType
 
 ROOT = Path(__file__).parents[2]
-JOBS = f"/apis/{crd.GROUP}/{crd.VERSION}/namespaces/default/{crd.PLURAL}"
+JOBS = f"/apis/{spec.API_VERSION}/namespaces/default/{spec.PLURAL}"
 TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "trainer", "image": "torch"}]}}
 SMALLEST: dict[str, Any] = {
     "apiVersion": spec.API_VERSION,
@@ -286,7 +286,7 @@ def api(control_plane: ControlPlane) -> Api:
     """The API server, with the CRD that the chart installs."""
     manifest = yaml.safe_load((ROOT / "manifests/crd.yaml").read_text())
     control_plane.api.apply(manifest)
-    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd.PLURAL}.{crd.GROUP}"
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{spec.PLURAL}.{spec.GROUP}"
 
     def established(found: dict[str, Any] | None) -> bool:
         conditions = ((found or {}).get("status") or {}).get("conditions") or []
@@ -465,7 +465,7 @@ def test_the_status_is_written_apart_and_shown_in_columns(
                 "message": "",
                 "lastTransitionTime": moment,
             }
-            for kind in CONDITION_TYPES
+            for kind in ConditionType
         ],
         "training": {"step": 17, "loss": "2.5", "ettr": "0.97"},
         "quorum": {"id": "3", "replicas": 4},

@@ -175,12 +175,6 @@ class Block:
         with torch.no_grad():
             return plain(self._checked_call(x, address))
 
-    def loss_forward(self, x: torch.Tensor, targets: torch.Tensor, address: Address) -> Loss:
-        """The last block's loss, without a graph."""
-        output = self.forward(x, address)
-        with torch.no_grad():
-            return Loss(self._loss(output, targets), _count(targets))
-
     def recompute(self, x: torch.Tensor, address: Address) -> Tape:
         """Run forward again with a graph inside the block.
 

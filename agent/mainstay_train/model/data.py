@@ -75,7 +75,6 @@ class Corpus:
 
     data: torch.Tensor
     """uint8 [bytes]."""
-    num_files: int
     hash: str
     """BLAKE2b over names and contents."""
 
@@ -137,7 +136,6 @@ def load_corpus(path: str) -> Corpus:
     files = [root] if root.is_file() else _text_files(root, stdlib=stdlib)
     digest = hashlib.blake2b(digest_size=16)
     content = bytearray()
-    count = 0
     for file in files:
         try:
             data = file.read_bytes()
@@ -149,10 +147,9 @@ def load_corpus(path: str) -> Corpus:
         digest.update(b"%d %s %d\n" % (len(name), name, len(data)))
         digest.update(data)
         content += data
-        count += 1
     if not content:
         raise InvalidSpecError(field, f"no text file under {str(root)!r}")
-    return Corpus(torch.frombuffer(content, dtype=torch.uint8), count, digest.hexdigest())
+    return Corpus(torch.frombuffer(content, dtype=torch.uint8), digest.hexdigest())
 
 
 def _text_files(root: Path, *, stdlib: bool) -> list[Path]:

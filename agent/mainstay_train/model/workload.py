@@ -141,17 +141,6 @@ class Workload:
         """Make some of the blocks on ``device``, their parameters zero until initialised."""
         return [Block(self.blocks[i], device=device, dtype=self.dtype, inner=inner) for i in blocks]
 
-    def build_stage(
-        self,
-        stages: int,
-        stage: int,
-        device: str | torch.device = "cpu",
-        inner: InnerMesh = SINGLE,
-    ) -> optimizers.StageState:
-        """Blocks and state of one stage out of ``stages``, as one inner rank holds them."""
-        blocks = self.build(self.stages(stages)[stage], device, inner)
-        return optimizers.StageState(blocks, self.optimizer)
-
     def inner_fingerprint(self, inner: InnerMesh) -> dict[str, str]:
         """Entries for the numerics fingerprint: how the blocks lie on the inner mesh.
 

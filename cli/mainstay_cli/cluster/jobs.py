@@ -16,8 +16,8 @@ from typing import Any
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.cluster.kube import Access, Kube, KubeError, Object, load_access
+from mainstay_core.job.spec import API_VERSION, PLURAL
 
-GROUP = "mainstay.dev/v1alpha1"
 API_AUDIENCE = "mainstay.dev/api"
 DEFAULT_API = "mainstay-system/mainstay-api:8080"
 TOKEN_S = 600
@@ -209,7 +209,7 @@ class ClusterJobs:
 
 
 def _path(namespace: str, name: str = "") -> str:
-    base = f"/apis/{GROUP}/namespaces/{namespace}/trainingjobs"
+    base = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}"
     return f"{base}/{name}" if name else base
 
 

@@ -16,9 +16,6 @@ PodUid = NewType("PodUid", str)
 Incarnation = NewType("Incarnation", str)
 """Random name of one life of a trainer process."""
 
-ShardType = int
-"""Index of a shard of the global batch, 0 <= type < lanes * shards_per_lane."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Slot:

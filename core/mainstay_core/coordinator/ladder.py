@@ -25,16 +25,6 @@ class Row(enum.IntEnum):
     WAIT = 6
 
 
-WHO_STOPS = {
-    Row.HAND_OVER: "nobody",
-    Row.RECHECK: "all, for one step",
-    Row.MASK: "nobody beyond the patch",
-    Row.REPLAY: "the rest waits and recomputes nothing",
-    Row.RESTART: "all, from the restored step",
-    Row.APPROXIMATE: "all, for one step",
-    Row.WAIT: "all",
-}
-
 EXECUTABLE = frozenset({Row.HAND_OVER, Row.MASK, Row.RESTART, Row.WAIT})
 """Rows that the runtime carries out; the others are decided and then waited for."""
 
@@ -85,7 +75,6 @@ class Decision:
 
     row: Row
     exact: bool
-    who_stops: str
     reason: str
     """One sentence: it is what status, events and logs show."""
     why_not: tuple[str, ...]
@@ -118,7 +107,6 @@ def _decision(row: Row, reason: str, passed: list[str], source: int | None) -> D
     return Decision(
         row=row,
         exact=row is not Row.APPROXIMATE,
-        who_stops=WHO_STOPS[row],
         reason=reason,
         why_not=tuple(passed),
         from_step=source,

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mainstay_core.job.crd_rules import RULES
-from mainstay_core.job.spec import KIND, TrainingJobSpec
+from mainstay_core.job.spec import GROUP, KIND, PLURAL, VERSION, TrainingJobSpec
 from mainstay_core.job.status import TrainingJobStatus
 
-GROUP, VERSION = "mainstay.dev", "v1alpha1"
-PLURAL = "trainingjobs"
 VALIDATIONS = "x-kubernetes-validations"
 MAX_EXACT = 2**53
 

@@ -48,8 +48,9 @@ from mainstay_core.job.types import (
     SecondsOrNone,
 )
 
-API_VERSION = "mainstay.dev/v1alpha1"
-KIND = "TrainingJob"
+GROUP, VERSION = "mainstay.dev", "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND, PLURAL = "TrainingJob", "trainingjobs"
 
 
 class TrainingJobSpec(Section):

@@ -23,20 +23,6 @@ def _map_by(key: str) -> dict[str, pydantic.JsonValue]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
-CONDITION_TYPES = (
-    "Initialized",
-    "Ready",
-    "Degraded",
-    "Recovering",
-    "Protected",
-    "SparesAvailable",
-    "Suspended",
-    "Complete",
-    "Failed",
-)
-"""All are present from the first status on."""
-
-
 class Condition(Section):
     """One observation of the job's state."""
 

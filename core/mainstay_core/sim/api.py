@@ -70,7 +70,6 @@ class Api(Process):
         self._turns: deque[Signal] = deque()
         self._streams: dict[End, int] = {}
         self._reading = False
-        self._life = life
         listener = Listener(self, accept=self._accept, serve=self._serve)
         world.network.listen(name, listener)
         self.spawn(self._tick())

@@ -179,8 +179,6 @@ class Scenario:
     restarts_in_place: bool = False
     """A pod whose supervisor ended gets another one, as in Kubernetes; else it is replaced."""
     faults: tuple[Fault, ...] = ()
-    mutants: frozenset[str] = field(default_factory=frozenset)
-    """Rules that the simulated shells break on purpose: the checks must find it."""
 
     def describe(self) -> str:
         """Return the scenario in a few lines."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mainstay_core.job import crd, crd_rules, spec
-from mainstay_core.job.status import CONDITION_TYPES, TrainingJobStatus
+from mainstay_core.job.status import TrainingJobStatus
+from mainstay_core.pool.conditions import ConditionType
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = crd.build_schema()
@@ -124,7 +125,7 @@ def test_rules_stand_at_sections_and_blame_fields_that_exist() -> None:
 
 def test_all_conditions_are_named_in_the_words_of_their_type() -> None:
     words = ALL["status.conditions[].type"]["description"]
-    assert [name for name in CONDITION_TYPES if name not in words] == []
+    assert [name for name in ConditionType if name not in words] == []
     assert ALL["status.conditions"]["x-kubernetes-list-map-keys"] == ["type"]
 
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.job.status import CONDITION_TYPES
 from mainstay_core.pool.conditions import (
     Condition,
     ConditionType,
@@ -39,7 +38,7 @@ def shown(job: ObservedJob) -> dict[str, tuple[bool | None, str]]:
 def test_all_conditions_are_there_from_the_beginning() -> None:
     conditions = derive_conditions(ObservedJob())
 
-    assert tuple(c.type.value for c in conditions) == CONDITION_TYPES
+    assert [c.type for c in conditions] == list(ConditionType)
     assert shown(ObservedJob())["Ready"] == (None, "Starting")
 
 

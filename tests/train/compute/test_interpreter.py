@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from tests.train.stages import build_stage
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.planning.program import Op, compile_compute
@@ -73,7 +74,7 @@ class Stage:
     def __init__(self, stage, num_stages, *, recompute=False, dtype="float32"):
         self.stage, self.num_stages = stage, num_stages
         model = workload.load("", {**SMALL, "dtype": dtype})
-        self.state = model.build_stage(num_stages, stage)
+        self.state = build_stage(model, num_stages, stage)
         self.state.initialize(SEED)
         self.store = PartialStore(self.state.layout, SHARDS_PER_LANE)
         self.stats = {}

@@ -104,7 +104,7 @@ def test_llama_gradients_equal_autograd_over_the_whole_model():
         block.initialize(9)
         inputs.append(x)
         x = block.forward(x, ADDRESS)
-    loss = chain[-1].loss_forward(inputs[-1], targets, ADDRESS)
+    loss = chain[-1].recompute_loss(inputs[-1], targets, ADDRESS).loss
     assert loss.num_tokens == 20
     found, dy = {}, None
     for block, x in zip(reversed(chain), reversed(inputs), strict=True):
@@ -200,16 +200,16 @@ def test_a_block_that_is_no_pure_function_is_refused(build, message):
 def test_only_the_last_block_has_a_loss_and_it_is_an_fp32_sum():
     x, targets = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="has no loss"):
-        blocks.Block(_spec(nn.Identity)).loss_forward(x, targets, ADDRESS)
+        blocks.Block(_spec(nn.Identity)).recompute_loss(x, targets, ADDRESS)
     with pytest.raises(ValueError, match="fp32 scalar"):
-        blocks.Block(_spec(nn.Identity, loss=lambda y, _: y)).loss_forward(x, targets, ADDRESS)
+        blocks.Block(_spec(nn.Identity, loss=lambda y, _: y)).recompute_loss(x, targets, ADDRESS)
 
 
 def test_ignored_targets_count_neither_as_loss_nor_as_tokens():
     block = blocks.Block(_spec(nn.Identity, loss=blocks.cross_entropy_sum))
     x = torch.zeros(4, 256)
     targets = torch.tensor([1, blocks.IGNORED_TARGET, 2, blocks.IGNORED_TARGET])
-    loss = block.loss_forward(x, targets, ADDRESS)
+    loss = block.recompute_loss(x, targets, ADDRESS).loss
     assert loss.num_tokens == 2
     torch.testing.assert_close(loss.total, 2 * torch.log(torch.tensor(256.0)))
 

@@ -25,7 +25,6 @@ def _dataset(path):
 def test_text_files_are_read_in_the_order_of_their_names(folder):
     corpus = _dataset(folder).corpus
     assert bytes(corpus.data.tolist()) == b"first file " * 20 + b"second file " * 20
-    assert corpus.num_files == 2
 
 
 def test_a_batch_is_a_function_of_its_address_and_targets_follow_tokens(folder):
@@ -72,7 +71,6 @@ def test_consumed_digests_tell_which_samples_were_used(folder):
 def test_the_standard_library_is_text_on_every_machine():
     corpus = data.load_corpus(data.STDLIB)
     assert corpus.data.numel() > 1_000_000
-    assert corpus.num_files > 100
 
 
 def test_what_cannot_be_read_is_named(tmp_path):

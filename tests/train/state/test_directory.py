@@ -3,6 +3,7 @@ import logging
 
 import pytest
 import torch
+from tests.train.stages import build_stage
 
 from mainstay_core.base.errors import IntegrityError
 from mainstay_core.wire.votes import Commit
@@ -16,7 +17,7 @@ SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequen
 def make_states(stages, seed=None, steps=2):
     """The states of all stages; with a seed they have been trained ``steps`` steps."""
     model = workload.load("", SMALL)
-    states = [model.build_stage(stages, s) for s in range(stages)]
+    states = [build_stage(model, stages, s) for s in range(stages)]
     for state in states if seed is not None else ():
         state.initialize(seed)
         for step in range(steps):

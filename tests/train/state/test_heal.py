@@ -4,6 +4,7 @@ import threading
 import pytest
 import torch
 from tests.train.crew import ADDRESS
+from tests.train.stages import build_stage
 
 from mainstay_core.base import proofs
 from mainstay_core.base.frames import pack, pack_head
@@ -18,7 +19,7 @@ WANTED = {"source": 4, "quorum": "q2-abc", "position": 1, "version": 7}
 
 def make_state(seed=None, dtype="float32"):
     """A stage's state; with a seed it has been trained a little."""
-    state = workload.load("", {**SMALL, "dtype": dtype}).build_stage(2, 1)
+    state = build_stage(workload.load("", {**SMALL, "dtype": dtype}), 2, 1)
     if seed is not None:
         state.initialize(seed)
         gradient = state.layout.allocate()
@@ -95,7 +96,7 @@ def test_another_state_than_the_quorum_expects_is_not_taken():
 
 
 def test_a_state_of_another_shape_is_not_taken():
-    other = workload.load("", {**SMALL, "dim": 32}).build_stage(2, 1)
+    other = build_stage(workload.load("", {**SMALL, "dim": 32}), 2, 1)
     server = HealServer(ADDRESS, lambda *_: other)
     with pytest.raises(HealFailed, match="another shape"):
         HealClient(ADDRESS).copy(make_state(), peer=server.address, expected="", **WANTED)
