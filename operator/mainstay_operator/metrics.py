@@ -1,7 +1,7 @@
-"""Prometheus metrics of the operator, in a registry of their own.
+"""Prometheus metrics of the operator, and the journal that feeds them and the liveness probe.
 
-Counters are by reason and resource, never by pod or node. What names a job is
-a gauge, and goes with the job.
+Counters are by reason and resource, never by pod or node. A gauge that names a job is removed
+with the job.
 """
 
 from __future__ import annotations

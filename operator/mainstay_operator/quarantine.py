@@ -1,4 +1,8 @@
-"""Quarantine of nodes: from the api's recoveries to values, to the status and Events. Pure."""
+"""Quarantine of nodes: reads the api's recoveries, plans with core, and acts on nodes and status.
+
+The functions at the top turn replies and the status into values and back; they are pure.
+The class below them carries a plan out.
+"""
 
 from __future__ import annotations
 
