@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator, and the journal that feeds them and the liveness probe.
+"""Prometheus metrics of the operator, in a registry of their own.
 
 Counters are by reason and resource, never by pod or node. A gauge that names a job is removed
 with the job.
