@@ -258,13 +258,13 @@ class RedisStore:
         # After the first read: a connection that was made for it may be one to another process.
         server = await self._identify()
         cached = self._cache.get(uid)
-        if cached is not None and (cached.version, cached.server) == (int(version), server):
+        if cached is not None and (cached.revision, cached.server) == (int(version), server):
             return cached
         version, text = await _call(self._redis.hmget(key, ["version", "state"]))
         if version is None:
             return None
         state = codec.loads(CoordinatorState, text)
-        snapshot = Snapshot(version=int(version), state=state, server=server)
+        snapshot = Snapshot(revision=int(version), state=state, server=server)
         self._cache[uid] = snapshot
         return snapshot
 
@@ -304,7 +304,7 @@ class RedisStore:
             self._cache.pop(uid, None)
             raise StoreConflictError(f"job {uid} is not at version {version} any more")
         self._cache[uid] = Snapshot(
-            version=int(reply[0]), state=change.state, server=change.state.server
+            revision=int(reply[0]), state=change.state, server=change.state.server
         )
 
     async def append(self, uid: JobUid, kind: str, data: str) -> None:

@@ -31,7 +31,7 @@ class StoreUnavailableError(MainstayError):
 class Snapshot:
     """A job's state and the version that a change of it must name."""
 
-    version: int
+    revision: int
     state: CoordinatorState
     server: str
     """Name of the Redis process that it was read from."""

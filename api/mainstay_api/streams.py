@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from mainstay_api.store_protocol import Store, StoreUnavailableError, StreamItem
 from mainstay_api.tasks import end_tasks
 from mainstay_core.base.ids import JobUid
+from mainstay_core.job.phase import TERMINAL
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Streams:
             yield _event("plan", plan, cursor if last_id is None else None)
         async for item in self._missed(uid, last_id, cursor):
             yield _event(item.kind, item.data, item.id)
-        if phase in ("complete", "failed", "stopped"):
+        if phase in TERMINAL:
             yield _event("stop", f'{{"state":"{phase}","reason":""}}', None)
         async for text in self._live(queue, cursor):
             yield text

@@ -14,7 +14,8 @@ from mainstay_core.base import codec
 from mainstay_core.coordinator.leaving import leaving_pods
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.siting import spare_pods
-from mainstay_core.coordinator.state import CoordinatorState, JobPhase, has_members, median, uid_of
+from mainstay_core.coordinator.state import CoordinatorState, has_members, median, uid_of
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.recoveries import Recovery
 

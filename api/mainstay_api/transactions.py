@@ -220,7 +220,7 @@ class Transactions:
         outcome = machine.step(before.state, event, self._clock(), self._draw_nonce())
         if outcome.actions or outcome.state != before.state:
             change = change_of(before.state, outcome, self._clock())
-            await self.store.commit(uid, before.version, change)
+            await self.store.commit(uid, before.revision, change)
             self._tell(uid, outcome)
         return outcome
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.counts import count_pods, find_problems
 from mainstay_core.pool.losses import Loss, Wishes, find_losses
@@ -362,7 +363,7 @@ class Reconciler:
     async def _fetch_summary(self, now_s: float) -> None:
         state = self._state
         due = now_s - state.summary_at_s >= min(self._settings.poll_s, self._settings.status_s)
-        ended = state.summary is not None and state.summary["state"] in status_values.OVER
+        ended = state.summary is not None and state.summary["state"] in TERMINAL
         if state.api_problem or not due or ended or self.view.invalid:
             return
         try:

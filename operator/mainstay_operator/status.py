@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.conditions import (
     JobSummary,
     ObservedJob,
@@ -23,7 +24,6 @@ MAX_RECENT = 256
 """Losses that the status remembers; the window is counted by them."""
 MAX_ACTIVE = 16
 MAX_SENTENCE = 4096
-OVER = ("complete", "failed", "stopped")
 TIMES = ("detect", "decide", "fence", "load", "resume")
 """The five times of a recovery."""
 
@@ -89,7 +89,7 @@ def read_wishes(reply: Mapping[str, Any]) -> Wishes:
     """Return what the api says about pods."""
     pods = reply.get("pods") or ()
     return Wishes(
-        over=reply["state"] in OVER,
+        over=reply["state"] in TERMINAL,
         suspended=reply["state"] == "suspended",
         num_pods=int(reply["num_pods"]),
         leaving=frozenset(PodUid(uid) for uid in reply["leaving"]),

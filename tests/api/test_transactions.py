@@ -159,7 +159,7 @@ def test_a_decision_on_an_old_version_is_refused_whole(
         change = Change(state=old.state, items=(("event", "{}"),))
         before = await transactions.store.read_stream(uid, "0-0", None)
         with pytest.raises(StoreConflictError):
-            await transactions.store.commit(uid, old.version, change)
+            await transactions.store.commit(uid, old.revision, change)
         assert await transactions.store.read_stream(uid, "0-0", None) == before
         assert len((await transactions.load(uid)).pods) == 1
         await closing(transactions)

@@ -38,9 +38,9 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.invariants import check_invariants
-from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.gather.server import Send
 from mainstay_core.job.config import JobConfig
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Plan

@@ -262,7 +262,7 @@ class PlayedTrainers:
             trainer = self.trainers[str(member.incarnation)]
             assert trainer.state.version == self.shape.steps
             assert trainer.params == self._truth(self._at(member), self.shape.steps)
-            ends.add((trainer.state.chain, trainer.state.commit))
+            ends.add((trainer.state.commit_chain, trainer.state.commit))
         assert len(ends) == 1
         assert self.commits[self.shape.steps - 1] in {commit for _, commit in ends}
 
@@ -536,7 +536,7 @@ class PlayedTrainers:
                 assert trainer.adopted is not None
                 assert not trainer.background, "a version that is being written is overtaken"
                 key = (action.version, trainer.adopted.quorum.nonce)
-                part = (trainer.params, action.commit, action.chain)
+                part = (trainer.params, action.commit, action.commit_chain)
                 position = trainer.state.member_position
                 trainer.background.append(lambda: self._write(trainer, position, key, part))
             case RenameCheckpoint():

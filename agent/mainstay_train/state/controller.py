@@ -129,7 +129,7 @@ class Checkpointing:
         except (IntegrityError, OSError) as error:
             logger.warning("checkpoint %d is skipped: %s", version, error)
             return events.LoadFailed(str(error))
-        return events.StateLoaded(loaded.masters, loaded.commit, loaded.chain)
+        return events.StateLoaded(loaded.masters, loaded.commit, loaded.commit_chain)
 
     def write(
         self,
@@ -143,7 +143,7 @@ class Checkpointing:
         """Copy this position's part now and write it in the background.
 
         Args:
-            action: version, last commit and digest chain.
+            action: version, last commit and commit chain.
             engine: has the state.
             plan: names the attempt.
             index: of this rank in the plan.
@@ -169,7 +169,7 @@ class Checkpointing:
                     inner=rank.inner,
                     tensors=copy.tensors(),
                     commit=action.commit,
-                    chain=action.chain,
+                    commit_chain=action.commit_chain,
                     masters=masters,
                 )
                 self._write(action.version, nonce, part, reached)

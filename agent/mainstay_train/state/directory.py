@@ -57,7 +57,7 @@ class Loaded:
 
     masters: str
     commit: Commit
-    chain: str
+    commit_chain: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Part:
     """By id; on the host, unchanging while they are written."""
     commit: Commit
     """Of the last step applied."""
-    chain: str
+    commit_chain: str
     masters: str
     """Digest that the masters among the tensors must have."""
 
@@ -137,7 +137,7 @@ class CheckpointDirectory:
             "stage": part.stage,
             "inner": part.inner,
             "commit": codec.encode(part.commit),
-            "chain": part.chain,
+            "chain": part.commit_chain,
             "masters": masters,
             "tensors": {n: d.hex() for n, d in sums.items()},
         }
@@ -296,7 +296,7 @@ def problem_of(directory: Path, manifest: Manifest) -> str | None:
 
 
 def read_description(part: Path) -> tuple[dict[str, str], Commit, str]:
-    """Return digests by tensor id, the last commit and the digest chain of a part.
+    """Return digests by tensor id, the last commit and the commit chain of a part.
 
     Raises:
         IntegrityError: it cannot be read.

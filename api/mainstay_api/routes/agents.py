@@ -26,8 +26,8 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import FactsReported, FaultFired, PlanReported, PodRegistered
 from mainstay_core.coordinator.intake import UnregisteredPodError
-from mainstay_core.coordinator.state import TERMINAL, JobPhase
 from mainstay_core.job.config import JobConfig
+from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan

@@ -26,9 +26,9 @@ from mainstay_cli.base.exits import CliError, ExitCode
 from mainstay_cli.local.forge import Forge
 from mainstay_cli.local.processes import Child, ChildProcesses
 from mainstay_cli.local.redis_server import last_line
-from mainstay_cli.views.monitor import ENDED_STATES
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import PodUid
+from mainstay_core.job.phase import TERMINAL
 from mainstay_core.wire.facts import Fact, FactKind
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class LocalPool:
             except ApiError as error:
                 logger.debug("how many pods are wanted is not known: %s", error)
                 continue
-            if wanted["state"] in ENDED_STATES:
+            if wanted["state"] in TERMINAL:
                 continue
             self._num_wanted = int(wanted["num_pods"]) - self._num_given_up
             for pod in self._pods:
@@ -238,7 +238,7 @@ class LocalPool:
         while not self._stopping.is_set():
             try:
                 wanted = await self._client.fetch(self._job, "pods")
-                return wanted["state"] in ENDED_STATES
+                return wanted["state"] in TERMINAL
             except ApiError:
                 await asyncio.sleep(TELL_AGAIN_S)
         return True

@@ -8,9 +8,9 @@ from typing import Any
 
 from mainstay_cli.base.client import ApiClient, ApiError
 from mainstay_cli.views.progress import PlainProgress, StepLine
+from mainstay_core.job.phase import TERMINAL
 
 POLL_S = 0.25
-ENDED_STATES = ("complete", "failed", "stopped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class JobState:
     @property
     def ended(self) -> bool:
         """Whether nothing will happen any more."""
-        return self.state in ENDED_STATES
+        return self.state in TERMINAL
 
 
 class Monitor:

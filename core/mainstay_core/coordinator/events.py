@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import PodUid, QuorumId
-from mainstay_core.coordinator.state import CoordinatorState, JobPhase
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Fact, Place, PodRegistration
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Recovery

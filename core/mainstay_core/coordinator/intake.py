@@ -20,7 +20,6 @@ from mainstay_core.coordinator.records import close_known, plan_settled
 from mainstay_core.coordinator.state import (
     MAX_ENDED,
     CoordinatorState,
-    JobPhase,
     PodState,
     SlotState,
     Suspicion,
@@ -34,6 +33,7 @@ from mainstay_core.coordinator.state import (
     with_slot,
 )
 from mainstay_core.coordinator.suspension import note_paused
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Method

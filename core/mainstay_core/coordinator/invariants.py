@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mainstay_core.coordinator.state import TERMINAL, CoordinatorState, JobPhase, is_living
+from mainstay_core.coordinator.state import CoordinatorState, is_living
+from mainstay_core.job.phase import TERMINAL, JobPhase
 
 
 def check_invariants(state: CoordinatorState) -> None:

@@ -62,9 +62,7 @@ from mainstay_core.coordinator.scaling import note_scale
 from mainstay_core.coordinator.state import (
     COMMITS_THAT_SETTLE,
     MAX_STEP_SECONDS,
-    TERMINAL,
     CoordinatorState,
-    JobPhase,
     all_settled,
     uid_of,
 )
@@ -78,6 +76,7 @@ from mainstay_core.coordinator.store_recovery import (
 from mainstay_core.coordinator.submission import note_submission, note_topology
 from mainstay_core.coordinator.suspension import note_suspend
 from mainstay_core.job.config import JobConfig
+from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.facts import FactKind
 
 

@@ -26,13 +26,13 @@ from mainstay_core.coordinator.seating import Draft, Seat
 from mainstay_core.coordinator.siting import restarting_slots, usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
-    JobPhase,
     PodState,
     SlotState,
     slot_name,
     uid_of,
     with_pod,
 )
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Chain, Method, Plan
 
 

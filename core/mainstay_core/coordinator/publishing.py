@@ -13,7 +13,8 @@ from mainstay_core.coordinator.events import (
     Transition,
 )
 from mainstay_core.coordinator.records import close_all
-from mainstay_core.coordinator.state import CoordinatorState, JobPhase, with_slots
+from mainstay_core.coordinator.state import CoordinatorState, with_slots
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Plan
 
 

@@ -24,7 +24,6 @@ from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
-    JobPhase,
     Waiting,
     all_settled,
     holds_state,
@@ -35,6 +34,7 @@ from mainstay_core.coordinator.state import (
     with_slot,
 )
 from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_now, suspend_now
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
 
 MAX_PROBE_DOUBLINGS = 5

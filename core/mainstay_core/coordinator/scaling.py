@@ -10,14 +10,8 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import Announce, ScaleRequested, Transition
 from mainstay_core.coordinator.leaving import still_needed
 from mainstay_core.coordinator.siting import held_until_s
-from mainstay_core.coordinator.state import (
-    CoordinatorState,
-    JobPhase,
-    PodState,
-    has_members,
-    natural,
-    uid_of,
-)
+from mainstay_core.coordinator.state import CoordinatorState, PodState, has_members, natural, uid_of
+from mainstay_core.job.phase import JobPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ trainers that live, so a repeated or late fact cannot cause a second recovery.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import Generic, TypeVar
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
+from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.facts import Place, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
@@ -51,22 +51,6 @@ class Lookup(Generic[_Key, _Value]):
             found = {self._key(value): value for value in values}
             self._last = (values, found)
         return found
-
-
-class JobPhase(enum.StrEnum):
-    """Where a job is."""
-
-    FORMING = "forming"
-    RUNNING = "running"
-    RECOVERING = "recovering"
-    WAITING = "waiting"
-    SUSPENDED = "suspended"
-    COMPLETE = "complete"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-TERMINAL = frozenset({JobPhase.COMPLETE, JobPhase.FAILED, JobPhase.STOPPED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

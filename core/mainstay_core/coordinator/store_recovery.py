@@ -31,7 +31,6 @@ from mainstay_core.coordinator.leaving import outgoing
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,
-    JobPhase,
     PodState,
     SlotState,
     has_members,
@@ -40,6 +39,7 @@ from mainstay_core.coordinator.state import (
     with_pod,
     with_slots,
 )
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import PodRegistration
 from mainstay_core.wire.plan import Method, Plan
 

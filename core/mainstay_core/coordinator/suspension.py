@@ -23,7 +23,8 @@ from mainstay_core.coordinator.events import (
     Transition,
 )
 from mainstay_core.coordinator.records import close_all
-from mainstay_core.coordinator.state import MAX_ENDED, CoordinatorState, JobPhase
+from mainstay_core.coordinator.state import MAX_ENDED, CoordinatorState
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.plan import Method, Plan
 

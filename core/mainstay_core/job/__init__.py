@@ -8,6 +8,7 @@
 - ``crd``: the CustomResourceDefinition, made from the model
 - ``crd_rules``: rules that the API server checks, in CEL
 - ``config``: what trainers and supervisors need to know of a job, in plain values
+- ``phase``: the phases of a job, and which of them are its end
 - ``stages``: the cut of a model into pipeline stages
 - ``pod_templates``: what a cluster asks of a job's pod template
 - ``model_sizes``: the size of the built-in model, computed without torch

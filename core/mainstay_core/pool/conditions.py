@@ -12,6 +12,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.counts import PodCounts
 
 
@@ -61,7 +62,7 @@ class JobSummary:
     """What the api says of a job, in short."""
 
     state: str
-    """forming, running, recovering, waiting, suspended, complete, failed or stopped."""
+    """A ``JobPhase``, as text."""
     reason: str = ""
     step: int = 0
     steps: int = 0
@@ -78,7 +79,7 @@ class JobSummary:
     @property
     def over(self) -> bool:
         """Whether the job has ended."""
-        return self.state in ("complete", "failed", "stopped")
+        return self.state in TERMINAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

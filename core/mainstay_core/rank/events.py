@@ -36,7 +36,7 @@ class StateLoaded:
     digest: str
     commit: Commit | None = None
     """From the manifest, when loaded from a checkpoint."""
-    chain: str | None = None
+    commit_chain: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class WriteCheckpoint:
 
     version: int
     commit: Commit
-    chain: str
+    commit_chain: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
         version=outcome.version,
         certified_in=outcome.certified_in,
         commit=outcome.commit if event.commit is None else event.commit,
-        chain=outcome.chain if event.chain is None else event.chain,
+        commit_chain=outcome.commit_chain if event.commit_chain is None else event.commit_chain,
         digest=event.digest,
         recomputed=0,
     )
@@ -341,7 +341,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         adopt_next=False,
         certified_in=certified_in,
         commit=event.commit,
-        chain=extend_commit_chain(state.chain, event.commit),
+        commit_chain=extend_commit_chain(state.commit_chain, event.commit),
     )
     if rolling:
         return _begin(new, DropHeld(mark=True))

@@ -68,8 +68,8 @@ class Settlement:
     commit: Commit | None
     """Of step version - 1, for those that roll or heal; None at version 0."""
     certified_in: str | None
-    chain: str
-    """Digest chain at ``version``; empty when everything is loaded."""
+    commit_chain: str
+    """Hash of all commits up to ``version``; empty when everything is loaded."""
     step: StepPlan
     refused_in: int
     """Newest refusal over a bad state that any report knows: what was held from then is void."""
@@ -269,7 +269,7 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
         sources=tuple(_sources(plan, actions, i) for i in range(len(actions))),
         commit=next((r.commit for r in at_version if r.commit is not None), None),
         certified_in=holder.certified_in if holder else None,
-        chain=at_version[0].chain if at_version else "",
+        commit_chain=at_version[0].chain if at_version else "",
         step=step,
         refused_in=refused_in,
         pipelines={c.replica: _pipeline(c, ordered) for c in plan.chains},

@@ -65,7 +65,7 @@ class RankState:
     version: int = 0
     certified_in: str | None = None
     commit: Commit | None = None
-    chain: str = ""
+    commit_chain: str = ""
     digest: str = ""
     """Digest of the masters at ``version``."""
     held: tuple[Partial, ...] = ()
@@ -207,7 +207,7 @@ def report_of(state: RankState) -> SettleReport:
         version=state.version,
         certified_in=state.certified_in,
         commit=state.commit,
-        chain=state.chain,
+        chain=state.commit_chain,
         state=state.digest,
         held=state.held,
         held_in=state.held_in,
@@ -216,6 +216,6 @@ def report_of(state: RankState) -> SettleReport:
     )
 
 
-def extend_commit_chain(chain: str, commit: Commit) -> str:
-    """Return the digest chain after one more commit."""
-    return hashlib.sha256((chain + dumps(commit)).encode()).hexdigest()[:32]
+def extend_commit_chain(commit_chain: str, commit: Commit) -> str:
+    """Return the commit chain after one more commit."""
+    return hashlib.sha256((commit_chain + dumps(commit)).encode()).hexdigest()[:32]

@@ -34,8 +34,9 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.intake import UnregisteredPodError
-from mainstay_core.coordinator.state import CoordinatorState, JobPhase
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.store_recovery import StoreBehindError, is_behind, refuse_behind
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.deciding import (
     Reply,
     Request,
@@ -239,7 +240,7 @@ class Api(Process):
             return outcome
         self.world.faults.reach_api(self, outcome, "api-decided")
         change = change_of(before.state, outcome)
-        yield from self._call(self.store.commit(before.version, change))
+        yield from self._call(self.store.commit(before.revision, change))
         self.world.faults.reach_api(self, outcome, "api-committed")
         if self.engine.tracing and outcome.actions:
             self.engine.say(self.name, outcome.reason)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
 from mainstay_core.coordinator.invariants import check_invariants
-from mainstay_core.coordinator.state import CoordinatorState, JobPhase
+from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState

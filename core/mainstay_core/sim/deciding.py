@@ -40,7 +40,7 @@ class Reply:
 class Snapshot:
     """A job's state, the version that a change of it must name, and who stores it."""
 
-    version: int
+    revision: int
     state: CoordinatorState
     server: str
 

@@ -18,7 +18,7 @@ class Part:
 
     params: str
     commit: Commit
-    chain: str
+    commit_chain: str
 
 
 class DamagedError(Exception):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.scaling import PodsWanted, plan_pods
-from mainstay_core.coordinator.state import CoordinatorState, JobPhase, uid_of
+from mainstay_core.coordinator.state import CoordinatorState, uid_of
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.deciding import Request
 from mainstay_core.sim.engine import Process, Steps, Violation
 from mainstay_core.sim.launcher import Launcher

@@ -43,7 +43,7 @@ class Saving:
     def write(self, action: events.WriteCheckpoint, nonce: str, position: int) -> None:
         """Copy the state now; its part becomes safe later."""
         assert self._trainer.compute is not None
-        part = Part(self._trainer.compute.params, action.commit, action.chain)
+        part = Part(self._trainer.compute.params, action.commit, action.commit_chain)
         self._running += 1
         self._attempt = (action.version, nonce)
         self._trainer.spawn(self._write(action.version, nonce, position, part))

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from mainstay_core.base.errors import MainstayError, StoreConflictError
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.coordinator.state import CoordinatorState, JobPhase
+from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Engine, Signal, Steps
 from mainstay_core.sim.network import Network

@@ -268,7 +268,7 @@ class Trainer(Process):
         except DamagedError as error:
             return events.LoadFailed(str(error))
         compute.params = part.params
-        return events.StateLoaded(part.params, part.commit, part.chain)
+        return events.StateLoaded(part.params, part.commit, part.commit_chain)
 
     def _compute(self, action: events.Compute) -> Steps[events.Event]:
         compute = self._engine()

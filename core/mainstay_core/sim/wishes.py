@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mainstay_core.coordinator.events import ScaleRequested
-from mainstay_core.coordinator.state import JobPhase
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.engine import Steps, Violation
 
 if TYPE_CHECKING:

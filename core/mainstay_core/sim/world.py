@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.coordinator import machine
-from mainstay_core.coordinator.state import JobPhase
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.api import Api
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.disk import Disk

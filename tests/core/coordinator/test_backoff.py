@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mainstay_core.coordinator.state import JobPhase
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 
 Start = Callable[..., Any]

@@ -12,7 +12,7 @@ from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import DrainRequested, ScaleRequested
 from mainstay_core.coordinator.scaling import plan_pods
-from mainstay_core.coordinator.state import JobPhase
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.coordinator.state import JobPhase
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
 

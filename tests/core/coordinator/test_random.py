@@ -16,7 +16,8 @@ from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.coordinator.events import DrainRequested, ScaleRequested, StepsCommitted
 from mainstay_core.coordinator.leaving import leaving_members
-from mainstay_core.coordinator.state import JobPhase, is_living
+from mainstay_core.coordinator.state import is_living
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Fact, FactKind
 from mainstay_core.wire.plan import Plan
 

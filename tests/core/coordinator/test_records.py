@@ -19,8 +19,8 @@ from mainstay_core.coordinator.events import (
     Tick,
 )
 from mainstay_core.coordinator.intake import UnregisteredPodError
-from mainstay_core.coordinator.state import JobPhase
 from mainstay_core.faults.points import FaultAction, FaultPoint
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
 

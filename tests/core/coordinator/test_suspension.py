@@ -11,7 +11,7 @@ import pytest
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.coordinator.events import JobSubmitted, PlanStored, SuspendRequested
 from mainstay_core.coordinator.scaling import plan_pods
-from mainstay_core.coordinator.state import JobPhase
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
 

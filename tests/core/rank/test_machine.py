@@ -418,7 +418,7 @@ def test_who_heals_from_a_rank_that_loaded_a_checkpoint_has_its_history() -> Non
     healed = machine.step(healing.state, StateLoaded("digest"))
 
     assert isinstance(healing.actions[-1], LoadState)
-    assert (healed.state.commit, healed.state.chain) == (commit, "history")
+    assert (healed.state.commit, healed.state.commit_chain) == (commit, "history")
 
 
 def test_a_failed_heal_leaves_no_valid_state() -> None:
@@ -662,7 +662,7 @@ def test_a_version_that_is_not_on_the_disk_is_saved_before_a_rank_pauses() -> No
     assert saving.state.phase is Phase.SAVING
     idle = tuple(LastStatus() for _ in PLAN.members)
     writing = machine.step(saving.state, SavesGathered(idle))
-    assert WriteCheckpoint(1, commit, writing.state.chain) in writing.actions
+    assert WriteCheckpoint(1, commit, writing.state.commit_chain) in writing.actions
     safe = tuple(LastStatus(checkpoint_safe=1, checkpoint_nonce="n") for _ in PLAN.members)
     renaming = machine.step(writing.state, SavesGathered(safe))
     assert renaming.state.phase is Phase.SAVING

@@ -251,7 +251,7 @@ def check_action(
     if action is ROLL:
         assert outcome.commit is not None
         assert outcome.commit.step == outcome.version - 1
-        assert outcome.chain == f"chain of {outcome.version}"
+        assert outcome.commit_chain == f"chain of {outcome.version}"
         assert outcome.certified_in in {
             r.certified_in for r in trusted if r.version == outcome.version
         }
@@ -345,7 +345,7 @@ def test_a_vote_that_completed_on_one_rank_which_lives_makes_all_others_roll() -
 
     assert (outcome.version, outcome.actions) == (6, (STAY, ROLL, ROLL, ROLL))
     assert (outcome.commit, outcome.certified_in) == (random_commit(5), "q1-n")
-    assert outcome.chain == "chain of 6"
+    assert outcome.commit_chain == "chain of 6"
 
 
 def test_a_vote_that_completed_on_one_rank_which_is_gone_makes_the_others_redo_the_step() -> None:
@@ -431,7 +431,7 @@ def test_without_any_copy_of_a_stage_all_go_to_the_newest_durable_version() -> N
 def test_a_new_job_starts_from_the_seed() -> None:
     outcome = settle(grid(), 2, [SettleReport(index=i, valid=False) for i in range(4)])
 
-    assert (outcome.version, set(outcome.actions), outcome.chain) == (0, {LOAD}, "")
+    assert (outcome.version, set(outcome.actions), outcome.commit_chain) == (0, {LOAD}, "")
     assert outcome.step.todo == {0: (0, 1), 1: (2, 3)}
     assert outcome.patched == ()
 
@@ -449,7 +449,7 @@ def test_a_history_of_another_lineage_is_never_the_settled_one() -> None:
 
     outcome = settle(grid(), 2, [foreign, *(member(i, 5) for i in (1, 2, 3))])
 
-    assert (outcome.chain, outcome.certified_in) == ("chain of 5", "q1-n")
+    assert (outcome.commit_chain, outcome.certified_in) == ("chain of 5", "q1-n")
 
 
 def test_a_type_that_one_stage_lost_is_computed_through_all_stages_of_one_chain() -> None:

@@ -49,7 +49,7 @@ def write_part(directory, version, nonce, stage, state, chain=""):
         stage=stage,
         tensors={t.id: t.tensor for t in state.state_tensors()},
         commit=make_commit(version),
-        chain=chain,
+        commit_chain=chain,
         masters=masters_digest(state),
     )
     directory.write_part(version, nonce, part)
@@ -80,7 +80,7 @@ def test_a_version_written_by_two_stages_is_read_by_any_number(tmp_path, stages)
     read = make_states(stages)
     for state in read:
         loaded = directory.load(20, state)
-        assert (loaded.commit, loaded.chain) == (make_commit(20), "chain-20")
+        assert (loaded.commit, loaded.commit_chain) == (make_commit(20), "chain-20")
         assert loaded.masters == masters_digest(state)
     before, after = tensors(written), tensors(read)
     assert before.keys() == after.keys()
@@ -117,7 +117,7 @@ def test_an_abandoned_part_is_replaced(tmp_path):
     write_part(directory, 5, "n1", 0, old[0], "old")
     write(directory, 5, new)
     read = make_states(1)
-    assert directory.load(5, read[0]).chain == "chain-5"
+    assert directory.load(5, read[0]).commit_chain == "chain-5"
     assert masters_digest(read[0]) == masters_digest(new[0])
 
 
