@@ -67,7 +67,14 @@ from mainstay_core.supervisor.events import (
 )
 from mainstay_core.supervisor.leaving import EXIT_TERMINATED
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
-from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration, SlotStatus
+from mainstay_core.wire.facts import (
+    Fact,
+    Heartbeat,
+    Leaving,
+    PodRegistration,
+    SlotStatus,
+    read_rank_fact,
+)
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 
@@ -171,7 +178,7 @@ class Supervisor:
         self._leaving.set_exception(error)
 
     def _on_heard(self, fact: Fact) -> None:
-        if fact.kind is FactKind.LEAVING:
+        if isinstance(fact, Leaving):
             self._feed(LeaveAcknowledged())
 
     async def _end_when_quiet(self) -> None:
@@ -324,7 +331,7 @@ class Supervisor:
             status = replace(status, incarnation=incarnation)
             self._feed(StatusSeen(peer.slot, incarnation, status))
         elif frame.kind == "fact":
-            self._feed(FactSeen(peer.slot, incarnation, codec.decode(Fact, head["fact"])))
+            self._feed(FactSeen(peer.slot, incarnation, read_rank_fact(head["fact"])))
         elif frame.kind == "ledger":
             entry = codec.decode(LedgerEntry, head["entry"])
             self._ledger.put(entry, post=bool(head.get("post")))

@@ -24,7 +24,7 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.job.protections import entry_of, protections_of
 from mainstay_core.wire.facts import Heartbeat, SlotStatus
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, LedgerKey
-from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.recoveries import Recovery, show_recovery
 
 REPORT_VERSION = 1
 
@@ -188,13 +188,6 @@ def show_fault(status: FaultStatus, state: CoordinatorState) -> dict[str, Any]:
             "at_s": status.fired.at_s,
         }
     return {**codec.encode(status.fault), "state": status.state, "fired": fired}
-
-
-def show_recovery(recovery: Recovery) -> dict[str, Any]:
-    """Return a recovery with its five times beside the rest."""
-    shown: dict[str, Any] = codec.encode(recovery)
-    times = shown.pop("times")
-    return {**shown, **times}
 
 
 def make_report(

@@ -9,8 +9,9 @@ from typing import Any
 import aiohttp
 
 from mainstay_core.base import codec
-from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.errors import MainstayError, RemoteProtocolError
 from mainstay_core.wire.facts import Fact, Place
+from mainstay_core.wire.recoveries import Recovery, read_recovery
 from mainstay_operator.metrics import Metrics
 
 TIMEOUT_S = 8.0
@@ -67,8 +68,22 @@ class ApiClient:
             if error.status != 409:
                 raise
 
+    async def fetch_recoveries(self, uid: str) -> tuple[Recovery, ...]:
+        """Return what was done about each fault of the job, oldest first.
+
+        Raises:
+            ApiError: the api was not reached, refused, or said something that cannot be read.
+        """
+        reply = await self.fetch(uid, "recoveries")
+        try:
+            return tuple(read_recovery(item) for item in reply)
+        except RemoteProtocolError as error:
+            raise ApiError(
+                f"what the api says of recoveries is not understood: {error}", 0
+            ) from error
+
     async def fetch(self, uid: str, what: str = "") -> Any:
-        """Return the job, or a part of it: summary, pods, recoveries."""
+        """Return the job, or a part of it: summary, pods."""
         return await self._request("GET", f"/v1/jobs/{uid}" + (f"/{what}" if what else ""))
 
     async def tell(self, uid: str, facts: Sequence[Fact]) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Iterable, MutableMapping
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
+from mainstay_core.wire.plan import Method
+from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.resources import SUPERVISOR
-from mainstay_operator.status import TIMES, show_quorum
+from mainstay_operator.status import TIMES
 
 MAX_NAMES = 8
 """Names in one Event."""
@@ -40,36 +41,36 @@ def of_losses(losses: Iterable[Loss]) -> list[Note]:
     return notes
 
 
-def of_recoveries(recoveries: Iterable[Mapping[str, Any]], since_s: float) -> list[Note]:
+def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
     """Return what is told of recoveries that began after ``since_s``: that they began, and ended.
 
     Each names the fault (with rank and slot), the method and the reason.
     """
     notes = []
     for recovery in recoveries:
-        if recovery["started_at_s"] < since_s:
+        if recovery.started_at_s < since_s:
             continue
-        quorum = show_quorum(recovery["quorum"])
-        method = recovery["method"]
+        quorum = str(recovery.quorum)
+        method = recovery.method
         title = "".join(word.capitalize() for word in method.split("-"))
         notes.append(
             Note(
                 reason=f"Recovery{title}",
-                message=f"{recovery['fault']}: {method} in {quorum}: {recovery['reason']}",
+                message=f"{recovery.fault}: {method} in {quorum}: {recovery.reason}",
                 key=quorum,
-                warning=not recovery["exact"] or method in ("wait", "restart"),
+                warning=not recovery.exact or method in (Method.WAIT, Method.RESTART),
             )
         )
-        if recovery.get("done"):
-            after = recovery.get("first_commit_after_s")
-            times = [(name, recovery.get(f"{name}_s")) for name in TIMES]
+        if recovery.done:
+            after = recovery.first_commit_after_s
+            times = [(name, getattr(recovery.times, f"{name}_s")) for name in TIMES]
             shown = ", ".join(f"{name} {value:.3f} s" for name, value in times if value is not None)
             late = f" after {after:.3f} s" if after is not None else ""
             notes.append(
                 Note(
                     reason="Recovered",
                     message=f"{quorum} committed its first step{late}"
-                    f"{f' ({shown})' if shown else ''}, {recovery['lost_steps']} steps lost",
+                    f"{f' ({shown})' if shown else ''}, {recovery.lost_steps} steps lost",
                     key=quorum,
                 )
             )

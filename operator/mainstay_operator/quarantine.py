@@ -21,12 +21,11 @@ from mainstay_core.pool.quarantine import (
     QuarantineState,
     plan_quarantine,
 )
-from mainstay_core.rank.votes import find_differing_pods
+from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.events import Note
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.resources import JobView, parse_time, show_time
-from mainstay_operator.status import show_quorum
 
 TAINT_KEY = "mainstay.dev/quarantine"
 TAINT_EFFECT = "NoSchedule"
@@ -46,20 +45,20 @@ def policy_of(view: JobView) -> QuarantinePolicy:
 
 
 def read_mismatches(
-    recoveries: Iterable[Mapping[str, Any]], pods: Mapping[PodUid, ObservedPod]
+    recoveries: Iterable[Recovery], pods: Mapping[PodUid, ObservedPod]
 ) -> list[Mismatch]:
     """Return the wrong results that recoveries name, of pods whose node is known."""
     found = []
     for recovery in recoveries:
-        for uid in find_differing_pods(f"{recovery['fault']}; {recovery['reason']}"):
-            pod = pods.get(PodUid(uid))
+        for uid in sorted({slot.pod for slot in recovery.differing}):
+            pod = pods.get(uid)
             if pod is not None and pod.node:
                 found.append(
                     Mismatch(
-                        at_s=float(recovery["started_at_s"]),
+                        at_s=recovery.started_at_s,
                         node=pod.node,
                         pod=pod.name,
-                        quorum=show_quorum(recovery["quorum"]),
+                        quorum=str(recovery.quorum),
                     )
                 )
     return found
@@ -185,9 +184,7 @@ class NodeQuarantine:
         while len(self._known) > MAX_KNOWN_PODS:
             del self._known[next(iter(self._known))]
 
-    async def judge(
-        self, view: JobView, recoveries: Sequence[Mapping[str, Any]], now_s: float
-    ) -> None:
+    async def judge(self, view: JobView, recoveries: Sequence[Recovery], now_s: float) -> None:
         """Learn from recoveries which nodes computed wrongly, and review them."""
         found = read_mismatches(recoveries, self._known)
         self.state = self.state.with_mismatches(found)

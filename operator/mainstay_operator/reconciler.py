@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.conditions import ObservedJob
@@ -19,6 +18,7 @@ from mainstay_core.pool.counts import count_pods, find_problems
 from mainstay_core.pool.losses import Loss, Wishes, find_losses
 from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.pool.repair import Repair, plan_repair
+from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator import (
     finalizer,
     narrator,
@@ -372,14 +372,14 @@ class Reconciler:
             total = sum(state.summary["recovery"]["counts"].values())
             mark = 2 * total - len(state.summary["recovery"]["active"])
             if mark != state.recoveries_reported:
-                recoveries = await self._api.fetch(self.view.uid, "recoveries")
+                recoveries = await self._api.fetch_recoveries(self.view.uid)
                 await self._report_recoveries(recoveries)
                 await self._quarantine.judge(self.view, recoveries, now_s)
                 state.recoveries_reported = mark
         except ApiError as error:
             state.api_problem = str(error)
 
-    async def _report_recoveries(self, recoveries: list[dict[str, Any]]) -> None:
+    async def _report_recoveries(self, recoveries: Sequence[Recovery]) -> None:
         since_s = self._started_s - EVENTS_OLD_S
         notes = narrator.of_recoveries(recoveries, since_s)
         notes = [n for n in notes if (n.reason, n.key) not in self._state.told]

@@ -26,7 +26,7 @@ from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
-from mainstay_core.wire.facts import Fact
+from mainstay_core.wire.facts import Fact, read_fact
 
 ADDRESS = "127.0.0.1"
 JOB = "job-1"
@@ -96,7 +96,7 @@ class PlayedApi:
             self._facts = self.next_facts()
 
     def next_facts(self) -> list[Fact]:
-        return [codec.decode(Fact, data) for data in self.next("facts")["facts"]]
+        return [read_fact(data) for data in self.next("facts")["facts"]]
 
     def push(self, event: str, data: Any, event_id: str = "1-0") -> None:
         self.stream.put(f"id: {event_id}\nevent: {event}\ndata: {json.dumps(data)}\n\n")

@@ -12,7 +12,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.gather.client import QuorumAborted
-from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
+from mainstay_core.wire.facts import Parked, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 from mainstay_train.base.settings import TrainerSettings
@@ -59,8 +59,7 @@ def plan(number: int, life: str = "x") -> Plan:
 
 
 def parked(pod: Any, life: str, number: int) -> dict[str, Any]:
-    fact = Fact(
-        kind=FactKind.PARKED,
+    fact = Parked(
         pod=PodUid(pod.uid),
         slot=0,
         incarnation=Incarnation(life),
@@ -277,7 +276,7 @@ def test_sigterm_hands_the_work_over_and_then_ends_the_pod(api: Any, make_pod: A
     trainer.expect("plan")
     pod.process.terminate()
     fact = api.next_fact("leaving")
-    assert (fact.pod, fact.slot, fact.grace_s) == (pod.uid, None, 30.0)
+    assert (fact.pod, fact.grace_s) == (pod.uid, 30.0)
     pod.process.terminate()
     api.next_fact("leaving")
     # The plan that drops it is adopted by all at the end of a step; until then it serves.

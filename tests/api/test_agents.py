@@ -66,6 +66,36 @@ def test_a_pod_that_was_lost_has_to_register_again(job: Any) -> None:
     job.beat("pod-3")
 
 
+def test_a_supervisor_of_the_version_before_tells_facts_in_format_1(job: Any) -> None:
+    plan = job.start()
+    words = "parameters of r1.s0.i0 on pod-2/0 differ from the rest of the stage"
+    for member in plan["members"]:
+        fact = {
+            "kind": "parked",
+            "pod": member["slot"]["pod"],
+            "slot": 0,
+            "incarnation": member["incarnation"],
+            "quorum": plan["quorum"],
+            "step": 0,
+            "evidence": words,
+            "suspects": [],
+            "fingerprint": None,
+            "final": None,
+        }
+        job.agent("facts", {"facts": [fact]})
+    job.wait_for_plan(2)
+    (recovery,) = job.api.get(f"{job.path}/recoveries")
+    assert (recovery["format"], recovery["differing"]) == (2, [{"pod": "pod-2", "index": 0}])
+    assert words in recovery["fault"]
+
+
+def test_a_fact_of_a_format_that_is_not_known_is_refused_by_name(job: Any) -> None:
+    member = job.start()["members"][0]
+    reply = job.fact("parked", member["slot"]["pod"], member["incarnation"], format=3, status=422)
+    assert reply["error"] == "malformed"
+    assert "Fact comes in format 3, known here are 1 to 2" in reply["detail"]
+
+
 def test_a_heartbeat_is_answered_with_the_newest_quorum_and_the_jobs_state(job: Any) -> None:
     job.register("pod-0")
     assert job.beat("pod-0")["quorum"] is None

@@ -24,7 +24,14 @@ from mainstay_core.coordinator.events import FactsReported, PodRegistered, Steps
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.job.config import JobConfig
-from mainstay_core.wire.facts import Fact, FactKind, Heartbeat, PodRegistration
+from mainstay_core.wire.facts import (
+    Heartbeat,
+    Parked,
+    PodGone,
+    PodRegistration,
+    Settled,
+    TrainerUp,
+)
 from mainstay_core.wire.ledger import LedgerEntry
 
 SETTINGS = Settings(redis_url="unix://", admin_token="a", agent_token="b")
@@ -58,8 +65,7 @@ class Crew:
         await self.transactions(index).apply(self.uid, event)
 
     async def up(self, index: int) -> None:
-        fact = Fact(
-            kind=FactKind.TRAINER_UP,
+        fact = TrainerUp(
             pod=PodUid(f"pod-{index}"),
             slot=0,
             incarnation=Incarnation(f"life-{index}"),
@@ -76,8 +82,7 @@ class Crew:
         plan = (await self.services[0].load(self.uid)).plan
         assert plan is not None
         facts = tuple(
-            Fact(
-                kind=FactKind.SETTLED,
+            Settled(
                 pod=m.slot.pod,
                 slot=0,
                 incarnation=m.incarnation,
@@ -133,7 +138,7 @@ def test_two_apis_get_one_fault_and_make_one_plan(new_service: Callable[..., Tra
         crew = Crew(uid, one)
         await crew.start()
         await crew.settle()
-        gone = FactsReported(facts=(Fact(kind=FactKind.POD_GONE, pod=PodUid("pod-1")),))
+        gone = FactsReported(facts=(PodGone(pod=PodUid("pod-1")),))
         outcomes = await asyncio.gather(*(s.apply(uid, gone) for s in (one, other) * 5))
         assert sum(o.plan is not None for o in outcomes) == 1
         state = await other.load(uid)
@@ -290,8 +295,7 @@ def test_the_ticker_forms_the_same_quorum_again_after_the_probe(own_redis: Any) 
         plan = (await transactions.load(uid)).plan
         assert plan is not None
         member = plan.members[0]
-        parked = Fact(
-            kind=FactKind.PARKED,
+        parked = Parked(
             pod=member.slot.pod,
             slot=0,
             incarnation=member.incarnation,

@@ -11,31 +11,37 @@ import pytest
 from tests.operator.test_builders import view
 from tests.worlds.served_namespace import Job, ServedNamespace, manifest, wait, world_on
 
-from mainstay_core.base.ids import PodUid
+from mainstay_core.base import codec
+from mainstay_core.base.ids import PodUid, QuorumId, Slot
 from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.pool.quarantine import QuarantineMode, plan_quarantine
+from mainstay_core.wire.plan import Method
+from mainstay_core.wire.recoveries import Recovery, read_recovery
 from mainstay_operator import quarantine
 from mainstay_operator.quarantine import TAINT_KEY
 
 PODS = {PodUid("u1"): ObservedPod(uid=PodUid("u1"), name="demo-1", index=1, node="n1")}
-WORDS = "parameters of r1.s0.i0 on u1/0 differ from the rest of the stage"
+U1 = Slot(pod=PodUid("u1"), index=0)
 
 
-def recovery(number: int, fault: str = WORDS) -> dict[str, Any]:
-    quorum = {"id": number, "nonce": "ab"}
-    return {
-        "fault": fault,
-        "reason": "no loss is known",
-        "quorum": quorum,
-        "started_at_s": 1000.0 + number,
-    }
+def recovery(number: int, *differing: Slot) -> Recovery:
+    return Recovery(
+        fault="a collective failed",
+        method=Method.REFORM,
+        exact=True,
+        reason="no loss is known",
+        quorum=QuorumId(id=number, nonce="ab"),
+        from_step=0,
+        started_at_s=1000.0 + number,
+        differing=differing,
+    )
 
 
 def test_what_is_known_of_nodes_outlives_the_operator() -> None:
     asked = view(recovery={"quarantine": {"mode": "Avoid"}})
     policy = quarantine.policy_of(asked)
-    found = quarantine.read_mismatches([recovery(2), recovery(3), recovery(4, "killed")], PODS)
+    found = quarantine.read_mismatches([recovery(2, U1), recovery(3, U1), recovery(4)], PODS)
     assert [(m.node, m.pod, m.quorum) for m in found] == [
         ("n1", "demo-1", "q2-ab"),
         ("n1", "demo-1", "q3-ab"),
@@ -47,6 +53,15 @@ def test_what_is_known_of_nodes_outlives_the_operator() -> None:
     assert quarantine.show(quarantine.of_status({})) == {}
     (note,) = quarantine.of_plan(plan, policy.mode)
     assert note.message == "node n1: 2 mismatches within 86400 s: the job stays off it"
+
+
+def test_a_mismatch_that_an_api_of_the_version_before_tells_in_words_counts_too() -> None:
+    told = codec.encode(recovery(2))
+    del told["differing"], told["format"]
+    told |= told.pop("times")
+    told["fault"] = "parameters of r1.s0.i0 on u1/0 differ from the rest of the stage"
+    (found,) = quarantine.read_mismatches([read_recovery(told)], PODS)
+    assert (found.node, found.quorum) == ("n1", "q2-ab")
 
 
 def test_pods_on_a_node_in_quarantine_hand_their_work_over() -> None:
@@ -67,7 +82,7 @@ def test_pods_on_a_node_in_quarantine_hand_their_work_over() -> None:
 
 def test_a_dry_run_says_what_would_be_done() -> None:
     policy = quarantine.policy_of(view(recovery={"quarantine": {"mode": "DryRun"}}))
-    found = quarantine.read_mismatches([recovery(2), recovery(3)], PODS)
+    found = quarantine.read_mismatches([recovery(2, U1), recovery(3, U1)], PODS)
     plan = plan_quarantine(quarantine.of_status({}).with_mismatches(found), ["n1"], policy, 1010)
     (note,) = quarantine.of_plan(plan, QuarantineMode.DRY_RUN)
     assert note.reason == "NodeWouldBeQuarantined"
@@ -81,11 +96,12 @@ def world(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
         yield made
 
 
-def differ(job: Job, pod: str) -> None:
+def differ(job: Job, pod: str, **told: Any) -> None:
     """The vote of a step finds that a pod's state is not that of the others; they all park."""
     plan = job.plan()
     (bad,) = [m for m in plan["members"] if m["slot"]["pod"] == pod]
     words = f"parameters of r1.s0.i0 on {pod}/0 differ from the rest of the stage"
+    told = told or {"differing": [bad["slot"]]}
     for member in plan["members"]:
         job.fact(
             "parked",
@@ -93,6 +109,7 @@ def differ(job: Job, pod: str) -> None:
             member["incarnation"],
             quorum=plan["quorum"],
             evidence=words,
+            **told,
         )
     wait(lambda: job.plan()["quorum"]["id"] > plan["quorum"]["id"], "a new plan")
     job.settle()
@@ -115,7 +132,7 @@ def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(world: ServedNam
         job.bind(pod, f"quarantine-{i}")
     pods = job.run(*names)
     bad = pods[1]["metadata"]["uid"]
-    differ(job, bad)
+    differ(job, bad, format=1)
     once = job.wait_status(
         lambda s: (s.get("quarantine") or {}).get("mismatches"), "the first mismatch"
     )

@@ -14,6 +14,7 @@ from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ContainerEnd, ObservedPod
+from mainstay_core.wire.recoveries import read_recovery
 from mainstay_operator import narrator
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket
@@ -109,14 +110,15 @@ def test_a_restarted_container_is_told_unless_it_was_told_to_end() -> None:
 
 
 def test_a_recovery_is_told_with_rank_method_reason_and_times() -> None:
-    began, ended = narrator.of_recoveries([RECOVERY], 0.0)
+    recovery = read_recovery(RECOVERY | {"quorum": {"id": 2, "nonce": "ab"}})
+    began, ended = narrator.of_recoveries([recovery], 0.0)
 
     assert began.reason == "RecoveryMask"
     assert "rank r1.s0 on demo-3/0" in began.message
     assert "every stage has another cell" in began.message
     assert ended.reason == "Recovered"
     assert "detect 0.100 s" in ended.message
-    assert narrator.of_recoveries([RECOVERY], 2000.0) == []
+    assert narrator.of_recoveries([recovery], 2000.0) == []
 
 
 def test_a_rack_s_loss_is_one_event_per_cause_and_node() -> None:

@@ -24,7 +24,7 @@ from mainstay_core.base.ids import QuorumId, RankId, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.config import JobConfig
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.facts import Fact, FactKind, RankFact, read_rank_fact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 from mainstay_train.base.settings import TrainerSettings
@@ -210,7 +210,7 @@ class _Supervisor:
         if frame.kind == "ledger":
             self._record(codec.decode(LedgerEntry, frame.head["entry"]))
         elif frame.kind == "fact":
-            self._learn(number, codec.decode(Fact, frame.head["fact"]))
+            self._learn(number, read_rank_fact(frame.head["fact"]))
         elif frame.kind == "fault-point":
             self.outcome.fired.append(frame.head["fault"])
             self._workers[number].kill()
@@ -222,7 +222,7 @@ class _Supervisor:
             said, before = getattr(entry, what), getattr(known, what)
             assert said == before, f"{what} of step {entry.step}: {said}, not {before}"
 
-    def _learn(self, number: int, fact: Fact) -> None:
+    def _learn(self, number: int, fact: RankFact) -> None:
         self.outcome.facts.append(fact)
         assert fact.kind is not FactKind.FAILED, fact.evidence
         current = fact.quorum is not None and fact.quorum.id == self._quorum_id

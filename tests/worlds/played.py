@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from mainstay_core.wire.facts import FACT_FORMAT
+
 
 def fact(kind: str, pod: str, life: str, **fields: Any) -> dict[str, Any]:
     """A fact of a pod's first slot."""
     return {
         "kind": kind,
+        "format": FACT_FORMAT,
         "pod": pod,
         "slot": 0,
         "incarnation": life,

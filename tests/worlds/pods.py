@@ -6,6 +6,8 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+from tests.worlds.facts import make_fact
+
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, Slot
 from mainstay_core.base.shape import JobShape
@@ -123,7 +125,7 @@ class PlayedPods:
 
     def fact(self, kind: FactKind, pod: str, slot: int | None = 0, **fields: Any) -> Fact:
         fields.setdefault("observed_at_s", self.now_s)
-        return Fact(kind=kind, pod=PodUid(pod), slot=slot, **fields)
+        return make_fact(kind, pod=PodUid(pod), slot=slot, **fields)
 
     def tell(self, *facts: Fact, after_s: float = 0.01) -> Transition:
         return self.send(FactsReported(facts=facts), after_s)
@@ -145,7 +147,8 @@ class PlayedPods:
         return self.tell(*(self.fact(FactKind.POD_GONE, n, None, evidence="killed") for n in names))
 
     def about(self, kind: FactKind, member: Member, **fields: Any) -> Fact:
-        fields.setdefault("quorum", self.plan.quorum)
+        if kind not in (FactKind.TRAINER_UP, FactKind.TRAINER_DOWN):
+            fields.setdefault("quorum", self.plan.quorum)
         return self.fact(
             kind,
             member.slot.pod,

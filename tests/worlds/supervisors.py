@@ -21,6 +21,7 @@ from typing import Any
 from tests.train import points
 from tests.train.crew import ADDRESS, Crew, Worker
 from tests.train.quorum import Outcome
+from tests.worlds.facts import make_fact
 
 from mainstay_agent.gather import GatherServer
 from mainstay_core.base import codec
@@ -41,7 +42,7 @@ from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.gather.server import Send
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
+from mainstay_core.wire.facts import Fact, FactKind, PodRegistration, read_rank_fact
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Plan
 from mainstay_train.launcher import main
@@ -345,7 +346,8 @@ class PlayedSupervisors:
         task.add_done_callback(self._tasks.discard)
 
     def _fact(self, life: Life, kind: FactKind, **more: Any) -> Fact:
-        return Fact(kind=kind, pod=life.pod, slot=0, incarnation=Incarnation(life.name), **more)
+        who = {"pod": life.pod, "slot": 0, "incarnation": Incarnation(life.name)}
+        return make_fact(kind, **who, **more)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -384,7 +386,7 @@ class PlayedSupervisors:
             ):
                 self._record(entry)
         elif frame.kind == "fact":
-            fact = codec.decode(Fact, frame.head["fact"])
+            fact = read_rank_fact(frame.head["fact"])
             self.outcome.facts.append(fact)
             if fact.kind is FactKind.PARKED:
                 life.parked = fact

@@ -543,7 +543,8 @@ class PlayedTrainers:
                 attempt = (action.version, action.nonce)
                 trainer.background.append(lambda: self._rename(trainer, attempt))
             case SendFact():
-                assert action.kind is not FactKind.FAILED, f"{trainer.life}: {action.evidence}"
+                fact = action.fact
+                assert fact.kind is not FactKind.FAILED, f"{trainer.life}: {fact.evidence}"
             case Finish():
                 pass
             case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from mainstay_core.base.ids import Incarnation, PodUid
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.facts import Failed
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.session.uplink import Status, Uplink
 
@@ -21,8 +21,7 @@ def report_failure(settings: TrainerSettings, why: str) -> None:
     }
     uplink.send({"kind": "hello", **hello})
     uplink.tell(
-        Fact(
-            kind=FactKind.FAILED,
+        Failed(
             pod=PodUid(settings.pod),
             slot=settings.slot,
             incarnation=Incarnation(settings.incarnation),

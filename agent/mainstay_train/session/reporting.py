@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank import events, machine
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.rank import machine
+from mainstay_core.rank.state import fact_of
+from mainstay_core.wire.facts import Finished, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
 from mainstay_core.wire.votes import Commit
 from mainstay_train.session.uplink import Status, Uplink
 
 WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
-TELL_DURABLE = (FactKind.SETTLED, FactKind.CHECKPOINT, FactKind.PAUSED)
 KEPT_ENTRIES = 32
 """Ledger entries told again by a rank that takes over telling them: who did so before may be gone,
 with what it had not told yet. Under load that is more than the last one."""
@@ -53,36 +54,14 @@ class Reporter:
         self._status.progress += 1
         self._status.waiting = action.op in WAITING_OPS
 
-    def tell(self, state: machine.RankState, action: events.SendFact) -> None:
-        """Tell the api, through the supervisor, what was learnt."""
-        self._uplink.tell(
-            self._fact(
-                state,
-                action.kind,
-                step=action.step,
-                suspects=action.suspects,
-                evidence=action.evidence,
-                reached=action.reached,
-                durable=state.durable if action.kind in TELL_DURABLE else None,
-            )
-        )
+    def tell(self, fact: RankFact) -> None:
+        """Tell the api, through the supervisor, what was learnt just now."""
+        self._uplink.tell(replace(fact, observed_at_s=time.time()))
 
     def finished(self, state: machine.RankState, final: FinalDigests) -> None:
         """Tell that the last step is applied."""
         self._repeat()
-        self._uplink.tell(self._fact(state, FactKind.FINISHED, step=state.version, final=final))
-
-    @staticmethod
-    def _fact(state: machine.RankState, kind: FactKind, **rest: object) -> Fact:
-        return Fact(
-            kind=kind,
-            pod=state.slot.pod,
-            slot=state.slot.index,
-            incarnation=state.incarnation,
-            quorum=state.plan.quorum if state.plan else None,
-            observed_at_s=time.time(),
-            **rest,  # type: ignore[arg-type]
-        )
+        self.tell(fact_of(state, Finished, final=final))
 
     def record(
         self,

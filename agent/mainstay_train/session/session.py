@@ -22,7 +22,8 @@ from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.settle import StateAction
-from mainstay_core.wire.facts import FactKind
+from mainstay_core.rank.state import fact_of
+from mainstay_core.wire.facts import Checkpoint, Failed, Settled
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, Vote
 from mainstay_train.base.aborts import HealFailed, JobOver
@@ -155,8 +156,7 @@ class Session:
 
     def fail(self, why: str) -> None:
         """Tell the api that this job cannot run, and why."""
-        tell = events.SendFact(FactKind.FAILED, self._state.version, why)
-        self._reporter.tell(self._state, tell)
+        self._reporter.tell(fact_of(self._state, Failed, evidence=why))
 
     def _stop(self) -> None:
         """The supervisor says that the job has ended (the uplink's thread)."""
@@ -348,10 +348,10 @@ class Session:
     # Actions at once --------------------------------------------------------
 
     def _send_fact(self, action: events.SendFact) -> None:
-        self._reporter.tell(self._state, action)
-        if action.kind is FactKind.SETTLED:
+        self._reporter.tell(action.fact)
+        if isinstance(action.fact, Settled):
             position, state = self._state.member_position, self._engine_for_plan().state
-            self._served.open(str(self._plan.quorum), position, action.step, state)
+            self._served.open(str(self._plan.quorum), position, self._state.version, state)
             if self._state.is_lowest:
                 self._reporter.repeat_entries()
 
@@ -371,8 +371,16 @@ class Session:
 
     def _tell_checkpoint(self, durable: int, problem: str) -> None:
         """From the thread that writes: a version is complete, or why it is late or failed."""
-        tell = events.SendFact(FactKind.CHECKPOINT, self._state.version, problem)
-        self._reporter.tell(machine.saw_durable(self._state, durable), tell)
+        state = machine.saw_durable(self._state, durable)
+        self._reporter.tell(
+            fact_of(
+                state,
+                Checkpoint,
+                complete=not problem,
+                durable=state.durable,
+                evidence=problem,
+            )
+        )
 
     def _finish(self) -> None:
         state = self._state

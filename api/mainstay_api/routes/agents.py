@@ -21,6 +21,7 @@ from mainstay_api.deps import (
     UidDep,
     require_agent,
 )
+from mainstay_api.facts import ToldFact
 from mainstay_api.problems import ProblemError, stale_facts
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
@@ -28,7 +29,7 @@ from mainstay_core.coordinator.events import FactsReported, FaultFired, PlanRepo
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
-from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
+from mainstay_core.wire.facts import Heartbeat, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 
@@ -49,7 +50,7 @@ _STANDING = frozenset({*TERMINAL, JobPhase.SUSPENDED})
 class Facts:
     """Facts in the order in which they were learnt; they are decided together."""
 
-    facts: tuple[Fact, ...]
+    facts: tuple[ToldFact, ...]
     supervisor: str = ""
     """Name of the supervisor's process that tells them, as in its registration."""
 

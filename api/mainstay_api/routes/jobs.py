@@ -22,8 +22,9 @@ from mainstay_api.deps import (
     require_operator,
     require_person,
 )
+from mainstay_api.facts import ToldFact
 from mainstay_api.problems import ProblemError
-from mainstay_api.run_report import make_report, show_job, show_members, show_pods, show_recovery
+from mainstay_api.run_report import make_report, show_job, show_members, show_pods
 from mainstay_api.summary import summarize
 from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
@@ -42,7 +43,8 @@ from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.spec import parse_training_job
-from mainstay_core.wire.facts import Fact, FactKind, Place
+from mainstay_core.wire.facts import Place, PodFact
+from mainstay_core.wire.recoveries import show_recovery
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -78,7 +80,7 @@ class NewJob:
 class PoolFacts:
     """Facts that the maker of the pods knows for certain."""
 
-    facts: tuple[Fact, ...]
+    facts: tuple[ToldFact, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +296,7 @@ async def note_pool_facts(
 ) -> JSONResponse:
     """Learn that pods are gone, or will be, from whoever made them."""
     for fact in body.facts:
-        if fact.kind not in (FactKind.POD_GONE, FactKind.LEAVING):
+        if not isinstance(fact, PodFact):
             raise ProblemError(
                 422,
                 "malformed",

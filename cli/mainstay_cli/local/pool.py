@@ -29,7 +29,7 @@ from mainstay_cli.local.redis_server import last_line
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.phase import TERMINAL
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.facts import PodGone
 
 logger = logging.getLogger(__name__)
 
@@ -286,8 +286,7 @@ class LocalPool:
 
     async def _tell_gone(self, pod: Pod, evidence: str) -> None:
         """Tell the api until it has heard: a fault is a state, not an event."""
-        fact = Fact(
-            kind=FactKind.POD_GONE,
+        fact = PodGone(
             pod=PodUid(pod.uid),
             evidence=evidence,
             observed_at_s=time.time(),

@@ -3,7 +3,9 @@
 One codec for every message, so that the wire format has one set of rules:
 unknown fields are accepted and dropped (a newer peer may send more), missing
 fields take their default or are refused by name, and a wrong type is refused
-by the path of the field. Standard library only: trainers use it too.
+by the path of the field. A message that has older formats has a static method
+``modernized``, which turns their JSON into that of the newest one. Standard library
+only: trainers use it too.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union
 
 from mainstay_core.base.errors import RemoteProtocolError
 
@@ -88,6 +90,11 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+@cache
+def _modernizer(cls: type) -> Callable[[Any], Any] | None:
+    return getattr(cls, "modernized", None)
+
+
 def _decode(kind: Any, data: Any, path: str) -> Any:
     supertype = getattr(kind, "__supertype__", None)
     if supertype is not None:
@@ -97,6 +104,8 @@ def _decode(kind: Any, data: Any, path: str) -> Any:
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         return _decode_union(kind, data, path)
+    if origin is Literal:
+        return _decode_literal(typing.get_args(kind), data, path)
     if origin is not None:
         return _decode_container(origin, typing.get_args(kind), data, path)
     if dataclasses.is_dataclass(kind):
@@ -122,6 +131,14 @@ def _decode_union(kind: Any, data: Any, path: str) -> Any:
             if len([m for m in members if m is not type(None)]) == 1:
                 raise
     raise RemoteProtocolError(f"{path}: {data!r} fits none of {kind}")
+
+
+def _decode_literal(values: tuple[Any, ...], data: Any, path: str) -> Any:
+    for value in values:
+        if data == value and isinstance(data, bool) == isinstance(value, bool):
+            return value
+    told = ", ".join(repr(encode(value)) for value in values)
+    raise RemoteProtocolError(f"{path}: {data!r} is not {told}")
 
 
 def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, path: str) -> Any:
@@ -158,6 +175,9 @@ def _decode_key(kind: Any, key: Any, path: str) -> Any:
 def _decode_dataclass(kind: type, data: Any, path: str) -> Any:
     if not isinstance(data, Mapping):
         raise RemoteProtocolError(f"{path}: expected an object, got {type(data).__name__}")
+    modernized = _modernizer(kind)
+    if modernized is not None:
+        data = modernized(data)
     hints = _hints(kind)
     values = {}
     for field in dataclasses.fields(kind):

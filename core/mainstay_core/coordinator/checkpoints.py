@@ -11,16 +11,16 @@ from dataclasses import replace
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.state import CoordinatorState, slot_name
-from mainstay_core.wire.facts import Fact
+from mainstay_core.wire.facts import Checkpoint, Settled
 from mainstay_core.wire.plan import Method
 
 
-def note_checkpoint(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> Transition:
     """Return the state with a version complete, or with the reason why one is late or failed."""
     del now_s
     durable = max(state.durable, fact.durable or 0)
-    if fact.evidence:
-        name = slot_name(state, Slot(pod=fact.pod, index=fact.slot or 0))
+    if not fact.complete:
+        name = slot_name(state, Slot(pod=fact.pod, index=fact.slot))
         message = f"{fact.evidence} (told by {name}); training goes on"
         if state.checkpoint_problem == fact.evidence:
             return Transition(state=replace(state, durable=durable), reason=message)
@@ -39,7 +39,7 @@ def note_checkpoint(state: CoordinatorState, fact: Fact, now_s: float) -> Transi
     )
 
 
-def note_settled(state: CoordinatorState, fact: Fact) -> CoordinatorState:
+def note_settled(state: CoordinatorState, fact: Settled) -> CoordinatorState:
     """Return the state after a settle, whose members have looked at the directory afresh.
 
     Their version may be older than what was known: the newest may have been damaged.

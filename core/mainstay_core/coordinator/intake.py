@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
@@ -34,7 +35,23 @@ from mainstay_core.coordinator.state import (
 )
 from mainstay_core.coordinator.suspension import note_paused
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
+from mainstay_core.wire.facts import (
+    Adopted,
+    Checkpoint,
+    Fact,
+    Failed,
+    Finished,
+    Leaving,
+    Parked,
+    Paused,
+    PodGone,
+    PodRegistration,
+    RankFact,
+    Settled,
+    TrainerDown,
+    TrainerFact,
+    TrainerUp,
+)
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Method
 
@@ -98,7 +115,7 @@ def note_facts(
     stale = []
     for fact in facts:
         _check_known(result.state, fact, supervisor)
-        outcome = _FACTS[fact.kind](result.state, fact, now_s)
+        outcome = _FACTS[type(fact)](result.state, fact, now_s)
         stale.append(outcome.stale)
         result = result.then(outcome)
     return replace(result, stale=bool(stale) and all(stale))
@@ -120,7 +137,7 @@ def note_silence(
 
 def _check_known(state: CoordinatorState, fact: Fact, supervisor: str) -> None:
     pod = state.pod(fact.pod)
-    if fact.kind is FactKind.POD_GONE:
+    if isinstance(fact, PodGone):
         return
     if pod is None or pod.gone:
         why = "is unknown" if pod is None else f"counts as gone ({pod.why})"
@@ -128,16 +145,13 @@ def _check_known(state: CoordinatorState, fact: Fact, supervisor: str) -> None:
     if supervisor and not pod.placeholder and supervisor != pod.registration.supervisor:
         # Sent before it ended, or by one that does not know that it was replaced.
         raise UnregisteredPodError(f"pod {fact.pod} has another supervisor, not {supervisor}")
-    if fact.kind is FactKind.LEAVING:
+    if isinstance(fact, Leaving):
         return
-    if fact.slot is None or state.slot(Slot(pod=fact.pod, index=fact.slot)) is None:
+    if state.slot(Slot(pod=fact.pod, index=fact.slot)) is None:
         raise RemoteProtocolError(f"pod {fact.pod} has no slot {fact.slot}")
-    if fact.incarnation is None:
-        raise RemoteProtocolError(f"a {fact.kind} fact must name the trainer's incarnation")
 
 
-def _slot_of(state: CoordinatorState, fact: Fact) -> SlotState:
-    assert fact.slot is not None
+def _slot_of(state: CoordinatorState, fact: TrainerFact) -> SlotState:
     slot = state.slot(Slot(pod=fact.pod, index=fact.slot))
     assert slot is not None
     return slot
@@ -147,7 +161,7 @@ def _when(fact: Fact, now_s: float) -> float:
     return fact.observed_at_s or now_s
 
 
-def _trainer_up(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def _trainer_up(state: CoordinatorState, fact: TrainerUp, now_s: float) -> Transition:
     slot = _slot_of(state, fact)
     name = slot_name(state, slot.slot)
     if fact.incarnation in slot.ended:
@@ -158,7 +172,7 @@ def _trainer_up(state: CoordinatorState, fact: Fact, now_s: float) -> Transition
         why = "replaced by a new trainer"
         slot = end_slot(state, slot, slot.incarnation, why, _when(fact, now_s), now_s)
         state = note_end(state, fact.pod, why, now_s)
-    theirs = fact.fingerprint or {}
+    theirs = fact.fingerprint
     refused = fingerprint_difference(state.fingerprint, theirs)
     slot = replace(slot, incarnation=fact.incarnation, restarting=False, refused=refused)
     state = with_slot(state, slot)
@@ -172,9 +186,8 @@ def _trainer_up(state: CoordinatorState, fact: Fact, now_s: float) -> Transition
     )
 
 
-def _know_again(state: CoordinatorState, fact: Fact) -> CoordinatorState:
+def _know_again(state: CoordinatorState, fact: TrainerUp) -> CoordinatorState:
     """What a trainer's supervisor repeats of it: after a restore nothing else says it."""
-    assert fact.slot is not None
     key = str(Slot(pod=fact.pod, index=fact.slot))
     if not fact.fingerprint or key in state.fingerprints:
         return state
@@ -190,7 +203,7 @@ def refusal(name: str, difference: str) -> Announce:
     return Announce(reason="FingerprintRefused", message=message, warning=True)
 
 
-def _trainer_down(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def _trainer_down(state: CoordinatorState, fact: TrainerDown, now_s: float) -> Transition:
     slot = _slot_of(state, fact)
     name = slot_name(state, slot.slot)
     if fact.incarnation in slot.ended:
@@ -219,31 +232,29 @@ def _trainer_down(state: CoordinatorState, fact: Fact, now_s: float) -> Transiti
     )
 
 
-def _pod_gone(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def _pod_gone(state: CoordinatorState, fact: PodGone, now_s: float) -> Transition:
     return lose_pod(state, fact.pod, fact.evidence, _when(fact, now_s), now_s)
 
 
-def _member(state: CoordinatorState, fact: Fact) -> Member | None:
-    assert fact.slot is not None
-    assert fact.incarnation is not None
+def _member(state: CoordinatorState, fact: TrainerFact) -> Member | None:
     if state.plan is None:
         return None
     return state.plan.member_of(Slot(pod=fact.pod, index=fact.slot), fact.incarnation)
 
 
-def _outgoing(state: CoordinatorState, fact: Fact) -> Member | None:
+def _outgoing(state: CoordinatorState, fact: TrainerFact) -> Member | None:
     """Whoever the newest plan drops: until that is adopted the others wait for its votes."""
-    mine = (Slot(pod=fact.pod, index=fact.slot or 0), fact.incarnation)
+    mine = (Slot(pod=fact.pod, index=fact.slot), fact.incarnation)
     return next((m for m in outgoing(state) if (m.slot, m.incarnation) == mine), None)
 
 
-def _stale(state: CoordinatorState, fact: Fact) -> Transition:
+def _stale(state: CoordinatorState, fact: RankFact) -> Transition:
     current = state.plan.quorum if state.plan else "no quorum"
     reason = f"{fact.kind} of {fact.quorum or 'no quorum'} is stale: the job is in {current}"
     return Transition(state=state, reason=reason, stale=True)
 
 
-def _parked(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
     """A hint that the quorum is broken. Known deaths were acted on when they were learnt."""
     member = _member(state, fact) or _outgoing(state, fact)
     if member is None or not _concerns(state, member, fact.quorum):
@@ -256,6 +267,7 @@ def _parked(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
             suspects=(),
             evidence=fact.evidence,
             observed_at_s=_when(fact, now_s),
+            differing=fact.differing,
         )
     new = replace(
         old,
@@ -283,7 +295,7 @@ def _concerns(state: CoordinatorState, member: Member, quorum: QuorumId | None) 
     return older and (dropped or not has_adopted(state, member))
 
 
-def _adopted(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def _adopted(state: CoordinatorState, fact: Adopted, now_s: float) -> Transition:
     member = _member(state, fact)
     if member is None or state.plan is None or fact.quorum != state.plan.quorum:
         return _stale(state, fact)
@@ -296,7 +308,7 @@ def _adopted(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
     )
 
 
-def _settled(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition:
     member = _member(state, fact)
     if member is None or state.plan is None or fact.quorum != state.plan.quorum:
         return _stale(state, fact)
@@ -337,10 +349,9 @@ def _all_settled(state: CoordinatorState) -> Transition:
     return Transition(state=state, actions=(*actions, settled), reason=message)
 
 
-def _finished(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def _finished(state: CoordinatorState, fact: Finished, now_s: float) -> Transition:
     del now_s
     slot = _slot_of(state, fact)
-    assert fact.incarnation is not None
     if fact.incarnation != slot.incarnation and fact.incarnation not in slot.ended:
         return _stale(state, fact)
     if fact.incarnation not in state.finished:
@@ -366,7 +377,7 @@ def _final(state: CoordinatorState, final: FinalDigests, name: str) -> Transitio
     )
 
 
-def _failed(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def _failed(state: CoordinatorState, fact: Failed, now_s: float) -> Transition:
     """The end itself is decided with everything else that is known."""
     del now_s
     slot = _slot_of(state, fact)
@@ -377,18 +388,18 @@ def _failed(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
     return Transition(state=replace(state, outcome=state.outcome or reason), reason=reason)
 
 
-_FACTS: dict[FactKind, Callable[[CoordinatorState, Fact, float], Transition]] = {
-    FactKind.TRAINER_UP: _trainer_up,
-    FactKind.TRAINER_DOWN: _trainer_down,
-    FactKind.POD_GONE: _pod_gone,
-    FactKind.LEAVING: note_leaving,
-    FactKind.PARKED: _parked,
-    FactKind.ADOPTED: _adopted,
-    FactKind.SETTLED: _settled,
-    FactKind.FINISHED: _finished,
-    FactKind.FAILED: _failed,
-    FactKind.CHECKPOINT: note_checkpoint,
-    FactKind.PAUSED: note_paused,
+_FACTS: dict[type, Callable[[CoordinatorState, Any, float], Transition]] = {
+    TrainerUp: _trainer_up,
+    TrainerDown: _trainer_down,
+    PodGone: _pod_gone,
+    Leaving: note_leaving,
+    Parked: _parked,
+    Adopted: _adopted,
+    Settled: _settled,
+    Finished: _finished,
+    Failed: _failed,
+    Checkpoint: note_checkpoint,
+    Paused: note_paused,
 }
 
 

@@ -21,11 +21,11 @@ from mainstay_core.coordinator.state import (
     uid_of,
     with_pod,
 )
-from mainstay_core.wire.facts import Fact
+from mainstay_core.wire.facts import Leaving
 from mainstay_core.wire.plan import Member
 
 
-def note_leaving(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def note_leaving(state: CoordinatorState, fact: Leaving, now_s: float) -> Transition:
     """Return the state with a pod leaving, because it said so."""
     pod = state.pod(fact.pod)
     assert pod is not None

@@ -77,7 +77,7 @@ from mainstay_core.coordinator.submission import note_submission, note_topology
 from mainstay_core.coordinator.suspension import note_suspend
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
-from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.facts import Checkpoint, PodGone
 
 
 def initial(config: JobConfig, now_s: float) -> CoordinatorState:
@@ -207,14 +207,12 @@ def _on_late_commit(state: CoordinatorState, event: StepsCommitted, now_s: float
 
 def _on_settling_facts(state: CoordinatorState, event: FactsReported, now_s: float) -> Transition:
     """Of a suspended job only this is news: that pods are gone, and what is on the disk."""
-    kinds = (FactKind.POD_GONE, FactKind.CHECKPOINT)
     known = {uid_of(p) for p in state.pods}
-    facts = tuple(f for f in event.facts if f.kind in kinds and f.pod in known)
     result = Transition(state=state, reason="the job is suspended")
-    for fact in facts:
-        if fact.kind is FactKind.CHECKPOINT:
+    for fact in (f for f in event.facts if f.pod in known):
+        if isinstance(fact, Checkpoint):
             result = result.then(note_checkpoint(result.state, fact, now_s))
-        else:
+        elif isinstance(fact, PodGone):
             at_s = fact.observed_at_s or now_s
             result = result.then(lose_pod(result.state, fact.pod, fact.evidence, at_s, now_s))
     return result

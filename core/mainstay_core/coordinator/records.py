@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mainstay_core.base.ids import QuorumId
+from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,
@@ -74,6 +74,7 @@ def open_suspicion(
         members=excluded,
         died_at_s=suspicion.observed_at_s,
         first_fact_s=suspicion.first_s,
+        differing=suspicion.differing,
     )
 
 
@@ -119,6 +120,7 @@ def _open(
     members: Sequence[Member],
     died_at_s: float,
     first_fact_s: float,
+    differing: tuple[Slot, ...] = (),
 ) -> CoordinatorState:
     opened = OpenRecovery(
         recovery=Recovery(
@@ -130,6 +132,7 @@ def _open(
             from_step=state.step,
             slots=tuple(m.slot for m in members),
             started_at_s=died_at_s,
+            differing=differing,
         ),
         died_at_s=died_at_s,
         first_fact_s=first_fact_s,

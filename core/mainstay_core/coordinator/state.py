@@ -135,6 +135,8 @@ class Suspicion:
     evidence: str
     observed_at_s: float
     """Wall clock of the first reporter."""
+    differing: tuple[Slot, ...] = ()
+    """Slots whose state differed in the votes, as the first reporter tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.records import close_all
 from mainstay_core.coordinator.state import MAX_ENDED, CoordinatorState
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.wire.facts import Fact
+from mainstay_core.wire.facts import Paused
 from mainstay_core.wire.plan import Method, Plan
 
 SUSPENDED = "the job is suspended"
@@ -57,11 +57,11 @@ def note_suspend(state: CoordinatorState, event: SuspendRequested, now_s: float)
     )
 
 
-def note_paused(state: CoordinatorState, fact: Fact, now_s: float) -> Transition:
+def note_paused(state: CoordinatorState, fact: Paused, now_s: float) -> Transition:
     """Return the state with a member that has saved what it can, and computes no further."""
     at_s = fact.observed_at_s or now_s
     plan = state.plan
-    if plan is None or fact.quorum != plan.quorum or fact.slot is None or fact.incarnation is None:
+    if plan is None or fact.quorum != plan.quorum:
         return Transition(state=state, reason=f"{fact.kind} of {fact.quorum} is stale", stale=True)
     member = plan.member_of(Slot(pod=fact.pod, index=fact.slot), fact.incarnation)
     if member is None or member.index in state.paused:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.observed import Disruption, ObservedNode, ObservedPod
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.facts import PodGone
 
 
 class LossCause(enum.StrEnum):
@@ -52,11 +52,9 @@ class Loss:
         """Whether it burns the budget of replacements."""
         return self.cause in COUNTED
 
-    def fact(self) -> Fact:
+    def fact(self) -> PodGone:
         """Return what the api is told."""
-        return Fact(
-            kind=FactKind.POD_GONE, pod=self.uid, evidence=self.evidence, observed_at_s=self.at_s
-        )
+        return PodGone(pod=self.uid, evidence=self.evidence, observed_at_s=self.at_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import IMAGE_WHY, Loss, Wishes, find_losses, has_lost_node, is_lost
 from mainstay_core.pool.observed import ObservedNode, ObservedPod, Taint
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.facts import Fact, Leaving
 
 KEEP_FAILED = 3
 """Failed pods that are left for their logs."""
@@ -102,7 +102,7 @@ def plan_repair(
     living = [p for p in existing if not is_lost(p, nodes)]
     losses = find_losses(before, existing, nodes, wishes, now_s)
     leaves = {p.uid: why for p in living if (why := why_leaving(p, nodes, policy))}
-    tell = [loss.fact() for loss in losses if loss.uid in wishes.living]
+    tell: list[Fact] = [loss.fact() for loss in losses if loss.uid in wishes.living]
     tell += [
         _leaving(p, leaves[p.uid], now_s)
         for p in living
@@ -277,12 +277,10 @@ def _forced(
     ]
 
 
-def _leaving(pod: ObservedPod, why: str, now_s: float) -> Fact:
+def _leaving(pod: ObservedPod, why: str, now_s: float) -> Leaving:
     # A deletion has a deadline; a cordon has none.
     grace_s = max(0.0, pod.ends_by_s - now_s) if pod.terminating else 0.0
-    return Fact(
-        kind=FactKind.LEAVING, pod=pod.uid, evidence=why, observed_at_s=now_s, grace_s=grace_s
-    )
+    return Leaving(pod=pod.uid, evidence=why, observed_at_s=now_s, grace_s=grace_s)
 
 
 def _reason(

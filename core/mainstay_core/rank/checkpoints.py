@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from mainstay_core.rank.events import Action, RenameCheckpoint, SendFact, WriteCheckpoint
 from mainstay_core.rank.saves import Saves, writer_of
-from mainstay_core.rank.state import RankState
-from mainstay_core.wire.facts import FactKind
+from mainstay_core.rank.state import RankState, fact_of
+from mainstay_core.wire.facts import Checkpoint
 
 
 def settled(state: RankState, durable: int) -> RankState:
@@ -57,7 +57,7 @@ def begin_due(state: RankState) -> tuple[RankState, tuple[Action, ...]]:
         return state, ()
     why = f"the checkpoint due at step {state.version} waits: an earlier one is still being written"
     told = replace(state, told_busy=True)
-    return told, (SendFact(FactKind.CHECKPOINT, state.version, why),) if state.index == 0 else ()
+    return told, _tell_problem(state, why)
 
 
 def is_open(state: RankState) -> bool:
@@ -83,8 +83,16 @@ def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, 
         return state, (*actions, *write), False
     last = "the last step" if state.version >= state.num_steps else "this step"
     why = f"the checkpoint of {last}, {state.version}, could not be completed"
-    tell = (SendFact(FactKind.CHECKPOINT, state.version, why),) if state.index == 0 else ()
-    return state, (*actions, *tell), True
+    return state, (*actions, *_tell_problem(state, why)), True
+
+
+def _tell_problem(state: RankState, why: str) -> tuple[Action, ...]:
+    """Return what the lowest member tells of a checkpoint that is late or failed."""
+    if state.index != 0:
+        return ()
+    return (
+        SendFact(fact_of(state, Checkpoint, complete=False, durable=state.durable, evidence=why)),
+    )
 
 
 def _begin(state: RankState) -> tuple[RankState, tuple[Action, ...]]:

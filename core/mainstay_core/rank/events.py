@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mainstay_core.base.ids import Slot
 from mainstay_core.rank.settle import StateAction, Supply
-from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, Vote
 
@@ -135,14 +134,9 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class SendFact:
-    """Tell the api a fact, through the supervisor."""
+    """Tell the api a fact, through the supervisor; when it was observed is the shell's to add."""
 
-    kind: FactKind
-    step: int
-    evidence: str = ""
-    suspects: tuple[Slot, ...] = ()
-    reached: int | None = None
-    """Newest version that any member of a settle held before it."""
+    fact: RankFact
 
 
 @dataclass(frozen=True, slots=True)

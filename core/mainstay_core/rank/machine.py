@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.ids import Slot
 from mainstay_core.rank import checkpoints
 from mainstay_core.rank.events import (
     Action,
@@ -55,6 +56,7 @@ from mainstay_core.rank.state import (
     RankState,
     Transition,
     extend_commit_chain,
+    fact_of,
     interrupts,
     must_adopt,
     report_of,
@@ -62,7 +64,7 @@ from mainstay_core.rank.state import (
     saw_plan,
 )
 from mainstay_core.rank.votes import Verdict, judge, judge_states
-from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.facts import Adopted, Failed, Parked, Paused, Settled
 from mainstay_core.wire.votes import SettleReport
 
 __all__ = [
@@ -122,15 +124,29 @@ def _adopt(state: RankState, *prefix: Action) -> Transition:
     return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")
 
 
-def _park(state: RankState, why: str, suspects: Sequence[int], *prefix: Action) -> Transition:
-    """Give the quorum up and wait with everything held; or adopt what is already known."""
+def _park(
+    state: RankState,
+    why: str,
+    suspects: Sequence[int],
+    *prefix: Action,
+    differing: tuple[Slot, ...] = (),
+) -> Transition:
+    """Give the quorum up and wait with everything held; or adopt what is already known.
+
+    Args:
+        state: of the rank.
+        why: the reason, for people.
+        suspects: members that seem gone.
+        prefix: actions that come first.
+        differing: slots whose state the votes found to differ.
+    """
     if state.phase in _MAY_MISS_A_ROUND:
         prefix = (*prefix, Leave())
     if must_adopt(state):
         return _adopt(state, *prefix)
     assert state.plan is not None
     slots = tuple(state.plan.members[i].slot for i in suspects)
-    tell = SendFact(FactKind.PARKED, state.version, why, slots)
+    tell = SendFact(fact_of(state, Parked, evidence=why, suspects=slots, differing=differing))
     parked = replace(state, phase=Phase.PARKED)
     return Transition(parked, (*prefix, tell, WaitForPlan()), why)
 
@@ -155,7 +171,10 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     outcome = settle(state.plan, state.shards_per_lane, event.reports)
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
-    tell = SendFact(FactKind.ADOPTED, outcome.version, outcome.reason, reached=reached)
+    adopted = fact_of(
+        state, Adopted, step=outcome.version, evidence=outcome.reason, reached=reached
+    )
+    tell = SendFact(adopted)
     durable = max(r.durable for r in event.reports)
     settled = checkpoints.settled(state, durable)
     settled = replace(
@@ -216,7 +235,8 @@ def _begin(state: RankState, *prefix: Action) -> Transition:
     """The settle is complete with a valid state: go on with the step."""
     assert state.plan is not None
     settled = replace(state, settled=state.plan.quorum.id)
-    return _compute(settled, *prefix, SendFact(FactKind.SETTLED, state.version))
+    tell = SendFact(fact_of(settled, Settled, durable=settled.durable))
+    return _compute(settled, *prefix, tell)
 
 
 def _compute(state: RankState, *prefix: Action) -> Transition:
@@ -242,7 +262,7 @@ def _share_saves(state: RankState, *prefix: Action) -> Transition:
 def _end(state: RankState, *prefix: Action) -> Transition:
     if state.version < state.num_steps:
         paused = replace(state, phase=Phase.PAUSED)
-        tell = SendFact(FactKind.PAUSED, state.version)
+        tell = SendFact(fact_of(state, Paused, durable=state.durable))
         return Transition(paused, (*prefix, tell, WaitForPlan()), "the job is to be suspended")
     done = replace(state, phase=Phase.FINISHED)
     return Transition(done, (*prefix, Finish(), WaitForPlan()), "the last step is applied")
@@ -308,7 +328,7 @@ def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> 
     worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad
     if verdict.hopeless or (worn and state.recomputed + 1 >= state.max_attempts):
         failed = replace(state, phase=Phase.FAILED)
-        tell = SendFact(FactKind.FAILED, state.version, verdict.reason)
+        tell = SendFact(fact_of(state, Failed, evidence=verdict.reason))
         return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
     if worn:
         # Reducing the same partials does not help: one of them may be what is wrong.
@@ -319,7 +339,8 @@ def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> 
         void = replace(state, held=(), mark=None, refused_in=state.plan.quorum.id)
         if state.index in verdict.state_bad:
             void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
-        return _park(void, verdict.reason, (), *prefix, DropHeld(mark=True), Leave())
+        prefix = (*prefix, DropHeld(mark=True), Leave())
+        return _park(void, verdict.reason, (), *prefix, differing=verdict.differing)
     again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
     return replace(again, actions=(*prefix, *again.actions))
 

@@ -11,13 +11,17 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.rank.events import Action
 from mainstay_core.rank.settle import Settlement, StepPlan
+from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
+
+F = TypeVar("F", bound=RankFact)
 
 
 class Phase(enum.StrEnum):
@@ -219,3 +223,15 @@ def report_of(state: RankState) -> SettleReport:
 def extend_commit_chain(commit_chain: str, commit: Commit) -> str:
     """Return the commit chain after one more commit."""
     return hashlib.sha256((commit_chain + dumps(commit)).encode()).hexdigest()[:32]
+
+
+def fact_of(state: RankState, kind: type[F], **fields: Any) -> F:
+    """Return a fact that this rank tells: who it is, its quorum and its version are filled in."""
+    about: dict[str, Any] = {
+        "pod": state.slot.pod,
+        "slot": state.slot.index,
+        "incarnation": state.incarnation,
+        "quorum": state.plan.quorum if state.plan else None,
+        "step": state.version,
+    }
+    return kind(**{**about, **fields})

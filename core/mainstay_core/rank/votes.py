@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.digest import Digest
+from mainstay_core.base.ids import Slot
 from mainstay_core.rank.saves import Saves, judge_saves
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, Vote
@@ -36,22 +37,9 @@ class Verdict:
     saves: Saves
     """What they say of durable checkpoints, whether or not the step is applied."""
     reason: str
-
-
-_DIFFER_BEFORE, _DIFFER_AFTER = "parameters of ", " differ from the rest of the stage"
-
-
-def find_differing_pods(reason: str) -> tuple[str, ...]:
-    """Return the pods (uids) whose state differed, if a verdict's reason (or a quote) says so.
-
-    Nobody is named when a stage has no majority: then nobody can be believed.
-    """
-    _, before, rest = reason.partition(_DIFFER_BEFORE)
-    members, after, _ = rest.partition(_DIFFER_AFTER)
-    if not (before and after):
-        return ()
-    slots = (member.rpartition(" on ")[2] for member in members.split(", "))
-    return tuple(sorted({slot.rpartition("/")[0] for slot in slots}))
+    differing: tuple[Slot, ...] = ()
+    """Slots of the members of ``state_bad``. Empty when a position has no majority: then nobody can
+    be believed."""
 
 
 def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total: str) -> Verdict:
@@ -85,6 +73,7 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         adopt_planned=adopt,
         saves=_certified(judge_saves(plan, votes), votes[0].step, state_bad),
         reason="; ".join(problems) or "all votes say yes",
+        differing=_differing(plan, state_bad),
     )
 
 
@@ -103,12 +92,20 @@ def judge_states(plan: Plan, states: Sequence[str]) -> Verdict:
         adopt_planned=False,
         saves=Saves(),
         reason=_name_bad(plan, state_bad) if state_bad else "all states agree",
+        differing=_differing(plan, state_bad),
     )
 
 
 def _name_bad(plan: Plan, state_bad: Sequence[int]) -> str:
     members = ", ".join(f"{plan.members[i].rank} on {plan.members[i].slot}" for i in state_bad)
-    return f"{_DIFFER_BEFORE}{members}{_DIFFER_AFTER}"
+    return f"parameters of {members} differ from the rest of the stage"
+
+
+def _differing(plan: Plan, state_bad: Sequence[int]) -> tuple[Slot, ...]:
+    """Return the slots to name as those that computed wrongly."""
+    if _undecided(plan, state_bad):
+        return ()
+    return tuple(plan.members[i].slot for i in state_bad)
 
 
 def _certified(saves: Saves, step: int, state_bad: Sequence[int]) -> Saves:

@@ -26,7 +26,7 @@ from mainstay_core.supervisor.events import (
     Registered,
     SupervisorLimits,
 )
-from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
+from mainstay_core.wire.facts import Fact, Leaving, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 
@@ -245,7 +245,7 @@ class ApiLine(Process, ABC):
             self._facts.remove(fact)
         if plan is not None:
             self.feed(PlanReceived(plan))
-        if not refused and any(fact.kind is FactKind.LEAVING for fact in facts):
+        if not refused and any(isinstance(fact, Leaving) for fact in facts):
             self.feed(LeaveAcknowledged())
         return True
 

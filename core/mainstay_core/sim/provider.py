@@ -19,7 +19,7 @@ from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.network import Unreachable
 from mainstay_core.sim.supervisor import Supervisor
 from mainstay_core.supervisor.events import LeaveRequested
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.facts import PodGone
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World
@@ -208,12 +208,8 @@ class Provider(Process):
         self._watch(pod)
 
     def _tell_gone(self, uid: PodUid) -> Steps[None]:
-        fact = Fact(
-            kind=FactKind.POD_GONE,
-            pod=uid,
-            evidence="a process of it ended",
-            observed_at_s=self.world.clock(PROVIDER),
-        )
+        at_s = self.world.clock(PROVIDER)
+        fact = PodGone(pod=uid, evidence="a process of it ended", observed_at_s=at_s)
         self._telling.add(uid)
         while (yield from self.ask("facts", (fact,))) in (0, 503):
             yield TELL_AGAIN_S

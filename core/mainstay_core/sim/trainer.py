@@ -9,6 +9,7 @@ from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.settle import StateAction
+from mainstay_core.rank.state import fact_of
 from mainstay_core.sim import telling, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
@@ -19,7 +20,7 @@ from mainstay_core.sim.heal import HealFailed, HealServer, Wanted
 from mainstay_core.sim.network import End
 from mainstay_core.sim.rooms import QuorumAborted
 from mainstay_core.sim.saving import Saving
-from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
+from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled, SlotStatus
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, SettleReport
@@ -330,17 +331,11 @@ class Trainer(Process):
     # Actions at once --------------------------------------------------------
 
     def _send_fact(self, action: events.SendFact) -> None:
-        self._fact(
-            action.kind,
-            step=action.step,
-            evidence=action.evidence,
-            suspects=action.suspects,
-            reached=action.reached,
-            durable=self.state.durable if action.kind is FactKind.SETTLED else None,
-        )
-        if action.kind is FactKind.SETTLED:
+        self._tell_fact(action.fact)
+        if isinstance(action.fact, Settled):
             quorum, position = self._plan.quorum, self._engine().position
-            self.heal_server.serves = Wanted(str(quorum), quorum.id, position, action.step)
+            version = self.state.version
+            self.heal_server.serves = Wanted(str(quorum), quorum.id, position, version)
             self.connections.changed.fire()
             if self.state.is_lowest and not self._posted:
                 self._posted = True
@@ -349,7 +344,7 @@ class Trainer(Process):
 
     def tell_durable(self, version: int) -> None:
         """A version is complete."""
-        self._fact(FactKind.CHECKPOINT, step=self.state.version, durable=version)
+        self._tell_fact(fact_of(self.state, Checkpoint, complete=True, durable=version))
 
     def _share_saves(self, action: events.ShareSaves) -> Steps[events.Event]:
         self._say(waiting=True)
@@ -362,18 +357,8 @@ class Trainer(Process):
         except QuorumAborted as end:
             return events.QuorumLost(end.why, end.suspects)
 
-    def _fact(self, kind: FactKind, **rest: Any) -> None:
-        plan = self.state.plan
-        fact = Fact(
-            kind=kind,
-            pod=self.slot.pod,
-            slot=self.slot.index,
-            incarnation=self.incarnation,
-            quorum=plan.quorum if plan else None,
-            observed_at_s=self.world.clock(self.slot.pod),
-            **rest,
-        )
-        self._send(("fact", fact))
+    def _tell_fact(self, fact: RankFact) -> None:
+        self._send(("fact", replace(fact, observed_at_s=self.world.clock(self.slot.pod))))
 
     def _record(self, commit: Commit, masters: str) -> None:
         now_s = self.world.clock(self.slot.pod)
@@ -389,7 +374,7 @@ class Trainer(Process):
 
     def _finish(self) -> None:
         final = telling.final_digests(self.state, self._engine())
-        self._fact(FactKind.FINISHED, step=self.state.version, final=final)
+        self._tell_fact(fact_of(self.state, Finished, final=final))
 
     @property
     def _plan(self) -> Plan:

@@ -9,7 +9,18 @@ import enum
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import Incarnation, PodUid
-from mainstay_core.wire.facts import Fact, SlotStatus
+from mainstay_core.wire.facts import (
+    Fact,
+    Failed,
+    Finished,
+    Leaving,
+    Parked,
+    Paused,
+    RankFact,
+    SlotStatus,
+    TrainerDown,
+    TrainerUp,
+)
 from mainstay_core.wire.plan import Plan
 
 EXIT_FINISHED = 0
@@ -71,13 +82,13 @@ class SlotState:
     """When it last moved or was blocked on others."""
     killed_for: str = ""
     """Why we killed it, for the evidence."""
-    up: Fact | None = None
+    up: TrainerUp | None = None
     """That this life is there."""
-    down: Fact | None = None
+    down: TrainerDown | None = None
     """The newest end that was told."""
-    parked: Fact | None = None
+    parked: Parked | None = None
     """The quorum it gave up, until a newer plan arrives."""
-    final: Fact | None = None
+    final: Finished | Failed | Paused | None = None
     """Its last words, that it finished, failed or pauses: told again to an api that has forgotten
     them."""
 
@@ -93,7 +104,7 @@ class SupervisorState:
     registered: bool = False
     plan: Plan | None = None
     """Newest plan."""
-    leaving: Fact | None = None
+    leaving: Leaving | None = None
     """That the pod was told to end: it serves on until its work is handed over."""
     leave_by_s: float = 0.0
     leave_acknowledged: bool = False
@@ -145,7 +156,7 @@ class FactSeen:
 
     slot: int
     incarnation: Incarnation
-    fact: Fact
+    fact: RankFact
 
 
 @dataclass(frozen=True, slots=True)

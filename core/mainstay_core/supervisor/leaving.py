@@ -24,7 +24,7 @@ from mainstay_core.supervisor.events import (
     SupervisorState,
 )
 from mainstay_core.supervisor.slots import Transition
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.facts import Leaving
 
 EXIT_TERMINATED = 143
 """128 + SIGTERM: ended before its work was handed over."""
@@ -40,8 +40,7 @@ def leave_requested(state: SupervisorState, event: LeaveRequested, now_s: float)
     if state.leaving is not None or state.ending:
         return Transition(state, (), f"{event.why}, again")
     grace_s = state.settings.handover_s
-    fact = Fact(
-        kind=FactKind.LEAVING,
+    fact = Leaving(
         pod=state.pod,
         evidence=event.why,
         observed_at_s=now_s,

@@ -63,7 +63,7 @@ from mainstay_core.supervisor.slots import (
     slot_step,
     with_phase,
 )
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.facts import Parked, TrainerDown
 from mainstay_core.wire.plan import Plan
 
 
@@ -141,7 +141,7 @@ def _plan_received(state: SupervisorState, event: PlanReceived, now_s: float) ->
     return Transition(state, (Forward(plan, up),) if up else (), f"{plan.quorum}: {plan.reason}")
 
 
-def _unless_outdated(plan: Plan, fact: Fact | None) -> Fact | None:
+def _unless_outdated(plan: Plan, fact: Parked | None) -> Parked | None:
     return None if fact is None or outdates(plan, fact) else fact
 
 
@@ -161,15 +161,13 @@ def _heartbeat_due(state: SupervisorState, event: object, now_s: float) -> Trans
     return Transition(state, (*unheard, *repeated(state)))
 
 
-def _unheard(state: SupervisorState, fact: Fact) -> bool:
+def _unheard(state: SupervisorState, fact: TrainerDown | Parked) -> bool:
     if state.ending:
         return False
-    if fact.kind is FactKind.PARKED:
+    if isinstance(fact, Parked):
         return True
-    plan, incarnation, index = state.plan, fact.incarnation, fact.slot
-    if plan is None or incarnation is None or index is None:
-        return False
-    return plan.member_of(Slot(pod=state.pod, index=index), incarnation) is not None
+    slot = Slot(pod=state.pod, index=fact.slot)
+    return state.plan is not None and state.plan.member_of(slot, fact.incarnation) is not None
 
 
 def _leave_asked(state: SupervisorState, event: LeaveRequested, now_s: float) -> Transition:

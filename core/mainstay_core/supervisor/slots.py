@@ -32,10 +32,18 @@ from mainstay_core.supervisor.events import (
     SupervisorLimits,
     SupervisorState,
 )
-from mainstay_core.wire.facts import Fact, FactKind
+from mainstay_core.wire.facts import (
+    Adopted,
+    Failed,
+    Finished,
+    Parked,
+    Paused,
+    TrainerDown,
+    TrainerUp,
+)
 from mainstay_core.wire.plan import Plan
 
-LAST_WORDS = (FactKind.FINISHED, FactKind.FAILED)
+LAST_WORDS = (Finished, Failed)
 """Facts that count even when the trainer that said them has ended."""
 
 
@@ -54,7 +62,7 @@ def slot_step(state: SupervisorState, event: Any, now_s: float) -> Transition:
         raise LocalProtocolError(f"slot {event.slot} of a pod with {len(state.slots)}")
     slot = state.slots[event.slot]
     if event.incarnation != slot.incarnation:
-        if isinstance(event, FactSeen) and event.fact.kind in LAST_WORDS:
+        if isinstance(event, FactSeen) and isinstance(event.fact, LAST_WORDS):
             return Transition(state, (SendFact(event.fact),), "last words of a former life")
         return Transition(state, (), f"{type(event).__name__} of a former life is ignored")
     handler = _TABLE.get((slot.phase, type(event)))
@@ -81,11 +89,10 @@ def _forked(state: SupervisorState, slot: SlotState, event: Forked, now_s: float
 
 
 def _hello(state: SupervisorState, slot: SlotState, event: Hello, now_s: float) -> Transition:
-    fact = Fact(
-        kind=FactKind.TRAINER_UP,
+    fact = TrainerUp(
         pod=state.pod,
         slot=slot.index,
-        incarnation=slot.incarnation,
+        incarnation=event.incarnation,
         fingerprint=event.fingerprint,
         evidence=f"pid {event.pid} said hello",
         observed_at_s=now_s,
@@ -123,35 +130,34 @@ def _status(state: SupervisorState, slot: SlotState, event: StatusSeen, now_s: f
 
 def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float) -> Transition:
     fact = event.fact
-    if fact.kind is FactKind.PARKED and outdates(state.plan, fact):
-        plan = state.plan
-        assert plan is not None
+    plan = state.plan
+    if isinstance(fact, Parked) and plan is not None and outdates(plan, fact):
         return Transition(state, (), f"parked quorum is older than {plan.quorum}: not told")
-    if fact.kind is FactKind.PARKED:
+    if isinstance(fact, Parked):
         slot = replace(slot, parked=fact)
-    elif fact.kind in LAST_WORDS:
+    elif isinstance(fact, LAST_WORDS):
         slot = replace(slot, done=True, final=fact)
-    elif fact.kind is FactKind.PAUSED:
+    elif isinstance(fact, Paused):
         slot = replace(slot, final=fact)
-    elif fact.kind is FactKind.ADOPTED:
+    elif isinstance(fact, Adopted):
         slot = replace(slot, done=False)  # it had finished; a restart needs it again
     slot = replace(slot, alive_at_s=now_s)
     return Transition(put(state, slot), (SendFact(fact),), f"slot {slot.index}: {fact.kind}")
 
 
-def outdates(plan: Plan | None, fact: Fact) -> bool:
+def outdates(plan: Plan, fact: Parked) -> bool:
     """Return whether whoever gave up a fact's quorum is helped by a newer plan.
 
     A planned plan helps nobody: a parked rank only adopts an unplanned one.
     """
-    return plan is not None and fact.quorum is not None and plan.unplanned_id > fact.quorum.id
+    return fact.quorum is not None and plan.unplanned_id > fact.quorum.id
 
 
 def _last_words(
     state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
 ) -> Transition:
     """Its process was reaped before its socket was read to the end."""
-    if event.fact.kind not in LAST_WORDS:
+    if not isinstance(event.fact, LAST_WORDS):
         return Transition(state)
     return _fact(state, slot, event, now_s)
 
@@ -219,8 +225,8 @@ def report_down(
 
     The fact names no quorum: it is true whichever one is in force.
     """
-    fact = Fact(
-        kind=FactKind.TRAINER_DOWN,
+    assert slot.incarnation is not None
+    fact = TrainerDown(
         pod=state.pod,
         slot=slot.index,
         incarnation=slot.incarnation,

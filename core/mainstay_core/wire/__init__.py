@@ -4,6 +4,7 @@
 - ``votes``: votes, commits and settle reports
 - ``ledger``: digests of committed steps
 - ``recoveries``: the record of a recovery and its five times
+- ``formats``: which formats are understood, and what format 1 says in other words
 - ``facts``: what pods tell the api: registrations, heartbeats and facts
 - ``checkpoint_manifest``: what lies in a directory of durable checkpoints
 """

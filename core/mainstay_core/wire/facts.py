@@ -1,15 +1,21 @@
 """What pods tell the api: who they are, that they live, and what they have learnt.
 
 Frozen values, encoded by :mod:`mainstay_core.base.codec` like the other messages
-(:mod:`mainstay_core.wire.plan`), whose format they share.
+(:mod:`mainstay_core.wire.plan`). Facts have a class for each kind and a format of their own.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from mainstay_core.base import codec
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.wire.formats import fact_of_format_1, format_of
 from mainstay_core.wire.ledger import FinalDigests
 
 
@@ -42,6 +48,10 @@ class Place:
     """Nodes with different values fail apart: racks, zones."""
 
 
+FACT_FORMAT = 2
+"""Format of facts. Format 1 had one shape for all kinds; sentences told what fields tell now."""
+
+
 class FactKind(enum.StrEnum):
     """What the api can learn."""
 
@@ -59,41 +69,178 @@ class FactKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
-    """Something that was learnt, with its evidence. Idempotent: telling it twice changes nothing.
+class _Fact:
+    """What every fact says. Idempotent: telling it twice changes nothing."""
 
-    TRAINER_UP    a trainer process is ready to be given a rank (incarnation, fingerprint)
-    TRAINER_DOWN  it ended or was killed (sure evidence; ``restarting``: another will be forked)
-    POD_GONE      the pod is gone (sure evidence, from the operator or the local provider)
-    PARKED        a member gave up its quorum and waits (suspects named: a hint); repeated
-    ADOPTED       a member took up the plan; ``observed_at_s`` is when it held all settle reports
-    SETTLED       a member goes on computing at ``step`` in the plan: state and table ready
-    FINISHED      a member has applied the last step; ``final`` holds its digests
-    LEAVING       the pod will end (``evidence``: why) and works on meanwhile; repeated
-    CHECKPOINT    version ``durable`` is complete; with ``evidence``, why one is late or failed
-    PAUSED        a member of a pausing plan has saved what it can (``durable``), computes no more
-    FAILED        the trainer cannot go on by itself and says why (a bug or a user error), job fails
-    """
-
-    kind: FactKind
     pod: PodUid
-    slot: int | None = None
-    incarnation: Incarnation | None = None
-    quorum: QuorumId | None = None
-    step: int | None = None
-    suspects: tuple[Slot, ...] = ()
-    restarting: bool = False
     evidence: str = ""
-    fingerprint: dict[str, str] | None = None
-    final: FinalDigests | None = None
-    durable: int | None = None
-    """Newest complete durable version that the teller knows (SETTLED, CHECKPOINT, PAUSED)."""
-    reached: int | None = None
-    """Newest version that any member of the settle held before it (ADOPTED)."""
+    """Why the teller believes it: one sentence, for people."""
     observed_at_s: float = 0.0
     """Wall clock of the reporter, for the five times; never used to judge who lives."""
+    format: int = FACT_FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodGone(_Fact):
+    """The pod is gone: sure evidence, from whoever makes the pods."""
+
+    kind: Literal[FactKind.POD_GONE] = FactKind.POD_GONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving(_Fact):
+    """The pod will end, and works on meanwhile; repeated."""
+
+    kind: Literal[FactKind.LEAVING] = FactKind.LEAVING
     grace_s: float = 0.0
-    """Of LEAVING: how long the pod will stay at most; 0 when nobody has set a limit."""
+    """How long the pod will stay at most; 0 when nobody has set a limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainerFact(_Fact):
+    """What facts about one life of a trainer say."""
+
+    slot: int
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerUp(_TrainerFact):
+    """A trainer process is ready to be given a rank."""
+
+    kind: Literal[FactKind.TRAINER_UP] = FactKind.TRAINER_UP
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    """What fixes its arithmetic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerDown(_TrainerFact):
+    """A trainer process ended or was killed: sure evidence."""
+
+    kind: Literal[FactKind.TRAINER_DOWN] = FactKind.TRAINER_DOWN
+    restarting: bool = False
+    """Whether another one will be forked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankFact(_TrainerFact):
+    """What a trainer's facts about its own work say."""
+
+    quorum: QuorumId | None = None
+    """Of the plan that it has adopted; None before the first."""
+    step: int | None = None
+    """Number of steps that its state contains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(_RankFact):
+    """A member has applied the last step."""
+
+    kind: Literal[FactKind.FINISHED] = FactKind.FINISHED
+    final: FinalDigests | None = None
+    """Digests of its position, if it tells them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(_RankFact):
+    """A trainer cannot go on by itself (a bug or a user's mistake): the job fails."""
+
+    kind: Literal[FactKind.FAILED] = FactKind.FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(_RankFact):
+    """A durable version is complete; or one is late or failed, and ``evidence`` says why."""
+
+    kind: Literal[FactKind.CHECKPOINT] = FactKind.CHECKPOINT
+    complete: bool
+    durable: int | None = None
+    """Newest complete durable version that the teller knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked(_RankFact):
+    """A member gave up its quorum and waits; repeated."""
+
+    kind: Literal[FactKind.PARKED] = FactKind.PARKED
+    suspects: tuple[Slot, ...] = ()
+    """Members that seem gone: a hint."""
+    differing: tuple[Slot, ...] = ()
+    """Members whose state the quorum's votes found to differ from that of their stage's majority:
+    evidence against the devices that hold it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted(_RankFact):
+    """A member took up the plan; ``observed_at_s`` is when it held all settle reports."""
+
+    kind: Literal[FactKind.ADOPTED] = FactKind.ADOPTED
+    reached: int | None = None
+    """Newest version that any member of the settle held before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled(_RankFact):
+    """A member goes on computing at ``step`` in the plan: state and table are ready."""
+
+    kind: Literal[FactKind.SETTLED] = FactKind.SETTLED
+    durable: int | None = None
+    """Newest complete durable version that it knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused(_RankFact):
+    """A member of a pausing plan has saved what it can and computes no more."""
+
+    kind: Literal[FactKind.PAUSED] = FactKind.PAUSED
+    durable: int | None = None
+    """Newest complete durable version that it knows."""
+
+
+RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused
+TrainerFact = TrainerUp | TrainerDown | RankFact
+PodFact = PodGone | Leaving
+Fact = PodFact | TrainerFact
+"""Something that was learnt, with its evidence: one class for each kind."""
+
+_BY_KIND: dict[str, type[Fact]] = {
+    kind.__dataclass_fields__["kind"].default.value: kind for kind in typing.get_args(Fact)
+}
+
+
+def read_fact(data: Any) -> Fact:
+    """Return a fact from its JSON, in this format or an older one.
+
+    Raises:
+        RemoteProtocolError: it is no fact, or one of a newer format; the message says which field.
+    """
+    data = modernized_fact(data)
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    if not isinstance(kind, str) or kind not in _BY_KIND:
+        raise RemoteProtocolError(f"Fact.kind: {kind!r} is no kind of fact")
+    return codec.decode(_BY_KIND[kind], data)
+
+
+def read_rank_fact(data: Any) -> RankFact:
+    """Return a fact that a trainer may tell, from its JSON.
+
+    Raises:
+        RemoteProtocolError: it is no such fact.
+    """
+    fact = read_fact(data)
+    if not isinstance(fact, RankFact):
+        raise RemoteProtocolError(f"a trainer cannot tell {fact.kind}")
+    return fact
+
+
+def modernized_fact(data: Any) -> Any:
+    """Return the JSON of a fact as the newest format has it; what is no object stays as it is.
+
+    Raises:
+        UnknownFormatError: its format is newer than this program.
+    """
+    told = format_of(data, FACT_FORMAT, "Fact")
+    return fact_of_format_1(data) if told == 1 and isinstance(data, Mapping) else data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from mainstay_core.base import codec
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId, Slot
+from mainstay_core.wire.formats import format_of, recovery_of_format_1
 from mainstay_core.wire.plan import Method
+
+RECOVERY_FORMAT = 2
+"""Format of a recovery's record. In format 1 its sentence alone told whose state differed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +51,35 @@ class Recovery:
     lost_steps: int = 0
     redone_steps: int = 0
     done: bool = False
+    differing: tuple[Slot, ...] = ()
+    """Slots whose state differed from that of their stage's majority, if that was the fault:
+    evidence against the devices that hold it."""
+    format: int = RECOVERY_FORMAT
+
+    @staticmethod
+    def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the JSON of a record as the newest format has it.
+
+        Raises:
+            UnknownFormatError: its format is newer than this program.
+        """
+        told = format_of(data, RECOVERY_FORMAT, "Recovery")
+        return recovery_of_format_1(data) if told == 1 else data
+
+
+def show_recovery(recovery: Recovery) -> dict[str, Any]:
+    """Return the JSON of a record as the api shows it: the five times stand beside the rest."""
+    shown: dict[str, Any] = codec.encode(recovery)
+    times = shown.pop("times")
+    return {**shown, **times}
+
+
+def read_recovery(data: Any) -> Recovery:
+    """Return a record from the JSON that the api shows, in this format or an older one.
+
+    Raises:
+        RemoteProtocolError: it is no such record, or one of a newer format.
+    """
+    if not isinstance(data, Mapping):
+        raise RemoteProtocolError(f"Recovery: expected an object, got {type(data).__name__}")
+    return codec.decode(Recovery, {**data, "times": data})

@@ -18,7 +18,7 @@ from mainstay_core.pool.quarantine import (
     num_allowed,
     plan_quarantine,
 )
-from mainstay_core.rank.votes import find_differing_pods, judge
+from mainstay_core.rank.votes import judge
 from mainstay_core.wire.facts import FactKind
 
 NODES = [f"n{i}" for i in range(20)]
@@ -108,21 +108,32 @@ def test_time_alone_lets_no_node_out_and_a_trusted_one_comes_in_again_when_it_is
     assert [q.node for q in plan_quarantine(trusted, NODES, AVOID, 5.0).new] == ["n1"]
 
 
-def test_who_differs_is_found_in_the_verdicts_words_and_in_the_recoverys(
+def test_who_differs_is_named_by_the_verdict_the_parked_and_the_record_of_the_recovery(
     start: Callable[..., Any],
 ) -> None:
     plan = make_plan({r: [f"{'abc'[r]}.1"] for r in range(3)})
     votes = votes_of(plan)
     votes[1] = replace(votes[1], state="other")
-    reason = judge(plan, votes, None, "").reason
-    assert find_differing_pods(reason) == ("b",)
-    assert find_differing_pods("connection reset") == ()
+    verdict = judge(plan, votes, None, "")
+    assert verdict.differing == (plan.members[1].slot,)
+    assert "parameters of r1.s0.i0 on b/0 differ" in verdict.reason
+    assert judge(plan, votes_of(plan), None, "").differing == ()
 
     world = start(replicas=3, lanes=3, stages=1)
-    bad = world.plan.members[1]
-    words = f"parameters of {bad.rank} on {bad.slot} differ from the rest of the stage"
+    bad = world.plan.members[1].slot
     for member in world.plan.members:
-        world.tell(world.about(FactKind.PARKED, member, evidence=words))
+        world.tell(world.about(FactKind.PARKED, member, evidence=verdict.reason, differing=(bad,)))
     world.tick(after_s=1.0)
     recovery = world.recoveries()[world.plan.quorum.id]
-    assert find_differing_pods(f"{recovery.fault}; {recovery.reason}") == (bad.slot.pod,)
+    assert recovery.differing == (bad,)
+    assert verdict.reason in recovery.fault, "people are told in words"
+
+
+def test_a_collective_that_failed_for_another_reason_is_no_mismatch(
+    start: Callable[..., Any],
+) -> None:
+    world = start(replicas=3, lanes=3, stages=1)
+    for member in world.plan.members:
+        world.park(member)
+    world.tick(after_s=1.0)
+    assert world.recoveries()[world.plan.quorum.id].differing == ()

@@ -68,7 +68,7 @@ def test_what_is_still_being_written_is_not_overtaken_and_that_is_told_once() ->
     state, actions = boundary(member(), 10, WRITES)
     (tell,) = actions
     assert isinstance(tell, SendFact)
-    assert (tell.kind, tell.step) == (FactKind.CHECKPOINT, 10)
+    assert (tell.fact.kind, tell.fact.step) == (FactKind.CHECKPOINT, 10)
 
     state, actions = boundary(state, 11, WRITES)
     assert actions == []
@@ -146,8 +146,8 @@ def test_a_job_ends_without_its_last_checkpoint_when_that_cannot_be_written_and_
 
     (tell,) = actions
     assert isinstance(tell, SendFact)
-    assert tell.kind is FactKind.CHECKPOINT
-    assert "25" in tell.evidence
+    assert tell.fact.kind is FactKind.CHECKPOINT
+    assert "25" in tell.fact.evidence
     assert done
 
 

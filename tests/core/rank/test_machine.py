@@ -47,7 +47,8 @@ from mainstay_core.rank.events import (
 )
 from mainstay_core.rank.machine import Phase, RankState, Transition
 from mainstay_core.rank.settle import StateAction
-from mainstay_core.wire.facts import FactKind
+from mainstay_core.rank.state import fact_of
+from mainstay_core.wire.facts import FactKind, Parked
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, TypeStat, Vote
 
@@ -195,7 +196,7 @@ def test_a_new_job_loads_the_initial_state_and_computes() -> None:
 
     assert isinstance(loading.actions[-1], LoadState)
     assert loading.actions[-1].action is StateAction.LOAD
-    assert next(a for a in started.actions if isinstance(a, SendFact)).kind is FactKind.SETTLED
+    assert next(a for a in started.actions if isinstance(a, SendFact)).fact.kind is FactKind.SETTLED
     assert started.actions[-1] == Compute((0,))
     assert (started.state.settled, started.state.version) == (1, 0)
 
@@ -259,7 +260,7 @@ def test_a_rank_gives_up_after_as_many_attempts_as_it_may() -> None:
     assert outcome.state.phase is Phase.FAILED
     tell = outcome.actions[-2]
     assert isinstance(tell, SendFact)
-    assert (tell.kind, "a check" in tell.evidence) == (FactKind.FAILED, True)
+    assert (tell.fact.kind, "a check" in tell.fact.evidence) == (FactKind.FAILED, True)
     assert machine.step(outcome.state, PlanSeen()).state is outcome.state
 
 
@@ -340,7 +341,10 @@ def test_who_loses_the_quorum_parks_with_everything_and_names_the_suspects(
     assert Leave() in outcome.actions, "others of the chain may wait for it in the pipeline"
     assert [getattr(outcome.state, f) for f in kept] == [getattr(before, f) for f in kept]
     tell, wait = outcome.actions[-2:]
-    assert tell == SendFact(FactKind.PARKED, 0, "a reset", (slot_of("b.1"),))
+    expected = fact_of(
+        outcome.state, Parked, step=0, evidence="a reset", suspects=(slot_of("b.1"),)
+    )
+    assert tell == SendFact(expected)
     assert wait == WaitForPlan()
 
 
@@ -632,7 +636,7 @@ def test_a_pausing_plan_is_settled_saved_and_told_and_nothing_is_computed() -> N
     assert paused.phase is Phase.PAUSED
     absent = ReportsGathered(tuple(report(m.index, valid=False) for m in plan.members))
     last = follow(adopting(plan), absent, StateLoaded("digest", None, ""))
-    told = [action.kind for action in last.actions if isinstance(action, SendFact)]
+    told = [action.fact.kind for action in last.actions if isinstance(action, SendFact)]
     assert told == [FactKind.SETTLED, FactKind.PAUSED]
     assert last.actions[-1] == WaitForPlan()
 

@@ -15,7 +15,6 @@ from mainstay_core.rank.votes import (
     CLIP_EPSILON,
     Verdict,
     clip,
-    find_differing_pods,
     judge,
     judge_states,
 )
@@ -197,8 +196,10 @@ def test_states_are_judged_alone_where_no_step_follows() -> None:
     assert judge_states(plan, good).state_bad == ()
     verdict = judge_states(plan, [*good[:4], "bad", "y"])
     assert (verdict.state_bad, verdict.hopeless, verdict.commit) == ((4,), False, None)
-    assert find_differing_pods(verdict.reason) == (plan.members[4].slot.pod,)
-    assert judge_states(GRID, ["x", "bad", "y", "y"]).hopeless
+    assert verdict.differing == (plan.members[4].slot,)
+    assert judge_states(plan, good).differing == ()
+    split = judge_states(GRID, ["x", "bad", "y", "y"])
+    assert (split.hopeless, split.differing) == (True, ()), "nobody can be believed"
 
 
 def test_a_planned_plan_is_adopted_only_when_all_have_seen_the_same() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.worlds.facts import make_fact
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
@@ -39,7 +40,7 @@ from mainstay_core.supervisor.events import (
     Tick,
 )
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
-from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
+from mainstay_core.wire.facts import Adopted, FactKind, Finished, Parked, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
 POD = PodUid("pod-1")
@@ -120,18 +121,17 @@ def plan(number: int, lives: Iterable[tuple[int, str]] = ()) -> Plan:
 
 
 def told(actions: list[Any]) -> list[tuple[FactKind, int | None, bool]]:
-    return [
-        (a.fact.kind, a.fact.slot, a.fact.restarting) for a in actions if isinstance(a, SendFact)
-    ]
+    facts = [action.fact for action in actions if isinstance(action, SendFact)]
+    return [(f.kind, getattr(f, "slot", None), getattr(f, "restarting", False)) for f in facts]
 
 
 def of(actions: list[Any], kind: type) -> list[Any]:
     return [action for action in actions if isinstance(action, kind)]
 
 
-def parked(life: Incarnation, number: int) -> Fact:
+def parked(life: Incarnation, number: int) -> Parked:
     quorum = QuorumId(id=number, nonce="x")
-    return Fact(kind=FactKind.PARKED, pod=POD, slot=0, incarnation=life, quorum=quorum)
+    return Parked(pod=POD, slot=0, incarnation=life, quorum=quorum)
 
 
 @pytest.mark.parametrize("launcher_first", [True, False])
@@ -219,7 +219,7 @@ def test_who_said_that_it_finished_or_failed_is_not_restarted_whatever_its_code(
     kind: FactKind,
 ) -> None:
     pod = Pod().bring_up()
-    fact = Fact(kind=kind, pod=POD, slot=0, incarnation=pod.life())
+    fact = make_fact(kind, pod=POD, slot=0, incarnation=pod.life())
     assert pod.feed(FactSeen(0, pod.life(), fact)) == [SendFact(fact)]
     assert told(pod.feed(SocketEnded(0, pod.life()))) == [(FactKind.TRAINER_DOWN, 0, False)]
     assert pod.crash(1) == []
@@ -229,7 +229,7 @@ def test_last_words_that_are_read_after_the_exit_still_count() -> None:
     pod = Pod().bring_up()
     life = pod.life()
     pod.crash(0)
-    finished = Fact(kind=FactKind.FINISHED, pod=POD, slot=0, incarnation=life)
+    finished = Finished(pod=POD, slot=0, incarnation=life)
     assert pod.feed(FactSeen(0, life, finished)) == [SendFact(finished)]
     pod = Pod().bring_up()
     life = pod.life()
@@ -331,9 +331,9 @@ def test_a_parked_quorum_is_told_until_a_plan_that_was_not_planned() -> None:
 def test_who_had_finished_and_adopts_a_newer_plan_is_restarted_when_it_dies() -> None:
     pod = Pod().bring_up()
     life = pod.life()
-    finished = Fact(kind=FactKind.FINISHED, pod=POD, slot=0, incarnation=life)
+    finished = Finished(pod=POD, slot=0, incarnation=life)
     pod.feed(FactSeen(0, life, finished))
-    pod.feed(FactSeen(0, life, replace(finished, kind=FactKind.ADOPTED)))
+    pod.feed(FactSeen(0, life, Adopted(pod=POD, slot=0, incarnation=life)))
     assert len(of(pod.crash(None, 9), Fork)) == 1
 
 
@@ -440,7 +440,7 @@ def test_a_pod_that_leaves_serves_until_its_trainer_has_adopted_a_plan_without_i
     pod = Pod().bring_up()
     pod.feed(PlanReceived(plan(1, [(0, pod.life())])))
     (tell,) = pod.feed(LeaveRequested("SIGTERM"))
-    assert (tell.fact.kind, tell.fact.slot, tell.fact.grace_s) == (FactKind.LEAVING, None, 30.0)
+    assert (tell.fact.kind, tell.fact.grace_s) == (FactKind.LEAVING, 30.0)
     assert pod.feed(PlanReceived(plan(2, [(0, pod.life())]))) == [
         Forward(plan(2, [(0, pod.life())]), (0,))
     ]

@@ -1,0 +1,74 @@
+"""Which formats of a message are understood, and what format 1 said in other words.
+
+A format is raised when a message changes so that an older reader would misread it; what is merely
+added is accepted by every reader. A message that names no format has format 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mainstay_core.base.errors import RemoteProtocolError
+
+_DIFFERING = re.compile(r"parameters of (.+?) differ from the rest of the stage")
+
+
+class UnknownFormatError(RemoteProtocolError):
+    """A message has a format that is newer than this program."""
+
+
+def format_of(data: Any, newest: int, what: str) -> int:
+    """Return the format of a message.
+
+    Args:
+        data: the message as JSON.
+        newest: format that this program writes; it reads this one and all older ones.
+        what: what the message is, for people.
+
+    Raises:
+        UnknownFormatError: the message is newer; the error names both formats.
+        RemoteProtocolError: the format is no positive whole number.
+    """
+    told = data.get("format", 1) if isinstance(data, Mapping) else 1
+    if isinstance(told, bool) or not isinstance(told, int) or told < 1:
+        raise RemoteProtocolError(f"{what}.format: {told!r} is no format")
+    if told > newest:
+        raise UnknownFormatError(
+            f"{what} comes in format {told}, known here are 1 to {newest}: "
+            "bring this program to the version of the one that tells"
+        )
+    return told
+
+
+def fact_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a fact of format 1 as format 2 says it.
+
+    Format 1 had one shape for all kinds: what a kind does not have was null. Whose state differs
+    was said by the sentence of a parked fact alone, and whether a checkpoint is complete by whether
+    there was a sentence at all.
+    """
+    told = {name: value for name, value in data.items() if value is not None}
+    evidence = told.get("evidence", "")
+    return {
+        **told,
+        "differing": _differing_slots(evidence),
+        "complete": not evidence,
+        "fingerprint": told.get("fingerprint", {}),
+    }
+
+
+def recovery_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recovery's record of format 1 as format 2 says it: with the slots that differed."""
+    return {**data, "differing": _differing_slots(f"{data.get('fault')}; {data.get('reason')}")}
+
+
+def _differing_slots(text: object) -> list[dict[str, Any]]:
+    """Return the slots (as JSON) whose state differed, if a sentence of format 1 names them."""
+    found = _DIFFERING.search(str(text))
+    if found is None:
+        return []
+    slots = (member.rpartition(" on ")[2] for member in found[1].split(", "))
+    pairs = (slot.rpartition("/") for slot in slots)
+    return [{"pod": pod, "index": int(index)} for pod, _, index in pairs if index.isdigit()]
