@@ -8,7 +8,7 @@ invariant of the protocol that did not hold, if any.
 - ``terms``: canonical terms that stand for numbers
 - ``disk``: the directory of checkpoints
 - ``groups``: process groups and their rendezvous
-- ``rooms``: the gather
+- ``gather``: the sockets of the gather
 - ``heal``: copies of state
 - ``compute``: the arithmetic of a position, on terms
 - ``connections``: the connections of a trainer under its plan

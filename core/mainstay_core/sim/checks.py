@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mainstay_core.base.shape import JobShape
@@ -48,6 +49,10 @@ class Checks:
         self._commits: dict[int, Commit] = {}
         self._lives: dict[str, Trainer] = {}
         self._adopted: dict[str, int] = {}
+        self._over: set[str] = set()
+        """Quorums that a member has ended, as its gather server knows."""
+        self._told: set[tuple[str, int]] = set()
+        """Who was told so, by quorum and index."""
         self.seen: Counter[str] = Counter()
         """What happened how often: transitions of ranks, methods of plans, actions of settles."""
         self.num_checks = self._num_plans = 0
@@ -154,6 +159,25 @@ class Checks:
             member.incarnation == incarnation,
             f"I4: {incarnation} enters {quorum} as {member.rank}, which is {member.incarnation}",
         )
+        _hold(quorum not in self._over, f"I4: {incarnation} enters {quorum}, which has ended")
+
+    def posted(self, quorum: str, key: str, *, refused: bool) -> None:
+        """A member has posted a key, and its gather server has answered."""
+        late = quorum in self._over
+        _hold(refused or not late, f"I4: a post of {key} counts in {quorum}, which has ended")
+
+    def told(self, quorum: str, index: int) -> None:
+        """A gather server tells a member that its quorum has ended."""
+        self._told.add((quorum, index))
+
+    def ended(self, quorum: str, others: Sequence[int]) -> None:
+        """A member has ended its quorum; ``others`` are the members that have not."""
+        self._over.add(quorum)
+        for index in others:
+            _hold(
+                (quorum, index) in self._told,
+                f"I5: member {index} of {quorum} is not told that the quorum has ended",
+            )
 
     def moved(self, trainer: Trainer, before: RankState, event: Event) -> None:
         """A rank's state machine took a step."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mainstay_core.base.ids import QuorumId
+from mainstay_core.gather.client import QuorumAborted
+from mainstay_core.gather.frames import Join
 from mainstay_core.rank.machine import interrupts
 from mainstay_core.sim.engine import Process, Signal, Steps
+from mainstay_core.sim.gather import GatherClient
 from mainstay_core.sim.groups import Group, GroupEnded
 from mainstay_core.sim.heal import HealClient
 from mainstay_core.sim.network import Network
-from mainstay_core.sim.rooms import GatherClient, Join, QuorumAborted
 from mainstay_core.wire.plan import Chain, Plan
 
 
@@ -64,8 +66,12 @@ class Connections:
             self._end_pipeline("the chain has changed")
         if self._interrupt():
             raise QuorumAborted("a newer plan is known")
-        number = plan.quorum.id
-        join = Join(str(plan.quorum), index, len(plan.members), self._incarnation, number)
+        join = Join(
+            quorum=str(plan.quorum),
+            index=index,
+            size=len(plan.members),
+            incarnation=self._incarnation,
+        )
         self._gather = GatherClient(
             self._process,
             self._network,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import PlanReported
+from mainstay_core.sim.gather import Holds, Passed
 from mainstay_core.sim.network import End
-from mainstay_core.sim.rooms import Holds, Passed
 from mainstay_core.supervisor.events import SlotPhase, SupervisorState
 from mainstay_core.wire.plan import Plan
 

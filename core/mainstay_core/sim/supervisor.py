@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.sim.engine import Steps
+from mainstay_core.sim.gather import GatherServer
 from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.line import ApiLine
 from mainstay_core.sim.network import End, Listener
-from mainstay_core.sim.rooms import GatherServer
 from mainstay_core.supervisor import machine
 from mainstay_core.supervisor.events import (
     Action,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.settle import StateAction
@@ -18,7 +19,6 @@ from mainstay_core.sim.engine import Process, Steps
 from mainstay_core.sim.groups import GroupEnded
 from mainstay_core.sim.heal import HealFailed, HealServer, Wanted
 from mainstay_core.sim.network import End
-from mainstay_core.sim.rooms import QuorumAborted
 from mainstay_core.sim.saving import Saving
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled, SlotStatus
 from mainstay_core.wire.ledger import LedgerEntry

@@ -8,19 +8,22 @@ that it can see what it looks for.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.gather.frames import Abort, Gathered, Join, Post
+from mainstay_core.gather.server import Send, ServerProtocol
 from mainstay_core.rank import checkpoints, settle, votes
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.events import DropHeld, StateLoaded
 from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.gather import GatherClient
 from mainstay_core.sim.groups import GroupEnded
 from mainstay_core.sim.line import ApiLine
-from mainstay_core.sim.rooms import GatherClient, Gathered, GatherServer, Post
 from mainstay_core.sim.store import Store
 from mainstay_core.sim.trainer import Trainer
 from mainstay_core.supervisor import machine as supervisor_machine
@@ -71,25 +74,67 @@ def find(mutant: Mutant) -> Outcome | None:
     return None
 
 
-def _post_without_the_last(server: GatherServer, connection: Any, room: Any, post: Post) -> None:
+def _post_without_the_last(server: Any, connection: Any, member: Any, post: Post[Any]) -> Any:
     """A vote that is missing counts as a yes, where somebody else of the position has voted."""
+    room = member.room
+    if not post.key.startswith("vote/") or room.size < 3 or room.quorum in server._dead:
+        return _POST(server, connection, member, post)
     posts = room.posts.setdefault(post.key, {})
-    posts[connection.index] = post.body
-    if not post.key.startswith("vote/") or len(posts) < room.size - 1 or room.size < 3:
-        return _POST(server, connection, room, post)
+    posts[member.index] = post.body
+    if len(posts) < room.size - 1:
+        return _POST(server, connection, member, post)
     if len(posts) == room.size - 1:
         missing = next(i for i in range(room.size) if i not in posts)
         twins = [posts[i] for i in (missing - 1, missing + 1) if i in posts]
         if len({twin.norms_sq for twin in twins}) > 1:
-            return None  # of which position it is cannot be told
+            return []  # of which position it is cannot be told
         posts[missing] = twins[0]
         bodies = tuple(posts[i] for i in range(room.size))
-        for member in room.members.values():
-            member.end.send(Gathered(post.key, bodies))
-    return None
+        return [Send(tuple(room.members.values()), Gathered(key=post.key, bodies=bodies))]
+    return []
 
 
-_POST = vars(GatherServer)["_post"]
+_POST = vars(ServerProtocol)["_post"]
+
+
+def _post_by_key_alone(server: Any, connection: Any, member: Any, post: Any) -> Any:
+    """What an older quorum has left of a key counts in a newer one."""
+    room, left = member.room, vars(server).setdefault("_left_of", {})
+    posts = left.setdefault(post.key, {})
+    posts[member.index] = post.body
+    room.posts[post.key] = {i: body for i, body in posts.items() if i < room.size}
+    actions = _POST(server, connection, member, post)
+    if post.key not in room.posts:
+        del left[post.key]
+    return actions
+
+
+_JOIN = vars(ServerProtocol)["_join"]
+
+
+def _join_what_has_ended(server: Any, connection: Any, join: Join) -> Any:
+    death = server._dead.pop(join.quorum, None)
+    try:
+        return _JOIN(server, connection, join)
+    finally:
+        if death is not None:
+            server._dead[join.quorum] = death
+
+
+def _post_to_the_dead(server: Any, connection: Any, member: Any, post: Any) -> Any:
+    """A post counts although its quorum has ended."""
+    dead, server._dead = server._dead, OrderedDict()
+    try:
+        return _POST(server, connection, member, post)
+    finally:
+        server._dead = dead
+
+
+def _tell_all_but_one(server: Any, quorum: str, death: Abort, spare: Any = None) -> Any:
+    return [Send(send.to[:-1], death) for send in _KILL(server, quorum, death, spare)]
+
+
+_KILL = vars(ServerProtocol)["_kill"]
 
 
 def _any_life(plan: Plan, slot: Slot, incarnation: Incarnation) -> Member | None:
@@ -136,7 +181,7 @@ _WAIT = vars(GatherClient)["wait"]
 def _wait_a_little(gather: GatherClient, key: str) -> Any:
     """A member that has not come within a moment is gone."""
     yield 0.02
-    if key not in gather._gathered and gather.ended is None:
+    if not gather._protocol.may_take(key):
         gather.abort("somebody is late")
     return (yield from _WAIT(gather, key))
 
@@ -205,8 +250,28 @@ def _all_good(plan: Plan, states: Sequence[str]) -> votes.Verdict:
 MUTANTS = {
     "missing-vote-counts": Mutant(
         "a vote that is missing counts as a yes",
-        [(GatherServer, "_post", _post_without_the_last)],
+        [(ServerProtocol, "_post", _post_without_the_last)],
         ("kill-trainer", "stop"),
+    ),
+    "old-vote-let-in": Mutant(
+        "a vote of an older quorum counts in a newer one",
+        [(ServerProtocol, "_post", _post_by_key_alone)],
+        ("kill-trainer",),
+    ),
+    "late-member-let-in": Mutant(
+        "a member that comes late enters a quorum that has ended",
+        [(ServerProtocol, "_join", _join_what_has_ended)],
+        ("kill-trainer",),
+    ),
+    "late-post-counts": Mutant(
+        "a post counts although its quorum has ended",
+        [(ServerProtocol, "_post", _post_to_the_dead)],
+        ("kill-trainer",),
+    ),
+    "abort-lost": Mutant(
+        "somebody is not told that the quorum has ended",
+        [(ServerProtocol, "_kill", _tell_all_but_one)],
+        ("kill-trainer",),
     ),
     "no-incarnation": Mutant(
         "membership is bound to the slot, not to the process",
