@@ -10,7 +10,7 @@ import aiohttp
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError
-from mainstay_core.wire.facts import Fact, Place
+from mainstay_core.wire.facts import Fact, Location
 from mainstay_core.wire.recoveries import Recovery, read_recovery
 from mainstay_operator.metrics import Metrics
 
@@ -91,7 +91,7 @@ class ApiClient:
         body = {"facts": [codec.encode(fact) for fact in facts]}
         await self._request("POST", f"/v1/jobs/{uid}/provider/facts", body)
 
-    async def report_topology(self, uid: str, nodes: Mapping[str, Place]) -> None:
+    async def report_topology(self, uid: str, nodes: Mapping[str, Location]) -> None:
         """Tell where the nodes of the job's pods are."""
         body = {"nodes": {name: codec.encode(place) for name, place in nodes.items()}}
         await self._request("POST", f"/v1/jobs/{uid}/provider/topology", body)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.counts import count_pods, find_problems
-from mainstay_core.pool.losses import Loss, Wishes, find_losses
+from mainstay_core.pool.losses import Loss, PodDemand, find_losses
 from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.pool.repair import Repair, plan_repair
 from mainstay_core.wire.recoveries import Recovery
@@ -106,11 +106,11 @@ class Reconciler:
         """Return the pass that has not ended yet, if there is one."""
         if self._began_s is None:
             return None
-        wishes = self._state.wishes
+        demand = self._state.demand
         return RunningPass(
             job=f"{self.view.namespace}/{self.view.name}",
             since_s=self._began_s,
-            num_pods=wishes.num_pods if wishes is not None else 0,
+            num_pods=demand.num_pods if demand is not None else 0,
         )
 
     async def run(self) -> None:
@@ -142,8 +142,8 @@ class Reconciler:
                 pass
 
     def _pause_s(self) -> float:
-        wishes = self._state.wishes
-        if wishes is not None and (wishes.over or wishes.suspended):
+        demand = self._state.demand
+        if demand is not None and (demand.over or demand.suspended):
             return min(self._settings.resync_s, 10 * self._settings.poll_s)
         return self._settings.poll_s
 
@@ -169,8 +169,8 @@ class Reconciler:
         await self._resync(now_s)
         await self._report_losses()
         await self._ask_api()
-        if state.wishes is not None and not state.api_problem:
-            await self._repair(state.wishes)
+        if state.demand is not None and not state.api_problem:
+            await self._repair(state.demand)
         await self._keep_budget()
         await self._quarantine.review(view, now_s)
         await self._write_status()
@@ -199,12 +199,12 @@ class Reconciler:
         words = self.pods.last_words
         state.before |= {uid: pod for uid, pod in words.items() if uid in state.before}
         words.clear()
-        if state.wishes is None:
+        if state.demand is None:
             return
         losses = find_losses(
-            state.before, self.pods.list(), self._nodes(), state.wishes, time.time()
+            state.before, self.pods.list(), self._nodes(), state.demand, time.time()
         )
-        facts = [loss.fact() for loss in losses if loss.uid in state.wishes.living]
+        facts = [loss.fact() for loss in losses if loss.uid in state.demand.living]
         if not facts:
             return
         try:
@@ -212,8 +212,8 @@ class Reconciler:
         except ApiError as error:
             logger.warning("%s: %s", self.view.name, error)
             return
-        # Heard: the next wishes will not take them for living.
-        state.wishes_at_s = 0.0
+        # Heard: the next demand will not take them for living.
+        state.demand_at_s = 0.0
 
     # --- the api ----------------------------------------------------------------------------------
 
@@ -233,13 +233,13 @@ class Reconciler:
             state.deadline = state.deadline or finalizer.find_deadline(
                 view, state.status, time.time()
             )
-            if state.deadline and not (state.wishes is not None and state.wishes.over):
+            if state.deadline and not (state.demand is not None and state.demand.over):
                 await self._api.ask(view.uid, "stop")
-            if time.time() - state.wishes_at_s >= self._settings.poll_s:
-                wishes = status_values.read_wishes(await self._api.fetch(view.uid, "pods"))
-                state.known = (state.known & {p.uid for p in self.pods.list()}) | {*wishes.living}
-                state.wishes = replace(wishes, known=frozenset(state.known))
-                state.wishes_at_s = time.time()
+            if time.time() - state.demand_at_s >= self._settings.poll_s:
+                demand = status_values.read_demand(await self._api.fetch(view.uid, "pods"))
+                state.known = (state.known & {p.uid for p in self.pods.list()}) | {*demand.living}
+                state.demand = replace(demand, known=frozenset(state.known))
+                state.demand_at_s = time.time()
             state.api_problem = ""
             state.unknown_since_s = 0.0
         except ApiError as error:
@@ -249,7 +249,7 @@ class Reconciler:
 
     # --- pods -------------------------------------------------------------------------------------
 
-    async def _repair(self, wishes: Wishes) -> None:
+    async def _repair(self, demand: PodDemand) -> None:
         state, view, now_s = self._state, self.view, time.time()
         pods = self.pods.list()
         settings = self._settings
@@ -264,7 +264,7 @@ class Reconciler:
             before=before,
             pods=pods,
             nodes=quarantine.without(self._nodes(), self._quarantine.state),
-            wishes=wishes,
+            demand=demand,
             accounted=state.accounted,
             taken=state.taken,
             counted=counted,
@@ -307,7 +307,7 @@ class Reconciler:
     def _account(self, losses: tuple[Loss, ...]) -> list[Note]:
         """Count losses once, however often they are seen; return what to tell of them."""
         state = self._state
-        if state.wishes is not None and state.wishes.over:
+        if state.demand is not None and state.demand.over:
             return []  # they have done their work
         new = [loss for loss in losses if loss.uid not in state.accounted]
         state.record = state.record.with_losses(new)
@@ -323,16 +323,16 @@ class Reconciler:
         except ApiError as error:
             self._state.api_problem = str(error)
             return False
-        self._state.wishes_at_s = 0.0
+        self._state.demand_at_s = 0.0
         return True
 
     async def _keep_budget(self) -> None:
         """Have the PodDisruptionBudget follow the quorum."""
         state = self._state
-        wishes = state.wishes
-        if wishes is None:
+        demand = state.demand
+        if demand is None:
             return
-        wanted = 0 if wishes.over or wishes.suspended else wishes.serving
+        wanted = 0 if demand.over or demand.suspended else demand.serving
         if wanted != state.min_available:
             await self._actuator.keep_disruption_budget(self.view, wanted)
             state.min_available = wanted
@@ -388,19 +388,19 @@ class Reconciler:
 
     def _seen(self) -> ObservedJob:
         state, view = self._state, self.view
-        pods, wishes = self.pods.list(), state.wishes
+        pods, demand = self.pods.list(), state.demand
         summary = status_values.read_summary(state.summary) if state.summary is not None else None
-        wanted = wishes.num_pods if wishes is not None else (view.job.num_pods if view.job else 0)
+        wanted = demand.num_pods if demand is not None else (view.job.num_pods if view.job else 0)
         spares = view.job.spec.spares.replicas if view.job else 0
         return ObservedJob(
-            initialized=state.wishes is not None,
-            invalid=view.invalid or (state.refused if state.wishes is None else ""),
+            initialized=state.demand is not None,
+            invalid=view.invalid or (state.refused if state.demand is None else ""),
             refused=state.refused,
             api_problem=state.api_problem,
             summary=summary,
-            pods=count_pods(pods, wishes, wanted, spares),
+            pods=count_pods(pods, demand, wanted, spares),
             suspend=view.suspend,
-            suspended=wishes is not None and wishes.suspended,
+            suspended=demand is not None and demand.suspended,
             problems=find_problems(pods, state.repair, state.make_problem),
             deadline=state.deadline,
             before=status_values.read_state(state.status),

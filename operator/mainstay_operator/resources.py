@@ -14,7 +14,7 @@ from mainstay_core.job.sections import DEFAULT_MANAGER
 from mainstay_core.job.spec import API_VERSION, GROUP, KIND, TrainingJob, parse_training_job
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.pool.repair import RepairPolicy
-from mainstay_core.wire.facts import Place
+from mainstay_core.wire.facts import Location
 
 FIELD_MANAGER = "mainstay-operator"
 STATUS_MANAGER = "mainstay-operator-status"
@@ -109,21 +109,21 @@ class JobView:
             value = value[key]
         return value
 
-    def places(
+    def locations(
         self, pods: Iterable[ObservedPod], nodes: Mapping[str, ObservedNode] | None
-    ) -> dict[str, Place]:
+    ) -> dict[str, Location]:
         """Return where the nodes of pods are, by the labels that scheduling names."""
         near = self.option("scheduling", "replicaTopologyKey")
         apart = self.option("scheduling", "spreadTopologyKey")
         if nodes is None or not (near or apart):
             return {}
-        places = {}
+        locations = {}
         for name in sorted({p.node for p in pods} & nodes.keys()):
             labels = nodes[name].labels
-            place = Place(near=labels.get(near, ""), apart=labels.get(apart, ""))
-            if place != Place():
-                places[name] = place
-        return places
+            location = Location(near=labels.get(near, ""), apart=labels.get(apart, ""))
+            if location != Location():
+                locations[name] = location
+        return locations
 
     def repair_policy(
         self, *, force_delete_s: float, image_pull_s: float, ignore_cordon: bool

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.losses import Wishes
+from mainstay_core.pool.losses import PodDemand
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
-from mainstay_core.wire.facts import Place
+from mainstay_core.wire.facts import Location
 from mainstay_operator.status import PodRecord
 
 
@@ -20,8 +20,8 @@ class ReconcilerState:
     """A reconciler's memory between two looks. All of it can be found out again."""
 
     record: PodRecord
-    wishes: Wishes | None = None
-    wishes_at_s: float = 0.0
+    demand: PodDemand | None = None
+    demand_at_s: float = 0.0
     known: set[PodUid] = field(default_factory=set)
     """Pods that the api has ever taken for living."""
     summary: Mapping[str, Any] | None = None
@@ -52,8 +52,8 @@ class ReconcilerState:
     resync_at_s: float = 0.0
     reported_ends: dict[tuple[PodUid, str], int] = field(default_factory=dict)
     """Restarts by pod and container that were told as Events."""
-    topology: dict[str, Place] = field(default_factory=dict)
-    """Places of nodes that the api was told."""
+    topology: dict[str, Location] = field(default_factory=dict)
+    """Locations of nodes that the api was told."""
     topology_at_s: float = 0.0
     told: set[tuple[str, str]] = field(default_factory=set)
     """Reason and key of what was told of recoveries."""

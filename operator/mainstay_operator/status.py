@@ -16,7 +16,7 @@ from mainstay_core.pool.conditions import (
     derive_state,
     with_times,
 )
-from mainstay_core.pool.losses import Loss, LossCause, Wishes
+from mainstay_core.pool.losses import Loss, LossCause, PodDemand
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_operator.resources import JobView, parse_time, show_time
 
@@ -85,10 +85,10 @@ class PodRecord:
         return record
 
 
-def read_wishes(reply: Mapping[str, Any]) -> Wishes:
+def read_demand(reply: Mapping[str, Any]) -> PodDemand:
     """Return what the api says about pods."""
     pods = reply.get("pods") or ()
-    return Wishes(
+    return PodDemand(
         over=reply["state"] in TERMINAL,
         suspended=reply["state"] == "suspended",
         num_pods=int(reply["num_pods"]),

@@ -31,7 +31,7 @@ async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:
             raise
         state.refused = str(error)
     state.submitted = view.generation
-    state.wishes_at_s = 0.0
+    state.demand_at_s = 0.0
 
 
 def note_unknown(state: ReconcilerState, pods: Iterable[ObservedPod]) -> None:
@@ -62,8 +62,8 @@ async def report_topology(
         ApiError: the api was not reached, or refused.
     """
     now_s = time.time()
-    places = view.places(pods, nodes)
+    locations = view.locations(pods, nodes)
     late = now_s - state.topology_at_s > again_s
-    if places and (places != state.topology or late):
-        await api.report_topology(view.uid, places)
-        state.topology, state.topology_at_s = places, now_s
+    if locations and (locations != state.topology or late):
+        await api.report_topology(view.uid, locations)
+        state.topology, state.topology_at_s = locations, now_s

@@ -19,7 +19,7 @@ from mainstay_operator import narrator
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket
 from mainstay_operator.settings import parse
-from mainstay_operator.status import PodRecord, build_status, is_urgent, read_summary, read_wishes
+from mainstay_operator.status import PodRecord, build_status, is_urgent, read_demand, read_summary
 
 RECOVERY: dict[str, Any] = {
     "quorum": "q2-ab",
@@ -91,10 +91,10 @@ def test_wishes_are_read_from_the_api_s_reply() -> None:
     pods.append({"uid": "b", "name": "demo-1", "serving": False, "leaving": ""})
     reply = {"state": "running", "num_pods": 3, "leaving": ["b"], "ending": ["b"], "pods": pods}
 
-    wishes = read_wishes(reply)
+    demand = read_demand(reply)
 
-    assert (wishes.num_pods, wishes.serving, wishes.over) == (3, 1, False)
-    assert wishes.living == {"a": "demo-0", "b": "demo-1"}
+    assert (demand.num_pods, demand.serving, demand.over) == (3, 1, False)
+    assert demand.living == {"a": "demo-0", "b": "demo-1"}
 
 
 def test_a_restarted_container_is_told_unless_it_was_told_to_end() -> None:

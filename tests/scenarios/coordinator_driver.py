@@ -57,7 +57,7 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.coordinator.store_recovery import refuse_behind
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.config import JobConfig
-from mainstay_core.wire.facts import Fact, FactKind, Place, PodRegistration
+from mainstay_core.wire.facts import Fact, FactKind, Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
@@ -354,7 +354,7 @@ class CoordinatorDriver(Driver):
         places = {}
         for name in call.names("names"):
             near, _, apart = call.need(name).partition("/")
-            places[name] = Place(near=near, apart=apart)
+            places[name] = Location(near=near, apart=apart)
         return self._send(call, TopologyReported(nodes=places))
 
     def _ask_fault(self, call: Call) -> list[str]:

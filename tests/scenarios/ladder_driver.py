@@ -50,6 +50,5 @@ class LadderDriver(Driver):
         origin = "" if answer.from_step is None else f", from step {answer.from_step}"
         return [
             f"row {answer.row.value} ({answer.row.name.lower()}), {exact}{origin}: {answer.reason}",
-            f"who stops: {answer.who_stops}",
             *(f"passed over {why}" for why in answer.why_not),
         ]

@@ -13,7 +13,7 @@ from typing import Any
 from tests.scenarios.scenario_files import Call, Command, Driver
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.losses import Wishes, is_lost
+from mainstay_core.pool.losses import PodDemand, is_lost
 from mainstay_core.pool.observed import (
     Disruption,
     ObservedNode,
@@ -35,7 +35,7 @@ class PoolDriver(Driver):
         self._nodes: dict[str, ObservedNode] | None = None
         self._before: dict[PodUid, ObservedPod] = {}
         self._made: dict[str, int] = {}
-        self._wishes = Wishes(num_pods=0)
+        self._demand = PodDemand(num_pods=0)
         self._living: list[str] = []
         self._counted: dict[PodUid, float] = {}
         self._policy = RepairPolicy()
@@ -68,13 +68,13 @@ class PoolDriver(Driver):
         """What the api says: how many pods, which of them leave, and which are to end now."""
         num_pods = int(call.word())
         over, suspended = call.flag("job-over"), call.flag("job-suspended")
-        self._wishes = Wishes(
+        self._demand = PodDemand(
             num_pods=num_pods,
             over=over,
             suspended=suspended,
             leaving=frozenset(self._uid(call, name) for name in call.names("leaving")),
             ending=tuple(self._uid(call, name) for name in call.names("ending")),
-            known=self._wishes.known,
+            known=self._demand.known,
         )
         return ["the api says so"]
 
@@ -166,17 +166,17 @@ class PoolDriver(Driver):
     def _look(self, call: Call) -> list[str]:
         """Ask what to do; then do it: pods that end are deleted, new ones are made."""
         restarted = call.flag("after-restart")
-        wishes = replace(
-            self._wishes,
+        demand = replace(
+            self._demand,
             living={self._pods_uid(name): name for name in self._living},
-            known=self._wishes.known | {self._pods_uid(name) for name in self._living},
+            known=self._demand.known | {self._pods_uid(name) for name in self._living},
         )
-        self._wishes = replace(self._wishes, known=wishes.known)
+        self._demand = replace(self._demand, known=demand.known)
         repair = plan_repair(
             before={} if restarted else self._before,
             pods=self._pods.values(),
             nodes=self._nodes,
-            wishes=wishes,
+            demand=demand,
             counted=self._counted.values(),
             accounted=self._counted.keys(),
             policy=self._policy,

@@ -20,7 +20,7 @@ def report_failure(settings: TrainerSettings, why: str) -> None:
         "fingerprint": {},
     }
     uplink.send({"kind": "hello", **hello})
-    uplink.tell(
+    uplink.send_fact(
         Failed(
             pod=PodUid(settings.pod),
             slot=settings.slot,

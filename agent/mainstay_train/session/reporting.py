@@ -54,14 +54,14 @@ class Reporter:
         self._status.progress += 1
         self._status.waiting = action.op in WAITING_OPS
 
-    def tell(self, fact: RankFact) -> None:
+    def send_fact(self, fact: RankFact) -> None:
         """Tell the api, through the supervisor, what was learnt just now."""
-        self._uplink.tell(replace(fact, observed_at_s=time.time()))
+        self._uplink.send_fact(replace(fact, observed_at_s=time.time()))
 
     def finished(self, state: machine.RankState, final: FinalDigests) -> None:
         """Tell that the last step is applied."""
         self._repeat()
-        self.tell(fact_of(state, Finished, final=final))
+        self.send_fact(fact_of(state, Finished, final=final))
 
     def record(
         self,

@@ -70,7 +70,7 @@ class Session:
         self._reporter = Reporter(self._uplink, status)
         self._served = ServedState(self._connections)
         heal_server = HealServer(settings.address, self._served.state_at, self._serves)
-        self._checkpoints = Checkpointing(self._config, self._tell_checkpoint)
+        self._checkpoints = Checkpointing(self._config, self._report_checkpoint)
         self._engine: Engine | None = None
         self._reports: tuple[SettleReport, ...] = ()
         self._gradient = ""
@@ -156,7 +156,7 @@ class Session:
 
     def fail(self, why: str) -> None:
         """Tell the api that this job cannot run, and why."""
-        self._reporter.tell(fact_of(self._state, Failed, evidence=why))
+        self._reporter.send_fact(fact_of(self._state, Failed, evidence=why))
 
     def _stop(self) -> None:
         """The supervisor says that the job has ended (the uplink's thread)."""
@@ -348,7 +348,7 @@ class Session:
     # Actions at once --------------------------------------------------------
 
     def _send_fact(self, action: events.SendFact) -> None:
-        self._reporter.tell(action.fact)
+        self._reporter.send_fact(action.fact)
         if isinstance(action.fact, Settled):
             position, state = self._state.member_position, self._engine_for_plan().state
             self._served.open(str(self._plan.quorum), position, self._state.version, state)
@@ -369,10 +369,10 @@ class Session:
     def _writer_hook(self) -> Callable[[Op], None]:
         return self._faults.in_background(self._plan, self._state.index, self._state.version)
 
-    def _tell_checkpoint(self, durable: int, problem: str) -> None:
+    def _report_checkpoint(self, durable: int, problem: str) -> None:
         """From the thread that writes: a version is complete, or why it is late or failed."""
         state = machine.saw_durable(self._state, durable)
-        self._reporter.tell(
+        self._reporter.send_fact(
             fact_of(
                 state,
                 Checkpoint,

@@ -100,7 +100,7 @@ class Uplink:
         except OSError:
             self._lost()
 
-    def tell(self, fact: Fact) -> None:
+    def send_fact(self, fact: Fact) -> None:
         """Send a fact."""
         self.send({"kind": "fact", "fact": codec.encode(fact)})
 

@@ -28,7 +28,7 @@ from mainstay_train.state.host_copy import HostCopy
 
 logger = logging.getLogger(__name__)
 
-Told = Callable[[int, str], None]
+OnOutcome = Callable[[int, str], None]
 """(newest complete version, why one is late or failed: empty when it is complete)."""
 
 
@@ -37,11 +37,11 @@ class Checkpointing:
 
     Args:
         config: the job; says where they are.
-        tell: called, in the writing thread, with what became of a version.
+        report: called, in the writing thread, with what became of a version.
     """
 
-    def __init__(self, config: JobConfig, tell: Told) -> None:
-        self._config, self._tell = config, tell
+    def __init__(self, config: JobConfig, report: OnOutcome) -> None:
+        self._config, self._report = config, report
         base = Path(config.resume_from) if config.resume_from else None
         root = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         self._directory = CheckpointDirectory(root, config.checkpoint_keep, base) if root else None
@@ -216,7 +216,7 @@ class Checkpointing:
                 return
             durable = max(self._status.durable, action.version)
             self._update(durable=durable)
-            self._tell(durable, "")
+            self._report(durable, "")
 
         self._background.submit(job)
 
@@ -232,4 +232,4 @@ class Checkpointing:
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         why = f"the checkpoint of step {version} is not written by {who}: {cause}"
         logger.warning("%s", why)
-        self._tell(self._status.durable, why)
+        self._report(self._status.durable, why)

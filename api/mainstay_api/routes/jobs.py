@@ -43,7 +43,7 @@ from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.spec import parse_training_job
-from mainstay_core.wire.facts import Place, PodFact
+from mainstay_core.wire.facts import Location, PodFact
 from mainstay_core.wire.recoveries import show_recovery
 
 router = APIRouter(
@@ -87,7 +87,7 @@ class PoolFacts:
 class Topology:
     """The places of the nodes of a job's pods."""
 
-    nodes: dict[str, Place]
+    nodes: dict[str, Location]
     """By name, as pods register it for their failure domain; replaces what was known."""
 
 

@@ -129,7 +129,7 @@ class LocalPool:
         self._num_wanted = num_pods
         async with asyncio.TaskGroup() as group:
             self._fill(group)
-            group.create_task(self._follow_wishes(group))
+            group.create_task(self._follow_demand(group))
 
     def stop(self) -> None:
         """Make no more pods: whatever ends from now on was meant to."""
@@ -148,7 +148,7 @@ class LocalPool:
             self._num_kept += 1
             group.create_task(self._keep_one(group))
 
-    async def _follow_wishes(self, group: asyncio.TaskGroup) -> None:
+    async def _follow_demand(self, group: asyncio.TaskGroup) -> None:
         """Bring about what the api wants: more pods, or the end of some."""
         while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):

@@ -13,7 +13,7 @@ from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.wire.facts import Fact, Place, PodRegistration
+from mainstay_core.wire.facts import Fact, Location, PodRegistration
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Recovery
 
@@ -87,7 +87,7 @@ class JobSubmitted:
 class TopologyReported:
     """Whoever knows the nodes of the job's pods says where they are: all that is known."""
 
-    nodes: dict[str, Place]
+    nodes: dict[str, Location]
     """By failure domain of the pods' registrations: the node's name."""
 
 

@@ -15,7 +15,7 @@ from mainstay_core.job.phase import JobPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodsWanted:
+class PodPlan:
     """What whoever makes the pods should bring about."""
 
     num_pods: int
@@ -65,7 +65,7 @@ def note_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> 
     )
 
 
-def plan_pods(state: CoordinatorState) -> PodsWanted:
+def plan_pods(state: CoordinatorState) -> PodPlan:
     """Return how many pods the job needs now, and which of the registered ones should end.
 
     A pod that serves is never ended here: what leaves does so by a plan first, and what a
@@ -74,10 +74,10 @@ def plan_pods(state: CoordinatorState) -> PodsWanted:
     the newest by name.
     """
     if state.terminal:
-        return PodsWanted(num_pods=0, leaving=(), ending=())
+        return PodPlan(num_pods=0, leaving=(), ending=())
     if state.phase is JobPhase.SUSPENDED:
         ending = tuple(uid_of(p) for p in state.pods if not p.gone)
-        return PodsWanted(num_pods=0, leaving=(), ending=ending)
+        return PodPlan(num_pods=0, leaving=(), ending=ending)
     num_pods = _num_pods(state)
     living = [p for p in state.pods if not p.gone]
     staying = [p for p in living if not p.leaving]
@@ -88,7 +88,7 @@ def plan_pods(state: CoordinatorState) -> PodsWanted:
     rest.sort(key=lambda p: -_held_until_s(state, p))
     surplus = rest[: max(0, len(staying) - num_pods)]
     ordered = [*sorted(leaving, key=lambda p: natural(p.registration.name)), *surplus]
-    return PodsWanted(
+    return PodPlan(
         num_pods=num_pods,
         leaving=tuple(uid_of(p) for p in living if p.leaving),
         ending=tuple(uid_of(p) for p in ordered),

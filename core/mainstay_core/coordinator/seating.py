@@ -16,9 +16,9 @@ from typing import Any
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, RankId, Slot
 from mainstay_core.coordinator.siting import (
     count_copies,
+    locations_of,
     near_domains,
     order_slots,
-    places_of,
     take_cell,
     usable_slots,
 )
@@ -32,7 +32,7 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
-from mainstay_core.wire.facts import Place
+from mainstay_core.wire.facts import Location
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
 
@@ -79,7 +79,7 @@ def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: 
     """Return the first plan with ``num_replicas`` chains, or None when too few trainers are up.
 
     Chain first, (replica, stage, inner), onto the first pods by name, or where the
-    nodes' places are known onto near ones, chains apart from each other; never two
+    nodes' locations are known onto near ones, chains apart from each other; never two
     cells of one stage in a pod while these pods avoid it, and a cell in one pod
     where one has room for it (design 13.7).
     """
@@ -88,7 +88,7 @@ def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: 
     usable = usable_slots(state, now_s)
     if len(usable) < needed:
         return None
-    free = order_slots(usable, places_of(state), len(shape.positions), num_replicas)[:needed]
+    free = order_slots(usable, locations_of(state), len(shape.positions), num_replicas)[:needed]
     cells = [(r, s) for r in range(num_replicas) for s in range(shape.stages)]
     crowd: Counter[tuple[PodUid, int]] = Counter()
     seats = []
@@ -211,8 +211,8 @@ def seat_joiners(
     beside ranks that it can form a cell with, then any restarted trainer, then
     spares in pod order.
     """
-    places = places_of(state)
-    copies = count_copies(places, ((s.slot, s.stage) for s in seats))
+    locations = locations_of(state)
+    copies = count_copies(locations, ((s.slot, s.stage) for s in seats))
     here: dict[tuple[PodUid, int], list[Seat]] = {}
     for seat in seats:
         here.setdefault((seat.slot.pod, seat.stage), []).append(seat)
@@ -224,8 +224,8 @@ def seat_joiners(
             beside = here.get((slot.slot.pod, stage), [])
             others = [s for s in beside if s.replica is not None or s.inner == inner]
             served = (slot.stage, slot.inner) == (stage, inner)
-            place = places.get(slot.slot.pod, Place())
-            near = copies[place.apart or place.near, stage]
+            location = locations.get(slot.slot.pod, Location())
+            near = copies[location.apart or location.near, stage]
             return len(others), not served, near, len(others) - len(beside), slot.stage is None
 
         best = min(free, key=preference)
@@ -242,7 +242,7 @@ def seat_joiners(
             )
         )
         here.setdefault((best.slot.pod, stage), []).append(joiners[-1])
-        copies.update(count_copies(places, [(best.slot, stage)]))
+        copies.update(count_copies(locations, [(best.slot, stage)]))
     return joiners
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.coordinator.state import CoordinatorState, PodState, SlotState, is_living, uid_of
-from mainstay_core.wire.facts import Place
+from mainstay_core.wire.facts import Location
 
 
-def places_of(state: CoordinatorState) -> dict[PodUid, Place]:
+def locations_of(state: CoordinatorState) -> dict[PodUid, Location]:
     """Return where pods are, of those whose node's place is known."""
     return {
         p.registration.pod: state.topology[p.registration.domain]
@@ -28,8 +28,8 @@ def places_of(state: CoordinatorState) -> dict[PodUid, Place]:
 
 def near_domains(state: CoordinatorState) -> dict[PodUid, str]:
     """Return within what links between pods are short: the known place, else node, else pod."""
-    places = places_of(state)
-    near = {uid: place.near or place.apart for uid, place in places.items()}
+    locations = locations_of(state)
+    near = {uid: location.near or location.apart for uid, location in locations.items()}
     return {
         p.registration.pod: near.get(p.registration.pod, "")
         or p.registration.domain
@@ -39,7 +39,7 @@ def near_domains(state: CoordinatorState) -> dict[PodUid, str]:
 
 
 def order_slots(
-    slots: Sequence[SlotState], places: Mapping[PodUid, Place], chain: int, num_chains: int
+    slots: Sequence[SlotState], locations: Mapping[PodUid, Location], chain: int, num_chains: int
 ) -> list[SlotState]:
     """Return the slots, those first that are best for so many chains, chain after chain.
 
@@ -48,12 +48,12 @@ def order_slots(
     name. If no group has room, it is filled from the largest ones. The given order is kept inside
     a group, and altogether when no place is known.
     """
-    if not any(s.slot.pod in places for s in slots):
+    if not any(s.slot.pod in locations for s in slots):
         return list(slots)
     groups: dict[tuple[str, str], list[SlotState]] = {}
     for slot in slots:
-        place = places.get(slot.slot.pod, Place())
-        key = (place.apart or place.near, place.near or place.apart)
+        location = locations.get(slot.slot.pod, Location())
+        key = (location.apart or location.near, location.near or location.apart)
         groups.setdefault(key, []).append(slot)
     used: Counter[str] = Counter()
     ordered: list[SlotState] = []
@@ -80,14 +80,14 @@ def _choose(
 
 
 def count_copies(
-    places: Mapping[PodUid, Place], copies: Iterable[tuple[Slot, int]]
+    locations: Mapping[PodUid, Location], copies: Iterable[tuple[Slot, int]]
 ) -> Counter[tuple[str, int]]:
     """Return how many cells of each stage are in each known failure domain."""
     counts: Counter[tuple[str, int]] = Counter()
     for slot, stage in copies:
-        place = places.get(slot.pod)
-        if place is not None:
-            counts[place.apart or place.near, stage] += 1
+        location = locations.get(slot.pod)
+        if location is not None:
+            counts[location.apart or location.near, stage] += 1
     return counts
 
 

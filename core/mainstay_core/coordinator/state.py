@@ -17,7 +17,7 @@ from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
-from mainstay_core.wire.facts import Place, PodRegistration
+from mainstay_core.wire.facts import Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
@@ -206,7 +206,7 @@ class CoordinatorState:
     """In order of (pod, index)."""
     domains: dict[str, DomainState] = field(default_factory=dict)
     """By failure domain: where trainers end again and again."""
-    topology: dict[str, Place] = field(default_factory=dict)
+    topology: dict[str, Location] = field(default_factory=dict)
     """Where nodes are, by the failure domain of their pods' registrations."""
     fingerprint: dict[str, str] | None = None
     """Numerics fingerprint of the first plan's members; fixed from then on."""

@@ -110,7 +110,7 @@ def note_topology(state: CoordinatorState, event: TopologyReported, now_s: float
     del now_s
     if event.nodes == state.topology:
         return Transition(state=state, reason="the nodes are where they were")
-    message = f"the places of {len(event.nodes)} nodes are known"
+    message = f"the locations of {len(event.nodes)} nodes are known"
     return Transition(state=replace(state, topology=dict(event.nodes)), reason=message)
 
 

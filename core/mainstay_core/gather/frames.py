@@ -22,7 +22,7 @@ class Join:
     quorum: str
     """Id and nonce as text, ``q{id}-{nonce}``."""
     index: int
-    """Place of the member in the plan."""
+    """Index of the member in the plan."""
     size: int
     """Number of members."""
     incarnation: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mainstay_core.pool.losses import Wishes
+from mainstay_core.pool.losses import PodDemand
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 
@@ -34,19 +34,19 @@ class PodCounts:
 
 
 def count_pods(
-    pods: Iterable[ObservedPod], wishes: Wishes | None, wanted: int, spares_wanted: int
+    pods: Iterable[ObservedPod], demand: PodDemand | None, wanted: int, spares_wanted: int
 ) -> PodCounts:
     """Return how many pods there are of each sort."""
     living = [p for p in pods if not p.ended]
     leaving = [
-        p for p in living if p.terminating or (wishes is not None and p.uid in wishes.leaving)
+        p for p in living if p.terminating or (demand is not None and p.uid in demand.leaving)
     ]
     return PodCounts(
         wanted=wanted,
         ready=sum(p.ready and not p.terminating for p in living),
         pending=sum(not p.ready and not p.terminating for p in living),
         leaving=len(leaving),
-        serving=wishes.serving if wishes is not None else 0,
+        serving=demand.serving if demand is not None else 0,
         spares_wanted=spares_wanted,
     )
 

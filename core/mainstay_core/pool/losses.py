@@ -58,7 +58,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PodDemand:
     """What the api says about a job's pods."""
 
     over: bool = False
@@ -82,12 +82,12 @@ def find_losses(
     before: Mapping[PodUid, ObservedPod],
     pods: Iterable[ObservedPod],
     nodes: Mapping[str, ObservedNode] | None,
-    wishes: Wishes,
+    demand: PodDemand,
     now_s: float,
 ) -> tuple[Loss, ...]:
     """Return the pods that are surely gone, of those seen before and those the api counts on."""
     now = {p.uid: p for p in pods}
-    concerned = sorted({*before, *wishes.living})
+    concerned = sorted({*before, *demand.living})
     losses = []
     for uid in concerned:
         pod = now.get(uid)
@@ -95,7 +95,7 @@ def find_losses(
             continue
         known = pod or before.get(uid)
         if known is None:
-            name = wishes.living[uid]
+            name = demand.living[uid]
             evidence = f"there is no pod {name} with uid {uid}"
             cause, node = LossCause.DELETED, ""
         else:

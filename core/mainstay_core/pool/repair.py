@@ -12,7 +12,14 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.losses import IMAGE_WHY, Loss, Wishes, find_losses, has_lost_node, is_lost
+from mainstay_core.pool.losses import (
+    IMAGE_WHY,
+    Loss,
+    PodDemand,
+    find_losses,
+    has_lost_node,
+    is_lost,
+)
 from mainstay_core.pool.observed import ObservedNode, ObservedPod, Taint
 from mainstay_core.wire.facts import Fact, Leaving
 
@@ -78,7 +85,7 @@ def plan_repair(
     before: Mapping[PodUid, ObservedPod],
     pods: Iterable[ObservedPod],
     nodes: Mapping[str, ObservedNode] | None,
-    wishes: Wishes,
+    demand: PodDemand,
     counted: Iterable[float] = (),
     accounted: Set[PodUid] = frozenset(),
     taken: Iterable[int] = (),
@@ -91,7 +98,7 @@ def plan_repair(
         before: living pods at the last look, by UID; empty at the first.
         pods: pod objects that exist now.
         nodes: by name; None if nodes are not watched.
-        wishes: what the api says.
+        demand: what the api says.
         counted: times of the counted losses so far.
         accounted: pods whose loss is among them already.
         taken: indexes that cannot be used, though no pod of the job has them.
@@ -100,18 +107,18 @@ def plan_repair(
     """
     existing = sorted(pods, key=lambda p: (p.index, p.uid))
     living = [p for p in existing if not is_lost(p, nodes)]
-    losses = find_losses(before, existing, nodes, wishes, now_s)
+    losses = find_losses(before, existing, nodes, demand, now_s)
     leaves = {p.uid: why for p in living if (why := why_leaving(p, nodes, policy))}
-    tell: list[Fact] = [loss.fact() for loss in losses if loss.uid in wishes.living]
+    tell: list[Fact] = [loss.fact() for loss in losses if loss.uid in demand.living]
     tell += [
         _leaving(p, leaves[p.uid], now_s)
         for p in living
-        if p.uid in leaves and p.uid in wishes.living and p.uid not in wishes.leaving
+        if p.uid in leaves and p.uid in demand.living and p.uid not in demand.leaving
     ]
-    kept, ending = _sort_out(living, leaves, nodes, wishes, policy, now_s)
-    ending += [] if wishes.over else [*_swept(existing), *_left_behind(existing, nodes)]
-    ending += _forced(existing, nodes, wishes, policy, now_s)
-    wanted = 0 if wishes.over or wishes.suspended else wishes.num_pods
+    kept, ending = _sort_out(living, leaves, nodes, demand, policy, now_s)
+    ending += [] if demand.over else [*_swept(existing), *_left_behind(existing, nodes)]
+    ending += _forced(existing, nodes, demand, policy, now_s)
+    wanted = 0 if demand.over or demand.suspended else demand.num_pods
     missing = max(0, wanted - len(kept))
     spent = sum(at_s > now_s - policy.window_s for at_s in counted)
     spent += sum(loss.counts and loss.uid not in accounted for loss in losses)
@@ -167,19 +174,19 @@ def _sort_out(
     living: list[ObservedPod],
     leaves: Mapping[PodUid, str],
     nodes: Mapping[str, ObservedNode] | None,
-    wishes: Wishes,
+    demand: PodDemand,
     policy: RepairPolicy,
     now_s: float,
 ) -> tuple[list[ObservedPod], list[PodEnd]]:
     """Return the pods that count as kept, and those to end."""
-    if wishes.over:
+    if demand.over:
         return living, []
-    if wishes.suspended:
+    if demand.suspended:
         return [], [_end(p, "the job is suspended") for p in living if not p.terminating]
-    ending = dict.fromkeys(wishes.ending, "the job does not need it")
-    ending |= {uid: leaves[uid] for uid in wishes.ending if uid in leaves}
+    ending = dict.fromkeys(demand.ending, "the job does not need it")
+    ending |= {uid: leaves[uid] for uid in demand.ending if uid in leaves}
     # What never registered has no work to hand over.
-    ending |= {p.uid: leaves[p.uid] for p in living if p.uid in leaves and _unknown(p, wishes)}
+    ending |= {p.uid: leaves[p.uid] for p in living if p.uid in leaves and _unknown(p, demand)}
     ending |= {
         p.uid: f"{IMAGE_WHY} on node {p.node}, where others have theirs: {p.stuck}"
         for p in _stuck_on_image(living, policy, now_s)
@@ -187,27 +194,27 @@ def _sort_out(
     ending |= {
         p.uid: f"its node {p.node} is not ready, and the job goes on without it"
         for p in living
-        if p.uid in wishes.known and _unknown(p, wishes) and _is_stranded(p, nodes)
+        if p.uid in demand.known and _unknown(p, demand) and _is_stranded(p, nodes)
     }
     kept = [
         p
         for p in living
         if not p.terminating
         and p.uid not in leaves
-        and p.uid not in wishes.leaving
+        and p.uid not in demand.leaving
         and p.uid not in ending
     ]
-    surplus = [p for p in reversed(kept) if _unknown(p, wishes)]
+    surplus = [p for p in reversed(kept) if _unknown(p, demand)]
     surplus.sort(key=lambda p: (bool(p.node), p.ready))
-    surplus = surplus[: max(0, len(kept) - wishes.num_pods)]
+    surplus = surplus[: max(0, len(kept) - demand.num_pods)]
     ending |= {p.uid: "the job does not need it" for p in surplus}
     kept = [p for p in kept if p.uid not in ending]
     ends = [_end(p, ending[p.uid]) for p in living if p.uid in ending and not p.terminating]
     return kept, ends
 
 
-def _unknown(pod: ObservedPod, wishes: Wishes) -> bool:
-    return pod.uid not in wishes.living
+def _unknown(pod: ObservedPod, demand: PodDemand) -> bool:
+    return pod.uid not in demand.living
 
 
 def _is_stranded(pod: ObservedPod, nodes: Mapping[str, ObservedNode] | None) -> bool:
@@ -253,7 +260,7 @@ def _left_behind(pods: list[ObservedPod], nodes: Mapping[str, ObservedNode] | No
 def _forced(
     pods: list[ObservedPod],
     nodes: Mapping[str, ObservedNode] | None,
-    wishes: Wishes,
+    demand: PodDemand,
     policy: RepairPolicy,
     now_s: float,
 ) -> list[PodEnd]:
@@ -271,7 +278,7 @@ def _forced(
         for p in pods
         if p.terminating
         and p.ends_by_s <= late_s
-        and p.uid not in wishes.living
+        and p.uid not in demand.living
         and p.node in nodes
         and (nodes[p.node].lost or not nodes[p.node].ready)
     ]

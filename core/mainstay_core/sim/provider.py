@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.scaling import PodsWanted, plan_pods
+from mainstay_core.coordinator.scaling import PodPlan, plan_pods
 from mainstay_core.coordinator.state import CoordinatorState, uid_of
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.deciding import Request
@@ -114,7 +114,7 @@ class Provider(Process):
         supervisor = pod.supervisor
         return supervisor.alive and supervisor.state.registered and not supervisor.state.ending
 
-    def _repair(self, state: CoordinatorState, wanted: PodsWanted) -> None:
+    def _repair(self, state: CoordinatorState, wanted: PodPlan) -> None:
         stands = state.phase is JobPhase.SUSPENDED
         living = {uid_of(p) for p in state.pods if not p.gone}
         for uid in living - set(self.pods):

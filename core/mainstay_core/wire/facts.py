@@ -39,7 +39,7 @@ class PodRegistration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     """Where a node is, as the cluster's labels say; empty where they say nothing."""
 
     near: str = ""

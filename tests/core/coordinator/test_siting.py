@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.coordinator.siting import count_copies, order_slots
 from mainstay_core.coordinator.state import SlotState
-from mainstay_core.wire.facts import Place
+from mainstay_core.wire.facts import Location
 
 
 def slots(num: int) -> list[SlotState]:
     return [SlotState(slot=Slot(pod=PodUid(f"p{i:02}"), index=0)) for i in range(num)]
 
 
-def place(slot: SlotState, places: dict[PodUid, Place]) -> Place:
-    return places[slot.slot.pod]
+def location(slot: SlotState, locations: dict[PodUid, Location]) -> Location:
+    return locations[slot.slot.pod]
 
 
 def test_without_any_knowledge_the_order_is_kept() -> None:
@@ -31,32 +31,32 @@ def test_chains_stay_in_a_rack_and_replicas_go_to_several_zones() -> None:
     given = slots(8)
     # Pods in turn on the racks a1, a2 of zone a and b1, b2 of zone b.
     racks = ("a1", "b1", "a2", "b2")
-    places = {
-        s.slot.pod: Place(near=racks[i % 4], apart=racks[i % 4][0]) for i, s in enumerate(given)
+    locations = {
+        s.slot.pod: Location(near=racks[i % 4], apart=racks[i % 4][0]) for i, s in enumerate(given)
     }
 
-    ordered = order_slots(given, places, 2, 4)
+    ordered = order_slots(given, locations, 2, 4)
 
     chains = [ordered[i : i + 2] for i in range(0, 8, 2)]
-    assert all(len({place(s, places).near for s in chain}) == 1 for chain in chains)
-    assert [place(chain[0], places).apart for chain in chains] == ["a", "b", "a", "b"]
+    assert all(len({location(s, locations).near for s in chain}) == 1 for chain in chains)
+    assert [location(chain[0], locations).apart for chain in chains] == ["a", "b", "a", "b"]
 
 
 def test_a_chain_that_fits_nowhere_takes_the_largest_groups() -> None:
     given = slots(5)
-    places = {s.slot.pod: Place(near="x" if i < 3 else "y") for i, s in enumerate(given)}
+    locations = {s.slot.pod: Location(near="x" if i < 3 else "y") for i, s in enumerate(given)}
 
-    ordered = order_slots(given, places, 4, 1)
+    ordered = order_slots(given, locations, 4, 1)
 
-    assert [place(s, places).near for s in ordered[:4]] == ["x", "x", "x", "y"]
+    assert [location(s, locations).near for s in ordered[:4]] == ["x", "x", "x", "y"]
     assert {s.slot for s in ordered} == {s.slot for s in given}
 
 
 def test_copies_of_a_stage_are_counted_by_domain() -> None:
-    places = {PodUid("a"): Place(apart="z1"), PodUid("b"): Place(apart="z1")}
+    locations = {PodUid("a"): Location(apart="z1"), PodUid("b"): Location(apart="z1")}
     copies = [(Slot(pod=PodUid(p), index=0), 1) for p in ("a", "b", "c")]
 
-    assert count_copies(places, copies) == Counter({("z1", 1): 2})
+    assert count_copies(locations, copies) == Counter({("z1", 1): 2})
 
 
 @given(
@@ -68,20 +68,20 @@ def test_every_slot_is_there_once_and_roomy_groups_are_never_split(
     where: list[tuple[str, str]], chain: int, num_chains: int
 ) -> None:
     given = slots(len(where))
-    places = {
-        s.slot.pod: Place(near=f"{apart}{near}", apart=apart)
+    locations = {
+        s.slot.pod: Location(near=f"{apart}{near}", apart=apart)
         for s, (near, apart) in zip(given, where, strict=True)
     }
 
-    ordered = order_slots(given, places, chain, num_chains)
+    ordered = order_slots(given, locations, chain, num_chains)
 
     assert sorted(s.slot for s in ordered) == sorted(s.slot for s in given)
     room: dict[str, int] = defaultdict(int)
     for slot in given:
-        room[place(slot, places).near] += 1
+        room[location(slot, locations).near] += 1
     for number in range(min(num_chains, len(given) // chain)):
         taken = ordered[number * chain : (number + 1) * chain]
-        domains = Counter(place(s, places).near for s in taken)
+        domains = Counter(location(s, locations).near for s in taken)
         if max(room.values()) >= chain:
             assert len(domains) == 1
         for domain, count in domains.items():

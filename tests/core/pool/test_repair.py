@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.losses import LossCause, Wishes
+from mainstay_core.pool.losses import LossCause, PodDemand
 from mainstay_core.pool.observed import (
     OUT_OF_SERVICE,
     Disruption,
@@ -43,13 +43,13 @@ def uid(index: int) -> PodUid:
     return PodUid(f"u{index}")
 
 
-def wishes(num_pods: int, *living: int, **fields: Any) -> Wishes:
-    return Wishes(num_pods=num_pods, living={uid(i): f"demo-{i}" for i in living}, **fields)
+def demand(num_pods: int, *living: int, **fields: Any) -> PodDemand:
+    return PodDemand(num_pods=num_pods, living={uid(i): f"demo-{i}" for i in living}, **fields)
 
 
-def repair(pods: list[ObservedPod], wanted: Wishes, **fields: Any) -> Repair:
+def repair(pods: list[ObservedPod], wanted: PodDemand, **fields: Any) -> Repair:
     given = {"before": {}, "nodes": None, "policy": RepairPolicy(), "now_s": NOW_S, **fields}
-    return plan_repair(pods=pods, wishes=wanted, **given)
+    return plan_repair(pods=pods, demand=wanted, **given)
 
 
 def seen(*pods: ObservedPod) -> dict[PodUid, ObservedPod]:
@@ -57,17 +57,17 @@ def seen(*pods: ObservedPod) -> dict[PodUid, ObservedPod]:
 
 
 def test_all_pods_are_made_at_once() -> None:
-    assert repair([], wishes(5)).make == (0, 1, 2, 3, 4)
+    assert repair([], demand(5)).make == (0, 1, 2, 3, 4)
 
 
 def test_nothing_is_done_when_all_is_as_it_should_be() -> None:
-    done = repair([pod(0), pod(1)], wishes(2, 0, 1), before=seen(pod(0), pod(1)))
+    done = repair([pod(0), pod(1)], demand(2, 0, 1), before=seen(pod(0), pod(1)))
 
     assert (done.make, done.end, done.tell, done.losses) == ((), (), (), ())
 
 
 def test_a_vanished_pod_is_told_and_made_anew_with_the_smallest_free_index() -> None:
-    done = repair([pod(1), pod(2)], wishes(3, 0, 1, 2), before=seen(pod(0), pod(1), pod(2)))
+    done = repair([pod(1), pod(2)], demand(3, 0, 1, 2), before=seen(pod(0), pod(1), pod(2)))
 
     (fact,) = done.tell
     assert (fact.kind, fact.pod) == (FactKind.POD_GONE, uid(0))
@@ -76,7 +76,7 @@ def test_a_vanished_pod_is_told_and_made_anew_with_the_smallest_free_index() -> 
 
 
 def test_a_pod_that_only_the_api_remembers_is_told_as_gone() -> None:
-    done = repair([pod(1)], wishes(2, 0, 1))
+    done = repair([pod(1)], demand(2, 0, 1))
 
     assert [f.pod for f in done.tell] == [uid(0)]
     assert done.losses[0].evidence == "there is no pod demo-0 with uid u0"
@@ -85,13 +85,13 @@ def test_a_pod_that_only_the_api_remembers_is_told_as_gone() -> None:
 def test_the_index_of_a_pod_that_is_ending_is_not_used_yet() -> None:
     ending = pod(0, terminating=True, ends_by_s=NOW_S + 30)
 
-    assert repair([ending, pod(1)], wishes(2, 0, 1)).make == (2,)
+    assert repair([ending, pod(1)], demand(2, 0, 1)).make == (2,)
 
 
 def test_a_deleted_pod_that_still_serves_leaves_and_has_a_deadline() -> None:
     ending = pod(0, terminating=True, ends_by_s=NOW_S + 30)
 
-    (fact,) = repair([ending, pod(1)], wishes(2, 0, 1)).tell
+    (fact,) = repair([ending, pod(1)], demand(2, 0, 1)).tell
 
     assert (fact.kind, fact.pod, fact.grace_s) == (FactKind.LEAVING, uid(0), 30)
 
@@ -99,7 +99,7 @@ def test_a_deleted_pod_that_still_serves_leaves_and_has_a_deadline() -> None:
 def test_what_is_known_to_leave_is_not_told_again() -> None:
     ending = pod(0, terminating=True, ends_by_s=NOW_S + 30)
 
-    assert repair([ending], wishes(1, 0, leaving=frozenset({uid(0)}))).tell == ()
+    assert repair([ending], demand(1, 0, leaving=frozenset({uid(0)}))).tell == ()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_loss_has_a_cause_and_counts_only_if_nobody_wanted_it(
 ) -> None:
     lost = pod(0, **{"phase": PodPhase.FAILED, **fields})
 
-    (loss,) = repair([lost], wishes(1, 0), before=seen(pod(0))).losses
+    (loss,) = repair([lost], demand(1, 0), before=seen(pod(0))).losses
 
     assert (loss.cause, loss.counts) == (cause, counts)
     assert "demo-0" in loss.evidence
@@ -129,7 +129,7 @@ def test_a_loss_has_a_cause_and_counts_only_if_nobody_wanted_it(
 def test_a_node_that_is_not_ready_is_a_hint_and_no_loss() -> None:
     nodes = {"n0": ObservedNode(name="n0", ready=False)}
 
-    done = repair([pod(0)], wishes(1, 0), before=seen(pod(0)), nodes=nodes)
+    done = repair([pod(0)], demand(1, 0), before=seen(pod(0)), nodes=nodes)
 
     assert (done.tell, done.losses, done.make) == ((), (), ())
 
@@ -137,23 +137,23 @@ def test_a_node_that_is_not_ready_is_a_hint_and_no_loss() -> None:
 def test_a_pod_of_a_silent_node_is_replaced_once_the_api_has_given_it_up() -> None:
     nodes = {"n0": ObservedNode(name="n0", ready=False), "n1": ObservedNode(name="n1")}
 
-    given_up = wishes(2, 1, known=frozenset({uid(0), uid(1)}))
+    given_up = demand(2, 1, known=frozenset({uid(0), uid(1)}))
     done = repair([pod(0), pod(1)], given_up, before=seen(pod(0), pod(1)), nodes=nodes)
 
     assert [end.uid for end in done.end] == [uid(0)]
     assert done.make == (2,)
     # One that has not come yet may still come: nodes recover.
-    assert repair([pod(0), pod(1)], wishes(2, 1), nodes=nodes).end == ()
+    assert repair([pod(0), pod(1)], demand(2, 1), nodes=nodes).end == ()
 
 
 def test_a_node_that_was_never_seen_may_be_new() -> None:
-    assert repair([pod(0)], wishes(1, 0), before=seen(pod(0)), nodes={}).losses == ()
+    assert repair([pod(0)], demand(1, 0), before=seen(pod(0)), nodes={}).losses == ()
 
 
 def test_a_node_that_is_no_more_takes_its_pods_with_it() -> None:
     nodes = {"n0": ObservedNode(name="n0", gone=True)}
 
-    done = repair([pod(0), pod(1)], wishes(2, 0, 1), before=seen(pod(0), pod(1)), nodes=nodes)
+    done = repair([pod(0), pod(1)], demand(2, 0, 1), before=seen(pod(0), pod(1)), nodes=nodes)
 
     assert [(loss.uid, loss.cause) for loss in done.losses] == [(uid(0), LossCause.NODE_LOST)]
     assert done.make == (2,)
@@ -164,7 +164,7 @@ def test_a_node_out_of_service_takes_its_pods_with_it_if_it_is_silent_as_well() 
 
     def told(node: ObservedNode) -> Repair:
         pods = [pod(0), pod(1)]
-        return repair(pods, wishes(2, 0, 1), before=seen(*pods), nodes={"n0": node})
+        return repair(pods, demand(2, 0, 1), before=seen(*pods), nodes={"n0": node})
 
     lost = told(ObservedNode(name="n0", ready=False, taints=(taint,)))
     assert [(f.kind, f.pod) for f in lost.tell] == [(FactKind.POD_GONE, uid(0))]
@@ -180,7 +180,7 @@ def test_what_a_taint_evicts_from_a_node_that_works_is_somebody_s_will() -> None
 
     def cause(**fields: Any) -> LossCause:
         nodes = {"n0": ObservedNode(name="n0", **fields)}
-        return repair([evicted], wishes(1, 0), before=seen(pod(0)), nodes=nodes).losses[0].cause
+        return repair([evicted], demand(1, 0), before=seen(pod(0)), nodes=nodes).losses[0].cause
 
     assert cause() is LossCause.EVICTED
     assert cause(ready=False) is LossCause.NODE_LOST
@@ -190,12 +190,12 @@ def test_a_cordoned_node_s_pods_hand_over_before_they_are_ended() -> None:
     nodes = {"n0": ObservedNode(name="n0", cordoned=True)}
     pods = [pod(0), pod(1)]
 
-    first = repair(pods, wishes(2, 0, 1), nodes=nodes)
+    first = repair(pods, demand(2, 0, 1), nodes=nodes)
 
     assert [(f.kind, f.pod) for f in first.tell] == [(FactKind.LEAVING, uid(0))]
     assert (first.make, first.end) == ((2,), ())
 
-    leaving = wishes(2, 0, 1, leaving=frozenset({uid(0)}), ending=(uid(0),))
+    leaving = demand(2, 0, 1, leaving=frozenset({uid(0)}), ending=(uid(0),))
     (end,) = repair(pods, leaving, nodes=nodes).end
     assert (end.uid, end.why) == (uid(0), "node n0 is cordoned")
 
@@ -204,7 +204,7 @@ def test_a_cordon_can_be_left_to_evictions() -> None:
     nodes = {"n0": ObservedNode(name="n0", cordoned=True)}
 
     assert (
-        repair([pod(0)], wishes(1, 0), nodes=nodes, policy=RepairPolicy(ignore_cordon=True)).tell
+        repair([pod(0)], demand(1, 0), nodes=nodes, policy=RepairPolicy(ignore_cordon=True)).tell
         == ()
     )
 
@@ -213,7 +213,7 @@ def test_only_taints_that_the_pods_do_not_bear_drive_them_out() -> None:
     def told(taint: Taint, *tolerations: Toleration) -> bool:
         nodes = {"n0": ObservedNode(name="n0", taints=(taint,))}
         borne = pod(0, tolerations=tolerations)
-        return bool(repair([borne], wishes(1, 0), nodes=nodes).tell)
+        return bool(repair([borne], demand(1, 0), nodes=nodes).tell)
 
     maintenance = Taint(key="maintenance", effect="NoSchedule", value="soon")
     assert told(maintenance)
@@ -229,7 +229,7 @@ def test_only_taints_that_the_pods_do_not_bear_drive_them_out() -> None:
 def test_a_pod_without_work_on_a_cordoned_node_is_ended_at_once() -> None:
     nodes = {"n0": ObservedNode(name="n0", cordoned=True)}
 
-    done = repair([pod(0)], wishes(1), nodes=nodes)
+    done = repair([pod(0)], demand(1), nodes=nodes)
 
     assert ([e.uid for e in done.end], done.make, done.tell) == ([uid(0)], (1,), ())
 
@@ -237,7 +237,7 @@ def test_a_pod_without_work_on_a_cordoned_node_is_ended_at_once() -> None:
 def test_fewer_wanted_pods_end_those_first_that_never_registered() -> None:
     pods = [pod(0), pod(1), pod(2, node="", ready=False, phase=PodPhase.PENDING)]
 
-    done = repair(pods, wishes(2, 0, 1))
+    done = repair(pods, demand(2, 0, 1))
 
     assert [e.uid for e in done.end] == [uid(2)]
 
@@ -245,15 +245,15 @@ def test_fewer_wanted_pods_end_those_first_that_never_registered() -> None:
 def test_pods_that_serve_are_ended_only_as_the_api_says() -> None:
     pods = [pod(0), pod(1), pod(2)]
 
-    assert repair(pods, wishes(2, 0, 1, 2)).end == ()
-    assert [e.uid for e in repair(pods, wishes(2, 0, 1, 2, ending=(uid(1),))).end] == [uid(1)]
+    assert repair(pods, demand(2, 0, 1, 2)).end == ()
+    assert [e.uid for e in repair(pods, demand(2, 0, 1, 2, ending=(uid(1),))).end] == [uid(1)]
 
 
 def test_a_suspended_job_keeps_no_pod_and_one_that_is_over_ends_none() -> None:
     pods = [pod(0), pod(1)]
 
-    suspended = repair(pods, wishes(0, 0, 1, suspended=True))
-    over = repair([pod(0, phase=PodPhase.SUCCEEDED)], wishes(0, over=True), before=seen(pod(0)))
+    suspended = repair(pods, demand(0, 0, 1, suspended=True))
+    over = repair([pod(0, phase=PodPhase.SUCCEEDED)], demand(0, over=True), before=seen(pod(0)))
 
     assert ([e.uid for e in suspended.end], suspended.make) == ([uid(0), uid(1)], ())
     assert (over.end, over.make) == ((), ())
@@ -264,7 +264,7 @@ def test_places_beyond_the_budget_stay_empty_until_the_window_has_moved_on() -> 
     lost = pod(0, phase=PodPhase.FAILED, failure="code 1")
 
     def made(*counted: float) -> Repair:
-        return repair([lost], wishes(3, 0), before=seen(pod(0)), policy=policy, counted=counted)
+        return repair([lost], demand(3, 0), before=seen(pod(0)), policy=policy, counted=counted)
 
     assert made(NOW_S - 50).make == (1, 2, 3)
     held = made(NOW_S - 60, NOW_S - 50)
@@ -278,15 +278,15 @@ def test_a_loss_that_was_counted_is_not_counted_again() -> None:
     lost = pod(0, phase=PodPhase.FAILED, failure="code 1")
     again = {"before": seen(pod(0)), "policy": policy, "counted": [NOW_S]}
 
-    assert repair([lost], wishes(1), **again, accounted={uid(0)}).held_back == 0
-    assert repair([lost], wishes(1, 0), **again).held_back == 1
+    assert repair([lost], demand(1), **again, accounted={uid(0)}).held_back == 0
+    assert repair([lost], demand(1, 0), **again).held_back == 1
 
 
 def test_preemption_and_drain_never_use_the_budget_up() -> None:
     policy = RepairPolicy(max_repairs=0)
     gone = [pod(i, phase=PodPhase.FAILED, disruption=Disruption.EVICTED) for i in range(20)]
 
-    done = repair(gone, wishes(20), before=seen(*(pod(i) for i in range(20))), policy=policy)
+    done = repair(gone, demand(20), before=seen(*(pod(i) for i in range(20))), policy=policy)
 
     assert len(done.make) == 20
 
@@ -294,15 +294,15 @@ def test_preemption_and_drain_never_use_the_budget_up() -> None:
 def test_a_pod_whose_node_alone_cannot_pull_the_image_is_replaced() -> None:
     stuck = pod(1, ready=False, stuck="ImagePullBackOff", stuck_on_image=True)
 
-    (end,) = repair([pod(0), stuck], wishes(2, 0)).end
+    (end,) = repair([pod(0), stuck], demand(2, 0)).end
     assert end.uid == uid(1)
     ended = pod(1, ready=False, ended_for=end.why)
-    (loss,) = repair([pod(0)], wishes(2, 0), before=seen(pod(0), ended)).losses
+    (loss,) = repair([pod(0)], demand(2, 0), before=seen(pod(0), ended)).losses
     assert (loss.cause, loss.counts) == (LossCause.IMAGE, True)
     first = pod(0, ready_since_s=NOW_S - 1)
-    assert repair([first, stuck], wishes(2, 0)).end == ()
+    assert repair([first, stuck], demand(2, 0)).end == ()
     nobody = pod(0, ready=False, stuck="ImagePullBackOff", stuck_on_image=True)
-    assert repair([nobody, stuck], wishes(2)).end == ()
+    assert repair([nobody, stuck], demand(2)).end == ()
 
 
 def test_force_is_used_only_if_asked_for_and_after_the_api_gave_the_pod_up() -> None:
@@ -310,14 +310,14 @@ def test_force_is_used_only_if_asked_for_and_after_the_api_gave_the_pod_up() -> 
     nodes = {"n0": ObservedNode(name="n0", ready=False)}
     policy = RepairPolicy(force_delete_s=60)
 
-    def forced(wanted: Wishes, policy: RepairPolicy, **fields: ObservedNode) -> list[PodUid]:
+    def forced(wanted: PodDemand, policy: RepairPolicy, **fields: ObservedNode) -> list[PodUid]:
         done = repair([late], wanted, nodes={**nodes, **fields}, policy=policy)
         return [e.uid for e in done.end if e.force]
 
-    assert forced(wishes(1), policy) == [uid(0)]
-    assert forced(wishes(1), RepairPolicy()) == []
-    assert forced(wishes(1, 0), policy) == []
-    assert forced(wishes(1), policy, n0=ObservedNode(name="n0")) == []
+    assert forced(demand(1), policy) == [uid(0)]
+    assert forced(demand(1), RepairPolicy()) == []
+    assert forced(demand(1, 0), policy) == []
+    assert forced(demand(1), policy, n0=ObservedNode(name="n0")) == []
 
 
 def test_a_few_failed_pods_stay_for_their_logs() -> None:
@@ -326,7 +326,7 @@ def test_a_few_failed_pods_stay_for_their_logs() -> None:
         for i in range(KEEP_FAILED + 2)
     ]
 
-    done = repair([*failed, pod(9, phase=PodPhase.SUCCEEDED)], wishes(1))
+    done = repair([*failed, pod(9, phase=PodPhase.SUCCEEDED)], demand(1))
 
     assert {e.uid for e in done.end} == {uid(0), uid(1), uid(9)}
 
@@ -368,7 +368,7 @@ def test_a_repair_that_was_carried_out_leaves_nothing_to_make(
     pods: list[ObservedPod], living: set[int], leaving: set[int], ending: set[int], num_pods: int
 ) -> None:
     nodes = {"good": ObservedNode(name="good"), "bad": ObservedNode(name="bad", cordoned=True)}
-    wanted = wishes(
+    wanted = demand(
         num_pods,
         *living,
         leaving=frozenset(uid(i) for i in leaving & living),
