@@ -2,16 +2,19 @@
 
 ``ApiUnavailable`` means try again (no connection, 5xx, Redis away): training goes
 on without the api, so nothing here is fatal. ``ApiRefused`` means that repeating
-the request will not help; its body says what will.
+the request will not help; its answer says what will. What is said when is decided by
+:mod:`mainstay_core.supervisor.conversation`, whose ``ApiPort`` the client is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -20,66 +23,29 @@ from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_agent.token import Token
 from mainstay_core.base import codec
-from mainstay_core.base.errors import MainstayError, RemoteProtocolError
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.job.config import JobConfig
+from mainstay_core.supervisor.events import Ended, Event, PlanReceived
+from mainstay_core.wire.api import (
+    ApiRefused,
+    ApiUnavailable,
+    HeartbeatReply,
+    HeldJob,
+    Registration,
+)
 from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 
 logger = logging.getLogger(__name__)
 
+FAULT_EVENTS = ("inject", "faults", "fired")
+"""Events of the job's stream: a fault on a spare, due now; faults that a running job is given;
+that one fires."""
 REQUEST_TIMEOUT_S = 10.0
 """An api that holds a request for longer is as good as away; every request may be repeated."""
 STREAM_SILENCE_S = 60.0
 """A stream that says nothing for this long is opened anew: half-open connections look like that."""
-
-
-class ApiUnavailable(MainstayError):  # noqa: N818 - a state of the api, not a mistake
-    """No answer that counts: try again later."""
-
-
-class ApiRefused(MainstayError):  # noqa: N818 - an answer, not a mistake of ours
-    """The api understood and said no."""
-
-    def __init__(self, status: int, body: dict[str, Any]) -> None:
-        detail = body.get("detail", body)
-        super().__init__(f"{status}: {detail}")
-        self.status = status
-        self.body = body
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether the api does not know the job, the pod or our plan: register again."""
-        return self.status == 404 or self.body.get("error") in ("unregistered", "store-behind")
-
-    @property
-    def is_deleted(self) -> bool:
-        """Whether the job was deleted: there is nothing left to do."""
-        return self.status == 410
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """The api's answer to a registration."""
-
-    config: JobConfig
-    plan: Plan | None = None
-    cursor: str = ""
-    """Where the stream goes on."""
-    manifest: dict[str, Any] = field(default_factory=dict)
-    """The job as its user wrote it: held for a store that loses it."""
-    restored_at_s: float = 0.0
-    """When the store was last told its state by a supervisor; 0: never."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatReply:
-    """The api's answer to a heartbeat."""
-
-    quorum: QuorumId | None = None
-    state: str = "running"
-    restored_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +85,12 @@ class ApiClient:
         """Random name of this process: what one tells counts until another one registers."""
         self.held: QuorumId | None = None
         """Quorum of the newest plan held here; every request names it (protocol section 9)."""
+        self.on_fault: Callable[[str, str], None] = lambda _name, _data: None
+        """Called with name and data of what the stream says of injected faults.
+
+        Raises:
+            RemoteProtocolError: it cannot be read.
+        """
 
     async def close(self) -> None:
         """Close all connections."""
@@ -142,9 +114,9 @@ class ApiClient:
         """Mirror ledger entries."""
         await self._post("ledger", {"entries": [codec.encode(entry) for entry in entries]})
 
-    async def restore(self, restoration: dict[str, Any]) -> None:
-        """Tell the api what it has lost (the body of its route ``restore``)."""
-        await self._post("restore", restoration)
+    async def restore(self, held: HeldJob) -> None:
+        """Tell the api what it has lost."""
+        await self._post("restore", codec.encode(held))
 
     async def post_fired(
         self, fault: str, *, pod: str, slot: int, rank: object, at_s: float
@@ -173,6 +145,31 @@ class ApiClient:
             return _plan_in(reply)
         return codec.decode(Plan, reply)
 
+    async def follow(
+        self, cursor: str, opened: Callable[[], None], take: Callable[[str, Event | None], None]
+    ) -> None:
+        """Read the stream until it ends, as the conversation wants it.
+
+        Raises:
+            ApiUnavailable: it cannot be opened or broke.
+            ApiRefused: the api will not stream to this pod.
+        """
+        async for event in self.stream(cursor):
+            opened()
+            take(event.id, self._read(event))
+
+    def _read(self, event: StreamEvent) -> Event | None:
+        try:
+            if event.name == "plan":
+                return PlanReceived(codec.loads(Plan, event.data))
+            if event.name == "stop":
+                return Ended(f"the job is over: {event.data}")
+            if event.name in FAULT_EVENTS:
+                self.on_fault(event.name, event.data)
+        except (RemoteProtocolError, KeyError, ValueError) as error:
+            logger.error("an event of the stream cannot be used: %r", error)
+        return None
+
     async def stream(self, cursor: str) -> AsyncIterator[StreamEvent]:
         """Yield the job's events after ``cursor``, until the connection ends.
 
@@ -197,6 +194,26 @@ class ApiClient:
         except httpx.TransportError as error:
             self._turn += 1
             raise ApiUnavailable(f"stream: {error!r}") from error
+
+    async def sleep(self, delay_s: float) -> None:
+        """Let time pass."""
+        await asyncio.sleep(delay_s)
+
+    def now_s(self) -> float:
+        """Return a clock that never jumps, in seconds."""
+        return time.monotonic()
+
+    def flag(self) -> asyncio.Event:
+        """Return something that one task sets and another waits for."""
+        return asyncio.Event()
+
+    def lock(self) -> asyncio.Lock:
+        """Return something that one task at a time holds."""
+        return asyncio.Lock()
+
+    def say(self, level: str, text: str) -> None:
+        """Log what the conversation has come to."""
+        logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", text)
 
     @property
     def _url(self) -> str:
@@ -236,7 +253,7 @@ class ApiClient:
             self._turn += 1
             raise ApiUnavailable(f"{status}: {response.text[:200]}")
         if status >= 400:
-            raise ApiRefused(status, _object(response))
+            raise _refusal(status, _object(response))
 
 
 async def parse_events(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
@@ -264,16 +281,16 @@ def _plan_in(body: dict[str, Any]) -> Plan | None:
     return None if plan is None else codec.decode(Plan, plan)
 
 
-def plan_of(refusal: ApiRefused) -> Plan | None:
-    """Return the current plan that a refusal carries, if it does."""
-    detail = refusal.body.get("detail")
-    for body in (refusal.body, detail if isinstance(detail, dict) else {}):
+def _refusal(status: int, body: dict[str, Any]) -> ApiRefused:
+    """Return the refusal that an answer is, with the current plan if the answer carries it."""
+    detail = body.get("detail", body)
+    plan = None
+    for part in (body, detail if isinstance(detail, dict) else {}):
         try:
-            if (plan := _plan_in(body)) is not None:
-                return plan
+            plan = plan or _plan_in(part)
         except RemoteProtocolError as error:
             logger.warning("the api's plan cannot be read: %s", error)
-    return None
+    return ApiRefused(status, str(body.get("error", "")), detail, plan)
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

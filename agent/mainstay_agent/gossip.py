@@ -1,12 +1,6 @@
-"""Plans from supervisor to supervisor: a plan that one has reaches all, whatever the api does.
+"""Conversations between supervisors about plans, as frames over TCP.
 
-The api's stream is the fast way. But a plan may be durable and known to one
-supervisor only when the api dies, and then the recovery must complete without
-it (protocol section 9). So a supervisor offers its newest plan to a few member
-pods at ring distances 1, 2, 4, ... and takes a newer one that it is offered in
-return: after log2(pods) rounds all have it. An offer is one small frame; the
-plan itself travels only to whoever lacks it. While the api's stream stands, the
-offer waits a little, as it is hardly ever needed.
+What is said, and what follows, is decided in :mod:`mainstay_core.supervisor.gossip`.
 """
 
 from __future__ import annotations
@@ -14,64 +8,45 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
-from mainstay_agent.network_cut import NetworkCut
 from mainstay_core.base import codec, proofs
 from mainstay_core.base.errors import ProtocolError, RemoteProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack
-from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.supervisor.gossip import (
+    OFFER_TIMEOUT_S,
+    Given,
+    Holds,
+    Thanks,
+    Wanted,
+    answer,
+    follow_up,
+)
 from mainstay_core.wire.plan import Plan
 
 logger = logging.getLogger(__name__)
 
-OFFER_AFTER_S = 0.25
-"""While the api's stream stands: it brings a plan to everybody within milliseconds."""
-OFFER_TIMEOUT_S = 2.0
-"""Of one conversation; a pod that does not answer is offered the plan by others as well."""
 READ_BYTES = 1 << 16
 
 
-class PlanPassing:
-    """One supervisor's part in handing plans round.
+class PlanGossip:
+    """One supervisor's conversations with others.
 
     Args:
-        pod: whose supervisor this is.
-        network: of the pod; while it is cut nobody is talked to.
+        held: returns the newest plan that is held here.
         on_plan: called with every plan that another supervisor gives.
-        spawn: runs a coroutine in the background.
-        api_stands: whether the api's stream is open.
         secret: the job's; what is not proved to come from one who knows it is refused.
     """
 
     def __init__(
         self,
-        pod: PodUid,
-        network: NetworkCut,
+        held: Callable[[], Plan | None],
         on_plan: Callable[[Plan], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        api_stands: Callable[[], bool],
         secret: str = "",
     ) -> None:
-        self._secret = secret
-        self._pod = pod
-        self._network = network
-        self._on_plan = on_plan
-        self._spawn = spawn
-        self._api_stands = api_stands
-        self._plan: Plan | None = None
-
-    def hold(self, plan: Plan) -> None:
-        """A newer plan is held from now on: see that others get it."""
-        self._plan = plan
-        self._spawn(self._pass_on(plan))
-
-    def offer(self) -> None:
-        """Compare with the neighbours: for a supervisor that the api does not answer."""
-        if self._plan is not None and not self._network.is_cut:
-            for address in self._plan.neighbours(self._pod):
-                self._spawn(self._talk(address, self._plan))
+        self._held, self._on_plan, self._secret = held, on_plan, secret
 
     def answer(self, frame: Frame) -> dict[str, Any]:
         """Return the answer to another supervisor's ``holds`` or ``plan``.
@@ -82,23 +57,16 @@ class PlanPassing:
         asked = (frame.kind, *_told(frame.head))
         if not proofs.is_proved(self._secret, frame.head.get("proof", ""), *asked):
             raise RemoteProtocolError("no proof of the job's secret")
+        message: Holds | Given
         if frame.kind == "plan":
-            self._on_plan(codec.decode(Plan, frame.head["plan"]))
-            return {"kind": "thanks"}
-        theirs = codec.decode(QuorumId, frame.head["quorum"])
-        if self._plan is None or theirs.id > self._plan.quorum.id:
-            return {"kind": "want"}
-        if theirs.id < self._plan.quorum.id:
-            return {"kind": "plan", "plan": codec.encode(self._plan)}
-        return {"kind": "thanks"}
+            message = Given(codec.decode(Plan, frame.head["plan"]))
+            self._on_plan(message.plan)
+        else:
+            message = Holds(codec.decode(QuorumId, frame.head["quorum"]))
+        return _head(answer(self._held(), message))
 
-    async def _pass_on(self, plan: Plan) -> None:
-        if self._api_stands():
-            await asyncio.sleep(OFFER_AFTER_S)
-        if plan is self._plan:
-            self.offer()
-
-    async def _talk(self, address: str, plan: Plan) -> None:
+    async def offer(self, address: str, plan: Plan) -> None:
+        """Offer a plan to the supervisor at ``host:port``, and learn a newer one of it."""
         try:
             async with asyncio.timeout(OFFER_TIMEOUT_S):
                 await self._exchange(address, plan)
@@ -109,19 +77,39 @@ class PlanPassing:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
-            writer.write(self._pack("holds", quorum=codec.encode(plan.quorum)))
-            answer = await _read_frame(reader)
-            if answer.kind == "want":
-                writer.write(self._pack("plan", plan=codec.encode(plan)))
+            writer.write(self.pack(Holds(plan.quorum)))
+            after = follow_up(plan, _answered(await _read_frame(reader)))
+            if after.give is not None:
+                writer.write(self.pack(after.give))
                 await _read_frame(reader)
-            elif answer.kind == "plan":
-                self._on_plan(codec.decode(Plan, answer.head["plan"]))
+            elif after.learn is not None:
+                self._on_plan(after.learn)
         finally:
             writer.close()
 
-    def _pack(self, kind: str, **told: Any) -> bytes:
-        proof = proofs.prove(self._secret, kind, *_told(told))
-        return pack({"kind": kind, **told, "proof": proof})
+    def pack(self, message: Holds | Given) -> bytes:
+        """Return the frame of what is said first, with its proof."""
+        head = _head(message)
+        proof = proofs.prove(self._secret, head["kind"], *_told(head))
+        return pack({**head, "proof": proof})
+
+
+def _head(message: Holds | Given | Wanted | Thanks) -> dict[str, Any]:
+    match message:
+        case Holds(quorum=quorum):
+            return {"kind": "holds", "quorum": codec.encode(quorum)}
+        case Given(plan=plan):
+            return {"kind": "plan", "plan": codec.encode(plan)}
+        case Wanted():
+            return {"kind": "want"}
+        case Thanks():
+            return {"kind": "thanks"}
+
+
+def _answered(frame: Frame) -> Wanted | Given | Thanks:
+    if frame.kind == "plan":
+        return Given(codec.decode(Plan, frame.head["plan"]))
+    return Wanted() if frame.kind == "want" else Thanks()
 
 
 def _told(head: dict[str, Any]) -> list[str]:

@@ -17,17 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mainstay_agent.api_client import ApiClient, ApiRefused
-from mainstay_agent.outbox import until_answered
+from mainstay_agent.api_client import ApiClient
 from mainstay_core.base import codec
 from mainstay_core.faults.points import FaultAction, FaultPoint
+from mainstay_core.supervisor.conversation import Conversation
+from mainstay_core.wire.api import ApiRefused
 
 logger = logging.getLogger(__name__)
-
-
-FAULT_EVENTS = ("inject", "faults", "fired")
-"""Events of the job's stream: a fault on a spare, due now; faults that a running job is given;
-that one fires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +70,7 @@ class Injector:
 
     Args:
         client: where they are recorded.
+        conversation: repeats the record until it is answered.
         pod: whose supervisor this is.
         victims: what can be hit.
         spawn: runs a coroutine in the background.
@@ -82,11 +79,12 @@ class Injector:
     def __init__(
         self,
         client: ApiClient,
+        conversation: Conversation,
         pod: str,
         victims: Victims,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        self._client = client
+        self._client, self._conversation = client, conversation
         self._pod = pod
         self._victims = victims
         self._spawn = spawn
@@ -129,30 +127,30 @@ class Injector:
             )
 
     def _inject(self, reached: Reached) -> None:
-        self._spawn(inject(self._client, self._pod, reached, self._victims))
+        self._spawn(self._carry_out_once(reached))
 
+    async def _carry_out_once(self, reached: Reached) -> None:
+        """Carry out a fault, once in the life of its job."""
+        if reached.delay_s > 0:
+            await asyncio.sleep(reached.delay_s)
+        victims = self._victims
 
-async def inject(client: ApiClient, pod: str, reached: Reached, victims: Victims) -> None:
-    """Carry out a fault, once in the life of its job."""
-    if reached.delay_s > 0:
-        await asyncio.sleep(reached.delay_s)
+        async def record() -> bool:
+            return await self._client.post_fired(
+                reached.fault, pod=self._pod, slot=reached.slot, rank=reached.rank, at_s=time.time()
+            )
 
-    async def record() -> bool:
-        return await client.post_fired(
-            reached.fault, pod=pod, slot=reached.slot, rank=reached.rank, at_s=time.time()
-        )
-
-    try:
-        first = await until_answered(record, f"fault {reached.fault}")
-    except ApiRefused as refusal:
-        logger.error("fault %s is not injected: %s", reached.fault, refusal)
-        first = False
-    if not first:
-        victims.resume(reached.slot, reached.fault)
-        return
-    logger.warning("injecting %s: %s", reached.fault, reached.action)
-    victims.fired.add(reached.fault)
-    await _carry_out(reached, victims)
+        try:
+            first = await self._conversation.until_answered(record, f"fault {reached.fault}")
+        except ApiRefused as refusal:
+            logger.error("fault %s is not injected: %s", reached.fault, refusal)
+            first = False
+        if not first:
+            victims.resume(reached.slot, reached.fault)
+            return
+        logger.warning("injecting %s: %s", reached.fault, reached.action)
+        victims.fired.add(reached.fault)
+        await _carry_out(reached, victims)
 
 
 async def _carry_out(reached: Reached, victims: Victims) -> None:

@@ -1,9 +1,8 @@
-"""The supervisor of one pod: a shell around :mod:`mainstay_core.supervisor.machine`.
+"""The supervisor of one pod: the shell of :class:`mainstay_core.supervisor.pod.Pod`.
 
 It owns the pod's Unix socket (launcher and trainers), the gather server (quorums
-that meet here) and the conversation with the api. Decisions are the state
-machine's; this module turns frames, answers and time into events, and actions
-into frames and requests. Without the api training goes on: requests wait, plans
+that meet here) and the client of the api. This module turns frames and time into
+calls, and actions into frames. Without the api training goes on: requests wait, plans
 that are held stay in force.
 """
 
@@ -16,65 +15,46 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from mainstay_agent import local_socket
-from mainstay_agent.api_client import ApiClient, ApiRefused, Registration
-from mainstay_agent.api_connection import ApiLine, slot_status
+from mainstay_agent.api_client import ApiClient
 from mainstay_agent.gather import GatherServer
-from mainstay_agent.gossip import PlanPassing
-from mainstay_agent.held_plan import restoration_of
-from mainstay_agent.injection import Injector
+from mainstay_agent.gossip import PlanGossip
+from mainstay_agent.injection import Injector, is_stopped
 from mainstay_agent.local_socket import Peer
 from mainstay_agent.network_cut import NetworkCut
-from mainstay_agent.outbox import FactOutbox, LedgerOutbox
 from mainstay_agent.processes import Processes
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_core.base import codec
-from mainstay_core.base.errors import LocalProtocolError, RemoteProtocolError
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame
-from mainstay_core.base.ids import Incarnation, PodUid
-from mainstay_core.job.config import JobConfig
+from mainstay_core.base.ids import Incarnation, JobUid, PodUid
 from mainstay_core.supervisor.events import (
-    Action,
-    Committed,
     Ended,
-    Event,
     Exited,
     FactSeen,
     Fork,
     Forked,
     Forward,
-    HeartbeatDue,
     Hello,
-    LauncherLost,
-    LauncherUp,
-    LeaveAcknowledged,
     LeaveRequested,
-    PlanReceived,
-    Registered,
-    Release,
-    SendFact,
     Signal,
     SlotPhase,
+    SlotState,
     SocketEnded,
     StatusSeen,
     StopTrainers,
-    SupervisorLimits,
     Tick,
 )
+from mainstay_core.supervisor.held_plan import restoration_of
 from mainstay_core.supervisor.leaving import EXIT_TERMINATED
-from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
-from mainstay_core.wire.facts import (
-    Fact,
-    Heartbeat,
-    Leaving,
-    PodRegistration,
-    SlotStatus,
-    read_rank_fact,
-)
+from mainstay_core.supervisor.machine import readiness
+from mainstay_core.supervisor.pod import Pod
+from mainstay_core.wire.api import HeldJob, Registration
+from mainstay_core.wire.facts import PodRegistration, SlotStatus, read_rank_fact
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 
@@ -85,36 +65,25 @@ FLUSH_S = 2.0
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
-class Supervisor:
+class Supervisor(Pod):
     """One pod's supervisor; ``run`` returns its exit code."""
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
         self._pod = PodUid(settings.pod)
-        self._state = initial(self._pod, settings.num_slots)
         self._network = NetworkCut()
         self._client = ApiClient(settings, self._network)
-        self._line = ApiLine(self._client, self._feed)
+        super().__init__(JobUid(settings.job), self._pod, settings.num_slots, self._client)
         secret = settings.read_secret()
-        stands = lambda: self._line.stands  # noqa: E731
-        self._passing = PlanPassing(
-            self._pod, self._network, self._on_passed_plan, self._spawn, stands, secret
-        )
-        self._gather = GatherServer(lambda: self._network.is_cut, self._passing.answer, secret)
+        self._gossip = PlanGossip(lambda: self.state.plan, self.learn_passed, secret)
+        self._gather = GatherServer(lambda: self._network.is_cut, self._gossip.answer, secret)
         self._gather_address = ""
-        self._facts = FactOutbox(
-            self._client,
-            lambda plan: self._feed(PlanReceived(plan)),
-            self._register_again,
-            self._on_heard,
-        )
-        self._ledger = LedgerOutbox(self._client, self._register_again)
         self._processes = Processes(settings, self._network)
-        self._injector = Injector(self._client, settings.pod, self._processes, self._spawn)
+        self._injector = Injector(
+            self._client, self.conversation, settings.pod, self._processes, self.spawn
+        )
+        self._client.on_fault = self._injector.on_event
         self._store = ""
-        self._launcher_known = asyncio.Event()
-        self._registered: Registration | None = None
-        self._registering = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -130,17 +99,16 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(
-            signal.SIGTERM, lambda: self._feed(LeaveRequested("told to end by SIGTERM"))
+            signal.SIGTERM, lambda: self.feed(LeaveRequested("told to end by SIGTERM"))
         )
         loop.add_signal_handler(
-            signal.SIGINT, lambda: self._feed(Ended("told to end by a signal", EXIT_TERMINATED))
+            signal.SIGINT, lambda: self.feed(Ended("told to end by a signal", EXIT_TERMINATED))
         )
         if self._settings.parent_fd is not None:
             loop.add_reader(self._settings.parent_fd, self._processes.watch_parent)
         self._gather_address = await self._gather.start(self._settings.address)
         server = await local_socket.listen(self._settings.socket, self)
         try:
-            self._spawn(self._work())
             code = await self._leaving
             await self._say_goodbye()
             return code
@@ -151,20 +119,8 @@ class Supervisor:
             await self._gather.close()
             await self._client.close()
 
-    async def _work(self) -> None:
-        await self._launcher_known.wait()
-        config = await self._register()
-        for coroutine in (
-            self._facts.run(),
-            self._ledger.run(),
-            self._line.beat(
-                self._heartbeat, self._register_again, self._passing.offer, config.heartbeat_s
-            ),
-            self._line.follow_stream(self._injector.on_event),
-        ):
-            self._spawn(coroutine)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task that ends with the supervisor, which ends if the task fails."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -177,81 +133,95 @@ class Supervisor:
         assert error is not None
         self._leaving.set_exception(error)
 
-    def _on_heard(self, fact: Fact) -> None:
-        if isinstance(fact, Leaving):
-            self._feed(LeaveAcknowledged())
-
-    async def _end_when_quiet(self) -> None:
-        """Whoever still meets here has not moved on to the plan without this pod."""
-        await self._gather.wait_quiet()
-        self._feed(Ended("its work is handed over"))
-
     async def _say_goodbye(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                if self._registered is not None:
-                    await self._facts.wait_empty()
-                    await self._ledger.wait_empty()
+                if self.conversation.registered is not None:
+                    await self.conversation.wait_told()
         self._processes.send_launcher({"kind": "stop"})
 
-    # The state machine.
+    # What a pod asks of its shell.
 
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
+        """Return the wall clock, which never jumps."""
         return time.monotonic() + self._clock_offset_s
 
-    def _feed(self, event: Event) -> None:
-        held = self._state.plan
-        done = step(self._state, event, self._now_s(), secrets.token_hex(4))
-        self._state = done.state
-        if done.state.plan is not None and done.state.plan is not held:
-            self._hold(done.state.plan)
-        if done.reason:
-            logger.info("%s", done.reason)
-        for action in done.actions:
-            self._act(action)
-        self._set_timer()
+    def draw_nonce(self) -> str:
+        """Return random text."""
+        return secrets.token_hex(4)
 
-    def _hold(self, plan: Plan) -> None:
-        """A newer plan is held: the api, members that missed it and neighbours hear of it."""
+    def log(self, reason: str) -> None:
+        """Log why something was decided."""
+        if reason:
+            logger.info("%s", reason)
+
+    def hold(self, plan: Plan) -> None:
+        """A newer plan is held: the api, and members that missed it, hear of it."""
         self._client.held = plan.quorum
         self._gather.hold(plan)
-        self._passing.hold(plan)
 
-    def _on_passed_plan(self, plan: Plan) -> None:
-        if plan.job == self._settings.job:
-            self._feed(PlanReceived(plan))
-        else:
-            logger.warning("a plan of job %s was passed on to this one", plan.job)
+    def call_later(self, delay_s: float, call: Callable[[Plan], None], plan: Plan) -> None:
+        """Call after ``delay_s``."""
+        asyncio.get_running_loop().call_later(delay_s, call, plan)
 
-    def _set_timer(self) -> None:
+    def offer_to(self, address: str, plan: Plan) -> None:
+        """Begin a conversation with another supervisor."""
+        if not self._network.is_cut:
+            self.spawn(self._gossip.offer(address, plan))
+
+    def wake_at(self, due_s: float | None) -> None:
+        """Feed a Tick then."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        due_s = next_due_s(self._state)
         if due_s is not None:
             # A little late rather than early: a tick before its time would come again and again.
-            delay_s = max(0.0, due_s - self._now_s()) + 0.001
+            delay_s = max(0.0, due_s - self.now_s()) + 0.001
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(delay_s, self._feed, Tick())
+            self._timer = loop.call_later(delay_s, self.feed, Tick())
 
-    def _act(self, action: Action) -> None:
-        if isinstance(action, SendFact):
-            self._facts.put(action.fact)
-        elif isinstance(action, Forward):
+    def send_trainers(self, action: Forward | StopTrainers) -> None:
+        """Send a plan, or the word to stop."""
+        head: dict[str, Any] = {"kind": "stop"}
+        if isinstance(action, Forward):
             head = {"kind": "plan", "plan": codec.encode(action.plan)}
-            self._processes.send_trainers(action.slots, head)
-        elif isinstance(action, StopTrainers):
-            self._processes.send_trainers(action.slots, {"kind": "stop"})
-        elif isinstance(action, Fork):
-            assert self._registered is not None
-            self._processes.fork(action.slot, action.incarnation, self._registered.config)
-        elif isinstance(action, Signal):
+        self._processes.send_trainers(action.slots, head)
+
+    def send_launcher(self, action: Fork | Signal) -> None:
+        """Have the launcher fork or signal a trainer."""
+        if isinstance(action, Fork):
+            assert self.conversation.registered is not None
+            config = self.conversation.registered.config
+            self._processes.fork(action.slot, action.incarnation, config)
+        else:
             head = {"kind": "signal", "slot": action.slot, "signal": action.number}
             self._processes.send_launcher(head)
-        elif isinstance(action, Release):
-            self._spawn(self._end_when_quiet())
-        elif not self._leaving.done():
-            self._leaving.set_result(action.exit_code)
+
+    async def wait_quiet(self) -> None:
+        """Wait until nobody meets here: whoever does has not moved on without this pod."""
+        await self._gather.wait_quiet()
+
+    def leave(self, exit_code: int) -> None:
+        """End with this code."""
+        if not self._leaving.done():
+            self._leaving.set_result(exit_code)
+
+    def welcomed(self, answer: Registration) -> None:
+        """Take up the job's injected faults."""
+        self._processes.add_faults(answer.config.faults)
+
+    def restoration(self) -> HeldJob | None:
+        """Return what is held of the job, with its injected faults."""
+        processes, registered = self._processes, self.conversation.registered
+        return restoration_of(self.state, registered, processes.faults, processes.fired)
+
+    def status_of(self, slot: SlotState) -> SlotStatus:
+        """Return a slot's line in the heartbeat."""
+        told = slot.status if slot.phase is SlotPhase.UP else None
+        if told is not None and told.pid and is_stopped(told.pid):
+            # Sure evidence, from the kernel: the process cannot say so itself.
+            return replace(told, phase="stopped", waiting=False)
+        return super().status_of(slot)
 
     # Launcher and trainers (local_socket.Peers).
 
@@ -266,79 +236,62 @@ class Supervisor:
         elif frame.kind == "hello":
             self._on_hello(peer, frame)
         elif frame.kind == "check":
-            peer.send({"kind": "checked", "why_not": readiness(self._state)})
+            peer.send({"kind": "checked", "why_not": readiness(self.state)})
         else:
             raise RemoteProtocolError(f"{frame.kind!r} before hello")
 
     def on_end(self, peer: Peer) -> None:
         """Turn the end of a connection into an event."""
-        if peer is self._processes.launcher:
+        if peer is self.launcher:
             self._processes.launcher = None
-            self._feed(LauncherLost())
+            self.launcher_left()
         elif peer.incarnation is not None:
             self._processes.drop_trainer(peer)
-            self._feed(SocketEnded(peer.slot, peer.incarnation))
+            self.feed(SocketEnded(peer.slot, peer.incarnation))
 
     def _on_launcher(self, peer: Peer, frame: Frame) -> None:
-        if self._processes.launcher is not None:
-            raise RemoteProtocolError("there is a launcher already")
-        peer.is_launcher = True
-        self._processes.launcher = peer
-        self._store = str(frame.head["store"])
-        self._launcher_known.set()
-        if self._registered is None:
-            self._feed(LauncherUp())
-        else:
-            self._spawn(self._welcome(peer))
-
-    async def _welcome(self, launcher: Peer) -> None:
-        """Another launcher: nothing is forked before the api knows of its rendezvous store."""
-        await self._register_again()
-        if self._processes.launcher is launcher:
-            self._feed(LauncherUp())
+        if self.launcher is None:
+            peer.is_launcher = True
+            self._processes.launcher = peer
+            self._store = str(frame.head["store"])
+        self.launcher_came(peer)
 
     def _on_launcher_frame(self, frame: Frame) -> None:
         head = frame.head
         if frame.kind == "leaving":
-            self._feed(LeaveRequested("told to end by SIGTERM"))
+            self.feed(LeaveRequested("told to end by SIGTERM"))
             return
         slot, incarnation = int(head["slot"]), Incarnation(head["incarnation"])
         if frame.kind == "forked":
-            self._feed(Forked(slot, incarnation, int(head["pid"])))
+            self.feed(Forked(slot, incarnation, int(head["pid"])))
         elif frame.kind == "exited":
-            self._feed(Exited(slot, incarnation, head.get("code"), head.get("signal")))
+            self.feed(Exited(slot, incarnation, head.get("code"), head.get("signal")))
         else:
             raise RemoteProtocolError(f"unknown kind {frame.kind!r}")
 
     def _on_hello(self, peer: Peer, frame: Frame) -> None:
         slot, incarnation = int(frame.head["slot"]), Incarnation(frame.head["incarnation"])
-        if not 0 <= slot < len(self._state.slots):
-            raise RemoteProtocolError(f"there is no slot {slot}")
-        expected = self._state.slots[slot]
-        if expected.incarnation != incarnation or expected.phase is not SlotPhase.FORKING:
-            raise RemoteProtocolError(f"{incarnation} is not the trainer that slot {slot} awaits")
+        self.check_hello(slot, incarnation)
         peer.slot, peer.incarnation = slot, incarnation
         self._processes.trainers[slot] = peer
         pid = int(frame.head["pid"])
         fingerprint = {str(k): str(v) for k, v in frame.head.get("fingerprint", {}).items()}
         self._processes.tell_faults(slot)
-        self._feed(Hello(slot, incarnation, pid, fingerprint))
+        self.feed(Hello(slot, incarnation, pid, fingerprint))
 
     def _on_trainer_frame(self, peer: Peer, incarnation: Incarnation, frame: Frame) -> None:
         head = frame.head
         if frame.kind == "status":
             status = codec.decode(SlotStatus, {**head, "index": peer.slot, "pid": peer.pid})
             status = replace(status, incarnation=incarnation)
-            self._feed(StatusSeen(peer.slot, incarnation, status))
+            self.feed(StatusSeen(peer.slot, incarnation, status))
         elif frame.kind == "fact":
-            self._feed(FactSeen(peer.slot, incarnation, read_rank_fact(head["fact"])))
+            self.feed(FactSeen(peer.slot, incarnation, read_rank_fact(head["fact"])))
         elif frame.kind == "ledger":
             entry = codec.decode(LedgerEntry, head["entry"])
-            self._ledger.put(entry, post=bool(head.get("post")))
-            with contextlib.suppress(LocalProtocolError):
-                self._feed(Committed(peer.slot, incarnation))
+            self.record(peer.slot, incarnation, entry, post=bool(head.get("post")))
         elif frame.kind == "plan":
-            self._on_passed_plan(codec.decode(Plan, head["plan"]))
+            self.learn_passed(codec.decode(Plan, head["plan"]))
         elif frame.kind == "fault-point":
             self._injector.on_fault_point(peer.slot, head)
         elif frame.kind == "log":
@@ -347,40 +300,8 @@ class Supervisor:
         else:
             raise RemoteProtocolError(f"unknown kind {frame.kind!r}")
 
-    async def _register(self) -> JobConfig:
-        before = self._registered
-        async with self._registering:
-            answer = await self._line.register(self._registration(), self._restoration)
-        self._registered, config = answer, answer.config
-        if before is not None and before.restored_at_s != answer.restored_at_s:
-            self._ledger.repeat()
-        settings = SupervisorLimits(
-            max_restarts=config.max_restarts,
-            hang_s=config.hang_s,
-            silence_s=config.heartbeat_timeout_s,
-            handover_s=config.handover_s,
-        )
-        self._processes.add_faults(config.faults)
-        self._feed(Registered(settings))
-        return config
-
-    async def _register_again(self) -> None:
-        """Introduce the pod anew: its store has moved, or the api has forgotten it."""
-        try:
-            await self._register()
-        except ApiRefused as refusal:
-            # Training does not end because the api has lost the job.
-            logger.error("registration refused: %s", refusal)
-
-    def _restoration(self) -> dict[str, Any] | None:
-        """What is held of the job; nothing once it has ended: that must not be undone."""
-        if self._registered is None or self._state.ending:
-            return None
-        return restoration_of(
-            self._state, self._registered, self._processes.faults, self._processes.fired
-        )
-
-    def _registration(self) -> PodRegistration:
+    def registration(self) -> PodRegistration:
+        """Return what the pod introduces itself with."""
         return PodRegistration(
             pod=self._pod,
             name=self._settings.pod_name,
@@ -391,13 +312,4 @@ class Supervisor:
             domain=self._settings.domain,
             pid=os.getpid(),
             supervisor=self._client.supervisor,
-        )
-
-    def _heartbeat(self) -> Heartbeat:
-        self._feed(HeartbeatDue())
-        plan = self._state.plan
-        return Heartbeat(
-            pod=self._pod,
-            slots=tuple(slot_status(slot) for slot in self._state.slots),
-            quorum=None if plan is None else plan.quorum,
         )

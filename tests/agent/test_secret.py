@@ -11,13 +11,12 @@ import pytest
 from tests.agent.test_supervisor import plan
 
 from mainstay_agent.gather import GatherServer
-from mainstay_agent.gossip import PlanPassing
-from mainstay_agent.network_cut import NetworkCut
+from mainstay_agent.gossip import PlanGossip
 from mainstay_core.base import codec, proofs
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack
-from mainstay_core.base.ids import PodUid
 from mainstay_core.gather.client import QuorumAborted
+from mainstay_core.supervisor.gossip import Given
 from mainstay_core.wire.plan import Plan
 from mainstay_train.base import job_secret
 from mainstay_train.comm.gather_client import GatherClient
@@ -74,10 +73,8 @@ def test_the_secret_is_read_from_the_file_that_the_pod_was_given(
         job_secret.read.cache_clear()
 
 
-def passing(secret: str, plans: list[Plan]) -> PlanPassing:
-    return PlanPassing(
-        PodUid("p"), NetworkCut(), plans.append, lambda task: task.close(), lambda: True, secret
-    )
+def gossip(secret: str, plans: list[Plan]) -> PlanGossip:
+    return PlanGossip(lambda: None, plans.append, secret)
 
 
 def told(message: bytes) -> Frame:
@@ -87,16 +84,16 @@ def told(message: bytes) -> Frame:
 
 def test_a_plan_is_taken_from_pods_of_the_job_only() -> None:
     taken: list[Plan] = []
-    asked = passing(SECRET, taken)
-    ours, theirs = passing(SECRET, []), passing("another job's", [])
+    asked = gossip(SECRET, taken)
+    ours, theirs = gossip(SECRET, []), gossip("another job's", [])
     newest = codec.encode(plan(5))
-    assert asked.answer(told(ours._pack("plan", plan=newest))) == {"kind": "thanks"}
+    assert asked.answer(told(ours.pack(Given(plan(5))))) == {"kind": "thanks"}
     assert taken == [plan(5)]
-    for message in (theirs._pack("plan", plan=newest), pack({"kind": "plan", "plan": newest})):
+    for message in (theirs.pack(Given(plan(5))), pack({"kind": "plan", "plan": newest})):
         with pytest.raises(RemoteProtocolError, match="no proof"):
             asked.answer(told(message))
     # A proof is one for what it was made for.
-    frame = told(ours._pack("plan", plan=newest))
+    frame = told(ours.pack(Given(plan(5))))
     frame.head["plan"] = codec.encode(plan(6))
     with pytest.raises(RemoteProtocolError, match="no proof"):
         asked.answer(frame)

@@ -34,6 +34,26 @@ from pathlib import Path
 from mainstay_core.base import codec
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base.ids import Incarnation
+from mainstay_core.supervisor.events import Exited, Forked
+from mainstay_core.supervisor.launcher import (
+    EXIT_SUPERVISOR_GONE,
+    Child,
+    End,
+    EndAsked,
+    Event,
+    ForkAsked,
+    ForkChild,
+    LauncherState,
+    Report,
+    ReportLeaving,
+    SignalAsked,
+    SignalChild,
+    StopAsked,
+    StoreEnded,
+    SupervisorLost,
+    step,
+)
 from mainstay_train.base import network_cut
 from mainstay_train.base.output import Relay
 from mainstay_train.base.settings import DEFAULT_TRAINER, LauncherSettings, TrainerSettings
@@ -43,23 +63,20 @@ logger = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 16
 CONNECT_RETRY_S = 0.02
-EXIT_STORE_DIED = 3
-"""The rendezvous store ended: the pod is lost."""
-EXIT_SUPERVISOR_GONE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Child:
-    slot: int
-    incarnation: str
-    pid: int
+class _Process:
+    """A trainer's process."""
+
+    child: Child
     pidfd: int
 
 
 class Launcher:
-    """Forks, signals and reaps the trainers of one pod.
+    """Forks, signals and reaps the trainers of one pod, as its state machine decides.
 
-    Invariant: ``_children`` holds the trainers that were forked and not yet reaped,
+    Invariant: ``_processes`` holds the trainers that were forked and not yet reaped,
     each registered with the selector by its pidfd.
 
     Args:
@@ -75,9 +92,10 @@ class Launcher:
         self._give_up = tuple(give_up)
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector)
-        self._children: dict[int, _Child] = {}
+        self._state = LauncherState()
+        self._exit_code: int | None = None
+        self._processes: dict[int, _Process] = {}
         self._parser = FrameParser()
-        self._stopping = False
         self._store_pid = 0
         self._listener = socket.create_server((settings.address, 0), backlog=4096)
         host, port = self._listener.getsockname()[:2]
@@ -113,65 +131,87 @@ class Launcher:
             self._wakes.send(b"x")
 
     def _serve(self, store_fd: int) -> int:
-        while not (self._stopping and not self._children):
+        while True:
             for key, _ in self._selector.select():
-                if key.fileobj is self._supervisor:
-                    if not self._receive():
-                        logger.error("the supervisor is gone; this pod's trainers end")
-                        return EXIT_SUPERVISOR_GONE
-                elif key.fileobj is self._told_to_end:
-                    self._told_to_end.recv(READ_BYTES)
-                    self._send({"kind": "leaving"})
-                elif key.fd == store_fd:
-                    forking.reap(self._store_pid)
-                    self._store_pid = 0
-                    logger.error("the rendezvous store died; the pod is lost")
-                    return EXIT_STORE_DIED
-                elif key.fd in self._children:
-                    self._report_end(self._children[key.fd])
-                elif self._relay.has(key.fd):
-                    self._relay.pass_on(key.fd)
-        return 0
+                self._on_ready(key, store_fd)
+                if self._exit_code is not None:
+                    return self._exit_code
 
-    def _receive(self) -> bool:
+    def _on_ready(self, key: selectors.SelectorKey, store_fd: int) -> None:
+        if key.fileobj is self._supervisor:
+            self._receive()
+        elif key.fileobj is self._told_to_end:
+            self._told_to_end.recv(READ_BYTES)
+            self._feed(EndAsked())
+        elif key.fd == store_fd:
+            forking.reap(self._store_pid)
+            self._store_pid = 0
+            self._feed(StoreEnded())
+        elif key.fd in self._processes:
+            self._reap(self._processes[key.fd])
+        elif self._relay.has(key.fd):
+            self._relay.pass_on(key.fd)
+
+    def _receive(self) -> None:
         assert self._supervisor is not None
         data = self._supervisor.recv(READ_BYTES)
         if not data:
-            return False
+            self._feed(SupervisorLost())
         for frame in self._parser.feed(data):
             self._handle(frame)
-        return True
 
     def _handle(self, frame: Frame) -> None:
         head = frame.head
         if frame.kind == "fork":
-            self._fork(int(head["slot"]), codec.decode(TrainerSettings, head["settings"]))
+            settings = codec.decode(TrainerSettings, head["settings"])
+            asked = ForkAsked(int(head["slot"]), Incarnation(settings.incarnation))
+            self._feed(asked, settings)
         elif frame.kind == "signal":
-            self._signal(int(head["slot"]), int(head["signal"]))
+            self._feed(SignalAsked(int(head["slot"]), int(head["signal"])))
         elif frame.kind == "disconnect":
             self._store_line.sendall(f"{float(head['for_s'])}\n".encode())
         elif frame.kind == "stop":
-            self._stopping = True
+            self._feed(StopAsked())
         else:
             logger.warning("the supervisor sent an unknown frame: %s", frame.kind)
 
-    def _fork(self, slot: int, settings: TrainerSettings) -> None:
-        relayed = self._relay.open(f"slot {slot}") if self._settings.relay else None
-        log = Path(settings.work_dir) / f"trainer-{slot}.log" if relayed is None else relayed
+    def _feed(self, event: Event, settings: TrainerSettings | None = None) -> None:
+        """Have the state machine decide, and carry out what it says."""
+        done = step(self._state, event)
+        self._state = done.state
+        for action in done.actions:
+            match action:
+                case ForkChild():
+                    assert settings is not None
+                    self._fork(action, settings)
+                case SignalChild(child=child, number=number):
+                    for process in self._processes.values():
+                        if process.child == child:
+                            signal.pidfd_send_signal(process.pidfd, number)
+                case Report():
+                    self._report(action)
+                case ReportLeaving():
+                    self._send({"kind": "leaving"})
+                case End(exit_code=code):
+                    self._exit_code = code
+                    logger.log(logging.ERROR if code else logging.INFO, "%s", done.reason)
+
+    def _fork(self, action: ForkChild, settings: TrainerSettings) -> None:
+        relayed = self._relay.open(f"slot {action.slot}") if self._settings.relay else None
+        log = Path(settings.work_dir) / f"trainer-{action.slot}.log" if relayed is None else relayed
         pid = forking.fork(lambda: self._train(settings), log, self._inherited())
         if relayed is not None:
             os.close(relayed)
-        child = _Child(slot, settings.incarnation, pid, os.pidfd_open(pid))
-        self._children[child.pidfd] = child
-        self._selector.register(child.pidfd, selectors.EVENT_READ)
-        self._send(
-            {"kind": "forked", "slot": slot, "pid": pid, "incarnation": settings.incarnation}
-        )
+        child = Child(action.slot, action.incarnation, pid)
+        process = _Process(child, os.pidfd_open(pid))
+        self._processes[process.pidfd] = process
+        self._selector.register(process.pidfd, selectors.EVENT_READ)
+        self._feed(Forked(action.slot, action.incarnation, pid))
 
     def _train(self, settings: TrainerSettings) -> int:
         import torch
 
-        for pidfd in tuple(self._children):
+        for pidfd in tuple(self._processes):
             os.close(pidfd)
         torch.set_num_threads(1)
         return int(self._run_trainer(settings))
@@ -193,29 +233,24 @@ class Launcher:
             *self._give_up,
         ]
 
-    def _signal(self, slot: int, number: int) -> None:
-        for child in self._children.values():
-            if child.slot == slot:
-                signal.pidfd_send_signal(child.pidfd, number)
-
-    def _report_end(self, child: _Child) -> None:
-        self._drop(child)
+    def _reap(self, process: _Process) -> None:
+        self._drop(process)
+        child = process.child
         code, number = forking.reap(child.pid)
-        self._send(
-            {
-                "kind": "exited",
-                "slot": child.slot,
-                "pid": child.pid,
-                "incarnation": child.incarnation,
-                "code": code,
-                "signal": number,
-            }
-        )
+        self._feed(Exited(child.slot, child.incarnation, code, number))
 
-    def _drop(self, child: _Child) -> None:
-        del self._children[child.pidfd]
-        self._selector.unregister(child.pidfd)
-        os.close(child.pidfd)
+    def _report(self, report: Report) -> None:
+        what = report.what
+        told = {"slot": what.slot, "pid": report.pid, "incarnation": what.incarnation}
+        if isinstance(what, Forked):
+            self._send({"kind": "forked", **told})
+        else:
+            self._send({"kind": "exited", **told, "code": what.code, "signal": what.signal})
+
+    def _drop(self, process: _Process) -> None:
+        del self._processes[process.pidfd]
+        self._selector.unregister(process.pidfd)
+        os.close(process.pidfd)
 
     def _send(self, head: dict[str, object]) -> None:
         assert self._supervisor is not None
@@ -231,10 +266,10 @@ class Launcher:
         return os.pidfd_open(self._store_pid)
 
     def _kill_all(self) -> None:
-        for child in tuple(self._children.values()):
-            os.kill(child.pid, signal.SIGKILL)
-            self._drop(child)
-            forking.reap(child.pid)
+        for process in tuple(self._processes.values()):
+            os.kill(process.child.pid, signal.SIGKILL)
+            self._drop(process)
+            forking.reap(process.child.pid)
         if self._store_pid:
             os.kill(self._store_pid, signal.SIGKILL)
             forking.reap(self._store_pid)

@@ -15,12 +15,10 @@ invariant of the protocol that did not hold, if any.
 - ``telling``: what a trainer tells
 - ``saving``: what a trainer writes to the disk
 - ``trainer``: the shell around the rank's state machine
-- ``launcher``: forks and ends trainers
-- ``line``: a supervisor's conversation with the api
-- ``passing``: plans from supervisor to supervisor
-- ``supervisor``: the shell around the supervisor's state machine
+- ``launcher``: the shell of a pod's launcher
+- ``line``: a supervisor's way to the api
+- ``supervisor``: the shell of a pod's supervisor
 - ``store``: the store of the api
-- ``deciding``: requests and answers around a decision of the api
 - ``api``: one replica of the api
 - ``provider``: makes pods
 - ``wishes``: suspensions and scalings that somebody asks for

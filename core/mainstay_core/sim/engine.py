@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -28,12 +28,25 @@ class ProcessKilled(BaseException):
 
 
 class Signal:
-    """Something changed: wakes every task that waits for it."""
+    """Something changed: wakes every task that waits for it.
+
+    Where threads would need a lock around it, none is needed: events come one at a time.
+    """
 
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
         self._waiting: list[Task] = []
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield self
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+    def notify_all(self) -> None:
+        """Wake everybody who waits."""
+        self.fire()
 
     def add(self, task: Task) -> None:
         """Have ``task`` woken by the next :meth:`fire`."""
@@ -48,6 +61,75 @@ class Signal:
 
 Steps = Generator[float | Signal, None, T]
 """A thread's code: it yields seconds to sleep, or a signal to wait for."""
+
+
+class Awaited(Generic[T]):
+    """Lets a procedure of core await simulated steps."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._steps
+
+
+class Sleep:
+    """Lets a procedure of core await a time, in seconds."""
+
+    __slots__ = ("_delay_s",)
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield self._delay_s
+
+
+class Flag:
+    """Something that one thread sets and another waits for, as asyncio's Event."""
+
+    __slots__ = ("_changed", "_is_set")
+
+    def __init__(self) -> None:
+        self._changed, self._is_set = Signal(), False
+
+    def set(self) -> None:
+        """Let everybody go on who waits."""
+        self._is_set = True
+        self._changed.fire()
+
+    def clear(self) -> None:
+        """Have those wait who come from now on."""
+        self._is_set = False
+
+    async def wait(self) -> None:
+        """Wait until it is set."""
+        while not self._is_set:
+            await self._changed
+
+
+class Turn:
+    """Held by one thread at a time; the others follow in the order in which they came."""
+
+    __slots__ = ("_busy", "_waiting")
+
+    def __init__(self) -> None:
+        self._busy = False
+        self._waiting: deque[Signal] = deque()
+
+    async def __aenter__(self) -> None:
+        while self._busy:
+            turn = Signal()
+            self._waiting.append(turn)
+            await turn
+        self._busy = True
+
+    async def __aexit__(self, *_: object) -> None:
+        self._busy = False
+        if self._waiting:
+            self._waiting.popleft().fire()
 
 
 class Process:
@@ -67,7 +149,7 @@ class Process:
         self.at_end: list[Callable[[bool], None]] = []
         """Called with whether the end is silent (its whole node vanished)."""
 
-    def spawn(self, steps: Steps[None]) -> Task:
+    def spawn(self, steps: Steps[None] | Coroutine[Any, Any, None]) -> Task:
         """Run a thread of this process."""
         task = Task(self, steps)
         task.wake()
@@ -115,7 +197,7 @@ class Task:
 
     __slots__ = ("_process", "_steps", "_woken", "done")
 
-    def __init__(self, process: Process, steps: Steps[None]) -> None:
+    def __init__(self, process: Process, steps: Steps[None] | Coroutine[Any, Any, None]) -> None:
         self._process, self._steps = process, steps
         self._woken = False
         self.done = False
@@ -137,7 +219,7 @@ class Task:
         if self.done:
             return
         try:
-            wait = next(self._steps)
+            wait = self._steps.send(None)
         except StopIteration:
             self.done = True
             return

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from mainstay_core.base.ids import QuorumId
 from mainstay_core.gather.client import ClientProtocol, QuorumAborted
 from mainstay_core.gather.frames import Abort, Join, Leave, Newer, Post
 from mainstay_core.gather.server import Actions, Send, ServerProtocol
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Listener, Network
+from mainstay_core.supervisor import gossip
+from mainstay_core.supervisor.gossip import Given, Holds
 from mainstay_core.wire.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """A supervisor names the plan that it holds."""
-
-    quorum: QuorumId
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A plan from a supervisor; the answer to one is None."""
-
-    plan: Plan | None
 
 
 class GatherServer:
@@ -68,24 +54,16 @@ class GatherServer:
         self._plan = plan
         self._protocol.hold(plan.quorum.id, plan)
 
-    def _answer(self, message: Holds | Passed) -> Passed | Holds:
-        if isinstance(message, Passed):
-            if message.plan is not None:
-                self._on_plan(message.plan)
-            return Passed(None)
-        ours = self._plan
-        if ours is None or message.quorum.id > ours.quorum.id:
-            return message  # wanted
-        return Passed(ours if message.quorum.id < ours.quorum.id else None)
-
     def _accept(self, end: End) -> None:
         self._protocol.opened(end)
         end.on_message = lambda message: self._on_message(end, message)
         end.on_end = lambda _: self._on_end(end)
 
     def _on_message(self, end: End, message: Any) -> None:
-        if isinstance(message, Holds | Passed):
-            end.send(self._answer(message))
+        if isinstance(message, Holds | Given):
+            if isinstance(message, Given):
+                self._on_plan(message.plan)
+            end.send(gossip.answer(self._plan, message))
             return
         actions = self._protocol.received(end, message)
         self._perform(actions)

@@ -13,7 +13,7 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.scaling import PodPlan, plan_pods
 from mainstay_core.coordinator.state import CoordinatorState, uid_of
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.sim.deciding import Request
+from mainstay_core.sim.api import Request
 from mainstay_core.sim.engine import Process, Steps, Violation
 from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.network import Unreachable
@@ -161,7 +161,7 @@ class Provider(Process):
             raise Violation(f"I5: {self._max_pods} pods were used up")
         uid = PodUid(f"pod{self._num_made}")
         pod = Pod(uid, Supervisor(self.world, uid, 1), Launcher(self.world, uid, 1))
-        pod.supervisor.launcher = pod.launcher
+        pod.supervisor.parent = pod.launcher
         self.pods[uid] = pod
         self._watch(pod)
 
@@ -204,7 +204,7 @@ class Provider(Process):
             pod.launcher.kill()
             pod.supervisor = Supervisor(self.world, pod.uid, pod.lives)
         pod.launcher = Launcher(self.world, pod.uid, pod.supervisor.number)
-        pod.supervisor.launcher = pod.launcher
+        pod.supervisor.parent = pod.launcher
         self._watch(pod)
 
     def _tell_gone(self, uid: PodUid) -> Steps[None]:

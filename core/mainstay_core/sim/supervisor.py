@@ -1,26 +1,18 @@
-"""A simulated supervisor: the shell of ``mainstay_agent.supervisor`` around the state machine.
-
-With its outboxes, heartbeats and stream (``mainstay_agent.outbox``, ``.api_line``)
-and the pod's gather server.
-"""
+"""A simulated supervisor: a pod with its sockets, on a network that is played."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid
-from mainstay_core.sim.engine import Steps
+from mainstay_core.sim.engine import Process
 from mainstay_core.sim.gather import GatherServer
 from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.line import ApiLine
 from mainstay_core.sim.network import End, Listener
-from mainstay_core.supervisor import machine
 from mainstay_core.supervisor.events import (
-    Action,
-    Committed,
-    Ended,
     Event,
     Exited,
     FactSeen,
@@ -28,25 +20,25 @@ from mainstay_core.supervisor.events import (
     Forked,
     Forward,
     Hello,
-    LauncherLost,
-    LauncherUp,
-    Leave,
-    Release,
-    SendFact,
-    SlotPhase,
+    Signal,
     SocketEnded,
     StatusSeen,
     StopTrainers,
     Tick,
 )
-from mainstay_core.supervisor.events import Signal as SignalSlot
+from mainstay_core.supervisor.gossip import OFFER_TIMEOUT_S, Holds, follow_up
+from mainstay_core.supervisor.launcher import ForkAsked, SignalAsked, StopAsked
+from mainstay_core.supervisor.machine import next_due_s
+from mainstay_core.supervisor.pod import Pod
+from mainstay_core.wire.api import ApiRefused, Registration
 from mainstay_core.wire.facts import PodRegistration
+from mainstay_core.wire.plan import Plan
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World
 
 
-class Supervisor(ApiLine):
+class Supervisor(Process, Pod):
     """One life of a pod's supervisor.
 
     Args:
@@ -56,130 +48,166 @@ class Supervisor(ApiLine):
     """
 
     def __init__(self, world: World, pod: PodUid, number: int) -> None:
-        super().__init__(world, pod, f"{pod}~{number}")
-        self.number = number
+        Process.__init__(self, world.engine, f"{pod}~{number}", pod)
+        line = ApiLine(world, self, lambda: self.state.plan.quorum if self.state.plan else None)
+        Pod.__init__(self, world.config.job, pod, world.slots_per_pod, line)
+        self.world, self.pod, self.number = world, pod, number
         self.left: int | None = None
         self._gather_address = f"gather@{pod}.{number}"
         self._gather = GatherServer(
-            self, world.network, self._gather_address, world.checks, self.passed
+            self, world.network, self._gather_address, world.checks, self.learn_passed
         )
         world.network.listen(f"socket@{pod}.{number}", Listener(self, accept=self._accept))
-        self.launcher: Launcher | None = None
-        self._launcher_end: End | None = None
+        self.parent: Launcher | None = None
+        """The launcher's process, for the address of its rendezvous store."""
         self._trainers: dict[int, tuple[Incarnation, End]] = {}
-        self._known = False
         self._timer_s: float | None = None
 
-    # The state machine ------------------------------------------------------
-
-    def _now_s(self) -> float:
-        return self.world.clock(self.pod)
+    # What a pod asks of its shell --------------------------------------------------
 
     def feed(self, event: Event) -> None:
-        """Have the state machine decide."""
-        if self.left is not None or not self.alive:
-            return
-        held = self.state.plan
-        done = machine.step(self.state, event, self._now_s(), self.world.draw_name())
-        self.state = done.state
-        if done.state.plan is not None and done.state.plan is not held:
-            self._gather.hold(done.state.plan)
-            self.passing.hold(done.state.plan)
-        if self.engine.tracing and done.reason:
-            self.engine.say(self.name, done.reason)
-        for action in done.actions:
-            self._act(action)
-        self._set_timer()
+        """Have the state machine decide, unless this life is over."""
+        if self.left is None and self.alive:
+            super().feed(event)
 
-    def _set_timer(self) -> None:
-        due_s = machine.next_due_s(self.state)
+    def now_s(self) -> float:
+        """Return the wall clock of the pod."""
+        return self.world.clock(self.pod)
+
+    def draw_nonce(self) -> str:
+        """Return a name that nobody else has."""
+        return self.world.draw_name()
+
+    def log(self, reason: str) -> None:
+        """Trace a reason."""
+        if self.engine.tracing and reason:
+            self.engine.say(self.name, reason)
+
+    def wake_at(self, due_s: float | None) -> None:
+        """Feed a tick then; a timer that comes too early finds out by itself."""
         if due_s is None or (self._timer_s is not None and self._timer_s <= due_s):
             return
         self._timer_s = due_s
-        self.after(max(0.0, due_s - self._now_s()) + 0.001, self._tick, due_s)
+        self.after(max(0.0, due_s - self.now_s()) + 0.001, self._tick, due_s)
 
     def _tick(self, due_s: float) -> None:
         if self._timer_s == due_s:
             self._timer_s = None
-        now_due_s = machine.next_due_s(self.state)
-        if now_due_s is not None and now_due_s <= self._now_s():
+        now_due_s = next_due_s(self.state)
+        if now_due_s is not None and now_due_s <= self.now_s():
             self.feed(Tick())
         else:
-            self._set_timer()
+            self.wake_at(now_due_s)
 
-    def _act(self, action: Action) -> None:
-        if isinstance(action, SendFact):
-            self.tell(action.fact)
-        elif isinstance(action, Forward):
-            for slot in action.slots:
-                if slot in self._trainers:
-                    self._trainers[slot][1].send(("plan", action.plan))
-        elif isinstance(action, StopTrainers):
-            for slot in action.slots:
-                if slot in self._trainers:
-                    self._trainers[slot][1].send(("stop", None))
-        elif isinstance(action, Fork):
-            self._tell_launcher(("fork", action.slot, action.incarnation))
-        elif isinstance(action, SignalSlot):
-            self._tell_launcher(("signal", action.slot, action.incarnation))
-        elif isinstance(action, Release):
-            self.spawn(self._end_when_quiet())
-        elif isinstance(action, Leave):
-            self.left = action.exit_code
-            self._tell_launcher(("stop", 0, ""))
-            self.after(0.1, self.world.left, self)
+    def call_later(self, delay_s: float, call: Callable[[Plan], None], plan: Plan) -> None:
+        """Call after a while."""
+        self.after(delay_s, call, plan)
 
-    def _end_when_quiet(self) -> Steps[None]:
+    def hold(self, plan: Plan) -> None:
+        """Have the gather server answer with a plan."""
+        self._gather.hold(plan)
+
+    def offer_to(self, address: str, plan: Plan) -> None:
+        """Offer a plan to another supervisor."""
+
+        def opened(end: End) -> None:
+            def answered(answer: Any) -> None:
+                after = follow_up(plan, answer)
+                if after.give is not None:
+                    end.send(after.give)
+                    return
+                if after.learn is not None:
+                    self.learn_passed(after.learn)
+                end.close()
+
+            end.on_message = answered
+            end.send(Holds(plan.quorum))
+            self.after(OFFER_TIMEOUT_S, end.close)
+
+        self.world.network.connect(self, address, opened, _ignore, OFFER_TIMEOUT_S)
+
+    def send_trainers(self, action: Forward | StopTrainers) -> None:
+        """Send a plan, or the word to stop."""
+        frame = ("plan", action.plan) if isinstance(action, Forward) else ("stop", None)
+        for slot in action.slots:
+            if slot in self._trainers:
+                self._trainers[slot][1].send(frame)
+
+    def send_launcher(self, action: Fork | Signal) -> None:
+        """Have the launcher fork or signal a trainer."""
+        if self.launcher is None:
+            return
+        if isinstance(action, Fork):
+            self.launcher.send(ForkAsked(action.slot, action.incarnation))
+        else:
+            self.launcher.send(SignalAsked(action.slot, action.number))
+
+    async def wait_quiet(self) -> None:
+        """Wait until nobody is connected to the gather server."""
         while not self._gather.is_quiet:
-            yield self._gather.quiet
-        self.feed(Ended("its work is handed over"))
+            await self._gather.quiet
 
-    def _tell_launcher(self, message: tuple[str, int, str]) -> None:
-        if self._launcher_end is not None:
-            self._launcher_end.send(message)
+    def leave(self, exit_code: int) -> None:
+        """End, a moment after the launcher is told to."""
+        self.left = exit_code
+        if self.launcher is not None:
+            self.launcher.send(StopAsked())
+        self.after(0.1, self.kill)
 
-    # Launcher and trainers --------------------------------------------------
+    def welcomed(self, answer: Registration) -> None:
+        """Nothing is kept but what the conversation keeps."""
+
+    async def work(self) -> None:
+        try:
+            await super().work()
+        except ApiRefused as refusal:
+            self.log(f"ends: {refusal}")
+            self.kill()
+
+    def registration(self) -> PodRegistration:
+        """Return what the pod introduces itself with."""
+        assert self.parent is not None
+        return PodRegistration(
+            pod=self.pod,
+            name=self.pod,
+            address=self.pod,
+            gather=self._gather_address,
+            store=self.parent.store_address,
+            num_slots=self.world.slots_per_pod,
+            pid=self.number,
+        )
+
+    # Launcher and trainers ---------------------------------------------------------
 
     def _accept(self, end: End) -> None:
         end.on_message = lambda hello: self._on_hello(end, hello)
 
-    def _on_hello(self, end: End, hello: tuple[str, Any, Any]) -> None:
+    def _on_hello(self, end: End, hello: tuple[str, int, Incarnation]) -> None:
         kind, slot, incarnation = hello
-        if kind == "launcher":
-            self._launcher_end = end
-            end.on_message = self._on_launcher
-            end.on_end = lambda _: self._on_launcher_end()
-            self.feed(LauncherUp())
-            self.spawn(self.work() if not self._known else self.register_again())
-            self._known = True
+        if kind == "trainer":
+            end.on_message = lambda frame: self._on_first(end, slot, incarnation, frame)
             return
-        end.on_message = lambda frame: self._on_first(end, slot, incarnation, frame)
+        end.on_message = self._on_launcher
+        end.on_end = lambda _: self.launcher_left()
+        self.launcher_came(end)
+
+    def _on_launcher(self, told: Forked | Exited) -> None:
+        self.feed(told)
 
     def _on_first(
         self, end: End, slot: int, incarnation: Incarnation, frame: tuple[str, Any]
     ) -> None:
         if frame[0] != "hello":
             return
-        expected = self.state.slots[slot]
-        if expected.incarnation != incarnation or expected.phase is not SlotPhase.FORKING:
+        try:
+            self.check_hello(slot, incarnation)
+        except RemoteProtocolError:
             end.close()
             return
         self._trainers[slot] = (incarnation, end)
         end.on_message = lambda frame: self._on_trainer(slot, incarnation, frame)
         end.on_end = lambda _: self._on_trainer_end(slot, incarnation)
         self.feed(Hello(slot, incarnation, 1, {}))
-
-    def _on_launcher(self, message: tuple[str, int, Incarnation, Any]) -> None:
-        kind, slot, incarnation, how = message
-        if kind == "forked":
-            self.feed(Forked(slot, incarnation, 1))
-        else:
-            code, signal = how
-            self.feed(Exited(slot, incarnation, code, signal))
-
-    def _on_launcher_end(self) -> None:
-        self._launcher_end = None
-        self.feed(LauncherLost())
 
     def _on_trainer_end(self, slot: int, incarnation: Incarnation) -> None:
         if slot in self._trainers and self._trainers[slot][0] == incarnation:
@@ -193,21 +221,10 @@ class Supervisor(ApiLine):
         elif kind == "fact":
             self.feed(FactSeen(slot, incarnation, frame[1]))
         elif kind == "plan":
-            self.passed(frame[1])
+            self.learn_passed(frame[1])
         elif kind == "ledger":
-            self.record(frame[1], post=frame[2])
-            with suppress(LocalProtocolError):  # as the real shell does: the end was seen first
-                self.feed(Committed(slot, incarnation))
+            self.record(slot, incarnation, frame[1], post=frame[2])
 
-    def registration(self) -> PodRegistration:
-        """Return what the pod introduces itself with."""
-        assert self.launcher is not None
-        return PodRegistration(
-            pod=self.pod,
-            name=self.pod,
-            address=self.pod,
-            gather=self._gather_address,
-            store=self.launcher.store_address,
-            num_slots=self.world.slots_per_pod,
-            pid=self.number,
-        )
+
+def _ignore(why: str) -> None:
+    del why

@@ -18,7 +18,6 @@ from mainstay_core.sim.network import Network
 from mainstay_core.sim.provider import MAX_PODS, Pod, Provider
 from mainstay_core.sim.scenario import PLANNED, Pace, Scenario
 from mainstay_core.sim.store import Store
-from mainstay_core.sim.supervisor import Supervisor
 from mainstay_core.sim.trainer import Trainer
 from mainstay_core.sim.wishes import Wishes
 from mainstay_core.wire.plan import Plan
@@ -116,10 +115,6 @@ class World:
         """Return the process that a launcher has just forked."""
         trainer = self.trainers[incarnation] = Trainer(self, pod, slot, incarnation)
         return trainer
-
-    def left(self, supervisor: Supervisor) -> None:
-        """A supervisor has left because the job is over."""
-        supervisor.kill()
 
     @property
     def newest_plan(self) -> Plan | None:

@@ -6,5 +6,6 @@
 - ``recoveries``: the record of a recovery and its five times
 - ``formats``: which formats are understood, and what format 1 says in other words
 - ``facts``: what pods tell the api: registrations, heartbeats and facts
+- ``api``: what a supervisor asks of the api, and what it is answered
 - ``checkpoint_manifest``: what lies in a directory of durable checkpoints
 """

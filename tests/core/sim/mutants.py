@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mainstay_core.rank.connections import GroupEnded
+
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.gather.frames import Abort, Gathered, Join, Post
 from mainstay_core.gather.server import Send, ServerProtocol
@@ -22,12 +24,11 @@ from mainstay_core.rank.events import DropHeld, StateLoaded
 from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.gather import GatherClient
-from mainstay_core.sim.groups import GroupEnded
-from mainstay_core.sim.line import ApiLine
 from mainstay_core.sim.store import Store
 from mainstay_core.sim.trainer import Trainer
+from mainstay_core.supervisor import conversation, outbox, slots
 from mainstay_core.supervisor import machine as supervisor_machine
-from mainstay_core.supervisor import slots
+from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.votes import SettleReport
 
@@ -161,20 +162,22 @@ def _reach_any_certificate(
     return frozenset({report.version})
 
 
-def _told_once(supervisor: ApiLine, facts: Any) -> Any:
-    told = yield from _POST_FACTS(supervisor, facts)
-    if not told:
-        for fact in facts:
-            if fact in supervisor._facts:
-                supervisor._facts.remove(fact)
-    return True
+def _told_once(
+    waiting: outbox.FactOutbox, batch: tuple[Fact, ...], answer: outbox.Answer
+) -> outbox.Told:
+    after = _TOLD(waiting, batch, answer)
+    if not isinstance(answer, outbox.Away | outbox.Unknown):
+        return after
+    return replace(after, outbox=replace(after.outbox, waiting=waiting.waiting[len(batch) :]))
+
+
+_TOLD = outbox.told
 
 
 def _never(*_: object) -> bool:
     return False
 
 
-_POST_FACTS = vars(ApiLine)["_post"]
 _WAIT = vars(GatherClient)["wait"]
 
 
@@ -293,7 +296,7 @@ MUTANTS = {
         "a fault is an event, told once",
         [
             (supervisor_machine, "_unheard", _never),
-            (ApiLine, "_post", _told_once),
+            (conversation, "told", _told_once),
         ],
         ("kill-trainer", "kill-api", "store-outage", "reset"),
     ),

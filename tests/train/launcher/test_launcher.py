@@ -22,8 +22,8 @@ from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
+from mainstay_core.supervisor.launcher import EXIT_STORE_DIED, EXIT_SUPERVISOR_GONE
 from mainstay_train.base.settings import TrainerSettings
-from mainstay_train.launcher.launcher import EXIT_STORE_DIED, EXIT_SUPERVISOR_GONE
 
 pytest.importorskip("torch")
 

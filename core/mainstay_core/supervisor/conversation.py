@@ -1,0 +1,361 @@
+"""The standing conversation of a pod with the api: registration, facts, ledger, heartbeats, plans.
+
+The stream brings plans in milliseconds; heartbeats find out within an interval what a broken
+stream has missed. Both feed the same events: a plan that comes twice is no news.
+
+What is said, and what follows from each answer, is here; a port carries it. The procedures
+await nothing but that port, so asyncio drives them in a supervisor, and simulated time in the
+simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar
+
+from mainstay_core.job.config import JobConfig
+from mainstay_core.supervisor.events import (
+    Ended,
+    Event,
+    LeaveAcknowledged,
+    PlanReceived,
+    Registered,
+    SupervisorLimits,
+)
+from mainstay_core.supervisor.outbox import (
+    Answer,
+    Away,
+    Backoff,
+    FactOutbox,
+    Heard,
+    LedgerOutbox,
+    Refused,
+    Unknown,
+    told,
+)
+from mainstay_core.wire.api import (
+    ApiRefused,
+    ApiUnavailable,
+    HeartbeatReply,
+    HeldJob,
+    Registration,
+)
+from mainstay_core.wire.facts import Fact, Heartbeat, Leaving, PodRegistration
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
+
+T = TypeVar("T")
+
+UNKNOWN_JOB_S = 60.0
+"""How long a pod that knows nothing of its job waits for a store that has lost it to be told."""
+
+
+class Flag(Protocol):
+    """Something that one task sets and another waits for."""
+
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    async def wait(self) -> Any: ...
+
+
+class ApiPort(Protocol):
+    """How requests reach the api, and how time passes meanwhile.
+
+    Every request raises ApiUnavailable without an answer, and ApiRefused if the answer is no.
+    """
+
+    async def register(self, registration: PodRegistration) -> Registration: ...
+    async def restore(self, held: HeldJob) -> None: ...
+    async def post_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply: ...
+    async def post_facts(self, facts: tuple[Fact, ...]) -> Plan | None: ...
+    async def post_ledger(self, entries: tuple[LedgerEntry, ...]) -> None: ...
+    async def fetch_plan(self) -> Plan | None: ...
+
+    async def follow(
+        self, cursor: str, opened: Callable[[], None], take: Callable[[str, Event | None], None]
+    ) -> None:
+        """Read the stream until it ends.
+
+        Args:
+            cursor: the last entry that was read.
+            opened: to call whenever the stream is seen to stand.
+            take: to call with each entry's id ("" if it has none) and what it says, if that
+                is the state machine's business.
+        """
+
+    async def sleep(self, delay_s: float) -> None: ...
+    def now_s(self) -> float: ...
+    def flag(self) -> Flag: ...
+    def lock(self) -> AbstractAsyncContextManager[Any]: ...
+    def say(self, level: str, text: str) -> None: ...
+
+
+class PodPort(Protocol):
+    """The pod that the conversation speaks for."""
+
+    def feed(self, event: Event) -> None:
+        """Have the pod's state machine decide."""
+
+    def registration(self) -> PodRegistration:
+        """Return what the pod introduces itself with."""
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what the pod says of itself now."""
+
+    def restoration(self) -> HeldJob | None:
+        """Return what is held of the job, for an api that has lost it; None if nothing."""
+
+    def welcomed(self, answer: Registration) -> None:
+        """Take up what the api has answered to a registration, before anything follows of it."""
+
+    def offer(self) -> None:
+        """Offer the newest plan to other supervisors: the api does not answer."""
+
+
+class Conversation:
+    """Keeps one pod in touch with the api."""
+
+    def __init__(self, port: ApiPort, pod: PodPort) -> None:
+        self._port, self._pod = port, pod
+        self._facts = FactOutbox()
+        self._facts_changed, self._facts_told = port.flag(), port.flag()
+        self._facts_told.set()
+        self._ledger = LedgerOutbox()
+        self._ledger_changed, self._ledger_told = port.flag(), port.flag()
+        self._ledger_told.set()
+        self._registering = port.lock()
+        self._cursor = ""
+        self._away = False
+        self.registered: Registration | None = None
+        """The api's newest answer to a registration."""
+        self.stands = False
+        """Whether the stream is open."""
+
+    # Registration --------------------------------------------------------------
+
+    async def register(self) -> JobConfig:
+        """Introduce the pod, however long it takes; return the job.
+
+        Raises:
+            ApiRefused: the api does not accept this pod.
+        """
+        before = self.registered
+        async with self._registering:
+            answer = await self._introduce()
+            self._cursor = self._cursor or answer.cursor
+            if answer.plan is not None:
+                self._pod.feed(PlanReceived(answer.plan))
+        self.registered = answer
+        if before is not None and before.restored_at_s != answer.restored_at_s:
+            self._ledger = self._ledger.repeat()
+            self._ring_ledger()
+        self._pod.welcomed(answer)
+        self._pod.feed(Registered(settings_of(answer.config)))
+        return answer.config
+
+    async def register_again(self) -> None:
+        """Introduce the pod anew: its store has moved, or the api has forgotten it."""
+        try:
+            await self.register()
+        except ApiRefused as refusal:
+            # Training does not end because the api has lost the job.
+            self._port.say("error", f"registration refused: {refusal}")
+
+    async def _introduce(self) -> Registration:
+        ends_s = self._port.now_s() + UNKNOWN_JOB_S
+        registration, backoff = self._pod.registration(), Backoff()
+        while True:
+            try:
+                return await self.until_answered(
+                    lambda: self._port.register(registration), "registration"
+                )
+            except ApiRefused as refusal:
+                held = self._pod.restoration()
+                patient = held is not None or self._port.now_s() < ends_s
+                if not (refusal.is_unknown and patient):
+                    raise
+                self._port.say("warning", f"registration refused: {refusal}")
+            if held is not None:
+                await self._restore(held)
+            backoff = await self._wait(backoff)
+
+    async def _restore(self, held: HeldJob) -> None:
+        await self.until_answered(lambda: self._port.restore(held), "restoration")
+
+    # Facts and ledger entries --------------------------------------------------
+
+    def tell(self, fact: Fact) -> None:
+        """Tell a fact until it is acknowledged."""
+        self._facts = self._facts.put(fact)
+        self._facts_told.clear()
+        self._facts_changed.set()
+
+    def record(self, entry: LedgerEntry, *, post: bool) -> None:
+        """Hold a ledger entry; with ``post`` mirror it to the api."""
+        self._ledger = self._ledger.put(entry, post=post)
+        if post:
+            self._ring_ledger()
+
+    def _ring_ledger(self) -> None:
+        if self._ledger.waiting:
+            self._ledger_told.clear()
+            self._ledger_changed.set()
+
+    async def wait_told(self) -> None:
+        """Wait until every fact was heard and every entry mirrored."""
+        await self._facts_told.wait()
+        await self._ledger_told.wait()
+
+    async def tell_facts(self) -> None:
+        """Tell what waits, for ever: what comes during a request is in the next one."""
+        while True:
+            await self._facts_changed.wait()
+            self._facts_changed.clear()
+            while batch := self._facts.batch:
+                await self._tell(batch)
+            self._facts_told.set()
+
+    async def _tell(self, batch: tuple[Fact, ...]) -> None:
+        answer = await self._ask(batch)
+        after = told(self._facts, batch, answer)  # of the facts as they are now
+        self._facts = after.outbox
+        if after.register:
+            await self.register_again()
+        if after.wait_s:
+            await self._port.sleep(after.wait_s)
+        if after.plan is not None:
+            self._pod.feed(PlanReceived(after.plan))
+        # After the plan: it says what the api had decided when it heard.
+        if any(isinstance(fact, Leaving) for fact in after.heard):
+            self._pod.feed(LeaveAcknowledged())
+
+    async def _ask(self, batch: tuple[Fact, ...]) -> Answer:
+        try:
+            plan = await self._port.post_facts(batch)
+        except ApiUnavailable as error:
+            if not self._away:
+                why = f"facts: the api does not answer ({error}); trying again"
+                self._port.say("warning", why)
+            self._away = True
+            return Away()
+        except ApiRefused as refusal:
+            if refusal.is_unknown:
+                return Unknown()
+            self._away = False
+            self._port.say("info", f"{', '.join(f.kind for f in batch)} refused: {refusal}")
+            return Refused(refusal.plan)
+        self._away = False
+        return Heard(plan)
+
+    async def mirror_ledger(self) -> None:
+        """Mirror the entries that wait, for ever: what comes meanwhile is the next batch."""
+        while True:
+            await self._ledger_changed.wait()
+            self._ledger_changed.clear()
+            while self._ledger.waiting:
+                self._ledger, batch = self._ledger.take()
+                await self._mirror(batch)
+            self._ledger_told.set()
+
+    async def _mirror(self, batch: tuple[LedgerEntry, ...]) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                return await self.until_answered(lambda: self._port.post_ledger(batch), "ledger")
+            except ApiRefused as refusal:
+                if not refusal.is_unknown:
+                    why = f"{len(batch)} ledger entries refused: {refusal}"
+                    return self._port.say("error", why)
+            await self.register_again()
+            backoff = await self._wait(backoff)
+
+    # Heartbeats and the stream -------------------------------------------------
+
+    async def beat(self, interval_s: float) -> None:
+        """Send heartbeats, for ever; they are dropped, not queued, while the api is away.
+
+        Args:
+            interval_s: seconds from one to the next.
+        """
+        due_s = self._port.now_s()
+        while True:
+            try:
+                await self._beat(self._pod.heartbeat())
+            except ApiUnavailable as error:
+                self._port.say("debug", f"heartbeat dropped: {error}")
+                self._pod.offer()
+            except ApiRefused as refusal:
+                self._port.say("warning", f"heartbeat refused: {refusal}")
+                if refusal.is_deleted:
+                    self._pod.feed(Ended("the job was deleted"))
+                elif refusal.is_unknown:
+                    await self.register_again()
+            due_s = max(due_s + interval_s, self._port.now_s())
+            await self._port.sleep(due_s - self._port.now_s())
+
+    async def _beat(self, heartbeat: Heartbeat) -> None:
+        held, reply = heartbeat.quorum, await self._port.post_heartbeat(heartbeat)
+        if reply.state != "running":
+            self._pod.feed(Ended(f"the job is {reply.state}"))
+        elif reply.quorum is not None and (held is None or reply.quorum.id > held.id):
+            plan = await self._port.fetch_plan()
+            if plan is not None:
+                self._pod.feed(PlanReceived(plan))
+        assert self.registered is not None
+        if reply.restored_at_s != self.registered.restored_at_s:
+            await self.register_again()
+
+    async def follow_stream(self) -> None:
+        """Read the stream, for ever; it goes on where it broke off."""
+        backoff = Backoff()
+
+        def opened() -> None:
+            nonlocal backoff
+            self.stands, backoff = True, Backoff()
+
+        while True:
+            try:
+                await self._port.follow(self._cursor, opened, self._take)
+            except (ApiUnavailable, ApiRefused) as error:
+                self._port.say("info", f"{error}; opening the stream again")
+            self.stands = False
+            backoff = await self._wait(backoff)
+
+    def _take(self, entry: str, event: Event | None) -> None:
+        self._cursor = entry or self._cursor
+        if event is not None:
+            self._pod.feed(event)
+
+    # Attempts --------------------------------------------------------------------
+
+    async def until_answered(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        """Repeat a request until the api answers it.
+
+        Raises:
+            ApiRefused: it answered no.
+        """
+        backoff, silent = Backoff(), False
+        while True:
+            try:
+                return await call()
+            except ApiUnavailable as error:
+                if not silent:
+                    why = f"{what}: the api does not answer ({error}); trying again"
+                    self._port.say("warning", why)
+                silent = True
+                backoff = await self._wait(backoff)
+
+    async def _wait(self, backoff: Backoff) -> Backoff:
+        await self._port.sleep(backoff.next_s)
+        return backoff.after_one()
+
+
+def settings_of(config: JobConfig) -> SupervisorLimits:
+    """Return how patient the supervisors of a job are."""
+    return SupervisorLimits(
+        max_restarts=config.max_restarts,
+        hang_s=config.hang_s,
+        silence_s=config.heartbeat_timeout_s,
+        handover_s=config.handover_s,
+    )
