@@ -17,10 +17,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from mainstay_api.bodies import BodyTooLargeError
-from mainstay_api.store_protocol import DeletedJobError, StoreUnavailableError, UnknownJobError
+from mainstay_api.store_protocol import DeletedJobError
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
 from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.problems import PROBLEMS
 from mainstay_core.coordinator.store_recovery import StoreBehindError
+from mainstay_core.coordinator.transactions import StoreUnavailableError, UnknownJobError
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +59,7 @@ class ProblemError(Exception):
 def unknown_job(job: str) -> ProblemError:
     """Return the answer to a job that does not exist."""
     return ProblemError(
-        404,
-        "unknown-job",
+        *PROBLEMS[UnknownJobError],
         f"there is no job {job!r}",
         "list the jobs with GET /v1/jobs; a job is named by its uid or its name",
     )
@@ -105,36 +106,42 @@ async def _problem(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     del request
     assert isinstance(error, InvalidSpecError)
-    return _answer(422, "invalid-spec", str(error), f"correct {error.field}", field=error.field)
+    return _answer(
+        *PROBLEMS[InvalidSpecError], str(error), f"correct {error.field}", field=error.field
+    )
 
 
 async def _unregistered(request: Request, error: Exception) -> JSONResponse:
     job = request.path_params.get("job", "{job}")
     todo = f"POST /v1/jobs/{job}/agent/pods, then tell all its trainers again"
-    return _answer(409, "unregistered", str(error), todo)
+    return _answer(*PROBLEMS[UnregisteredPodError], str(error), todo)
 
 
 async def _behind(request: Request, error: Exception) -> JSONResponse:
     job = request.path_params.get("job", "{job}")
     todo = f"POST /v1/jobs/{job}/agent/restore with the plan that you hold, then register"
-    return _answer(409, "store-behind", str(error), todo)
+    return _answer(*PROBLEMS[StoreBehindError], str(error), todo)
 
 
 async def _conflict(request: Request, error: Exception) -> JSONResponse:
     del request
-    return _answer(409, "conflict", str(error), "read the job again; it has moved on")
+    return _answer(
+        *PROBLEMS[RemoteProtocolError], str(error), "read the job again; it has moved on"
+    )
 
 
 async def _busy(request: Request, error: Exception) -> JSONResponse:
     del request
-    return _answer(503, "busy", str(error), "ask again: others decided first every time")
+    return _answer(
+        *PROBLEMS[StoreConflictError], str(error), "ask again: others decided first every time"
+    )
 
 
 async def _unavailable(request: Request, error: Exception) -> JSONResponse:
     del request
     logger.warning("the store is not reached: %s", error)
     todo = "ask again: training goes on meanwhile, and nothing was decided"
-    return _answer(503, "store-unavailable", str(error), todo)
+    return _answer(*PROBLEMS[StoreUnavailableError], str(error), todo)
 
 
 async def _vanished(request: Request, error: Exception) -> JSONResponse:

@@ -1,6 +1,6 @@
 """Keeps jobs in Redis: compare-and-set for decisions, plain writes for the rest.
 
-:class:`store_protocol.Store` is what the transactions need; :class:`RedisStore` is the only
+:class:`store_protocol.Store` is what the service needs; :class:`RedisStore` is the only
 implementation, in tests too, and this the only module that knows Redis. A
 decision (state, plan, recoveries, history) becomes visible in one script, so a
 plan is durable before anybody sees it and is seen by everybody once it is
@@ -34,18 +34,18 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from mainstay_api.store_protocol import (
-    BeatReply,
-    Change,
-    DeletedJobError,
-    Snapshot,
-    StoreUnavailableError,
-    StreamItem,
-)
+from mainstay_api.store_protocol import DeletedJobError, StreamItem, stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import StoreConflictError
-from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.coordinator.transactions import (
+    BeatReply,
+    Change,
+    Snapshot,
+    StoreUnavailableError,
+)
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
@@ -292,8 +292,9 @@ class RedisStore:
             args += ["", ""]
         else:
             args += [codec.dumps(change.plan), codec.dumps(change.plan.quorum)]
-        args += [self._max_events, change.state.restored_at_s, len(change.items)]
-        args += [text for item in change.items for text in item]
+        items = [item for action in change.shown for item in stream_items(action, change.at_s)]
+        args += [self._max_events, change.state.restored_at_s, len(items)]
+        args += [text for item in items for text in item]
         args.append(len(change.recoveries))
         for recovery in change.recoveries:
             args += [recovery.quorum.id, codec.dumps(recovery)]
@@ -318,7 +319,10 @@ class RedisStore:
         args = [heartbeat.pod, codec.dumps(heartbeat)]
         known, (quorum, phase, restored) = await _call(self._beat(keys=keys, args=args))
         return BeatReply(
-            known=bool(known), quorum=quorum, phase=phase, restored_at_s=float(restored or 0.0)
+            known=bool(known),
+            quorum=codec.loads(QuorumId, quorum) if quorum else None,
+            phase=JobPhase(phase) if phase else None,
+            restored_at_s=float(restored or 0.0),
         )
 
     async def fetch_seen(self, uid: JobUid) -> dict[PodUid, int]:

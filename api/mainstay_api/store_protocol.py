@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mainstay_core.base.errors import MainstayError
-from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.base import codec
+from mainstay_core.base.ids import JobUid, PodUid, QuorumId
+from mainstay_core.coordinator.events import (
+    Action,
+    AddFaults,
+    AddFired,
+    Announce,
+    EndJob,
+    Inject,
+    PublishPlan,
+)
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.coordinator.transactions import BeatReply, Change, Snapshot, UnknownJobError
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
-from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Recovery
-
-
-class UnknownJobError(MainstayError):
-    """The store has no such job (any more)."""
 
 
 class DeletedJobError(UnknownJobError):
     """The job was deleted: it is not made again."""
-
-
-class StoreUnavailableError(MainstayError):
-    """The store is not reached: nothing was decided, ask again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A job's state and the version that a change of it must name."""
-
-    revision: int
-    state: CoordinatorState
-    server: str
-    """Name of the Redis process that it was read from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,35 +38,6 @@ class StreamItem:
     """``plan``, ``inject``, ``stop`` or ``event``."""
     data: str
     """JSON."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """The changes that one decision makes visible."""
-
-    state: CoordinatorState
-    plan: Plan | None = None
-    items: tuple[tuple[str, str], ...] = ()
-    """(kind, JSON) in order."""
-    recoveries: tuple[Recovery, ...] = ()
-    arrived: tuple[PodUid, ...] = ()
-    """Pods that count as heard now."""
-    gone: tuple[PodUid, ...] = ()
-    """Pods whose heartbeats are refused from now on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeatReply:
-    """The answer to a heartbeat."""
-
-    known: bool
-    """False: the pod has to register first."""
-    quorum: str | None
-    """JSON of the newest quorum's id."""
-    phase: str | None
-    """None: there is no such job."""
-    restored_at_s: float = 0.0
-    """When the job was last restored from a supervisor's plan; 0: never."""
 
 
 class Store(Protocol):
@@ -105,3 +68,67 @@ class Store(Protocol):
     ) -> tuple[StreamItem, ...]: ...
     async def hold_lease(self, holder: str, lease_s: float) -> bool: ...
     async def release_lease(self, holder: str) -> None: ...
+
+
+class JobStore:
+    """One job's part of the store.
+
+    Args:
+        store: of all jobs.
+        uid: the job.
+    """
+
+    def __init__(self, store: Store, uid: JobUid) -> None:
+        self._store, self._uid = store, uid
+
+    async def load(self) -> Snapshot | None:
+        return await self._store.load(self._uid)
+
+    async def commit(self, version: int, change: Change) -> None:
+        await self._store.commit(self._uid, version, change)
+
+    async def beat(self, heartbeat: Heartbeat) -> BeatReply:
+        return await self._store.beat(self._uid, heartbeat)
+
+    async def fetch_seen(self) -> dict[PodUid, int]:
+        return await self._store.fetch_seen(self._uid)
+
+    async def fetch_held(self, pods: Sequence[PodUid]) -> dict[PodUid, QuorumId | None]:
+        beats = await self._store.fetch_beats(self._uid)
+        return {pod: beats[pod].quorum for pod in pods if pod in beats}
+
+    async def fetch_ledger(self, keys: Sequence[LedgerKey]) -> dict[LedgerKey, LedgerEntry]:
+        return await self._store.fetch_ledger(self._uid, keys)
+
+    async def put_ledger(self, entries: Sequence[LedgerEntry]) -> None:
+        await self._store.put_ledger(self._uid, entries)
+
+
+def stream_items(action: Action, now_s: float) -> tuple[tuple[str, str], ...]:
+    """Return an action's entry in the job's stream, as (kind, JSON), if it has one."""
+    match action:
+        case PublishPlan(plan=plan):
+            return (("plan", codec.dumps(plan)),)
+        case Inject(fault=fault, pod=pod):
+            return (("inject", json.dumps({**codec.encode(fault), "pod": pod})),)
+        case AddFaults(faults=faults):
+            return (("faults", codec.dumps(faults)),)
+        case AddFired(fault=name):
+            return (("fired", json.dumps({"fault": name})),)
+        case EndJob(state=state, reason=reason):
+            return (("stop", json.dumps({"state": state.value, "reason": reason})),)
+        case Announce():
+            return (("event", history_line(action, now_s)),)
+    return ()
+
+
+def history_line(announce: Announce, now_s: float) -> str:
+    """Return an announcement as it stands in the job's history."""
+    return json.dumps(
+        {
+            "at_s": now_s,
+            "type": "Warning" if announce.warning else "Normal",
+            "reason": announce.reason,
+            "message": announce.message,
+        }
+    )

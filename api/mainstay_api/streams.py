@@ -13,9 +13,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from mainstay_api.store_protocol import Store, StoreUnavailableError, StreamItem
+from mainstay_api.store_protocol import Store, StreamItem
 from mainstay_api.tasks import end_tasks
 from mainstay_core.base.ids import JobUid
+from mainstay_core.coordinator.transactions import StoreUnavailableError
 from mainstay_core.job.phase import TERMINAL
 
 logger = logging.getLogger(__name__)

@@ -13,16 +13,21 @@ from mainstay_api.heartbeats import HeartbeatWatch
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
-from mainstay_api.store_protocol import Change, Snapshot, StoreUnavailableError
 from mainstay_api.tasks import end_tasks
 from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, StoreConflictError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId
 from mainstay_core.base.shape import JobShape
-from mainstay_core.coordinator.events import FactsReported, PodRegistered, StepsCommitted
+from mainstay_core.coordinator.events import (
+    Announce,
+    FactsReported,
+    PodRegistered,
+    StepsCommitted,
+)
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.invariants import check_invariants
+from mainstay_core.coordinator.transactions import Change, Snapshot, StoreUnavailableError
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import (
     Heartbeat,
@@ -161,7 +166,7 @@ def test_a_decision_on_an_old_version_is_refused_whole(
         old = await transactions.store.load(uid)
         assert isinstance(old, Snapshot)
         await Crew(uid, transactions).register(0)
-        change = Change(state=old.state, items=(("event", "{}"),))
+        change = Change(state=old.state, shown=(Announce(reason="R", message="m"),))
         before = await transactions.store.read_stream(uid, "0-0", None)
         with pytest.raises(StoreConflictError):
             await transactions.store.commit(uid, old.revision, change)

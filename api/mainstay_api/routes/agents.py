@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header
@@ -25,13 +25,11 @@ from mainstay_api.facts import ToldFact
 from mainstay_api.problems import ProblemError, stale_facts
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.events import FactsReported, FaultFired, PlanReported, PodRegistered
-from mainstay_core.coordinator.intake import UnregisteredPodError
-from mainstay_core.job.config import JobConfig
-from mainstay_core.job.phase import TERMINAL, JobPhase
+from mainstay_core.coordinator.events import FactsReported, FaultFired, PodRegistered
+from mainstay_core.coordinator.transactions import heartbeat_reply, report_of
+from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
-from mainstay_core.wire.plan import Plan
 
 router = APIRouter(
     prefix="/v1/jobs/{job}/agent",
@@ -42,8 +40,6 @@ router = APIRouter(
 )
 
 _STREAM_ID = re.compile(r"\d+-\d+")
-_STANDING = frozenset({*TERMINAL, JobPhase.SUSPENDED})
-"""What a supervisor that hears it ends for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +68,6 @@ class Fired:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldJob:
-    """The state of a job as one of its supervisors holds it."""
-
-    pod: PodUid
-    config: JobConfig
-    manifest: dict[str, Any] = field(default_factory=dict)
-    plan: Plan | None = None
-    """None: the job had none yet."""
-    step: int = 0
-    """Number of steps that the pod's trainers have committed in that plan's quorum or before."""
-    fingerprint: dict[str, str] | None = None
-    """Numerics fingerprint of a member on this pod."""
-    fired: tuple[str, ...] = ()
-    """Injected faults that this supervisor has carried out."""
-
-
 @router.post("/pods", responses=examples.REGISTERED)
 async def register_pod(
     uid: UidDep, transactions: TransactionsDep, held: HeldDep, registration: PodRegistration
@@ -114,16 +93,8 @@ async def take_heartbeat(
 ) -> JSONResponse:
     """Note that a pod is alive, and say which quorum is the newest."""
     reply = await transactions.beat(uid, heartbeat)
-    if not reply.known and reply.phase != JobPhase.SUSPENDED:
-        raise UnregisteredPodError(f"pod {heartbeat.pod} is unknown or counts as gone")
-    return JSONResponse(
-        {
-            "quorum": json.loads(reply.quorum) if reply.quorum else None,
-            "state": reply.phase if reply.phase in _STANDING else "running",
-            "restored_at_s": reply.restored_at_s,
-            "now_s": transactions.now_s(),
-        }
-    )
+    answer = codec.encode(heartbeat_reply(heartbeat.pod, reply))
+    return JSONResponse({**answer, "now_s": transactions.now_s()})
 
 
 @router.post("/facts", responses=examples.PLAN_REPLY)
@@ -184,16 +155,7 @@ async def recover_store(
             f"this is a restoration of {named}, the token is that of {caller.job}",
             "restore your own job, as the api gave it to you",
         )
-    report = None
-    if body.plan is not None:
-        report = PlanReported(
-            pod=body.pod,
-            plan=body.plan,
-            step=body.step,
-            fingerprint=body.fingerprint,
-            fired=body.fired,
-        )
-    outcome = await transactions.recover(body.config, body.manifest, report)
+    outcome = await transactions.recover(body.config, body.manifest, report_of(body))
     plan = outcome.state.plan if outcome is not None else None
     return JSONResponse({"plan": codec.encode(plan) if plan is not None else None})
 

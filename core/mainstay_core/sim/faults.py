@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from mainstay_core.coordinator.events import Transition
+from mainstay_core.coordinator.transactions import Change
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Process, ProcessKilled
@@ -76,7 +76,7 @@ class Faults:
         if not trainer.alive:
             raise ProcessKilled
 
-    def reach_api(self, api: Api, outcome: Transition, point: str) -> None:
+    def reach_api(self, api: Api, outcome: Change, point: str) -> None:
         """An api replica is about to commit a plan, or has just done it."""
         if point != self._point or outcome.plan is None:
             return

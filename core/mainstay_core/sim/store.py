@@ -7,27 +7,30 @@ out before the answer got lost stays carried out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from mainstay_core.base.errors import MainstayError, StoreConflictError
-from mainstay_core.base.ids import QuorumId
+from mainstay_core.base.errors import StoreConflictError
+from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.coordinator.events import Action, EndJob, PublishPlan
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.job.phase import JobPhase
+from mainstay_core.coordinator.transactions import (
+    BeatReply,
+    Change,
+    Snapshot,
+    StoreUnavailableError,
+)
 from mainstay_core.sim.checks import Checks
-from mainstay_core.sim.engine import Engine, Signal, Steps
+from mainstay_core.sim.engine import Awaited, Engine, Signal, Steps
 from mainstay_core.sim.network import Network
+from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Plan
 
 T = TypeVar("T")
 NODE = "redis"
 MAX_FORMER = 40
-
-
-class StoreUnavailableError(MainstayError):
-    """The store is not reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +40,6 @@ class Item:
     number: int
     kind: str
     body: object
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What one decision makes visible."""
-
-    state: CoordinatorState
-    plan: Plan | None
-    items: tuple[tuple[str, object], ...]
-    arrived: tuple[str, ...]
-    gone: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """The answer to a heartbeat."""
-
-    known: bool
-    quorum: QuorumId | None
-    phase: JobPhase | None
-    """None: there is no such job."""
-    restored_at_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -155,7 +136,8 @@ class Store:
             if change.plan is not None:
                 data.plan = change.plan
                 self._checks.published(change.plan)
-            for kind, body in change.items:
+            items = [item for action in change.shown for item in _shown(action)]
+            for kind, body in items:
                 # By time, as Redis numbers them: never again the same number.
                 self._items += 1
                 data.stream.append(Item(self._items, kind, body))
@@ -164,31 +146,37 @@ class Store:
             for pod in change.gone:
                 data.seen_s.pop(pod, None)
                 data.beats.pop(pod, None)
-            if change.items:
+            if items:
                 self.changed.fire()
 
         return script
 
-    def beat(self, pod: str, held: QuorumId | None) -> Callable[[Data], Beat]:
+    def beat(self, pod: str, held: QuorumId | None) -> Callable[[Data], BeatReply]:
         """Return the script that notes that a pod is alive."""
 
-        def script(data: Data) -> Beat:
+        def script(data: Data) -> BeatReply:
             if data.state is None:
-                return Beat(False, None, None)
+                return BeatReply(known=False, quorum=None, phase=None)
             known = pod in data.seen_s
             if known:
                 data.seen_s[pod], data.beats[pod] = self._engine.now_s, held
-            quorum = data.plan.quorum if data.plan else None
-            return Beat(known, quorum, data.state.phase, data.state.restored_at_s)
+            return BeatReply(
+                known=known,
+                quorum=data.plan.quorum if data.plan else None,
+                phase=data.state.phase,
+                restored_at_s=data.state.restored_at_s,
+            )
 
         return script
 
-    def create(self, state: CoordinatorState) -> Callable[[Data], None]:
+    def create(self, state: CoordinatorState) -> Callable[[Data], bool]:
         """Return the script that makes the job, if it is not there."""
 
-        def script(data: Data) -> None:
-            if data.state is None:
-                data.state, data.version = state, 1
+        def script(data: Data) -> bool:
+            if data.state is not None:
+                return False
+            data.state, data.version = state, 1
+            return True
 
         return script
 
@@ -217,6 +205,75 @@ class Store:
             return True
 
         return script
+
+
+class Reached:
+    """The store as one node reaches it (the transactions' ``JobStore``).
+
+    Args:
+        store: of the job.
+        node: whose calls these are.
+    """
+
+    def __init__(self, store: Store, node: str) -> None:
+        self._store, self._node = store, node
+
+    async def call(self, work: Callable[[Data], T]) -> T:
+        """Carry ``work`` out in the store."""
+        return await Awaited(self._store.call(self._node, work))
+
+    async def load(self) -> Snapshot | None:
+        """Return the job's state."""
+
+        def read(data: Data) -> Snapshot | None:
+            if data.state is None:
+                return None
+            return Snapshot(revision=data.version, state=data.state, server=data.server)
+
+        return await self.call(read)
+
+    async def create(self, state: CoordinatorState) -> bool:
+        """Make the job, if it is not there."""
+        return await self.call(self._store.create(state))
+
+    async def commit(self, version: int, change: Change) -> None:
+        """Make a change durable and visible."""
+        await self.call(self._store.commit(version, change))
+
+    async def beat(self, heartbeat: Heartbeat) -> BeatReply:
+        """Note that a pod is alive."""
+        return await self.call(self._store.beat(heartbeat.pod, heartbeat.quorum))
+
+    async def fetch_seen(self) -> dict[PodUid, int]:
+        """Return when each pod was last heard, in microseconds."""
+        seen_s = await self.call(lambda data: dict(data.seen_s))
+        return {PodUid(pod): round(at_s * 1e6) for pod, at_s in seen_s.items()}
+
+    async def fetch_held(self, pods: Sequence[PodUid]) -> dict[PodUid, QuorumId | None]:
+        """Return what the pods' last heartbeats named, where there are any."""
+        return await self.call(lambda d: {p: d.beats[p] for p in pods if p in d.beats})
+
+    async def fetch_ledger(self, keys: Sequence[LedgerKey]) -> dict[LedgerKey, LedgerEntry]:
+        """Return the entries that there are."""
+        return await self.call(lambda d: {k: d.ledger[k] for k in keys if k in d.ledger})
+
+    async def put_ledger(self, entries: Sequence[LedgerEntry]) -> None:
+        """Write entries over what is there."""
+        await self.call(lambda data: data.ledger.update({e.key: e for e in entries}))
+
+    async def hold_lease(self, holder: str, lease_s: float) -> bool:
+        """Take or renew the watcher's lease."""
+        return await self.call(self._store.hold_lease(holder, lease_s))
+
+
+def _shown(action: Action) -> tuple[tuple[str, object], ...]:
+    """An action's entry in the stream, if supervisors have any use for it."""
+    match action:
+        case PublishPlan(plan=plan):
+            return (("plan", plan),)
+        case EndJob(state=state):
+            return (("stop", state),)
+    return ()
 
 
 def _copy(data: Data) -> Data:

@@ -1,0 +1,34 @@
+"""How a refusal of the coordinator, or trouble with its store, is answered: status and name.
+
+Programs tell answers apart by the name; a supervisor goes by it
+(:class:`mainstay_core.wire.api.ApiRefused`).
+"""
+
+from __future__ import annotations
+
+from mainstay_core.base.errors import (
+    InvalidSpecError,
+    MainstayError,
+    RemoteProtocolError,
+    StoreConflictError,
+)
+from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.store_recovery import StoreBehindError
+from mainstay_core.coordinator.transactions import StoreUnavailableError, UnknownJobError
+
+PROBLEMS: dict[type[MainstayError], tuple[int, str]] = {
+    UnregisteredPodError: (409, "unregistered"),
+    StoreBehindError: (409, "store-behind"),
+    UnknownJobError: (404, "unknown-job"),
+    RemoteProtocolError: (409, "conflict"),
+    InvalidSpecError: (422, "invalid-spec"),
+    StoreConflictError: (503, "busy"),
+    StoreUnavailableError: (503, "store-unavailable"),
+}
+"""By type of error: HTTP status, and the problem's name."""
+
+
+def problem_of(error: Exception) -> tuple[int, str] | None:
+    """Return status and name of an error's answer; None if it is no answer to anybody."""
+    kinds = (PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
+    return next(kinds, None)

@@ -1,0 +1,349 @@
+"""One job's events made durable: load, decide, compare-and-set, and what goes with it.
+
+A replica of the api holds nothing that another one would need: the state is in a store that
+all replicas share, and a change of it names the version from which it was decided. Whoever
+lost that race loads again and decides again (protocol section 8).
+
+The procedures await nothing but :class:`JobStore` and what a subclass of
+:class:`JobTransactions` defines, so asyncio drives them in the api, and simulated time in the
+simulation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mainstay_core.base.errors import MainstayError, StoreConflictError
+from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.coordinator.events import (
+    Action,
+    Event,
+    PlanReported,
+    RecordRecovery,
+    StepsCommitted,
+    StoreReopened,
+    Tick,
+    Transition,
+)
+from mainstay_core.coordinator.heartbeats import HeartbeatLag
+from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.state import CoordinatorState, pods_moved
+from mainstay_core.coordinator.store_recovery import is_behind, refuse_behind
+from mainstay_core.job.phase import TERMINAL, JobPhase
+from mainstay_core.wire.api import HeartbeatReply, HeldJob
+from mainstay_core.wire.facts import Heartbeat
+from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.recoveries import Recovery
+
+
+class UnknownJobError(MainstayError):
+    """The store has no such job (any more)."""
+
+
+class StoreUnavailableError(MainstayError):
+    """The store is not reached: nothing was decided, ask again."""
+
+
+# What is stored ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A job's state and the revision that a change of it must name."""
+
+    revision: int
+    state: CoordinatorState
+    server: str
+    """Name of the store's process that it was read from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What one decision makes durable and visible, at once or not at all."""
+
+    state: CoordinatorState
+    plan: Plan | None = None
+    shown: tuple[Action, ...] = ()
+    """Actions, some of which are entries of the job's stream."""
+    recoveries: tuple[Recovery, ...] = ()
+    arrived: tuple[PodUid, ...] = ()
+    """Pods that count as heard now."""
+    gone: tuple[PodUid, ...] = ()
+    """Pods whose heartbeats are refused from now on."""
+    at_s: float = 0.0
+    """Wall clock of the decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatReply:
+    """What the store knows when a heartbeat is noted."""
+
+    known: bool
+    """False: the pod has to register first."""
+    quorum: QuorumId | None
+    """Of the newest plan."""
+    phase: JobPhase | None
+    """None: there is no such job."""
+    restored_at_s: float = 0.0
+    """When the job was last restored from a supervisor's plan; 0: never."""
+
+
+STANDING = frozenset({*TERMINAL, JobPhase.SUSPENDED})
+"""Phases for which a supervisor ends."""
+
+
+def heartbeat_reply(pod: PodUid, reply: BeatReply) -> HeartbeatReply:
+    """Return what a supervisor is answered.
+
+    Raises:
+        UnregisteredPodError: the pod is unknown, or counts as gone.
+    """
+    if not reply.known and reply.phase is not JobPhase.SUSPENDED:
+        raise UnregisteredPodError(f"pod {pod} is unknown or counts as gone")
+    state = reply.phase.value if reply.phase in STANDING and reply.phase else "running"
+    return HeartbeatReply(quorum=reply.quorum, state=state, restored_at_s=reply.restored_at_s)
+
+
+class JobStore(Protocol):
+    """What the transactions of one job need of a store.
+
+    Every method may raise StoreUnavailableError.
+    """
+
+    async def load(self) -> Snapshot | None: ...
+
+    async def commit(self, revision: int, change: Change) -> None:
+        """Make a change durable, if the state still has ``revision``.
+
+        Raises:
+            StoreConflictError: somebody else decided first.
+        """
+
+    async def beat(self, heartbeat: Heartbeat) -> BeatReply: ...
+    async def fetch_seen(self) -> Mapping[PodUid, int]: ...
+    async def fetch_held(self, pods: Sequence[PodUid]) -> Mapping[PodUid, QuorumId | None]: ...
+    async def fetch_ledger(self, keys: Sequence[LedgerKey]) -> Mapping[LedgerKey, LedgerEntry]: ...
+    async def put_ledger(self, entries: Sequence[LedgerEntry]) -> None: ...
+
+
+def change_of(before: CoordinatorState, outcome: Transition, now_s: float) -> Change:
+    """Return what a transition makes durable and visible."""
+    arrived, gone = pods_moved(before, outcome.state)
+    return Change(
+        state=outcome.state,
+        plan=outcome.plan,
+        shown=outcome.actions,
+        recoveries=tuple(a.recovery for a in outcome.actions if isinstance(a, RecordRecovery)),
+        arrived=arrived,
+        gone=gone,
+        at_s=now_s,
+    )
+
+
+def report_of(held: HeldJob) -> PlanReported | None:
+    """Return what a supervisor tells of its plan; None if it held none."""
+    if held.plan is None:
+        return None
+    return PlanReported(
+        pod=held.pod,
+        plan=held.plan,
+        step=held.step,
+        fingerprint=held.fingerprint,
+        fired=held.fired,
+    )
+
+
+# Ledger entries --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerNews:
+    """What is new in entries that a supervisor tells."""
+
+    fresh: tuple[LedgerEntry, ...]
+    """Entries to write."""
+    contradictions: tuple[tuple[LedgerEntry, LedgerEntry], ...]
+    """(old, new) where a step was committed before and has come to other bits."""
+
+
+def find_news(known: Mapping[LedgerKey, LedgerEntry], told: Sequence[LedgerEntry]) -> LedgerNews:
+    """Return what is new in ``told``; of two quorums' entries the newer one's stands."""
+    fresh, contradictions = [], []
+    for entry in told:
+        old = known.get(entry.key)
+        if old is not None and (old.agrees_with(entry) or old.quorum.id > entry.quorum.id):
+            continue
+        if old is not None and old.masters != entry.masters:
+            contradictions.append((old, entry))
+        fresh.append(entry)
+    return LedgerNews(fresh=tuple(fresh), contradictions=tuple(contradictions))
+
+
+def newest_of(entries: Sequence[LedgerEntry]) -> LedgerEntry:
+    """Return the entry of a step that speaks for all its positions."""
+    return max(entries, key=lambda e: (e.quorum.id, e.stage, e.inner))
+
+
+# JobTransactions ----------------------------------------------------------------------
+
+
+class JobTransactions(ABC):
+    """One job as one replica of the api serves it.
+
+    Args:
+        store: where the job is.
+        max_conflicts: races lost in a row, after which an event is given up.
+    """
+
+    def __init__(self, store: JobStore, max_conflicts: int) -> None:
+        self._store, self._max_conflicts = store, max_conflicts
+
+    @abstractmethod
+    def step(self, state: CoordinatorState, event: Event) -> Transition:
+        """Have the coordinator decide."""
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """Return the wall clock."""
+
+    @abstractmethod
+    def decided(self, outcome: Transition) -> None:
+        """Take note of a decision that is durable."""
+
+    @abstractmethod
+    def conflicted(self) -> None:
+        """Take note of a lost race."""
+
+    @abstractmethod
+    async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
+        """Call :meth:`decide` when no other call of this process runs."""
+
+    @abstractmethod
+    async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
+        """Announce that a step came out differently the second time."""
+
+    @abstractmethod
+    def committed(self, newest: LedgerEntry, outcome: Transition) -> None:
+        """Take note of a committed step."""
+
+    async def load(self) -> Snapshot:
+        """Return the job's state.
+
+        Raises:
+            UnknownJobError: the store has lost the job.
+        """
+        snapshot = await self._store.load()
+        if snapshot is None:
+            raise self.unknown_job()
+        return snapshot
+
+    @abstractmethod
+    def unknown_job(self) -> UnknownJobError:
+        """Return the error of a job that the store has lost."""
+
+    async def decide(self, event: Event, held: QuorumId | None = None) -> Transition:
+        """Decide on an event, make the outcome durable and visible, and return it.
+
+        Args:
+            event: what was learnt.
+            held: the quorum of the newest plan that the teller holds.
+
+        Raises:
+            ProtocolError: the job does not accept the event; nothing changed.
+            StoreBehindError: the teller's plan is not known here; nothing changed.
+            StoreConflictError: others decided first, too often in a row.
+            StoreUnavailableError: nothing is known to have changed; repeat.
+            UnknownJobError: the store has lost the job.
+        """
+        conflict: StoreConflictError | None = None
+        for _ in range(self._max_conflicts):
+            try:
+                before = await self.load()
+                if before.state.server != before.server:
+                    await self._commit(before, StoreReopened(server=before.server))
+                    before = await self.load()
+                refuse_behind(before.state, held)
+                return await self._commit(before, event)
+            except StoreConflictError as error:
+                self.conflicted()
+                conflict = error
+        raise StoreConflictError(f"{self._max_conflicts} races lost in a row") from conflict
+
+    async def _commit(self, before: Snapshot, event: Event) -> Transition:
+        outcome = self.step(before.state, event)
+        if outcome.actions or outcome.state != before.state:
+            change = change_of(before.state, outcome, self.now_s())
+            await self._store.commit(before.revision, change)
+            self.decided(outcome)
+        return outcome
+
+    async def beat(self, heartbeat: Heartbeat) -> BeatReply:
+        """Note that a pod is alive.
+
+        Raises:
+            StoreBehindError: it holds a plan that is not known here.
+            UnknownJobError: the store has lost the job.
+        """
+        reply = await self._store.beat(heartbeat)
+        if reply.phase is None:
+            raise self.unknown_job()
+        if heartbeat.quorum is not None and heartbeat.quorum != reply.quorum:
+            refuse_behind((await self.load()).state, heartbeat.quorum)
+        return reply
+
+    async def add_to_ledger(
+        self, entries: Sequence[LedgerEntry], held: QuorumId | None = None
+    ) -> None:
+        """Write entries; a step whose positions are all there is committed for the coordinator.
+
+        A step that was committed before must come to the same bits: a difference is announced
+        and the newer quorum's entry stands.
+
+        Raises:
+            StoreBehindError: the teller's plan is not known here; nothing was written.
+        """
+        state = (await self.load()).state
+        refuse_behind(state, held)
+        news = find_news(await self._store.fetch_ledger([e.key for e in entries]), entries)
+        for old, new in news.contradictions:
+            await self.contradicted(old, new)
+        await self._store.put_ledger(news.fresh)
+        positions = state.shape.positions
+        for step in sorted({e.step for e in news.fresh}):
+            found = await self._store.fetch_ledger([(step, *p) for p in positions])
+            if len(found) == len(positions):
+                await self._commit_step(step, tuple(found.values()))
+
+    async def _commit_step(self, step: int, entries: Sequence[LedgerEntry]) -> None:
+        newest = newest_of(entries)
+        event = StepsCommitted(
+            step=step,
+            quorum=newest.quorum,
+            committed_at_s=max(e.committed_at_s for e in entries),
+            step_s=max(e.step_s for e in entries),
+        )
+        self.committed(newest, await self.in_turn(event, None))
+
+    async def look(self, silence: HeartbeatLag) -> Transition | None:
+        """Have the coordinator know who is silent, and who was heard that it waits for.
+
+        Args:
+            silence: what was counted so far; only one replica at a time may count.
+
+        Returns:
+            What follows; None of a job that has ended.
+        """
+        state = (await self.load()).state
+        if state.terminal:
+            return None
+        seen = dict(await self._store.fetch_seen())
+        behind_s = silence.update(seen, state.config.heartbeat_s)
+        wanted = sorted(silence.heard.intersection(state.unheard))
+        held = await self._store.fetch_held(wanted) if wanted else {}
+        # Whoever holds a plan that the store does not know has to tell it first.
+        heard = tuple(pod for pod in wanted if pod in held and not is_behind(state, held[pod]))
+        return await self.in_turn(Tick(behind_s=behind_s, heard=heard), None)

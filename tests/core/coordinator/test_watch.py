@@ -1,0 +1,123 @@
+"""Who looks for silence, and when; which ledger entries are news; how refusals are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mainstay_core.base.errors import (
+    InvalidSpecError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StoreConflictError,
+)
+from mainstay_core.base.ids import JobUid, QuorumId
+from mainstay_core.coordinator.heartbeats import HeartbeatLag
+from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.problems import problem_of
+from mainstay_core.coordinator.store_recovery import StoreBehindError
+from mainstay_core.coordinator.transactions import UnknownJobError, find_news
+from mainstay_core.coordinator.watch import Watch
+from mainstay_core.wire.api import ApiRefused
+from mainstay_core.wire.ledger import LedgerEntry
+
+JOB = JobUid("job")
+
+
+class Leased:
+    """A lease that others may have, and jobs that end at their first look."""
+
+    def __init__(self) -> None:
+        self.is_ours = True
+        self.asked = 0
+        self.looks: list[HeartbeatLag] = []
+        self.watch = Watch(
+            lease_s=3.0,
+            idle_s=1.0,
+            hold_lease=self.hold_lease,
+            list_uids=self.list_uids,
+            look=self.look,
+        )
+
+    async def hold_lease(self) -> bool:
+        self.asked += 1
+        return self.is_ours
+
+    async def list_uids(self) -> tuple[JobUid, ...]:
+        return (JOB,)
+
+    async def look(self, uid: JobUid, silence: HeartbeatLag) -> None:
+        assert uid == JOB
+        self.looks.append(silence)
+
+    def round(self, now_s: float) -> None:
+        asyncio.run(self.watch.round(now_s))
+
+
+def test_only_the_replica_with_the_lease_looks_and_a_job_that_has_ended_is_left_alone() -> None:
+    leased = Leased()
+    leased.is_ours = False
+    leased.round(10.0)
+    assert leased.looks == []
+    leased.is_ours = True
+    for now_s in (10.1, 10.2, 20.0):
+        leased.round(now_s)
+    assert len(leased.looks) == 1
+
+
+def test_the_lease_is_renewed_after_a_third_of_its_time() -> None:
+    leased = Leased()
+    for now_s in (10.0, 10.5, 10.9, 11.1, 11.2):
+        leased.round(now_s)
+    assert leased.asked == 2
+
+
+def entry(number: int = 1, masters: str = "m") -> LedgerEntry:
+    return LedgerEntry(
+        step=1, stage=0, quorum=QuorumId(id=number, nonce="a"), gradient="g", masters=masters,
+        data="d", loss=1.0, norm=1.0, tokens=1, step_s=0.1, replicas=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "is_fresh", "contradicts"),
+    [
+        (None, entry(), True, False),
+        (entry(), entry(), False, False),
+        (entry(2), entry(1), False, False),
+        (entry(1), entry(2, "other"), True, True),
+        (entry(2), entry(1, "other"), False, False),
+    ],
+    ids=["first", "again", "older", "newer, other bits", "older, other bits"],
+)
+def test_an_entry_is_written_if_it_is_news_and_other_bits_of_a_newer_quorum_contradict(
+    known: LedgerEntry | None, told: LedgerEntry, is_fresh: bool, contradicts: bool
+) -> None:
+    news = find_news({} if known is None else {known.key: known}, [told])
+    assert news.fresh == ((told,) if is_fresh else ())
+    assert news.contradictions == (((known, told),) if contradicts else ())
+
+
+@pytest.mark.parametrize(
+    ("error", "register_again"),
+    [
+        (UnregisteredPodError("x"), True),
+        (StoreBehindError("x"), True),
+        (UnknownJobError("x"), True),
+        (RemoteProtocolError("x"), False),
+        (InvalidSpecError("field", "x"), False),
+    ],
+)
+def test_a_supervisor_registers_again_where_it_is_not_known_and_nowhere_else(
+    error: Any, register_again: bool
+) -> None:
+    problem = problem_of(error)
+    assert problem is not None
+    assert ApiRefused(*problem).is_unknown == register_again
+
+
+def test_trouble_with_the_store_is_no_refusal_and_a_bug_of_ours_no_answer() -> None:
+    assert problem_of(StoreConflictError("x")) == (503, "busy")
+    assert problem_of(LocalProtocolError("x")) is None
