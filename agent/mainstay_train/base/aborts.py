@@ -13,20 +13,6 @@ class JobOver(MainstayError):  # noqa: N818 - a state, not a failure
     """The job is complete, and this trainer has nothing left to do in it."""
 
 
-class PipelineBroken(MainstayError):  # noqa: N818 - a state, not a failure
-    """A chain lost a neighbour; the quorum itself may live on under a newer plan.
-
-    Args:
-        why: the reason in one sentence.
-        suspects: indices (in the plan's members) of the neighbours that seem gone.
-    """
-
-    def __init__(self, why: str, suspects: tuple[int, ...] = ()) -> None:
-        super().__init__(why)
-        self.why = why
-        self.suspects = suspects
-
-
 class HealFailed(MainstayError):  # noqa: N818 - a state, not a failure
     """A copy of a living cell's state did not complete or has not its announced digest.
 

@@ -32,8 +32,8 @@ import torch
 from torch import distributed
 from torch.distributed import PrefixStore, TCPStore
 
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.base import network_cut
-from mainstay_train.base.aborts import PipelineBroken
 from mainstay_train.base.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
 from mainstay_train.comm import gloo, nccl
 
@@ -54,10 +54,6 @@ EXIT_BLOCKED = 5
 
 _left_behind: list[Any] = []
 """Groups with an operation that never ends, kept: their destructors would wait for it."""
-
-
-class GroupEnded(PipelineBroken):
-    """The group was shut, or an operation on it failed."""
 
 
 def _brief(error: RuntimeError) -> str:

@@ -12,11 +12,12 @@ from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import Slot
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import compile_compute
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.votes import Commit, TypeStat
 from mainstay_train.comm.chains import ChainGroups
-from mainstay_train.comm.group import Group, GroupEnded
+from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute.interpreter import Hook, Interpreter
 from mainstay_train.exact import digests, optimizer

@@ -21,6 +21,7 @@ from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.facts import Checkpoint, Failed, Settled
@@ -29,7 +30,6 @@ from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, Vote
 from mainstay_train.base.aborts import HealFailed, JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.connections import Connections
-from mainstay_train.comm.group import GroupEnded
 from mainstay_train.compute.engine import Engine, Training
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints

@@ -7,4 +7,5 @@
 - ``saves``: what votes say of durable checkpoints
 - ``checkpoints``: when a rank writes a checkpoint, and when a version is complete
 - ``machine``: the rank's state machine
+- ``connections``: what a rank is connected to for its plan, and how that ends
 """

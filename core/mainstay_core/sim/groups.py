@@ -11,12 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Listener, Network
-
-
-class GroupEnded(Exception):  # noqa: N818 - as in the trainer
-    """The group was shut, or an operation on it failed."""
 
 
 class RendezvousStore:

@@ -9,6 +9,7 @@ from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import fact_of
 from mainstay_core.sim import telling, terms
@@ -16,8 +17,7 @@ from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
 from mainstay_core.sim.disk import DamagedError
 from mainstay_core.sim.engine import Process, Steps
-from mainstay_core.sim.groups import GroupEnded
-from mainstay_core.sim.heal import HealFailed, HealServer, Wanted
+from mainstay_core.sim.heal import HealClient, HealFailed, HealServer, Wanted
 from mainstay_core.sim.network import End
 from mainstay_core.sim.saving import Saving
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled, SlotStatus
@@ -242,7 +242,9 @@ class Trainer(Process):
         if action.action is StateAction.LOAD:
             return (yield from self._load(compute, action.version))
         yield from self._hook(Action(Op.HEAL, compute.stage))
-        client = self.connections.healing()
+        client = self.connections.healing(
+            HealClient(self, self.world.network, self.connections.changed)
+        )
         why = f"no member of position {compute.position} has version {action.version}"
         quorum = self._plan.quorum
         wanted = Wanted(str(quorum), quorum.id, compute.position, action.version)

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mainstay_core.rank.connections import GroupEnded
-
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.gather.frames import Abort, Gathered, Join, Post
 from mainstay_core.gather.server import Send, ServerProtocol
 from mainstay_core.rank import checkpoints, settle, votes
 from mainstay_core.rank import machine as rank_machine
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.events import DropHeld, StateLoaded
 from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute

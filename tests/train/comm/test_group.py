@@ -8,7 +8,7 @@ import torch
 from tests.train.crew import ADDRESS, make_group
 from torch.distributed import PrefixStore, TCPStore
 
-from mainstay_train.comm.group import GroupEnded
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.state import heal
 
 SIZE = 4

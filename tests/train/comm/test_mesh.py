@@ -16,11 +16,11 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
-from mainstay_train.comm.group import GroupEnded
 from mainstay_train.compute.engine import Engine, inner_mesh
 from mainstay_train.exact import digests, optimizer
 from mainstay_train.exact.slices import Slice

@@ -8,7 +8,7 @@ from tests.train.stages import build_stage
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.planning.program import Op, compile_compute
-from mainstay_train.comm.group import GroupEnded
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.exact.reduction import PartialStore
 from mainstay_train.model import workload

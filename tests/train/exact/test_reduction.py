@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mainstay_core.planning.partials import grow_all
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.plan import Partial
-from mainstay_train.comm.group import GroupEnded
 from mainstay_train.exact.layout import BlockLayout, StageLayout
 from mainstay_train.exact.reduction import Grid, PartialStore, Reducer
 
