@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.scenarios.plan_text import show_plan
 from tests.scenarios.scenario_files import Call, Command, Driver
+from tests.worlds.facts import make_fact
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import MainstayError
@@ -57,7 +58,7 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.coordinator.store_recovery import refuse_behind
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.config import JobConfig
-from mainstay_core.wire.facts import Fact, FactKind, Location, PodRegistration
+from mainstay_core.wire.facts import FactKind, Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
@@ -200,7 +201,7 @@ class CoordinatorDriver(Driver):
 
     def _up(
         self, pod: PodUid, index: int, fingerprint: dict[str, str], *, again: bool = False
-    ) -> Fact:
+    ) -> Any:
         slot = Slot(pod=pod, index=index)
         self._lives[slot] = self._lives.get(slot, 0) + (not again)
         return self._fact(FactKind.TRAINER_UP, slot, fingerprint=fingerprint)
@@ -225,7 +226,7 @@ class CoordinatorDriver(Driver):
         self._pass_time(call)
         why = call.get("why", "its node is no more")
         facts = tuple(
-            Fact(kind=FactKind.POD_GONE, pod=PodUid(name), evidence=why, observed_at_s=self._now_s)
+            make_fact(FactKind.POD_GONE, pod=PodUid(name), evidence=why, observed_at_s=self._now_s)
             for name in call.words()
         )
         return self._send(call, FactsReported(facts=facts))
@@ -322,8 +323,8 @@ class CoordinatorDriver(Driver):
         self._pass_time(call)
         why, grace_s = call.get("why", "it is told to end"), call.number("grace")
         facts = tuple(
-            Fact(
-                kind=FactKind.LEAVING,
+            make_fact(
+                FactKind.LEAVING,
                 pod=PodUid(name),
                 evidence=why,
                 observed_at_s=self._now_s,
@@ -562,11 +563,11 @@ class CoordinatorDriver(Driver):
             raise call.error(f"{slot} is no member of {self._plan.quorum}")
         return found[0]
 
-    def _fact(self, kind: FactKind, slot: Slot, *, life: int = 0, **fields: Any) -> Fact:
+    def _fact(self, kind: FactKind, slot: Slot, *, life: int = 0, **fields: Any) -> Any:
         """A fact about the newest life of a slot's trainer, or about an earlier one."""
         number = life or self._lives.get(slot, 0)
-        return Fact(
-            kind=kind,
+        return make_fact(
+            kind,
             pod=slot.pod,
             slot=slot.index,
             incarnation=Incarnation(f"{slot}.{number}"),

@@ -23,7 +23,7 @@ from mainstay_core.pool.observed import (
     Toleration,
 )
 from mainstay_core.pool.repair import Repair, RepairPolicy, plan_repair
-from mainstay_core.wire.facts import Fact
+from mainstay_core.wire.facts import Fact, Leaving
 
 
 class PoolDriver(Driver):
@@ -247,5 +247,6 @@ def _say_pod(pod: ObservedPod) -> str:
 
 
 def _say_fact(fact: Fact) -> str:
-    grace = f", within {fact.grace_s:g} s" if fact.grace_s else ""
+    grace_s = fact.grace_s if isinstance(fact, Leaving) else 0.0
+    grace = f", within {grace_s:g} s" if grace_s else ""
     return f"{fact.kind} of {fact.pod}{grace}: {fact.evidence}"

@@ -52,6 +52,7 @@ from mainstay_core.rank.events import (
 )
 from mainstay_core.rank.machine import Phase, RankState
 from mainstay_core.rank.settle import StateAction
+from mainstay_core.wire.facts import Parked, RankFact
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.votes import LastStatus, SaveStatus, SettleReport, TypeStat, Vote
 
@@ -531,8 +532,8 @@ def _say(trainer: Trainer, action: Action) -> str:
             return "drops all its connections of the quorum"
         case Settle(plan=plan, report=report):
             return f"joins the gather of {plan.quorum}, reports {_say_report(report)}"
-        case SendFact():
-            return f"tells {_say_tell(action)}"
+        case SendFact(fact=fact):
+            return f"tells {_say_fact(fact)}"
         case DropHeld():
             return "frees what it holds"
         case LoadState():
@@ -571,11 +572,11 @@ def _say_report(report: SettleReport) -> str:
     return said + (f", the mark of {report.mark}" if report.mark else "")
 
 
-def _say_tell(tell: SendFact) -> str:
-    said = f"{tell.kind} at step {tell.step}"
-    if tell.suspects:
-        said += f", suspecting {' '.join(str(s) for s in tell.suspects)}"
-    return said + (f": {tell.evidence}" if tell.evidence else "")
+def _say_fact(fact: RankFact) -> str:
+    said = f"{fact.kind} at step {fact.step}"
+    if isinstance(fact, Parked) and fact.suspects:
+        said += f", suspecting {' '.join(str(s) for s in fact.suspects)}"
+    return said + (f": {fact.evidence}" if fact.evidence else "")
 
 
 def _say_restore(trainer: Trainer, restore: LoadState) -> str:

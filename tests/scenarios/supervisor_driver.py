@@ -7,8 +7,10 @@ the newest one unless ``life`` names another.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.scenarios.scenario_files import Call, Command, Driver
+from tests.worlds.facts import make_fact
 
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
@@ -42,7 +44,7 @@ from mainstay_core.supervisor.events import (
     SupervisorState,
     Tick,
 )
-from mainstay_core.wire.facts import Fact, FactKind, SlotStatus
+from mainstay_core.wire.facts import FactKind, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
 POD = PodUid("demo-1")
@@ -123,8 +125,8 @@ class SupervisorDriver(Driver):
     def _says(self, call: Call) -> list[str]:
         """A trainer has learnt something: ``says 0 parked in=3``."""
         slot, life = self._life(call)
-        fact = Fact(
-            kind=FactKind(call.word()),
+        fact = make_fact(
+            FactKind(call.word()),
             pod=POD,
             slot=slot,
             incarnation=life,
@@ -212,14 +214,15 @@ class SupervisorDriver(Driver):
             case Leave(exit_code=code):
                 return f"dismisses the launcher and exits with code {code}"
 
-    def _say_fact(self, fact: Fact) -> str:
-        who = f" of {self._names[fact.incarnation]}" if fact.incarnation in self._names else ""
+    def _say_fact(self, fact: Any) -> str:
+        life = getattr(fact, "incarnation", None)
+        who = f" of {self._names[life]}" if life in self._names else ""
         said = f"{fact.kind}{who}"
-        if fact.quorum is not None:
+        if getattr(fact, "quorum", None) is not None:
             said += f" in {fact.quorum}"
         if fact.kind is FactKind.TRAINER_DOWN:
             said += ", another one follows" if fact.restarting else ", no other one follows"
-        if fact.grace_s:
+        if getattr(fact, "grace_s", 0.0):
             said += f", within {fact.grace_s:g} s"
         return said + (f": {fact.evidence}" if fact.evidence else "")
 
