@@ -1,13 +1,13 @@
-"""Trainers that end again and again are not let in at once each time.
+"""Decides how long a trainer that ends again and again gets no place.
 
-Each failed join costs the others a settle. So the second end in a row without a
-commit in between holds a slot back for ``hold_back_s``, and each further one for
-twice as long, up to ``hold_back_max_s``. The same is counted per failure domain
-(per pod where none is known), so that a pod made anew on a bad node does not
-start with a clean record. A commit in which a member of it voted clears both.
+Each failed join costs the other ranks a settle. So the second end in a row without a commit in
+between holds a slot back for ``hold_back_s``. Each further end doubles that time, up to
+``hold_back_max_s``. The same is counted for each failure domain (for each pod where no domain is
+known): a pod made anew on a bad node does not start with a clean record. A commit in which a member
+votes clears the count of its slot and of its domain.
 
-Who is held back blocks nobody: its place goes to a spare or another trainer at
-once. A restart, in which nobody would be disturbed, does not wait either.
+A slot that is held back blocks nobody: a spare or another trainer takes its place at once. A
+restart disturbs nobody, so it does not wait for a hold-back.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mainstay_core.coordinator.state import (
 )
 
 MAX_DOUBLINGS = 30
-"""So that a large number of ends cannot overflow."""
+"""Bound on the doublings, so that a large number of ends does not overflow."""
 
 
 def pause_s(state: CoordinatorState, failures: int) -> float:
-    """Return how long whoever ended ``failures`` times in a row is held back."""
+    """Return for how many seconds a trainer is held back that ended ``failures`` times in a row."""
     if failures < 2:
         return 0.0
     config = state.config
@@ -38,13 +38,13 @@ def pause_s(state: CoordinatorState, failures: int) -> float:
 
 
 def hold_slot(state: CoordinatorState, slot: SlotState, now_s: float) -> SlotState:
-    """Return a slot whose trainer has just ended, held back if it was not the first in a row."""
+    """Return a slot whose trainer has just ended. From the second end in a row it is held back."""
     until_s = now_s + pause_s(state, slot.failures)
     return replace(slot, held_until_s=max(slot.held_until_s, until_s))
 
 
 def hold_domain(state: CoordinatorState, pod: PodUid, why: str, now_s: float) -> CoordinatorState:
-    """Return the state after an end on ``pod``; what ends at one moment counts once."""
+    """Return the state after an end on ``pod``. Ends at the same moment count once."""
     name = domain_of(state, pod)
     known = state.domains.get(name)
     if known is not None and known.last_s == now_s:
@@ -64,13 +64,16 @@ def hold_domain(state: CoordinatorState, pod: PodUid, why: str, now_s: float) ->
 def _remembered(
     state: CoordinatorState, domains: dict[str, DomainState], now_s: float
 ) -> dict[str, DomainState]:
-    """The domains worth remembering: pods come and go for as long as the job lives."""
+    """Return the domains to remember. Pods come and go for as long as the job lives."""
     forget_s = 2 * state.config.hold_back_max_s
     return {n: d for n, d in domains.items() if now_s - max(d.last_s, d.held_until_s) <= forget_s}
 
 
 def clear_failures(state: CoordinatorState) -> CoordinatorState:
-    """Return the state after a commit: whoever voted for it works."""
+    """Return the state after a commit.
+
+    It clears the failures of all members, as they voted for it.
+    """
     assert state.plan is not None
     living = [m for m in state.plan.members if is_living(state, m)]
     clean = [

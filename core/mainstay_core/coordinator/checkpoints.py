@@ -1,7 +1,7 @@
-"""What the coordinator knows of durable checkpoints, and of steps that a restart loses.
+"""Notes which durable checkpoints are complete, and which steps a restart loses.
 
-The trainers decide by themselves which version they load (protocol section 6); what is
-noted here makes the ladder's sentence, the status and the count of lost steps true.
+The trainers decide by themselves which version they load (protocol section 6). The ladder's reason,
+the status and the count of lost steps are derived from what is noted here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mainstay_core.wire.plan import Method
 
 
 def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> Transition:
-    """Return the state with a version complete, or with the reason why one is late or failed."""
+    """Return the state with a version complete, or with why a version is late or failed."""
     del now_s
     durable = max(state.durable, fact.durable or 0)
     if not fact.complete:
@@ -40,18 +40,18 @@ def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> 
 
 
 def note_settled(state: CoordinatorState, fact: Settled) -> CoordinatorState:
-    """Return the state after a settle, whose members have looked at the directory afresh.
+    """Return the state after a settle, with the newest version that its members found on the disk.
 
-    Their version may be older than what was known: the newest may have been damaged.
+    That version may be older than the one known before: the newest may have been damaged.
     """
     return state if fact.durable is None else replace(state, durable=fact.durable)
 
 
 def note_reached(state: CoordinatorState, version: int | None) -> CoordinatorState:
-    """Return the state when some member is known to have applied ``version`` steps.
+    """Return the state in which some member is known to have applied ``version`` steps.
 
-    The ledger may not have told yet, as those who tell it die as well: steps that an
-    open restart loses are counted from what was reached, not from what was told.
+    The ledger may not show these steps yet, as the trainers that report them die as well. The steps
+    that an open restart loses are counted from what was reached, not from the ledger.
     """
     if version is None:
         return state

@@ -1,7 +1,7 @@
-"""What the coordinator learns, and what it has its shell do.
+"""Defines the coordinator's events (what comes in) and actions (what its shell has to do).
 
-A transition is the outcome of one event: the new state, actions in the order in
-which they become visible, and a reason. Nothing here does anything.
+A transition is the outcome of one event: the new state, the actions in the order in which they
+become visible, and a reason. These are values: nothing here acts.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class PodRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactsReported:
-    """Facts told together are decided on together: a pod's loss is one plan."""
+    """A supervisor, or whoever makes the pods, reports facts. They are decided on together."""
 
     facts: tuple[Fact, ...]
     supervisor: str = ""
-    """Name of the supervisor's process that tells them."""
+    """Name of the supervisor's process that reports them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class StepsCommitted:
     step: int
     """Highest complete step, counted from 0."""
     quorum: QuorumId
-    """In which it was committed."""
+    """The quorum in which the step was committed."""
     committed_at_s: float
-    """Wall clock of the reporters."""
+    """Wall clock of the reporters, in seconds."""
     step_s: float = 0.0
 
 
@@ -57,20 +57,20 @@ class FaultFired:
     pod: PodUid
     slot: int | None
     rank: str | None
-    """Rank in the quorum in force, as text."""
+    """The rank in the quorum in force, as text."""
     at_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultsRequested:
-    """Somebody wants faults injected into the running job; they are checked already."""
+    """A user wants faults injected into the running job. They are already checked."""
 
     faults: tuple[FaultPoint, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendRequested:
-    """Somebody wants the job to stand still, without pods, or to go on."""
+    """A user wants the job to stand still without pods, or to go on."""
 
     suspend: bool
     who: str = "a user"
@@ -78,22 +78,22 @@ class SuspendRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
-    """Whoever owns the job's definition has submitted it again."""
+    """The owner of the job's definition has submitted it again."""
 
     config: JobConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyReported:
-    """Whoever knows the nodes of the job's pods says where they are: all that is known."""
+    """The cluster says where the nodes of the job's pods are. This replaces what it said before."""
 
     nodes: dict[str, Location]
-    """By failure domain of the pods' registrations: the node's name."""
+    """The location of each node, by the failure domain in the pods' registrations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStored:
-    """The store has taken a plan; only for the record of the recovery's times."""
+    """The store has taken a plan. Only the record of the recovery's times needs this."""
 
     quorum: QuorumId
     at_s: float
@@ -108,14 +108,14 @@ class PlanReported:
     step: int = 0
     """Number of steps that its trainers have committed."""
     fingerprint: dict[str, str] | None = None
-    """Numerics fingerprint of a member that lives there."""
+    """Numerics fingerprint of a member on the supervisor's pod."""
     fired: tuple[str, ...] = ()
-    """Injected faults that it has carried out."""
+    """Injected faults that the supervisor has carried out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReopened:
-    """The store is another process than the one that took the last decision."""
+    """The process of the store is another one than that which took the last decision."""
 
     server: str
     """Random name of the process."""
@@ -126,21 +126,21 @@ class Tick:
     """Time has passed."""
 
     behind_s: dict[str, float] = field(default_factory=dict)
-    """By pod: how far its last heartbeat lies behind the job's newest one."""
+    """For each pod, how many seconds its last heartbeat lies behind the job's newest one."""
     heard: tuple[PodUid, ...] = ()
     """Pods heard since the last tick, none of which holds a plan that the store does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody asked for the end of the job."""
+    """A user wants the job to end."""
 
     who: str = "a user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRequested:
-    """Somebody wants another number of replicas, or of spares; None: as many as before."""
+    """A user wants another number of replicas, or of spares. None keeps the number."""
 
     replicas: int | None = None
     spares: int | None = None
@@ -149,10 +149,10 @@ class ScaleRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """Somebody wants a pod's work handed over, so that the pod can be ended."""
+    """A user wants a pod's work handed over, so that the pod can be ended."""
 
     pod: str
-    """UID or name."""
+    """UID or name of the pod."""
     who: str = "a user"
 
 
@@ -180,21 +180,21 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishPlan:
-    """Make the plan durable, then visible to every supervisor."""
+    """Store the plan, then show it to every supervisor."""
 
     plan: Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRecovery:
-    """A recovery is new or has changed; its quorum is its key."""
+    """Store a recovery that is new or has changed. Its quorum is its key."""
 
     recovery: Recovery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """A line in the job's history."""
+    """Add a line to the job's history."""
 
     reason: str
     """CamelCase, for machines."""
@@ -213,21 +213,21 @@ class Inject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddFaults:
-    """Have every pod's trainers know of faults that the job is given while it runs."""
+    """Send all trainers the faults that the job is given while it runs."""
 
     faults: tuple[FaultPoint, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddFired:
-    """Have every pod's trainers know that a fault fires: others wait for it."""
+    """Tell all trainers that a fault fires. Other faults wait for it."""
 
     fault: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndJob:
-    """The job is over, or suspended: every pod is told to stop."""
+    """Tell every pod to stop: the job is over, or suspended."""
 
     state: JobPhase
     reason: str
@@ -238,13 +238,14 @@ Action = PublishPlan | RecordRecovery | Announce | Inject | AddFaults | AddFired
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """Outcome of one event."""
+    """The outcome of one event: the new state, the actions, and a reason."""
 
     state: CoordinatorState
     actions: tuple[Action, ...] = ()
     reason: str = ""
     stale: bool = False
-    """Everything that was told concerns an older quorum: the teller needs the current plan."""
+    """Whether all reported facts concern an older quorum. The reporter then needs the current
+    plan."""
 
     @property
     def plan(self) -> Plan | None:

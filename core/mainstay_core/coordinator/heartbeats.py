@@ -1,7 +1,7 @@
-"""How long pods have been silent, counted while others are heard (protocol section 8).
+"""Counts how long each pod has been silent while other pods are heard (protocol section 8).
 
-By one clock, the store's: after an outage of the api, of Redis or of the network
-everybody looks expired, and nobody is.
+All times come from one clock, the store's. After an outage of the api, of Redis or of the network
+every pod looks expired, but no pod counts as silent.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from mainstay_core.base.ids import PodUid
 
 MAX_GAP_BEATS = 2.0
-"""A pause of the job's newest heartbeat counts as at most so many intervals of silence."""
+"""Bound on a gap between the job's newest heartbeats: it counts as at most so many intervals."""
 
 
 class HeartbeatLag:
-    """How far the pods of one job are behind its newest heartbeat."""
+    """Measures how far the pods of one job are behind its newest heartbeat."""
 
     def __init__(self) -> None:
         self._seen: dict[PodUid, int] = {}
         self._behind_s: dict[str, float] = {}
         self._newest = 0
         self.heard: set[PodUid] = set()
-        """Pods that were heard since the look before."""
+        """Pods that were heard since the call before."""
 
     def update(self, seen_us: dict[PodUid, int], heartbeat_s: float) -> dict[str, float]:
-        """Return the silence of each pod in seconds, after another look.
+        """Return for each pod how many seconds it has been silent.
 
         Args:
             seen_us: when each pod was last heard, in microseconds of one clock.

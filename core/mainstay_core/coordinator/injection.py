@@ -1,8 +1,7 @@
-"""Injected faults as the coordinator sees them: given, handed to spares, recorded, listed.
+"""Decides which injected faults fire in spares, and records every fault that fires.
 
-Faults on ranks fire where the ranks are (design 13.8); a spare runs no program, so
-when its faults are due is decided here. Whatever fires is recorded first, so that
-it fires once.
+Faults on ranks fire where the ranks are (design 13.8). A spare runs no program, so this module
+decides when its faults are due. A fault is recorded before it fires, so that it fires once.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from mainstay_core.faults.points import STEPS_TO_BE_OVER, FaultPoint, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultStatus:
-    """One fault of a job and what became of it."""
+    """One fault of a job, and what became of it."""
 
     fault: FaultPoint
     state: str
@@ -42,7 +41,7 @@ class FaultStatus:
 
 
 def list_faults(state: CoordinatorState) -> tuple[FaultStatus, ...]:
-    """Return all faults of a job, in the order in which it was given them."""
+    """Return all faults of a job, in the order in which the job was given them."""
     fired = {f.fault: f for f in state.fired}
     return tuple(
         FaultStatus(fault=fault, state=_state_of(fault, state, fired), fired=fired.get(fault.id))
@@ -62,7 +61,7 @@ def _state_of(fault: FaultPoint, state: CoordinatorState, fired: dict[str, Fired
 
 
 def request_faults(state: CoordinatorState, event: FaultsRequested, now_s: float) -> Transition:
-    """Return the state with further faults. Those that it has already change nothing.
+    """Return the state with further faults. A fault that the job already has changes nothing.
 
     Raises:
         RemoteProtocolError: it has another fault of that id.
@@ -82,7 +81,9 @@ def request_faults(state: CoordinatorState, event: FaultsRequested, now_s: float
 
 
 def record_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Transition:
-    """Each fault fires once, whoever asks; the one that was allowed may ask again.
+    """Return the state with a fault fired.
+
+    It fires once; the process that was allowed may ask again.
 
     Raises:
         RemoteProtocolError: the job has no such fault, or it has fired elsewhere.
@@ -118,7 +119,7 @@ def record_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Tr
 
 
 def inject_into_spares(state: CoordinatorState) -> Transition:
-    """Hand the faults on spares to their pods when their time has come."""
+    """Return the state and the actions that hand due faults on spares to their pods."""
     due = [
         fault
         for fault in state.config.faults
@@ -146,7 +147,7 @@ def inject_into_spares(state: CoordinatorState) -> Transition:
 
 
 def view_of(state: CoordinatorState) -> View:
-    """Return what a fault's time depends on, as far as the coordinator knows it."""
+    """Return what decides when a fault is due, as far as the coordinator knows it."""
     plan = state.plan
     over = (f.fault for f in state.fired if state.step >= f.step + STEPS_TO_BE_OVER)
     return View(

@@ -1,8 +1,8 @@
-"""Facts into the coordinator's state: what is known, before anything is decided.
+"""Takes facts into the coordinator's state, before anything is decided.
 
-Facts may come twice, late and in any order. Each is about one life of a trainer
-(its incarnation), so what is known of an older or newer life is never touched,
-and an ended life never comes back.
+Facts may come twice, late and in any order. Each fact is about one life of a trainer (its
+incarnation). So a fact never changes what is known of an older or newer life, and a life that has
+ended never comes back.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from mainstay_core.wire.plan import Member, Method
 
 
 class UnregisteredPodError(RemoteProtocolError):
-    """A pod that is unknown, or counts as gone, told something: it has to register first."""
+    """A fact names a pod that is unknown or counts as gone. The pod has to register first."""
 
 
 def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: float) -> Transition:
     """Return the state with the pod registered.
 
-    Another supervisor process on the same pod means that its trainers ended
-    with the old one.
+    Another supervisor process on the same pod means that the trainers of the old process have
+    ended.
     """
     known = state.pod(registration.pod)
     placeholder = known is not None and known.placeholder
@@ -93,14 +93,14 @@ def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: floa
 
 
 def _is_another(old: PodRegistration, new: PodRegistration) -> bool:
-    """Whether another process than before supervises the pod."""
+    """Return whether the pod is supervised by another process than before."""
     return (old.pid, old.supervisor) != (new.pid, new.supervisor)
 
 
 def note_facts(
     state: CoordinatorState, facts: tuple[Fact, ...], now_s: float, supervisor: str = ""
 ) -> Transition:
-    """Return the state with all facts learnt, in order.
+    """Return the state with all facts noted, in order.
 
     Args:
         state: what is known.
@@ -124,7 +124,7 @@ def note_facts(
 def note_silence(
     state: CoordinatorState, behind_s: Mapping[str, float], now_s: float
 ) -> Transition:
-    """Return the state with the pods gone that are too far behind the job's newest heartbeat."""
+    """Return the state without the pods that lag too far behind the job's newest heartbeat."""
     result = Transition(state=state)
     for pod in state.pods:
         behind = behind_s.get(uid_of(pod), 0.0)
@@ -187,7 +187,10 @@ def _trainer_up(state: CoordinatorState, fact: TrainerUp, now_s: float) -> Trans
 
 
 def _know_again(state: CoordinatorState, fact: TrainerUp) -> CoordinatorState:
-    """What a trainer's supervisor repeats of it: after a restore nothing else says it."""
+    """Note a trainer that its supervisor reports again.
+
+    After a store recovery nothing else shows it.
+    """
     key = str(Slot(pod=fact.pod, index=fact.slot))
     if not fact.fingerprint or key in state.fingerprints:
         return state
@@ -198,7 +201,7 @@ def _know_again(state: CoordinatorState, fact: TrainerUp) -> CoordinatorState:
 
 
 def refusal(name: str, difference: str) -> Announce:
-    """Return the announcement of a trainer whose arithmetic is not the job's."""
+    """Return the announcement that a trainer is refused because its arithmetic is not the job's."""
     message = f"trainer {name} is refused, equal bits need equal arithmetic: {difference}"
     return Announce(reason="FingerprintRefused", message=message, warning=True)
 
@@ -243,7 +246,10 @@ def _member(state: CoordinatorState, fact: TrainerFact) -> Member | None:
 
 
 def _outgoing(state: CoordinatorState, fact: TrainerFact) -> Member | None:
-    """Whoever the newest plan drops: until that is adopted the others wait for its votes."""
+    """Return whether the newest plan drops this trainer.
+
+    The others wait for its votes until they adopt.
+    """
     mine = (Slot(pod=fact.pod, index=fact.slot), fact.incarnation)
     return next((m for m in outgoing(state) if (m.slot, m.incarnation) == mine), None)
 
@@ -255,7 +261,7 @@ def _stale(state: CoordinatorState, fact: RankFact) -> Transition:
 
 
 def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
-    """A hint that the quorum is broken. Known deaths were acted on when they were learnt."""
+    """Note that a member's quorum is broken. This is a hint: known deaths were acted on before."""
     member = _member(state, fact) or _outgoing(state, fact)
     if member is None or not _concerns(state, member, fact.quorum):
         return _stale(state, fact)
@@ -279,11 +285,10 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
 
 
 def _concerns(state: CoordinatorState, member: Member, quorum: QuorumId | None) -> bool:
-    """Whether a member that gave up ``quorum`` still has to be helped by a newer plan.
+    """Return whether a newer plan still has to help a member that gave up ``quorum``.
 
-    The current plan helps everybody below it only if it is unplanned: a planned
-    one interrupts nobody, so those who have not adopted it yet can only be
-    reached by a newer unplanned plan.
+    An unplanned current plan helps every member below it. A planned plan interrupts nobody: a
+    member that has not adopted it yet is reached only by a newer unplanned plan.
     """
     assert state.plan is not None
     if quorum is None:
@@ -323,7 +328,7 @@ def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition
 
 
 def settle_all(state: CoordinatorState, at_s: float) -> Transition:
-    """Return the state with every member settled: commits prove it, whatever was not told."""
+    """Return the state with every member settled: commits prove it, even if a report is missing."""
     assert state.plan is not None
     settled = {m.index: state.settled_at_s.get(m.index, at_s) for m in state.plan.members}
     return _all_settled(replace(state, settled_at_s=settled))
@@ -378,7 +383,10 @@ def _final(state: CoordinatorState, final: FinalDigests, name: str) -> Transitio
 
 
 def _failed(state: CoordinatorState, fact: Failed, now_s: float) -> Transition:
-    """The end itself is decided with everything else that is known."""
+    """Note why the job has to end.
+
+    The decision to end it is taken with everything else that is known.
+    """
     del now_s
     slot = _slot_of(state, fact)
     if fact.incarnation in slot.ended or slot.refused:
@@ -411,7 +419,7 @@ def end_slot(
     at_s: float,
     now_s: float,
 ) -> SlotState:
-    """Return the slot after ``incarnation`` (or the one that lives) ended."""
+    """Return the slot after ``incarnation`` (or the life that runs) has ended."""
     ended = incarnation or slot.incarnation
     if ended is None or ended in slot.ended:
         return slot
@@ -433,14 +441,17 @@ def end_slot(
 
 
 def note_end(state: CoordinatorState, pod: PodUid, why: str, now_s: float) -> CoordinatorState:
-    """Return the state with an end counted against its failure domain, if nobody had planned it."""
+    """Return the state with an unplanned end counted against its failure domain."""
     return state if is_leaving(state, pod) else hold_domain(state, pod, why, now_s)
 
 
 def end_all(
     state: CoordinatorState, pod: PodUid, why: str, at_s: float, now_s: float, *, sure: bool = True
 ) -> CoordinatorState:
-    """End what lives on a pod. If that is not sure, the same trainers may be heard of again."""
+    """Return the state with every trainer of a pod ended.
+
+    If the end is not sure, they may come back.
+    """
     for slot in state.slots:
         if slot.slot.pod == pod and slot.incarnation is not None:
             ended = end_slot(state, slot, slot.incarnation, why, at_s, now_s)
@@ -460,7 +471,7 @@ def end_all(
 def lose_pod(
     state: CoordinatorState, uid: PodUid, why: str, at_s: float, now_s: float, *, sure: bool = True
 ) -> Transition:
-    """Return the state with a pod gone, and what lived on it ended."""
+    """Return the state with a pod gone and its trainers ended."""
     pod = state.pod(uid)
     if pod is None or pod.gone:
         return Transition(state=state, reason=f"pod {uid} is known to be gone")
@@ -482,7 +493,7 @@ def lose_pod(
 
 
 def fingerprint_difference(ours: dict[str, str] | None, theirs: Mapping[str, str]) -> str:
-    """Return what differs in a numerics fingerprint, in words; empty if nothing does."""
+    """Return in words how two numerics fingerprints differ; empty if they agree."""
     if ours is None:
         return ""
     return ", ".join(

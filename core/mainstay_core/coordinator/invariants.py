@@ -1,4 +1,4 @@
-"""What must hold of a job's state after every step of the coordinator."""
+"""Checks what must hold of a job's state after every step of the coordinator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mainstay_core.job.phase import TERMINAL, JobPhase
 
 
 def check_invariants(state: CoordinatorState) -> None:
-    """Assert what must hold after every step of the coordinator.
+    """Assert that a state keeps the coordinator's invariants.
 
     Raises:
         AssertionError: a decision was wrong; the message says which invariant.

@@ -1,9 +1,9 @@
-"""The recovery ladder: how a job goes on after a fault (design section 5).
+"""Chooses the recovery method after a fault: the recovery ladder (design section 5).
 
-One pure function from what is known to a row of the ladder, with a sentence for
-the row chosen and one for each row passed over. What is known is a value per
-stage: which exact copies of its state are left. A row that applies but cannot be
-executed yet yields row 6 with that reason, never a worse row in silence.
+One pure function maps what is known to a row of the ladder. It returns a sentence for the row that
+it chooses and one for each row that it passes over. The input says, for each stage, which exact
+copies of its state are left. A row that applies but cannot be executed yet yields row 6 with that
+reason, never a worse row in silence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 class Row(enum.IntEnum):
-    """The rows, best first."""
+    """The rows of the ladder, best first."""
 
     HAND_OVER = 0
     RECHECK = 1
@@ -26,61 +26,61 @@ class Row(enum.IntEnum):
 
 
 EXECUTABLE = frozenset({Row.HAND_OVER, Row.MASK, Row.RESTART, Row.WAIT})
-"""Rows that the runtime carries out; the others are decided and then waited for."""
+"""Rows that the runtime carries out. The other rows are decided, and the job waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageHolders:
-    """Exact copies of the state of one stage, or of one inner rank of it."""
+    """How many exact copies of the state of one stage, or of one of its inner ranks, are left."""
 
     stage: int
     inner: int | None = None
     """None where a stage has one rank."""
     holders: int
-    """Living cells that hold it."""
+    """Living cells that hold the state."""
     living: int
-    """Living cells assigned to it, with or without its state."""
+    """Living cells assigned to the stage, with or without its state."""
     replayable: bool = False
-    """Snapshots of a whole window and the logs since are complete."""
+    """Whether the snapshots of a whole window, and the logs since, are complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is known when the ladder is entered: the union of all faults not yet recovered."""
+    """The input of the ladder: all faults that are not yet recovered, taken together."""
 
     stages: tuple[StageHolders, ...]
     step: int
-    """Steps committed."""
+    """Number of committed steps."""
     free_slots: int = 0
     """Trainers that are up and could take a place now."""
     leaving: int = 0
-    """Cells that announced that they will leave, or lag, and still work."""
+    """Cells that still work but announced that they will leave, or lag behind."""
     lost: int = 0
     """Cells that are gone."""
     disagreement: str = ""
-    """What a check found, if one disagrees."""
+    """What a check found, if copies disagree."""
     peer_snapshot_step: int | None = None
     """Newest step of which peers hold snapshots of every stage."""
     durable_step: int | None = 0
-    """Newest durable version; 0 is the seed's initial state, None where even that is gone."""
+    """Newest durable version. 0 is the seed's initial state; None: even that is gone."""
     allow_approximate: bool = False
     approximate_after_lost_steps: int | None = None
-    """With more lost steps than this an exact restart is not worth it."""
+    """An exact restart that loses more steps than this is not worth it."""
     executable: frozenset[Row] = EXECUTABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The ladder's answer."""
+    """The row that the ladder chooses, and why."""
 
     row: Row
     exact: bool
     reason: str
-    """One sentence: it is what status, events and logs show."""
+    """One sentence, as status, events and logs show it."""
     why_not: tuple[str, ...]
     """One sentence for each row passed over, in order."""
     from_step: int | None = None
-    """Step of the exact source of a restart; the trainers' settle has the last word."""
+    """Step from which an exact restart goes on. The trainers' settle decides in the end."""
 
 
 def decide(situation: Situation) -> Decision:
@@ -118,7 +118,7 @@ def _without_state(situation: Situation) -> list[StageHolders]:
 
 
 def _places(situation: Situation) -> int:
-    """Slots needed so that every stage has a cell."""
+    """Return the number of slots that are missing so that every stage has a cell."""
     return sum(1 for s in situation.stages if s.living == 0)
 
 
@@ -195,7 +195,7 @@ def _approximate(situation: Situation) -> tuple[bool, str]:
 
 
 def _condition(situation: Situation) -> str:
-    """What would have to change for the job to go on."""
+    """Return what would have to change for the job to go on."""
     empty = [s for s in situation.stages if s.living == 0]
     if _places(situation) > situation.free_slots:
         have = _count(situation.free_slots, "free trainer") if situation.free_slots else "none"

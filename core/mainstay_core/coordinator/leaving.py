@@ -1,8 +1,7 @@
-"""Pods that will end: told by themselves, by whoever makes them, or asked for by a user.
+"""Notes which pods will end: the pod, whoever makes the pods, or a user says so.
 
-A pod that leaves goes on serving until its work is handed over (the ladder's row
-0). That it leaves is a state, not an event: what cannot be done now, because of a
-recovery or for want of a successor, is done as soon as it can.
+A pod that leaves serves until its work is handed over (the ladder's row 0). Leaving is a state, not
+an event: a hand-over that a recovery or a missing successor prevents is done as soon as it can be.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from mainstay_core.wire.plan import Member
 
 
 def note_leaving(state: CoordinatorState, fact: Leaving, now_s: float) -> Transition:
-    """Return the state with a pod leaving, because it said so."""
+    """Return the state in which a pod leaves, because the pod or its maker said so."""
     pod = state.pod(fact.pod)
     assert pod is not None
     at_s = fact.observed_at_s or now_s
@@ -35,7 +34,7 @@ def note_leaving(state: CoordinatorState, fact: Leaving, now_s: float) -> Transi
 
 
 def note_drain(state: CoordinatorState, event: DrainRequested, now_s: float) -> Transition:
-    """Return the state with a pod leaving, because a user asked for it.
+    """Return the state in which a pod leaves, because a user asked for it.
 
     Raises:
         RemoteProtocolError: there is no such pod, or it has gone.
@@ -47,7 +46,7 @@ def note_drain(state: CoordinatorState, event: DrainRequested, now_s: float) -> 
 
 
 def find_pod(state: CoordinatorState, name: str) -> PodState | None:
-    """Return the living pod with this UID, else the newest one with this name."""
+    """Return the living pod with this UID, else the newest pod with this name."""
     living = [p for p in state.pods if not p.gone]
     named = [p for p in living if name in (uid_of(p), p.registration.name)]
     return max(named, key=lambda p: uid_of(p) == name, default=None)
@@ -79,15 +78,15 @@ def leaving_members(state: CoordinatorState) -> tuple[Member, ...]:
 
 
 def leaving_pods(state: CoordinatorState) -> tuple[PodState, ...]:
-    """Return the pods that leave and still serve, who asked first coming first."""
+    """Return the pods that leave and still serve, in the order in which they asked."""
     serving = [p for p in state.pods if p.leaving and not p.gone and has_members(state, uid_of(p))]
     return tuple(sorted(serving, key=lambda p: (p.leaving_at_s, uid_of(p))))
 
 
 def outgoing(state: CoordinatorState) -> tuple[Member, ...]:
-    """Return the members that the newest plan drops and that somebody may still wait for.
+    """Return the members that the newest plan drops and for which others may still wait.
 
-    Nobody does once all go on in the plan; a step that is committed in it took all their votes.
+    Nobody waits any more once all members go on in the plan, or once a step is committed in it.
     """
     if state.plan is None or state.commits or all_settled(state):
         return ()
@@ -95,11 +94,11 @@ def outgoing(state: CoordinatorState) -> tuple[Member, ...]:
 
 
 def still_needed(state: CoordinatorState) -> tuple[Member, ...]:
-    """Return the members that a planned plan drops, and that the job may have to go back to.
+    """Return the members that a planned plan drops, but to which the job may have to go back.
 
-    Until all others have adopted that plan these hold what those hold, perhaps as the last
-    ones of their position. A pod that leaves gets no place any more, and one that is only
-    known from a restored plan may be about to leave: these do not count.
+    Until all others have adopted the plan, a dropped member may be the last to hold the state of
+    its position. A pod that leaves gets no new place, and a pod known only from a recovered plan
+    may be about to leave: the members of both do not count.
     """
     return tuple(
         m
@@ -116,12 +115,12 @@ def outgoing_died(state: CoordinatorState) -> tuple[Member, ...]:
 
 
 def outgoing_missed(state: CoordinatorState, now_s: float) -> tuple[Member, ...]:
-    """Return the members whose end keeps the others from adopting the plan that drops them.
+    """Return the ended members whose votes the others miss to adopt the plan that drops them.
 
-    An end that resets its sockets parks the others, who tell; one that does not (a node
-    without power) leaves them waiting for its votes in the old quorum. A member that ends
-    because the plan is adopted is learnt of just before the others' word of it, so they are
-    given ``probe_s`` to tell.
+    An end that resets sockets parks the other ranks, and they report it. An end that resets none (a
+    node without power) leaves them waiting for votes in the old quorum. A member that ends because
+    the plan is adopted is noted just before the others report the adoption, so they get ``probe_s``
+    to do so.
     """
     died = outgoing_died(state)
     if not any(now_s - _learnt_s(state, m) >= state.config.probe_s for m in died):
@@ -131,7 +130,7 @@ def outgoing_missed(state: CoordinatorState, now_s: float) -> tuple[Member, ...]
 
 
 def has_adopted(state: CoordinatorState, member: Member) -> bool:
-    """Return whether a member of the newest plan told that it has adopted it, or goes on in it."""
+    """Return whether a member has reported that it adopted the newest plan or goes on in it."""
     return member.index in state.adopted_at_s or member.index in state.settled_at_s
 
 

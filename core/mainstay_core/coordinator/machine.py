@@ -1,10 +1,9 @@
-"""The coordinator: facts in, plans out; a table-driven state machine on values.
+"""The coordinator's state machine: one table says which event each phase accepts.
 
-``step(state, event, now_s, nonce)`` is the only maker of plans (protocol section
-8). A shell reads the state, calls it, and compares and sets the result; a loser
-of that race reads again. One table says which event a phase accepts; what is not
-in it raises and changes nothing. After the event is learnt, one decider per phase
-looks at the whole state.
+``step(state, event, now_s, nonce)`` is the only maker of plans (protocol section 8). A shell reads
+the state, calls ``step``, and compares and sets the result in the store. A shell that loses this
+race reads again. An event that the table does not list raises and changes nothing. After an event
+is noted, the decider of the phase looks at the whole state.
 
     forming --START--> running <--settled / MASK, RE-FORM, RESTART--> recovering
     running, recovering --no row applies--> waiting --RESTART--> recovering
@@ -81,7 +80,7 @@ from mainstay_core.wire.facts import Checkpoint, PodGone
 
 
 def initial(config: JobConfig, now_s: float) -> CoordinatorState:
-    """Return the state of a job that nobody has joined yet."""
+    """Return the state of a job that no pod has joined yet."""
     phase = JobPhase.SUSPENDED if config.suspend else JobPhase.FORMING
     return CoordinatorState(config=config, phase=phase, created_at_s=now_s, suspend=config.suspend)
 
@@ -115,7 +114,7 @@ def step(state: CoordinatorState, event: Event, now_s: float, nonce: str) -> Tra
 
 
 def is_pending(state: CoordinatorState) -> bool:
-    """Return whether something waits for time to pass, so that ticks should be frequent."""
+    """Return whether a decision waits for time to pass, so that ticks should be frequent."""
     if state.terminal or state.phase is JobPhase.SUSPENDED:
         return False
     if state.phase is not JobPhase.RUNNING or state.suspicion is not None or state.unheard:
@@ -149,7 +148,7 @@ def _on_stop(state: CoordinatorState, event: StopRequested, now_s: float) -> Tra
 
 
 def _on_committed(state: CoordinatorState, event: StepsCommitted, now_s: float) -> Transition:
-    """A step is committed: progress, and the proof that those in its quorum work."""
+    """Note a committed step: it is progress, and it proves that the members of its quorum work."""
     del now_s
     plan = state.plan
     assert plan is not None
@@ -172,7 +171,7 @@ def _on_committed(state: CoordinatorState, event: StepsCommitted, now_s: float) 
 
 
 def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
-    """All members of the current quorum voted for a step: nobody is under suspicion any more."""
+    """Clear all suspicions: every member of the current quorum voted for a step."""
     assert state.plan is not None
     state = clear_failures(state)
     state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
@@ -193,7 +192,10 @@ def _on_stored(state: CoordinatorState, event: PlanStored, now_s: float) -> Tran
 
 
 def _on_late_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) -> Transition:
-    """The ledger's last entries may come after the last trainer's goodbye: they still count."""
+    """Note a commit of an ended job.
+
+    The ledger's last entries may arrive after its last trainer left.
+    """
     if state.phase is not JobPhase.COMPLETE:
         return _ignore(state, event, now_s)
     state = replace(state, step=max(state.step, event.step + 1))
@@ -206,7 +208,7 @@ def _on_late_commit(state: CoordinatorState, event: StepsCommitted, now_s: float
 
 
 def _on_settling_facts(state: CoordinatorState, event: FactsReported, now_s: float) -> Transition:
-    """Of a suspended job only this is news: that pods are gone, and what is on the disk."""
+    """Note facts about a suspended job: only gone pods and durable checkpoints are news."""
     known = {uid_of(p) for p in state.pods}
     result = Transition(state=state, reason="the job is suspended")
     for fact in (f for f in event.facts if f.pod in known):
@@ -221,7 +223,10 @@ def _on_settling_facts(state: CoordinatorState, event: FactsReported, now_s: flo
 def _on_suspended_commit(
     state: CoordinatorState, event: StepsCommitted, now_s: float
 ) -> Transition:
-    """The ledger's last entries may come after the last trainer's goodbye: they still count."""
+    """Note a commit of a suspended job.
+
+    The ledger's last entries may arrive after its trainers left.
+    """
     del now_s
     if state.plan is None or event.quorum.id > state.plan.quorum.id:
         raise RemoteProtocolError(f"a job that is {state.phase} accepts no StepsCommitted")
@@ -297,7 +302,7 @@ _TABLE: dict[tuple[JobPhase, type], _Handler] = {
     for phase, handlers in _ACCEPTS.items()
     for kind, handler in handlers.items()
 }
-"""The transitions: what a phase accepts."""
+"""The transitions: for each phase, the events that it accepts and their handlers."""
 
 _DECIDE: dict[JobPhase, Callable[[CoordinatorState, float, str], Transition]] = {
     JobPhase.FORMING: decide_forming,

@@ -1,13 +1,12 @@
-"""Between faults: hand over what leaves, drop what is not wanted any more, fill what is missing.
+"""Decides between faults: hands work over, drops replicas that are not wanted, fills places.
 
-All of it happens by planned plans, adopted by everybody at the end of a step:
-nobody stops, no step is lost or done again. One plan at a time; the next one
-comes when all have settled in it.
+All members adopt a planned plan at the end of a step: nobody stops, and no step is lost or done
+again. There is one such plan at a time. The next one comes when all members have settled.
 
-A hand-over (the ladder's row 0) takes two: first the successors join as
-followers and heal while the others compute, the leaving members still serving;
-then they are swapped into the chains and the leaving ones are dropped. Without
-a successor the second one comes at once, and the types go to other chains.
+A hand-over (the ladder's row 0) takes two plans. With the first one the successors join as
+followers and heal while the others compute; the leaving members still serve. The second one puts
+the successors into the chains and drops the leaving members. Without a successor the second plan
+comes at once, and other chains take the types.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from mainstay_core.wire.plan import Chain, Method, Plan
 
 
 def decide_between_faults(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Publish the planned plan that is due, if any: hand over, shrink or join.
+    """Publish the planned plan that is due, if any: a hand-over, a shrink or a join.
 
-    Near the end of the job none is: it would be adopted after the last step.
+    Near the end of the job no plan is due: it would be adopted after the last step.
     """
     if state.shape.steps - state.step <= 1:
         return Transition(state=state)
@@ -52,7 +51,10 @@ def decide_between_faults(state: CoordinatorState, now_s: float, nonce: str) -> 
 
 
 def _hand_over(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Seat successors of leaving members; without any left to seat, let go who may go."""
+    """Seat the successors of leaving members.
+
+    If none are left to seat, drop the members that may go.
+    """
     leaving = leaving_members(state)
     if not leaving:
         return Transition(state=state)
@@ -79,7 +81,7 @@ def _hand_over(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
 
 
 def _successors(state: CoordinatorState, staying: Sequence[Seat], now_s: float) -> list[Seat]:
-    """New cells for the places that the leaving members will leave, if enough are up."""
+    """Return new cells for the places of the leaving members, if enough trainers are up."""
     counts = _count_positions(staying)
     free = list(usable_slots(state, now_s))
     free.sort(key=lambda s: s.stage is None)
@@ -94,7 +96,7 @@ def _successors(state: CoordinatorState, staying: Sequence[Seat], now_s: float) 
 def _may_go(
     state: CoordinatorState, seats: Sequence[Seat]
 ) -> tuple[list[PodState], list[PodState]]:
-    """Which leaving pods can be done without, and which hold the last cell of some position."""
+    """Return the leaving pods that may go, and those that hold the last cell of a position."""
     going: list[PodState] = []
     blocked: list[PodState] = []
     for pod in leaving_pods(state):
@@ -108,7 +110,7 @@ def _may_go(
 def _announce_blocked(
     state: CoordinatorState, going: Iterable[PodState], blocked: Iterable[PodState]
 ) -> Transition:
-    """Say once why a pod's work cannot be handed over yet."""
+    """Announce once why a pod's work cannot be handed over yet."""
     actions = []
     for pod in going:
         state = with_pod(state, replace(pod, leave_waits=""))
@@ -125,7 +127,10 @@ def _announce_blocked(
 
 
 def _let_go(state: CoordinatorState, going: Sequence[PodState], draft: Draft) -> Transition:
-    """Drop the members of pods that may go; successors and remains are chained in their place."""
+    """Drop the members of the pods that may go.
+
+    Successors and remains are chained in their places.
+    """
     assert state.plan is not None
     uids: set[PodUid] = {uid_of(p) for p in going}
     seats = [s for s in seating.living_seats(state) if s.slot.pod not in uids]
@@ -151,14 +156,14 @@ def _count_chains(seats: Iterable[Seat]) -> int:
 
 
 def _without_surplus(state: CoordinatorState, seats: Sequence[Seat]) -> list[Seat]:
-    """The seats without followers that no missing replica could use."""
+    """Return the seats without the followers that no missing replica could use."""
     if _count_chains(seats) < state.wanted:
         return list(seats)
     return [s for s in seats if s.replica is not None]
 
 
 def _shrink(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Drop the chains that are not wanted any more, and followers that none will need."""
+    """Drop the chains that are not wanted any more, and the followers that no chain will need."""
     assert state.plan is not None
     surplus = len(state.plan.chains) - state.wanted
     followers = any(m.rank.replica is None for m in state.plan.members)
@@ -178,7 +183,10 @@ def _shrink(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
 
 
 def _worth(state: CoordinatorState, plan: Plan | None, chain: Chain) -> tuple[int, int]:
-    """Sort key: the first chains are ended first. Failing trainers, then the highest lane."""
+    """Return a chain's sort key: the lowest is dropped first.
+
+    Failing trainers first, then high lanes.
+    """
     assert plan is not None
     failures = 0
     for index in chain.cells:
@@ -188,10 +196,10 @@ def _worth(state: CoordinatorState, plan: Plan | None, chain: Chain) -> tuple[in
 
 
 def _join(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Make missing replicas whole again.
+    """Fill the places of missing replicas.
 
-    Followers take places at once. A place whose own trainer is being restarted
-    waits for it a little (``restart_grace_s``); then a spare takes it.
+    Followers take places at once. If the trainer of a place is being restarted, the place waits for
+    it up to ``restart_grace_s``; then a spare takes it.
     """
     assert state.plan is not None
     have = len(state.plan.chains)
@@ -207,7 +215,10 @@ def _join(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
 
 
 def _takers(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
-    """Trainers that may take a place now: restarted ones; spares where nobody returns."""
+    """Return the trainers that may take a place now.
+
+    Spares take the places to which none returns.
+    """
     usable = usable_slots(state, now_s)
     restarted = [s for s in usable if s.stage is not None]
     spares = [s for s in usable if s.stage is None]

@@ -1,7 +1,7 @@
-"""What the coordinator need not know any longer.
+"""Drops lost pods that the coordinator no longer needs to know.
 
-A job may lose thousands of pods in its life, and its state is written whole with
-each decision: what is kept of the lost ones has a bound.
+A job may lose thousands of pods in its life, and each decision writes its whole state. So the
+number of lost pods in it is bounded.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import replace
 from mainstay_core.coordinator.state import CoordinatorState, uid_of
 
 MAX_GONE_PODS = 32
-"""Lost pods that are remembered by name, with the trainers that ended there. One that comes back
-later than that registers as if it were new; its old quorum fences it all the same."""
+"""Lost pods that are kept, with the trainers that ended there. A pod that comes back later than
+that registers as a new one. Its old quorum fences it all the same."""
 
 
 def prune_gone_pods(state: CoordinatorState) -> CoordinatorState:
-    """Return the state without the pods that were lost longest ago, nor fingerprints of lost ones.
+    """Return the state without the pods lost longest ago, and without fingerprints of lost pods.
 
-    Members of the plan are kept: their loss is still to be decided about.
+    Members of the plan are kept: a decision about their loss is still due.
     """
     members = {m.slot.pod for m in state.plan.members} if state.plan else set()
     gone = sorted(

@@ -1,4 +1,4 @@
-"""How decisions become visible: a new plan, the end of the job."""
+"""Makes a decision visible: a new plan, or the end of the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mainstay_core.wire.plan import Member, Plan
 
 
 def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
-    """Return the state with ``plan`` as the newest, and what makes it visible."""
+    """Return the state with ``plan`` as the newest one, and the actions that make it visible."""
     plan = replace(plan, outgoing=_outgoing(state.plan, plan))
     seated = []
     for member in plan.members:
@@ -59,14 +59,17 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
 
 
 def _outgoing(before: Plan | None, plan: Plan) -> tuple[Member, ...]:
-    """Members that a planned plan drops: the others need their votes until they adopt it."""
+    """Return the members that a planned plan drops.
+
+    The others need their votes until they adopt it.
+    """
     if before is None or not plan.planned:
         return ()
     return tuple(m for m in before.members if plan.member_of(m.slot, m.incarnation) is None)
 
 
 def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition:
-    """Return the state of the ended job, and what tells everybody."""
+    """Return the state of the ended job, and the actions that tell everybody."""
     state, closed = close_all(state)
     state = replace(state, phase=phase, waiting=None, suspicion=None, outcome=reason)
     actions: tuple[Action, ...] = (

@@ -1,13 +1,13 @@
-"""The record of each recovery and its five times (design 13.9).
+"""Keeps the record of each recovery and its five times (design 13.9).
 
-    death --detect--> first fact at the api --decide--> plan durable
+    death --detect--> first fact at the api --decide--> plan stored
           --fence--> last survivor holds all settle reports
           --load--> last survivor has state and table
           --resume--> next commit of a step
 
-Times are differences of wall clocks of one machine or of machines kept in step;
-they are shown and never decide anything, so a clock that is off costs a wrong
-number only (negative ones are shown as 0).
+Times are differences of wall clocks of one machine, or of machines kept in step. They are shown and
+never decide anything: a wrong clock yields a wrong number and nothing else. Negative times are
+shown as 0.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def open_suspicion(
 
 
 def open_join(state: CoordinatorState, plan: Plan, reason: str) -> CoordinatorState:
-    """Return the state with the repair of missing replicas begun."""
+    """Return the state with the join of missing replicas begun."""
     assert state.plan is not None
     missing = state.wanted - len(state.plan.chains)
     return _open(
@@ -96,7 +96,7 @@ def open_join(state: CoordinatorState, plan: Plan, reason: str) -> CoordinatorSt
 def open_hand_over(
     state: CoordinatorState, pods: Sequence[PodState], plan: Plan, reason: str
 ) -> CoordinatorState:
-    """Return the state with the swap of leaving pods' members begun: nobody has failed."""
+    """Return the state with the hand-over of leaving pods begun. Nobody has failed."""
     assert state.plan is not None
     uids = {uid_of(p) for p in pods}
     said = "; ".join(f"pod {p.registration.name} will leave: {p.leaving}" for p in pods)
@@ -145,9 +145,9 @@ def _open(
 def _injected(
     state: CoordinatorState, fired: Sequence[FiredFault], member: Member, learnt_s: float
 ) -> int | None:
-    """Index of the newest injected fault that explains the loss and has not been used.
+    """Return the index of the newest injected fault that explains the loss and is not used yet.
 
-    One that lasts a while explains what was learnt before it was over.
+    A fault that lasts a while explains what was noted before it was over.
     """
     lasts_s = {fault.id: fault.for_s for fault in state.config.faults}
     for index in reversed(range(len(fired))):
@@ -160,7 +160,7 @@ def _injected(
 
 
 def _loss_sentence(state: CoordinatorState, lost: Sequence[Member]) -> str:
-    """Name ranks and slots; the slots of one lost pod are one fault."""
+    """Return a sentence that names ranks and slots. The slots of one lost pod are one fault."""
     parts = []
     for uid in dict.fromkeys(m.slot.pod for m in lost):
         members = [m for m in lost if m.slot.pod == uid]
@@ -177,14 +177,17 @@ def _loss_sentence(state: CoordinatorState, lost: Sequence[Member]) -> str:
 
 
 def plan_stored(state: CoordinatorState, quorum: QuorumId, at_s: float) -> CoordinatorState:
-    """Return the state with the recoveries of ``quorum`` durable at ``at_s``."""
+    """Return the state in which the plan of the recoveries of ``quorum`` was stored at ``at_s``."""
     return _update(
         state, lambda o: replace(o, durable_s=at_s) if o.recovery.quorum == quorum else o
     )
 
 
 def plan_settled(state: CoordinatorState) -> CoordinatorState:
-    """Return the state after the last member went on: fence and load of all open recoveries."""
+    """Return the state after the last member went on.
+
+    Fence and load of open recoveries are known.
+    """
     assert state.plan is not None
     counted = [
         m.index
@@ -222,7 +225,7 @@ def step_committed(state: CoordinatorState, quorum: QuorumId, at_s: float) -> Co
 
 
 def close_known(state: CoordinatorState) -> tuple[CoordinatorState, tuple[Recovery, ...]]:
-    """Return the state without the recoveries whose times are complete, and these."""
+    """Return the state without the recoveries whose times are complete, and these recoveries."""
     ready = [o for o in state.recoveries if o.load_end_s is not None and o.commit_at_s is not None]
     if not ready:
         return state, ()
@@ -231,7 +234,7 @@ def close_known(state: CoordinatorState) -> tuple[CoordinatorState, tuple[Recove
 
 
 def close_all(state: CoordinatorState) -> tuple[CoordinatorState, tuple[Recovery, ...]]:
-    """Return the state without open recoveries, and these: the job has ended."""
+    """Return the state without open recoveries, and these recoveries: the job has ended."""
     closed = tuple(_closed(state, o) for o in state.recoveries)
     return replace(state, recoveries=()), closed
 
@@ -253,7 +256,7 @@ def _closed(state: CoordinatorState, opened: OpenRecovery) -> Recovery:
 
 
 def _timed(opened: OpenRecovery) -> Recovery:
-    """The record with the times known so far."""
+    """Return the record with the times that are known so far."""
 
     def between(start_s: float, end_s: float | None) -> float | None:
         return None if end_s is None else max(0.0, end_s - start_s)

@@ -1,8 +1,8 @@
-"""What the coordinator does about what it knows.
+"""Decides what follows after a fault: start, recover, re-form, wait, or end the job.
 
-Each function looks at the whole state, not at the event that changed it: a
-decision depends on what is known, not on the order in which it was learnt. At
-most one plan comes out of a transition, as a plan takes one nonce.
+Each function looks at the whole state, not at the event that changed it: a decision depends on what
+is known, not on the order in which it was noted. A transition makes at most one plan, as a plan
+takes one nonce.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
 
 MAX_PROBE_DOUBLINGS = 5
-"""A quorum that fails again and again is re-formed ever more slowly, up to 32 x probe_s."""
+"""Bound on the doublings of the pause before a re-form: a quorum that fails again and again is
+re-formed ever more slowly, up to 32 x probe_s."""
 
 
 def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
@@ -66,7 +67,7 @@ def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transit
 def _same_arithmetic(
     state: CoordinatorState, now_s: float
 ) -> tuple[CoordinatorState, tuple[Action, ...]]:
-    """Refuse the trainers whose fingerprint is not that of the first one, in slot order."""
+    """Refuse the trainers whose fingerprint is not that of the first trainer, in slot order."""
     usable = sorted(usable_slots(state, now_s), key=lambda s: s.slot)
     if not usable:
         return state, ()
@@ -87,7 +88,7 @@ def _fingerprint_of(state: CoordinatorState, plan: Plan) -> dict[str, str]:
 
 
 def _missing(state: CoordinatorState, now_s: float) -> str:
-    """What kept the job from starting."""
+    """Return a sentence about what kept the job from starting."""
     shape = state.shape
     needed = shape.min_replicas * len(shape.positions)
     cells = f"{shape.min_replicas} x {shape.stages} cells"
@@ -113,7 +114,7 @@ def _missing(state: CoordinatorState, now_s: float) -> str:
 
 
 def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Complete, recover, re-form or join: the first that is due."""
+    """Complete, recover, re-form or join: do the first that is due."""
     if _is_finishing(state):
         return _decide_finishing(state)
     if has_paused(state) and state.suspend:
@@ -141,10 +142,10 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
 def _taking_back(
     state: CoordinatorState, decide: Callable[[CoordinatorState], Transition]
 ) -> Transition:
-    """Decide on an unplanned plan as if no planned one had dropped anybody who still serves.
+    """Decide on an unplanned plan as if the planned plan before it had dropped no living member.
 
-    They come back as followers: what is lost now may be what only they hold. The next planned
-    plan drops them again.
+    The dropped members come back as followers: they may be the last to hold what is lost now. The
+    next planned plan drops them again.
     """
     back = still_needed(state)
     if not back or state.plan is None:
@@ -166,12 +167,12 @@ def _taking_back(
 
 
 def _is_finishing(state: CoordinatorState) -> bool:
-    """Whether some member of every position has applied the last step."""
+    """Return whether some member of every position has applied the last step."""
     return len(state.finals) == len(state.shape.positions)
 
 
 def _decide_finishing(state: CoordinatorState) -> Transition:
-    """Nobody is needed any more; wait only for those who are about to finish by themselves."""
+    """Complete the job, once the members that can still finish by themselves have done so."""
     assert state.plan is not None
     parked = state.suspicion.reporters if state.suspicion else ()
     unfinished = [
@@ -218,7 +219,7 @@ def _recover(
 
 
 def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Situation:
-    """Return what the ladder needs to know of the job."""
+    """Return the ladder's input for this state."""
     assert state.plan is not None
     stages = []
     for position in state.plan.positions:
@@ -241,7 +242,7 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
 
 
 def _wait(state: CoordinatorState, reason: str, now_s: float) -> Transition:
-    """Row 6: keep everybody parked until the condition holds, or the deadline is over."""
+    """Carry out row 6: keep all members parked until the condition holds or time is over."""
     old = state.waiting
     if old is not None and old.reason == reason:
         return Transition(state=state)
@@ -258,7 +259,7 @@ def _wait(state: CoordinatorState, reason: str, now_s: float) -> Transition:
 
 
 def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Enter the ladder again; at the deadline the job has failed."""
+    """Enter the ladder again. At the deadline the job has failed."""
     assert state.waiting is not None
     if _is_finishing(state):
         return _decide_finishing(state)
@@ -278,7 +279,7 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
 
 
 def decide_suspended(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Form again once nobody wants the job to stand still any more."""
+    """Form again, once nobody wants the job suspended any more."""
     del nonce
     return Transition(state=state) if state.suspend else resume_now(state, now_s)
 
@@ -290,7 +291,7 @@ def _meet_again(
     nonce: str,
     left: tuple[Member, ...] = (),
 ) -> Transition:
-    """The members are all there, but not in one quorum: a newer plan brings them together.
+    """Make a newer plan of the same members, so that they meet in one quorum.
 
     Args:
         state: of the job.
@@ -307,10 +308,10 @@ def _meet_again(
 
 
 def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """A collective failed and nobody is known to be gone: meet again, after a pause for evidence.
+    """Form the same quorum again after a failed collective: nobody is known to be gone.
 
-    Whoever is suspected a second time without a commit in between is left out,
-    if the others can do without it (protocol section 8).
+    A pause leaves time for evidence. A member that is suspected a second time without a commit in
+    between is left out, if the others can do without it (protocol section 8).
     """
     assert state.suspicion is not None
     assert state.plan is not None
@@ -353,7 +354,7 @@ def _ended_early(state: CoordinatorState, left: tuple[Member, ...]) -> str:
 
 
 def _repeat_suspects(state: CoordinatorState) -> tuple[Member, ...]:
-    """Members to leave out: named again, silent themselves, and no position needs them."""
+    """Return the members to leave out: suspected again, silent, and needed by no position."""
     assert state.plan is not None
     assert state.suspicion is not None
     again = set(state.suspicion.suspects) & set(state.suspected_before)
@@ -368,7 +369,7 @@ def _repeat_suspects(state: CoordinatorState) -> tuple[Member, ...]:
 
 
 def _hold_back(state: CoordinatorState, slot: Slot, now_s: float) -> CoordinatorState:
-    """Each failed join costs the others a settle: an excluded slot comes back ever later."""
+    """Hold an excluded slot back, longer each time: each failed join costs the others a settle."""
     known = state.slot(slot)
     assert known is not None
     pause_s = state.config.restart_grace_s * 2 ** min(known.failures, MAX_PROBE_DOUBLINGS)

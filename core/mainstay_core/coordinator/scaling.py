@@ -1,4 +1,4 @@
-"""How many replicas are wanted, and so how many pods; which pods nobody needs."""
+"""Decides how many replicas and pods the job needs, and which pods it does not need."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from mainstay_core.job.phase import JobPhase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlan:
-    """What whoever makes the pods should bring about."""
+    """The pods that the job needs, and those that should end."""
 
     num_pods: int
     """Pods that should live and not leave, spares included."""
     leaving: tuple[PodUid, ...]
-    """Pods that will end by themselves or are drained: others are made in their place."""
+    """Pods that end by themselves or are drained. Other pods are made in their place."""
     ending: tuple[PodUid, ...]
-    """Pods to end, in this order: their work is handed over, or they never had any. Those that
-    leave and still serve are not among them: a plan drops them first."""
+    """Pods to end, in this order: their work is handed over, or they never had any. A pod that
+    leaves and still serves is not among them: a plan drops it first."""
 
 
 def note_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> Transition:
-    """Return the state with another number of replicas or spares wanted.
+    """Return the state with another number of wanted replicas or spares.
 
     Raises:
         InvalidSpecError: replicas are not within minReplicas..lanes, spares are
@@ -66,12 +66,11 @@ def note_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> 
 
 
 def plan_pods(state: CoordinatorState) -> PodPlan:
-    """Return how many pods the job needs now, and which of the registered ones should end.
+    """Return how many pods the job needs now, and which registered pods should end.
 
-    A pod that serves is never ended here: what leaves does so by a plan first, and what a
-    plan drops is not ended before all others have adopted that plan.
-    Of the free ones go those that leave, then those that are held back, then
-    the newest by name.
+    A pod that serves never ends here: a plan drops a leaving pod first, and a dropped pod ends only
+    after all others have adopted that plan. Of the free pods, those that leave end first, then
+    those that are held back, then the newest by name.
     """
     if state.terminal:
         return PodPlan(num_pods=0, leaving=(), ending=())
@@ -96,14 +95,14 @@ def plan_pods(state: CoordinatorState) -> PodPlan:
 
 
 def may_still_come(state: CoordinatorState, num_slots: int) -> bool:
-    """Return whether so many trainers may yet be up, though they are late.
+    """Return whether that many trainers may still come up, though they are late.
 
-    In a cluster pods come late: images are pulled, nodes are added, others' jobs end. They
-    are waited for, unless so many trainers were refused or have ended that those
-    which are still to come would not do. On one machine all pods are there at once.
+    In a cluster pods come late: images are pulled, nodes are added, other jobs end. The job waits
+    for them, unless so many trainers were refused or have ended that the rest cannot be enough. On
+    one machine all pods are there at once.
 
-    A trainer that has ended before the job began is not expected to do better the next
-    time; later it is, as long as its launcher forks another.
+    A trainer that ended before the job began is not expected to do better the next time. Later it
+    is, as long as its launcher forks another one.
     """
     if not state.config.namespace:
         return False

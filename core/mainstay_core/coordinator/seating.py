@@ -1,8 +1,8 @@
-"""From trainers that are up to the next plan: who is a member, where, and who computes what.
+"""Builds the next plan from the trainers that are up: who is a member, where, and computes what.
 
-Pure: every function takes the coordinator's state and returns a plan, or None
-where there is none. The plans differ in whom they seat; everything after that
-(order of members, chains, suppliers, meeting place) is one function for all.
+Every function is pure: it takes the coordinator's state and returns a plan, or None where no plan
+is possible. The plans differ in whom they seat. One function does the rest for all of them: order
+of members, chains, suppliers, meeting place.
 """
 
 from __future__ import annotations
@@ -46,25 +46,28 @@ class Seat:
     slot: Slot
     incarnation: Incarnation
     since: int | None = None
-    """None: from the next quorum on."""
+    """The first quorum of its membership; None: the next one."""
     joining: bool = False
     served: int | None = None
     """Replica that it served last."""
 
     @property
     def position(self) -> tuple[int, int]:
-        """(stage, inner): trainers of one position have interchangeable states."""
+        """Return (stage, inner). The ranks of one position have interchangeable states."""
         return self.stage, self.inner
 
     @property
     def cell_id(self) -> str:
-        """Name of the trainer for chaining: another life of it is another one."""
+        """Return the trainer's name for chaining.
+
+        Another life on the same slot has another name.
+        """
         return f"{self.slot}@{self.incarnation}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What a plan is for; the rest of it follows."""
+    """The purpose of a plan, and the arguments that every plan needs."""
 
     method: Method
     planned: bool
@@ -72,16 +75,16 @@ class Draft:
     now_s: float
     nonce: str
     avoid_rendezvous: PodUid | None = None
-    """The pod where the last quorum failed to meet, if another will do."""
+    """The pod where the last quorum failed to meet. It hosts no meeting if another pod can."""
 
 
 def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: str) -> Plan | None:
     """Return the first plan with ``num_replicas`` chains, or None when too few trainers are up.
 
-    Chain first, (replica, stage, inner), onto the first pods by name, or where the
-    nodes' locations are known onto near ones, chains apart from each other; never two
-    cells of one stage in a pod while these pods avoid it, and a cell in one pod
-    where one has room for it (design 13.7).
+    Chains are seated one after the other, in order of (replica, stage, inner). They take the first
+    pods by name; where the locations of nodes are known, each chain takes near pods, and chains lie
+    apart. Two cells of one stage share a pod only where it cannot be avoided, and a cell stays
+    within one pod where one has room for it (design 13.7).
     """
     shape = state.shape
     needed = num_replicas * len(shape.positions)
@@ -117,11 +120,10 @@ def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: 
 def mask_plan(
     state: CoordinatorState, draft: Draft, excluded: frozenset[Slot] = frozenset()
 ) -> Plan:
-    """Return the plan without the dead and the excluded: whole chains go on untouched.
+    """Return the plan without dead and excluded members. Whole chains go on untouched.
 
-    The remains of broken chains become followers. Only where no chain is whole
-    the remains of several are mated at once; otherwise that waits for a planned
-    plan (protocol section 3).
+    The remains of broken chains become followers. Only where no chain is whole are the remains
+    mated at once; otherwise a planned plan does that later (protocol section 3).
 
     Raises:
         InfeasiblePlanError: some position has no living member.
@@ -134,16 +136,15 @@ def mask_plan(
 
 
 def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
-    """Return a plan with empty positions filled from free trainers, or None if too few are up."""
+    """Return a plan with its empty positions filled, or None if too few trainers are up."""
     grown = _grow(state, takers, least=1)
     return None if grown is None else compose(state, grown, draft)
 
 
 def join_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
-    """Return a plan with more whole replicas than now, or None if that takes more trainers.
+    """Return a plan with more whole replicas than now, or None if too few trainers are free.
 
-    Followers come first (no transfer), then ``takers`` in the order of
-    :func:`seat_joiners`.
+    Followers take places first (no transfer), then ``takers`` in the order of :func:`seat_joiners`.
     """
     assert state.plan is not None
     grown = _grow(state, takers, least=len(state.plan.chains) + 1)
@@ -206,10 +207,9 @@ def seat_joiners(
 ) -> list[Seat]:
     """Give each wanted place (a position) a free trainer.
 
-    Not beside another cell of the stage while avoidable, then the slot that
-    served the position before, then apart from the stage's other cells, then
-    beside ranks that it can form a cell with, then any restarted trainer, then
-    spares in pod order.
+    A trainer beside another cell of the stage is avoided where possible. Then come, in this order:
+    the slot that served the position before, a slot apart from the stage's other cells, a slot
+    beside ranks with which it can form a cell, any restarted trainer, and spares in pod order.
     """
     locations = locations_of(state)
     copies = count_copies(locations, ((s.slot, s.stage) for s in seats))
@@ -247,10 +247,10 @@ def seat_joiners(
 
 
 def mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Seat]:
-    """Chain trainers to whole replicas, up to ``most`` of them; whole chains stay as they are.
+    """Chain trainers to whole replicas, at most ``most`` of them. Whole chains stay as they are.
 
-    A chain goes through all positions, inner ranks of a stage one after the
-    other: chaining calls each position a stage.
+    A chain goes through all positions, the inner ranks of a stage one after the other: chaining
+    calls each position a stage.
 
     Raises:
         InfeasiblePlanError: some position has no trainer.
@@ -278,7 +278,7 @@ def mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Seat
 
 
 def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Plan:
-    """Return the plan with these seats: order, chains, suppliers, meeting place."""
+    """Return the plan with these seats: order of members, chains, suppliers, meeting place."""
     quorum = QuorumId(id=state.last_id + 1, nonce=draft.nonce)
     addresses = {p.registration.pod: p.registration.address for p in state.pods}
     ordered = sorted(seats, key=lambda s: (*s.position, s.replica is None, s.replica or 0, s.slot))
@@ -321,7 +321,10 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
 def _chains(
     previous: Plan | None, members: Sequence[Member], quorum: QuorumId
 ) -> tuple[Chain, ...]:
-    """Chains of the seated cells; one whose cells are as before keeps the plan that formed it."""
+    """Return the chains of the seated cells.
+
+    A chain with the same cells keeps the plan that formed it.
+    """
     cells: dict[int, list[Member]] = {}
     for member in sorted(members, key=lambda m: m.rank.position):
         if member.rank.replica is not None:
@@ -340,7 +343,10 @@ def _chains(
 def _suppliers(
     state: CoordinatorState, replicas: tuple[int, ...]
 ) -> tuple[tuple[int, ...], int, str]:
-    """Who computes each type. A replica that comes (back) gets its own lane first."""
+    """Return who computes each type.
+
+    A replica that comes (back) gets the types of its own lane first.
+    """
     shape = state.shape
     home = [shape.lane_of(t) for t in range(shape.num_types)]
     if state.plan is None:
@@ -370,7 +376,10 @@ def _hosts(lanes: int, shards_per_lane: int, redundancy: int | None) -> tuple[tu
 def _rendezvous(
     state: CoordinatorState, members: Sequence[Member], avoid: PodUid | None
 ) -> Rendezvous:
-    """The lowest member's pod, one that stayed and is not to be avoided if there is one."""
+    """Return the pod where the quorum meets.
+
+    It is that of the lowest member that stayed, unless the draft avoids it.
+    """
     known = {p.registration.pod for p in state.pods if p.registration.gather}
     best = min(
         members,
@@ -387,7 +396,7 @@ def _rendezvous(
 
 
 def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rendezvous, ...]:
-    """Where each pod with a member can be met, in pod order."""
+    """Return where each pod with a member can be met, in pod order."""
     used = {m.slot.pod for m in members}
     return tuple(
         Rendezvous(pod=p.registration.pod, gather=p.registration.gather, store=p.registration.store)

@@ -1,9 +1,9 @@
-"""Which slots serve together: pods are placed by a cluster's scheduler, ranks are placed here.
+"""Decides which free slots serve together. The cluster's scheduler places pods; this places ranks.
 
-A cluster says of each node where it is: which nodes are near it (a replica's
-chain should stay within them, its activations travel there) and which failure
-domain it belongs to (copies of a stage should be in several). Without that
-knowledge slots are taken in the order of their pods.
+A cluster says of each node which nodes are near it and to which failure domain it belongs. The
+cells of a chain should be near each other, as activations travel between them. The copies of a
+stage should be in several failure domains. Without that knowledge slots are taken in the order of
+their pods.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mainstay_core.wire.facts import Location
 
 
 def locations_of(state: CoordinatorState) -> dict[PodUid, Location]:
-    """Return where pods are, of those whose node's place is known."""
+    """Return the locations of the pods whose node's location is known."""
     return {
         p.registration.pod: state.topology[p.registration.domain]
         for p in state.pods
@@ -27,7 +27,7 @@ def locations_of(state: CoordinatorState) -> dict[PodUid, Location]:
 
 
 def near_domains(state: CoordinatorState) -> dict[PodUid, str]:
-    """Return within what links between pods are short: the known place, else node, else pod."""
+    """Return for each pod its domain of short links: the location, else the node, else itself."""
     locations = locations_of(state)
     near = {uid: location.near or location.apart for uid, location in locations.items()}
     return {
@@ -41,12 +41,12 @@ def near_domains(state: CoordinatorState) -> dict[PodUid, str]:
 def order_slots(
     slots: Sequence[SlotState], locations: Mapping[PodUid, Location], chain: int, num_chains: int
 ) -> list[SlotState]:
-    """Return the slots, those first that are best for so many chains, chain after chain.
+    """Return the slots in the order in which they best form ``num_chains`` chains.
 
     Greedy, O(chains x groups): each chain goes to a group of near slots that has room for all of
-    it, in the failure domain that has the fewest chains, where least room is left over, then by
-    name. If no group has room, it is filled from the largest ones. The given order is kept inside
-    a group, and altogether when no place is known.
+    it. Among these groups it prefers the failure domain with the fewest chains, then the group with
+    the least room left over, then the first by name. If no group has room, the largest groups fill
+    the chain. Inside a group the given order is kept; if no location is known, all of it is.
     """
     if not any(s.slot.pod in locations for s in slots):
         return list(slots)
@@ -94,7 +94,10 @@ def count_copies(
 def take_cell(
     free: list[SlotState], stage: int, num_ranks: int, crowd: Counter[tuple[PodUid, int]]
 ) -> list[SlotState]:
-    """Take a cell's slots out of ``free``: in a pod without its stage, all in one if possible."""
+    """Take the slots of a cell out of ``free``.
+
+    They are in one pod, and in one without the stage, if possible.
+    """
     cell: list[SlotState] = []
     for _ in range(num_ranks):
         room = Counter(s.slot.pod for s in free)
@@ -116,8 +119,8 @@ def take_cell(
 def usable_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:
     """Return the slots whose trainer is up, may be used and is no member, in pod order.
 
-    With an infinite ``now_s`` those that are held back count as well. Who is known only from a
-    restored plan that lets him go does not count before his supervisor has told of him.
+    With an infinite ``now_s`` the slots that are held back count as well. A trainer known only from
+    a recovered plan that drops it does not count before its supervisor has reported it.
     """
     unheard = {uid_of(p) for p in state.pods if p.placeholder}
     let_go = {m.incarnation for m in state.plan.outgoing} if state.plan else set()
@@ -156,13 +159,13 @@ def restarting_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, 
 
 
 def held_until_s(state: CoordinatorState, slot: SlotState) -> float:
-    """Return until when a slot gets no place: its own trainers', or its domain's, ends in a row."""
+    """Return until when a slot is held back, for ends of its own trainers or of its domain's."""
     domain = state.domains.get(domain_of(state, slot.slot.pod))
     return max(slot.held_until_s, domain.held_until_s if domain else 0.0)
 
 
 def domain_of(state: CoordinatorState, uid: PodUid) -> str:
-    """Return the failure domain of a pod; the pod itself where none is known."""
+    """Return the failure domain of a pod, or the pod itself where no domain is known."""
     pod = state.pod(uid)
     return (pod.registration.domain if pod else "") or uid
 

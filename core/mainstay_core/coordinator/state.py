@@ -1,9 +1,8 @@
-"""What the coordinator knows of a job: one frozen value, and questions to it.
+"""Holds everything that the coordinator knows of one job: one frozen value, and questions to it.
 
-The state is what is compared and set in the store; everything that can be
-derived from it is a function here, never a second copy that may disagree. Who
-is lost, for example, is the difference between the plan's members and the
-trainers that live, so a repeated or late fact cannot cause a second recovery.
+The store compares and sets this state. Whatever can be derived from it is a function here, never a
+second copy that may disagree. For example, the lost members are those of the plan whose trainers do
+not live. So a repeated or late fact cannot cause a second recovery.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
 
 MAX_ENDED = 8
-"""Ended incarnations remembered per slot: a late report of one must not revive it."""
+"""Ended incarnations remembered per slot. A late report of one of them must not revive it."""
 COMMITS_THAT_SETTLE = 3
-"""A commit needs every member's vote, so it proves that all have settled; their own word, which
-has the times, gets so many commits to arrive."""
+"""Commits after which every member counts as settled. A commit proves it, as it needs every
+member's vote; but only the members' own reports carry the times, so these get that long to come."""
 MAX_STEP_SECONDS = 33
 """Recent step durations kept for the median that a recovery is compared with."""
 
@@ -38,7 +37,7 @@ _Value = TypeVar("_Value")
 class Lookup(Generic[_Key, _Value]):
     """Finds values of a tuple by key, in constant time for the tuple asked for last.
 
-    A memo, not a state: tuples don't change, so the same one has the same answer.
+    It is a memo, not a state: tuples never change, so the same tuple has the same answer.
     """
 
     def __init__(self, key: Callable[[_Value], _Key]) -> None:
@@ -59,20 +58,22 @@ class PodState:
 
     registration: PodRegistration
     gone: bool = False
-    """Surely gone; it has to register again before anything it says counts."""
+    """Whether the pod is surely gone. It has to register again before anything it says counts."""
     why: str = ""
     gone_at_s: float = 0.0
-    """Wall clock of whoever saw it go."""
+    """Wall clock of the process that saw it go."""
     leaving: str = ""
-    """Why it will end. A pod that leaves works on, gets no new place and never changes its mind."""
+    """Why the pod will end; empty if it stays. A leaving pod works on, gets no new place, and stays
+    leaving."""
     leaving_at_s: float = 0.0
-    """When that was learnt."""
+    """When the coordinator noted that."""
     leave_by_s: float = 0.0
-    """When it ends at the latest; 0: no limit."""
+    """When the pod ends at the latest; 0: no limit."""
     leave_waits: str = ""
     """Why its work cannot be handed over yet."""
     placeholder: bool = False
-    """Known from a restored plan; its supervisor has not registered since."""
+    """Whether the pod is known only from a recovered plan: its supervisor has not registered
+    since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,37 +89,40 @@ class SlotState:
     down_at_s: float = 0.0
     """Wall clock of the reporter at the last end."""
     learnt_down_s: float = 0.0
-    """When the last end was learnt."""
+    """When the coordinator noted the last end."""
     restarting: bool = False
-    """Its launcher forks another trainer."""
+    """Whether its launcher forks another trainer."""
     failures: int = 0
     """Ends without a commit in between."""
     held_until_s: float = 0.0
-    """Not used before: it was excluded on suspicion, or ended again and again."""
+    """Until when it gets no place: it was excluded on suspicion, or ended again and again."""
     stage: int | None = None
-    """Stage that it served last: it is the first choice for a place there."""
+    """Stage that it served last. It is the first choice for a place there."""
     inner: int = 0
     """Inner rank that it served last."""
     why: str = ""
     """Evidence of the last end."""
     refused: str = ""
-    """Why it cannot be used at all."""
+    """Why it can never be used; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainState:
-    """Ends in a row on one failure domain (a pod, where none is known), without a commit there."""
+    """Ends in a row, without a commit, on one failure domain.
+
+    It is a pod where no domain is known.
+    """
 
     failures: int
     last_s: float
-    """When the last end was learnt: what ends together counts once."""
+    """When the last end was noted. Ends at the same moment count once."""
     held_until_s: float = 0.0
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Row 6 of the ladder: the condition and its deadline."""
+    """The condition and the deadline of a job that waits: row 6 of the ladder."""
 
     reason: str
     since_s: float
@@ -127,7 +131,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """Members gave up the quorum without sure evidence that anybody is gone."""
+    """Members that gave up the quorum, and whom they suspect, without sure evidence."""
 
     first_s: float
     reporters: tuple[Slot, ...]
@@ -147,17 +151,17 @@ class FiredFault:
     pod: PodUid
     slot: int | None
     rank: str | None
-    """Rank in the quorum in force, as text."""
+    """The rank in the quorum in force, as text."""
     at_s: float
     step: int = 0
-    """Number of committed steps then."""
+    """Number of committed steps at that time."""
     matched: bool = False
     """Whether a recovery has taken its death time from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRecovery:
-    """A recovery whose five times are not all known. All times are wall clock, in s."""
+    """A recovery whose five times are not all known. All times are wall clock, in seconds."""
 
     recovery: Recovery
     died_at_s: float
@@ -173,11 +177,11 @@ class OpenRecovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorState:
-    """Everything the coordinator's decisions depend on.
+    """Everything on which the coordinator's decisions depend.
 
-    Invariants (checked by :func:`check_invariants`): a slot is in the plan at
-    most once; each place of a chain has one member; every shard type has one
-    supplier, which is a whole chain; ``last_id`` is the largest quorum id used.
+    Invariants (checked by :func:`check_invariants`): a slot is in the plan at most once; each place
+    of a chain has one member; every shard type has one supplier, which is a whole chain;
+    ``last_id`` is the largest quorum id used.
     """
 
     config: JobConfig
@@ -193,13 +197,13 @@ class CoordinatorState:
     """Quorum of the last restart: commits of older quorums don't count any more."""
     plan: Plan | None = None
     forming_since_s: float = 0.0
-    """When it began to form again after a suspension; 0: never."""
+    """When the job began to form again after a suspension; 0: never."""
     suspend: bool = False
-    """Whether somebody wants the job to stand still, without pods."""
+    """Whether a user wants the job to stand still, without pods."""
     paused: tuple[int, ...] = ()
     """Members of a pausing plan that have saved what they can."""
     scaled_to: int | None = None
-    """Replicas that somebody asked for in the running job."""
+    """Replicas that a user asked for in the running job."""
     pods: tuple[PodState, ...] = ()
     """In natural order of their names."""
     slots: tuple[SlotState, ...] = ()
@@ -207,11 +211,11 @@ class CoordinatorState:
     domains: dict[str, DomainState] = field(default_factory=dict)
     """By failure domain: where trainers end again and again."""
     topology: dict[str, Location] = field(default_factory=dict)
-    """Where nodes are, by the failure domain of their pods' registrations."""
+    """Locations of nodes, by the failure domain in their pods' registrations."""
     fingerprint: dict[str, str] | None = None
     """Numerics fingerprint of the first plan's members; fixed from then on."""
     fingerprints: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Fingerprint by slot, as its living trainer told it."""
+    """Fingerprint by slot, as its living trainer reported it."""
     adopted_at_s: dict[int, float] = field(default_factory=dict)
     """Member index to when it held all settle reports of the current plan."""
     settled_at_s: dict[int, float] = field(default_factory=dict)
@@ -223,7 +227,7 @@ class CoordinatorState:
     step: int = 0
     """Number of committed steps."""
     durable: int = 0
-    """Newest complete durable version that anybody told of."""
+    """Newest durable version that any pod reported as complete."""
     checkpoint_problem: str = ""
     """Why the last checkpoint is late or failed; empty since one was completed."""
     step_seconds: tuple[float, ...] = ()
@@ -235,7 +239,7 @@ class CoordinatorState:
     """Re-forms since the last commit."""
     recoveries: tuple[OpenRecovery, ...] = ()
     finals: tuple[FinalDigests, ...] = ()
-    """Per position, of the first member that finished."""
+    """Final digests of each position, from the first member that finished."""
     finished: tuple[Incarnation, ...] = ()
     fired: tuple[FiredFault, ...] = ()
     injected: tuple[str, ...] = ()
@@ -245,13 +249,13 @@ class CoordinatorState:
     server: str = ""
     """Name of the store's process that took the last decision."""
     restored: str = ""
-    """The last quorum that was restored from a supervisor's plan, as text."""
+    """The last quorum that was recovered from a supervisor's plan, as text."""
     restored_at_s: float = 0.0
-    """When; supervisors that registered before do so again."""
+    """When that was. Supervisors that registered before register again."""
     rivals: tuple[str, ...] = ()
-    """Nonces of quorums with the plan's id that supervisors hold as well."""
+    """Nonces of quorums with the plan's id that supervisors hold beside it."""
     unheard: tuple[PodUid, ...] = ()
-    """Pods that may hold a newer plan: no plan is made before they are heard or clearly silent."""
+    """Pods that may hold a newer plan. No plan is made before they are heard or clearly silent."""
 
     @property
     def shape(self) -> JobShape:
@@ -334,7 +338,7 @@ _by_slot: Lookup[Slot, SlotState] = Lookup(lambda s: s.slot)
 
 
 def is_living(state: CoordinatorState, member: Member) -> bool:
-    """Return whether this life of the member's trainer goes on, as far as is known."""
+    """Return whether this life of the member's trainer goes on, as far as the coordinator knows."""
     pod, slot = state.pod(member.slot.pod), state.slot(member.slot)
     return (
         pod is not None
@@ -362,7 +366,7 @@ def has_members(state: CoordinatorState, uid: PodUid) -> bool:
 
 
 def has_left(state: CoordinatorState, uid: PodUid) -> bool:
-    """Return whether a pod said that it leaves and its work is handed over: it may end."""
+    """Return whether a leaving pod may end, as its work is handed over."""
     return is_leaving(state, uid) and not has_members(state, uid)
 
 
@@ -374,12 +378,12 @@ def lost_members(state: CoordinatorState) -> tuple[Member, ...]:
 
 
 def holds_state(state: CoordinatorState, member: Member) -> bool:
-    """Return whether a living member has, or can have at once, its stage's state."""
+    """Return whether a living member holds its stage's state, or can have it at once."""
     return is_living(state, member) and not still_joining(state, member)
 
 
 def still_joining(state: CoordinatorState, member: Member) -> bool:
-    """Return whether a member has not been given its state yet."""
+    """Return whether a member has not received its state yet."""
     return member.joining and member.index not in state.settled_at_s
 
 
@@ -389,17 +393,17 @@ def all_settled(state: CoordinatorState) -> bool:
 
 
 def pod_name(state: CoordinatorState, uid: PodUid) -> str:
-    """Return what people call a pod."""
+    """Return the name of a pod, as people use it."""
     pod = state.pod(uid)
     return pod.registration.name if pod else uid
 
 
 def slot_name(state: CoordinatorState, slot: Slot) -> str:
-    """Return what people call a slot."""
+    """Return the name of a slot, as people use it."""
     return f"{pod_name(state, slot.pod)}/{slot.index}"
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the lower median; 0 of nothing."""
+    """Return the lower median; 0 for no values."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2] if ordered else 0.0

@@ -1,16 +1,14 @@
-"""A store that lost a job or fell back to an older state: what is believed then.
+"""Decides what to believe when the store lost a job or fell back to an older state.
 
-Agents are the truth about membership (protocol section 9). Every request of a
-supervisor names the plan it holds; a store that does not know that plan is
-*behind* and must be told it before anything is learnt or decided. The newest
-plan that was told becomes the job's plan, and the next id lies above it. If two
-plans have one id their nonces differ: nobody of the one can complete anything
-with somebody of the other, so one is kept, the other is remembered as a rival,
-and a plan above both brings all together again.
+Agents are the truth about membership (protocol section 9). Every request of a supervisor names the
+plan that it holds. A store that does not know this plan is *behind*: it must be given the plan
+before anything is noted or decided. The newest reported plan becomes the job's plan, and the next
+id lies above it. If two plans have one id, their nonces differ: no member of one can complete
+anything with a member of the other. So one of them is kept, the other is remembered as a rival, and
+a plan above both brings all members together.
 
-One supervisor's plan may not be the newest, so no plan is derived before every
-pod was heard or is clearly silent: a plan made from an older one could send
-ranks to stages that they no longer hold.
+One supervisor's plan may not be the newest. So no plan is made before every pod was heard or is
+clearly silent: a plan made from an older one could send ranks to stages that they no longer hold.
 """
 
 from __future__ import annotations
@@ -45,18 +43,18 @@ from mainstay_core.wire.plan import Method, Plan
 
 
 class StoreBehindError(RemoteProtocolError):
-    """A supervisor holds a plan that the store does not know: it has to tell it first."""
+    """A supervisor holds a plan that the store does not know. It has to report the plan first."""
 
 
 SILENT_BEATS = 2.0
-"""So many heartbeats without a word from a pod, others being heard, and it is not waited for."""
+"""A pod is clearly silent after so many heartbeats without a word, while others are heard."""
 
 
 def is_behind(state: CoordinatorState, held: QuorumId | None) -> bool:
     """Return whether a supervisor that holds ``held`` knows more than this state.
 
-    True for a newer id, and for the same id with a nonce that the state has not
-    heard of; then that supervisor has to tell its plan first.
+    That is so for a newer id, and for the same id with a nonce that the state does not know. The
+    supervisor then has to report its plan first.
     """
     if held is None or state.terminal:
         return False
@@ -69,7 +67,7 @@ def is_behind(state: CoordinatorState, held: QuorumId | None) -> bool:
 
 
 def refuse_behind(state: CoordinatorState, held: QuorumId | None) -> None:
-    """Let nobody tell anything to a store that does not know the plan he holds.
+    """Refuse a request of a supervisor whose plan the store does not know.
 
     Raises:
         StoreBehindError: it does not.
@@ -80,7 +78,10 @@ def refuse_behind(state: CoordinatorState, held: QuorumId | None) -> None:
 
 
 def note_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Transition:
-    """Return the state with a supervisor's plan learnt: restored, a rival, known, or older."""
+    """Return the state with a supervisor's plan noted.
+
+    The plan is recovered, a rival, known, or older.
+    """
     theirs = event.plan.quorum
     if not is_behind(state, theirs):
         heard = note_heard(_with_hints(state, event), (event.pod,))
@@ -105,7 +106,10 @@ def note_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Tra
 
 
 def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Transition:
-    """Return the state after its store was started again: it may be older than the pods."""
+    """Return the state after the store was started again.
+
+    The state may be older than what pods hold.
+    """
     before, state = state.server, replace(state, server=event.server)
     if not before or state.terminal:
         return Transition(state=state, reason="the store is known by its process")
@@ -123,7 +127,7 @@ def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Trans
 
 
 def note_heard(state: CoordinatorState, pods: Collection[PodUid]) -> CoordinatorState:
-    """Return the state after ``pods`` spoke without the store being behind them."""
+    """Return the state after ``pods`` were heard and hold no plan that the store does not know."""
     if not state.unheard:
         return state
     gone = {uid_of(p) for p in state.pods if p.gone}
@@ -132,16 +136,16 @@ def note_heard(state: CoordinatorState, pods: Collection[PodUid]) -> Coordinator
 
 
 def note_unheard(state: CoordinatorState, behind_s: Mapping[str, float]) -> CoordinatorState:
-    """Return the state with nobody waited for who lags behind the job's newest heartbeat."""
+    """Return the state that waits no longer for pods that lag behind the job's newest heartbeat."""
     patience_s = SILENT_BEATS * state.config.heartbeat_s
     silent = [p for p in state.unheard if behind_s.get(p, 0.0) > patience_s]
     return note_heard(state, silent)
 
 
 def drop_let_go(state: CoordinatorState) -> CoordinatorState:
-    """Return the state without pods known only from a restored plan that has let them go.
+    """Return the state without the pods known only from a recovered plan that has dropped them.
 
-    Most of them ended in good order long before the store lost the job: nobody misses them.
+    Most of them ended in good order long before the store lost the job. Nobody misses them.
     """
     if outgoing(state) or not any(p.placeholder for p in state.pods):
         return state
@@ -157,13 +161,15 @@ def drop_let_go(state: CoordinatorState) -> CoordinatorState:
 
 
 def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> CoordinatorState:
-    """The state with the reported plan in force and everything that followed it unknown.
+    """Return the state with the reported plan in force.
 
-    Its members count as living until somebody tells otherwise or they are silent;
-    whether they have settled is told by their next commits. So do the members that it
-    drops: until then somebody may wait for their votes. Other trainers are known again
-    when their supervisors have told of them. Whether the job is to be suspended is what
-    the plan says: a wish that is older may be over.
+    Everything that followed the plan is unknown.
+
+    Its members count as living until somebody reports otherwise or they fall silent. Their next
+    commits show whether they have settled. The same holds for the members that the plan drops:
+    until then somebody may wait for their votes. Other trainers are known again when their
+    supervisors have reported them. The plan also says whether the job is to be suspended: an older
+    wish may be over.
     """
     plan = event.plan
     state = _with_slots(_with_pods(state, plan), plan)
@@ -195,7 +201,7 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
 
 
 def _with_pods(state: CoordinatorState, plan: Plan) -> CoordinatorState:
-    """Every member's pod is there; what is known of it may be old until it registers."""
+    """Add the pod of every member. What is known of a pod may be old until it registers."""
     hosts = {h.pod: h for h in (*plan.hosts, plan.rendezvous)}
     serving = {m.slot.pod for m in plan.members}
     everybody = (*plan.members, *plan.outgoing)
@@ -244,7 +250,7 @@ def _with_slots(state: CoordinatorState, plan: Plan) -> CoordinatorState:
 
 
 def _with_hints(state: CoordinatorState, event: PlanReported) -> CoordinatorState:
-    """What a report says besides its plan; the plan in force may already be a newer one."""
+    """Add what a report says besides its plan. The plan in force may already be a newer one."""
     if state.plan is None or state.terminal:
         return state
     known = {f.fault for f in state.fired}

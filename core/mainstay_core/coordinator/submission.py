@@ -1,8 +1,8 @@
-"""A job that is submitted again: what may change in it, and what would make it another job.
+"""Decides what may change when a job is submitted again, and what would make it another job.
 
-Whoever owns the jobs' definitions (in a cluster the operator) submits them again and
-again; what has not changed since the last submission changes nothing, so a wish
-that came by another way in between stands until the definition itself says otherwise.
+The owner of the jobs' definitions (in a cluster the operator) submits them again and again. A field
+that has not changed since the last submission changes nothing. So a request that came by another
+way in between stands until the definition itself changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MUTABLE = (
     "hold_back_s",
     "hold_back_max_s",
 )
-"""What only decisions depend on: trainers and supervisors that run do not hold a copy of it."""
+"""Fields on which only decisions depend. Running trainers and supervisors hold no copy of them."""
 _NOT_SUBMITTED = ("job", "faults")
 
 _PATHS = {
@@ -64,7 +64,7 @@ _PATHS = {
     "handover_s": "spec.recovery.handoverSeconds",
     "max_restarts": "spec.recovery.maxRestarts",
 }
-"""Where a user finds what the processes call otherwise."""
+"""Where a user finds a field that the processes name otherwise."""
 
 
 def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) -> Transition:
@@ -106,7 +106,7 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
 
 
 def note_topology(state: CoordinatorState, event: TopologyReported, now_s: float) -> Transition:
-    """Return the state with what the cluster says about its nodes. Plans that are made use it."""
+    """Return the state with what the cluster says about its nodes. The next plans use it."""
     del now_s
     if event.nodes == state.topology:
         return Transition(state=state, reason="the nodes are where they were")
@@ -115,7 +115,7 @@ def note_topology(state: CoordinatorState, event: TopologyReported, now_s: float
 
 
 def _differences(old: JobConfig, new: JobConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, old value, new value) of what differs and must not."""
+    """Yield (name, old value, new value) of each field that differs and must not."""
     pairs = [
         (f.name, getattr(old, f.name), getattr(new, f.name))
         for f in fields(JobConfig)

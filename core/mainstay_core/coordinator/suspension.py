@@ -1,11 +1,11 @@
-"""A job that is to stand still without a pod: who wants it, what is told, how it is done.
+"""Suspends a job, so that it stands still without pods, and resumes it.
 
-    running --wish--> a planned plan that pauses --all have saved--> suspended
-    suspended --wish withdrawn--> forming --START--> running, from the newest checkpoint
+    running --request--> a planned plan that pauses --all have saved--> suspended
+    suspended --request withdrawn--> forming --START--> running, from the newest checkpoint
 
-The pausing plan has the same members. Whoever adopts it, at the end of a step like any
-planned plan, computes no further: the version is saved as after the last step, and
-told. Nothing else is planned meanwhile, as planned plans need votes.
+The pausing plan has the same members. A member adopts it at the end of a step, like any planned
+plan, and computes no further. It saves its version as after the last step, and reports it. No other
+plan is made meanwhile, as planned plans need votes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUSPENDED = "the job is suspended"
 
 
 def note_suspend(state: CoordinatorState, event: SuspendRequested, now_s: float) -> Transition:
-    """Return the state with a suspension wanted, or not any more.
+    """Return the state in which a suspension is wanted, or not wanted any more.
 
     Raises:
         InvalidSpecError: what was computed could not be kept.
@@ -58,7 +58,7 @@ def note_suspend(state: CoordinatorState, event: SuspendRequested, now_s: float)
 
 
 def note_paused(state: CoordinatorState, fact: Paused, now_s: float) -> Transition:
-    """Return the state with a member that has saved what it can, and computes no further."""
+    """Return the state in which a member has saved what it can, and computes no further."""
     at_s = fact.observed_at_s or now_s
     plan = state.plan
     if plan is None or fact.quorum != plan.quorum:
@@ -87,13 +87,13 @@ def pause_plan(state: CoordinatorState, now_s: float, nonce: str) -> Plan:
 
 
 def has_paused(state: CoordinatorState) -> bool:
-    """Return whether every member of a pausing plan has told that it saved what it can."""
+    """Return whether every member of a pausing plan has reported that it saved what it can."""
     plan = state.plan
     return plan is not None and plan.pause and len(state.paused) == len(plan.members)
 
 
 def suspend_now(state: CoordinatorState, now_s: float) -> Transition:
-    """Return the suspended job: every pod is told to end, and none is wanted."""
+    """Return the suspended job: every pod is told to end, and the job needs no pods."""
     state, closed = close_all(state)
     lost = max(0, state.step - state.durable) if state.plan is not None else 0
     message = f"suspended at step {state.step}"
