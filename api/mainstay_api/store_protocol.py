@@ -128,7 +128,7 @@ def history_line(announce: Announce, now_s: float) -> str:
         {
             "at_s": now_s,
             "type": "Warning" if announce.warning else "Normal",
-            "reason": announce.reason,
+            "reason": announce.code,
             "message": announce.message,
         }
     )

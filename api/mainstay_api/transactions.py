@@ -271,7 +271,7 @@ class _Job(JobTransactions):
         for action in outcome.actions:
             if isinstance(action, Announce):
                 level = logging.WARNING if action.warning else logging.INFO
-                logger.log(level, "%s: %s: %s", self._uid, action.reason, action.message)
+                logger.log(level, "%s: %s: %s", self._uid, action.code, action.message)
 
     def committed(self, newest: LedgerEntry, outcome: Transition) -> None:
         metrics, config = self._service.metrics, outcome.state.config
@@ -284,7 +284,7 @@ class _Job(JobTransactions):
             f"{new.quorum}, {old.masters} in {old.quorum}"
         )
         logger.error("%s: %s", self._uid, message)
-        announce = Announce(reason="LedgerMismatch", message=message, warning=True)
+        announce = Announce(code="LedgerMismatch", message=message, warning=True)
         line = history_line(announce, self.now_s())
         await self._service.store.append(self._uid, "event", line)
 

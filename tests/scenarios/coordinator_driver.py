@@ -596,7 +596,7 @@ def _say(before: CoordinatorState, done: Transition, *, quiet: bool) -> list[str
     """The reason, and the actions: an announcement's sentence only where it is not the reason."""
     routine = ("PodRegistered", "TrainerUp", "Settled")
     actions = [
-        a for a in done.actions if not (quiet and isinstance(a, Announce) and a.reason in routine)
+        a for a in done.actions if not (quiet and isinstance(a, Announce) and a.code in routine)
     ]
     reason = "" if quiet and not actions else done.reason
     lines = [reason] if reason else []
@@ -617,7 +617,7 @@ def _say_action(before: CoordinatorState, action: Action, reason: str) -> list[s
         case Announce():
             kind = "warns" if action.warning else "announces"
             said = "" if action.message in reason else f": {action.message}"
-            return [f"* {kind} {action.reason}{said}"]
+            return [f"* {kind} {action.code}{said}"]
         case RecordRecovery(recovery=recovery):
             return [_say_recovery(before, recovery)]
         case EndJob():

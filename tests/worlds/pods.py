@@ -208,7 +208,7 @@ class PlayedPods:
         return [m for m in self.plan.members if m.rank.replica is None]
 
     def announced(self) -> list[str]:
-        return [a.reason for a in self.actions if isinstance(a, Announce)]
+        return [a.code for a in self.actions if isinstance(a, Announce)]
 
     def messages(self) -> str:
         return "\n".join(a.message for a in self.actions if isinstance(a, Announce))

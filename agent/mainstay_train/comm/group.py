@@ -32,6 +32,7 @@ import torch
 from torch import distributed
 from torch.distributed import PrefixStore, TCPStore
 
+from mainstay_core.base.errors import brief
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.base import network_cut
 from mainstay_train.base.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
@@ -58,8 +59,7 @@ _left_behind: list[Any] = []
 
 def _brief(error: RuntimeError) -> str:
     """The fact in a backend's message, without its source line and its advice: users read it."""
-    first = str(error).strip().splitlines()[0]
-    return re.sub(r"^(\[[^\]]*\]\s*)+", "", first).partition(". This is typically")[0]
+    return re.sub(r"^(\[[^\]]*\]\s*)+", "", brief(error)).partition(". This is typically")[0]
 
 
 def _ready(rank: int) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mainstay_core.base.errors import IntegrityError, InvalidSpecError
+from mainstay_core.base.errors import IntegrityError, InvalidSpecError, brief
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank import events
 from mainstay_core.wire.checkpoint_manifest import differences, identity_of
@@ -229,7 +229,7 @@ class Checkpointing:
             where = error.filename or self._config.checkpoint_dir
             cause = f"{error.strerror} ({where})"
         else:
-            cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            cause = brief(error)
         why = f"the checkpoint of step {version} is not written by {who}: {cause}"
         logger.warning("%s", why)
         self._report(self._status.durable, why)

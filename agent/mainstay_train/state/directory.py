@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mainstay_core.base import codec
 from mainstay_core.base.digest import total
-from mainstay_core.base.errors import IntegrityError, MainstayError
+from mainstay_core.base.errors import IntegrityError, MainstayError, brief
 from mainstay_core.planning.program import Op
 from mainstay_core.wire.checkpoint_manifest import (
     MANIFEST,
@@ -318,7 +318,7 @@ def read_tensors(part: Path, wanted: dict[str, torch.Tensor]) -> None:
     try:
         dcp.load(wanted, checkpoint_id=str(part), no_dist=True)
     except (RuntimeError, ValueError, EOFError, KeyError, dcp.CheckpointException) as error:
-        raise IntegrityError(f"{part} cannot be read: {_brief(error)}") from error
+        raise IntegrityError(f"{part} cannot be read: {brief(error)}") from error
 
 
 def stored_tensors(part: Path) -> dict[str, torch.Tensor]:
@@ -366,12 +366,7 @@ def _refusal(causes: Sequence[BaseException]) -> OSError:
             found = found.__cause__ or found.__context__
         if found is not None:
             return found
-    return OSError(_brief(causes[0]) if causes else "the checkpoint library failed")
-
-
-def _brief(error: BaseException) -> str:
-    """The first line: the library adds whole tracebacks."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return OSError(brief(causes[0]) if causes else "the checkpoint library failed")
 
 
 def _sync(path: Path) -> None:

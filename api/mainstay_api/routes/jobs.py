@@ -28,7 +28,7 @@ from mainstay_api.run_report import make_report, show_job, show_members, show_po
 from mainstay_api.summary import summarize
 from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
-from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
+from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.coordinator.events import (
     DrainRequested,
@@ -136,9 +136,8 @@ def _config_of(body: NewJob) -> JobConfig:
         faults = tuple(
             codec.decode(FaultPoint, fault, f"faults[{i}]") for i, fault in enumerate(body.faults)
         )
-    except RemoteProtocolError as error:
-        name, _, message = str(error).partition(": ")
-        raise InvalidSpecError(name, message) from error
+    except MalformedError as error:
+        raise InvalidSpecError(error.field, error.problem) from error
     config = parse_training_job(body.manifest).to_job_config(uid, faults, body.checkpoint_dir)
     return replace(config, namespace=body.namespace)
 

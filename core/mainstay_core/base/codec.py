@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union
 
-from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.errors import MalformedError
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def decode(cls: type[T], data: Any, path: str = "") -> T:
     """Return an instance of ``cls`` read from ``encode``'s output.
 
     Raises:
-        RemoteProtocolError: a field is missing or has the wrong type; the
+        MalformedError: a field is missing or has the wrong type; the
             message names its path.
     """
     return typing.cast(T, _decode(cls, data, path or cls.__name__))
@@ -65,12 +65,12 @@ def loads(cls: type[T], text: str | bytes) -> T:
     """Return an instance of ``cls`` from JSON text.
 
     Raises:
-        RemoteProtocolError: the text is no JSON or does not fit ``cls``.
+        MalformedError: the text is no JSON or does not fit ``cls``.
     """
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise RemoteProtocolError(f"{cls.__name__}: not JSON: {error}") from error
+        raise MalformedError(cls.__name__, f"not JSON: {error}") from error
     return decode(cls, data)
 
 
@@ -114,7 +114,7 @@ def _decode(kind: Any, data: Any, path: str) -> Any:
         try:
             return kind(data)
         except ValueError as error:
-            raise RemoteProtocolError(f"{path}: {error}") from error
+            raise MalformedError(path, str(error)) from error
     return _decode_scalar(kind, data, path)
 
 
@@ -127,10 +127,10 @@ def _decode_union(kind: Any, data: Any, path: str) -> Any:
             continue
         try:
             return _decode(member, data, path)
-        except RemoteProtocolError:
+        except MalformedError:
             if len([m for m in members if m is not type(None)]) == 1:
                 raise
-    raise RemoteProtocolError(f"{path}: {data!r} fits none of {kind}")
+    raise MalformedError(path, f"{data!r} fits none of {kind}")
 
 
 def _decode_literal(values: tuple[Any, ...], data: Any, path: str) -> Any:
@@ -138,16 +138,16 @@ def _decode_literal(values: tuple[Any, ...], data: Any, path: str) -> Any:
         if data == value and isinstance(data, bool) == isinstance(value, bool):
             return value
     told = ", ".join(repr(encode(value)) for value in values)
-    raise RemoteProtocolError(f"{path}: {data!r} is not {told}")
+    raise MalformedError(path, f"{data!r} is not {told}")
 
 
 def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, path: str) -> Any:
     if origin in (tuple, frozenset, list):
         if not isinstance(data, list | tuple):
-            raise RemoteProtocolError(f"{path}: expected a list, got {type(data).__name__}")
+            raise MalformedError(path, f"expected a list, got {type(data).__name__}")
         if (origin is tuple and len(args) == 2 and args[1] is not Ellipsis) or len(args) > 2:
             if len(data) != len(args):
-                raise RemoteProtocolError(f"{path}: expected {len(args)} items, got {len(data)}")
+                raise MalformedError(path, f"expected {len(args)} items, got {len(data)}")
             return tuple(
                 _decode(a, d, f"{path}[{i}]")
                 for i, (a, d) in enumerate(zip(args, data, strict=True))
@@ -155,12 +155,12 @@ def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, path: str) 
         return origin(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(data))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(data, Mapping):
-            raise RemoteProtocolError(f"{path}: expected an object, got {type(data).__name__}")
+            raise MalformedError(path, f"expected an object, got {type(data).__name__}")
         return {
             _decode_key(args[0], k, path): _decode(args[1], v, f"{path}.{k}")
             for k, v in data.items()
         }
-    raise RemoteProtocolError(f"{path}: unsupported type {origin}")
+    raise MalformedError(path, f"unsupported type {origin}")
 
 
 def _decode_key(kind: Any, key: Any, path: str) -> Any:
@@ -169,12 +169,12 @@ def _decode_key(kind: Any, key: Any, path: str) -> Any:
     try:
         return int(key)
     except ValueError as error:
-        raise RemoteProtocolError(f"{path}: expected integer keys, got {key!r}") from error
+        raise MalformedError(path, f"expected integer keys, got {key!r}") from error
 
 
 def _decode_dataclass(kind: type, data: Any, path: str) -> Any:
     if not isinstance(data, Mapping):
-        raise RemoteProtocolError(f"{path}: expected an object, got {type(data).__name__}")
+        raise MalformedError(path, f"expected an object, got {type(data).__name__}")
     modernized = _modernizer(kind)
     if modernized is not None:
         data = modernized(data)
@@ -186,7 +186,7 @@ def _decode_dataclass(kind: type, data: Any, path: str) -> Any:
                 hints[field.name], data[field.name], f"{path}.{field.name}"
             )
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise RemoteProtocolError(f"{path}.{field.name}: missing")
+            raise MalformedError(f"{path}.{field.name}", "missing")
     return kind(**values)
 
 
@@ -194,8 +194,8 @@ def _decode_scalar(kind: Any, data: Any, path: str) -> Any:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if kind is int and isinstance(data, bool):
-        raise RemoteProtocolError(f"{path}: expected int, got bool")
+        raise MalformedError(path, "expected int, got bool")
     if not isinstance(kind, type) or not isinstance(data, kind):
         name = getattr(kind, "__name__", str(kind))
-        raise RemoteProtocolError(f"{path}: expected {name}, got {type(data).__name__}")
+        raise MalformedError(path, f"expected {name}, got {type(data).__name__}")
     return data

@@ -8,6 +8,7 @@
     +-- ProtocolError
     |   +-- LocalProtocolError          this process sent an event its state does not accept: a bug
     |   +-- RemoteProtocolError         the peer did: stale quorum, unknown slot, bad frame
+    |       +-- MalformedError          a message is none; names the field
     +-- StoreConflictError              a compare-and-set lost its race; read again and retry
     +-- IntegrityError                  bytes do not have the digest they were announced with
 
@@ -57,9 +58,28 @@ class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol: stale, unknown or malformed."""
 
 
+class MalformedError(RemoteProtocolError):
+    """A message of a peer cannot be read.
+
+    Args:
+        field: path of the field in the message.
+        problem: what is wrong there.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
 class StoreConflictError(MainstayError):
     """Somebody else wrote first; read again and decide again."""
 
 
 class IntegrityError(MainstayError):
     """Received or loaded bytes do not have their announced digest."""
+
+
+def brief(error: BaseException) -> str:
+    """Return the first line of what an error says, or its type: people are told one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

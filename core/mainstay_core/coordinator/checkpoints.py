@@ -22,19 +22,17 @@ def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> 
     if not fact.complete:
         name = slot_name(state, Slot(pod=fact.pod, index=fact.slot))
         message = f"{fact.evidence} (told by {name}); training goes on"
-        if state.checkpoint_problem == fact.evidence:
-            return Transition(state=replace(state, durable=durable), reason=message)
-        return Transition(
-            state=replace(state, durable=durable, checkpoint_problem=fact.evidence),
-            actions=(Announce(reason="CheckpointProblem", message=message, warning=True),),
-            reason=message,
-        )
+        noted = replace(state, durable=durable, checkpoint_problem=fact.evidence)
+        announce = Announce(code="CheckpointProblem", message=message, warning=True)
+        told_before = noted == replace(state, durable=durable)
+        actions = () if told_before else (announce,)
+        return Transition(state=noted, actions=actions, reason=message)
     if durable == state.durable:
         return Transition(state=state, reason="known to be durable")
     message = f"the checkpoint of step {durable} is complete"
     return Transition(
         state=replace(state, durable=durable, checkpoint_problem=""),
-        actions=(Announce(reason="CheckpointComplete", message=message),),
+        actions=(Announce(code="CheckpointComplete", message=message),),
         reason=message,
     )
 

@@ -196,8 +196,8 @@ class RecordRecovery:
 class Announce:
     """Add a line to the job's history."""
 
-    reason: str
-    """CamelCase, for machines."""
+    code: str
+    """What it is about, for programs: CamelCase, the ``reason`` of the history that people read."""
     message: str
     """One sentence, for people."""
     warning: bool = False

@@ -76,7 +76,7 @@ def request_faults(state: CoordinatorState, event: FaultsRequested, now_s: float
         return Transition(state=state, reason="the job has these faults already")
     config = replace(state.config, faults=(*state.config.faults, *new))
     message = f"to be injected: {', '.join(fault.id for fault in new)}"
-    actions = (AddFaults(faults=new), Announce(reason="FaultsAdded", message=message))
+    actions = (AddFaults(faults=new), Announce(code="FaultsAdded", message=message))
     return Transition(state=replace(state, config=config), actions=actions, reason=message)
 
 
@@ -112,7 +112,7 @@ def record_fired(state: CoordinatorState, event: FaultFired, now_s: float) -> Tr
         state=replace(state, fired=(*state.fired, fired)),
         actions=(
             AddFired(fault=event.fault),
-            Announce(reason="FaultInjected", message=message, warning=True),
+            Announce(code="FaultInjected", message=message, warning=True),
         ),
         reason=message,
     )
@@ -140,7 +140,7 @@ def inject_into_spares(state: CoordinatorState) -> Transition:
             actions.append(Inject(fault=fault, pod=uid_of(spares[fault.spare])))
         else:
             message = f"fault {fault.id}: there is no spare {fault.spare}, only {len(spares)}"
-            actions.append(Announce(reason="FaultWithoutTarget", message=message, warning=True))
+            actions.append(Announce(code="FaultWithoutTarget", message=message, warning=True))
     if not actions:
         return Transition(state=state)
     return Transition(state=replace(state, injected=tuple(injected)), actions=tuple(actions))

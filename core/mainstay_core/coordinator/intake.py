@@ -88,7 +88,7 @@ def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: floa
     what = "registered" if known is None else "registered again"
     message = f"{registration.name} at {registration.address} {what}"
     return Transition(
-        state=state, actions=(Announce(reason="PodRegistered", message=message),), reason=message
+        state=state, actions=(Announce(code="PodRegistered", message=message),), reason=message
     )
 
 
@@ -181,7 +181,7 @@ def _trainer_up(state: CoordinatorState, fact: TrainerUp, now_s: float) -> Trans
         return Transition(state=state, actions=(refusal(name, refused),), reason=refused)
     return Transition(
         state=state,
-        actions=(Announce(reason="TrainerUp", message=f"trainer {name} is up"),),
+        actions=(Announce(code="TrainerUp", message=f"trainer {name} is up"),),
         reason=f"{name} is up",
     )
 
@@ -203,7 +203,7 @@ def _know_again(state: CoordinatorState, fact: TrainerUp) -> CoordinatorState:
 def refusal(name: str, difference: str) -> Announce:
     """Return the announcement that a trainer is refused because its arithmetic is not the job's."""
     message = f"trainer {name} is refused, equal bits need equal arithmetic: {difference}"
-    return Announce(reason="FingerprintRefused", message=message, warning=True)
+    return Announce(code="FingerprintRefused", message=message, warning=True)
 
 
 def _trainer_down(state: CoordinatorState, fact: TrainerDown, now_s: float) -> Transition:
@@ -228,7 +228,7 @@ def _trainer_down(state: CoordinatorState, fact: TrainerDown, now_s: float) -> T
         state=with_slot(state, ended),
         actions=(
             Announce(
-                reason="TrainerLeft" if left else "TrainerDown", message=message, warning=not left
+                code="TrainerLeft" if left else "TrainerDown", message=message, warning=not left
             ),
         ),
         reason=message,
@@ -350,7 +350,7 @@ def _all_settled(state: CoordinatorState) -> Transition:
     message = f"all members of {plan.quorum} go on at step {state.settled_step}"
     state, closed = close_known(state)
     actions = tuple(RecordRecovery(recovery=r) for r in closed)
-    settled = Announce(reason="Settled", message=message)
+    settled = Announce(code="Settled", message=message)
     return Transition(state=state, actions=(*actions, settled), reason=message)
 
 
@@ -378,7 +378,7 @@ def _final(state: CoordinatorState, final: FinalDigests, name: str) -> Transitio
         return Transition(state=state)
     message = f"final digests of stage {final.stage} differ: {name} has {final}, first was {known}"
     return Transition(
-        state=state, actions=(Announce(reason="DigestMismatch", message=message, warning=True),)
+        state=state, actions=(Announce(code="DigestMismatch", message=message, warning=True),)
     )
 
 
@@ -486,7 +486,7 @@ def lose_pod(
     return Transition(
         state=state,
         actions=(
-            Announce(reason="PodLeft" if left else "PodGone", message=message, warning=not left),
+            Announce(code="PodLeft" if left else "PodGone", message=message, warning=not left),
         ),
         reason=message,
     )

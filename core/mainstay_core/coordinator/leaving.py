@@ -66,7 +66,7 @@ def _leaves(
     message = f"pod {name} will leave{limit}: {why}"
     return Transition(
         state=with_pod(state, pod),
-        actions=(Announce(reason="Leaving", message=message),),
+        actions=(Announce(code="Leaving", message=message),),
         reason=message,
     )
 

@@ -116,11 +116,12 @@ def _announce_blocked(
         state = with_pod(state, replace(pod, leave_waits=""))
     for pod in blocked:
         why = "it holds the last cell of a stage, and no trainer is free to succeed it"
-        if pod.leave_waits == why:
+        waiting = replace(pod, leave_waits=why)
+        if waiting == pod:
             continue
-        state = with_pod(state, replace(pod, leave_waits=why))
+        state = with_pod(state, waiting)
         message = f"pod {pod.registration.name} cannot leave yet: {why}"
-        actions.append(Announce(reason="LeaveWaits", message=message, warning=True))
+        actions.append(Announce(code="LeaveWaits", message=message, warning=True))
     return Transition(
         state=state, actions=tuple(actions), reason="; ".join(a.message for a in actions)
     )

@@ -52,7 +52,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         PublishPlan(plan=plan),
         *recorded,
         Announce(
-            reason="PlanPublished", message=message, warning=not plan.planned and bool(recorded)
+            code="PlanPublished", message=message, warning=not plan.planned and bool(recorded)
         ),
     )
     return Transition(state=state, actions=actions, reason=message)
@@ -74,7 +74,7 @@ def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition
     state = replace(state, phase=phase, waiting=None, suspicion=None, outcome=reason)
     actions: tuple[Action, ...] = (
         *(RecordRecovery(recovery=r) for r in closed),
-        Announce(reason=phase.capitalize(), message=reason, warning=phase is JobPhase.FAILED),
+        Announce(code=phase.capitalize(), message=reason, warning=phase is JobPhase.FAILED),
         EndJob(state=phase, reason=reason),
     )
     return Transition(state=state, actions=actions, reason=reason)

@@ -244,16 +244,16 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
 def _wait(state: CoordinatorState, reason: str, now_s: float) -> Transition:
     """Carry out row 6: keep all members parked until the condition holds or time is over."""
     old = state.waiting
-    if old is not None and old.reason == reason:
-        return Transition(state=state)
     deadline_s = old.deadline_s if old else now_s + state.config.startup_deadline_s
     waiting = Waiting(reason=reason, since_s=old.since_s if old else now_s, deadline_s=deadline_s)
+    if waiting == old:
+        return Transition(state=state)
     fails = f"; fails in {deadline_s - now_s:.0f} s if that does not change"
     # In a cluster other pods may come later than any deadline.
     message = f"waits: {reason}{'' if state.config.namespace else fails}"
     return Transition(
         state=replace(state, phase=JobPhase.WAITING, waiting=waiting),
-        actions=(Announce(reason="Waiting", message=message, warning=True),),
+        actions=(Announce(code="Waiting", message=message, warning=True),),
         reason=message,
     )
 

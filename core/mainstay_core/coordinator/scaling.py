@@ -60,7 +60,7 @@ def note_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> 
     message = f"{' and '.join(changes)}: {event.who} asked for it"
     return Transition(
         state=state,
-        actions=(Announce(reason="Scaled", message=message),),
+        actions=(Announce(code="Scaled", message=message),),
         reason=message,
     )
 

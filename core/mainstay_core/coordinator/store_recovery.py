@@ -100,7 +100,7 @@ def note_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Tra
         f"the store {had}: {theirs} is restored from {pod_name(state, event.pod)}; "
         "what only the store knew of the time in between is lost"
     )
-    announce = Announce(reason="StoreRestored", message=message, warning=True)
+    announce = Announce(code="StoreRestored", message=message, warning=True)
     actions = (PublishPlan(plan=event.plan), announce)
     return Transition(state=restored, actions=actions, reason=message)
 
@@ -121,7 +121,7 @@ def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Trans
     message = "the store was started again: all pods are heard before the next plan is made"
     return Transition(
         state=replace(state, unheard=unheard),
-        actions=(Announce(reason="StoreReopened", message=message),),
+        actions=(Announce(code="StoreReopened", message=message),),
         reason=message,
     )
 

@@ -101,7 +101,7 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
         if not changed:
             return result
     message = f"the job's definition has changed: {', '.join(changed) or 'times'}"
-    announce = Announce(reason="Submitted", message=message)
+    announce = Announce(code="Submitted", message=message)
     return result.then(Transition(state=result.state, actions=(announce,), reason=message))
 
 

@@ -49,9 +49,7 @@ def note_suspend(state: CoordinatorState, event: SuspendRequested, now_s: float)
         )
     what = "a suspension is wanted" if event.suspend else "the job is to go on"
     message = f"{what}: {event.who} asked for it"
-    announce = Announce(
-        reason="SuspendWanted" if event.suspend else "ResumeWanted", message=message
-    )
+    announce = Announce(code="SuspendWanted" if event.suspend else "ResumeWanted", message=message)
     return Transition(
         state=replace(state, suspend=event.suspend), actions=(announce,), reason=message
     )
@@ -128,7 +126,7 @@ def suspend_now(state: CoordinatorState, now_s: float) -> Transition:
         state=state,
         actions=(
             *(RecordRecovery(recovery=r) for r in closed),
-            Announce(reason="Suspended", message=message, warning=bool(lost)),
+            Announce(code="Suspended", message=message, warning=bool(lost)),
             EndJob(state=JobPhase.SUSPENDED, reason=SUSPENDED),
         ),
         reason=message,
@@ -155,5 +153,5 @@ def resume_now(state: CoordinatorState, now_s: float) -> Transition:
         suspected_before=(),
     )
     return Transition(
-        state=state, actions=(Announce(reason="Resumed", message=message),), reason=message
+        state=state, actions=(Announce(code="Resumed", message=message),), reason=message
     )

@@ -52,7 +52,6 @@ from mainstay_core.rank.saves import judge_saves
 from mainstay_core.rank.settle import Settlement, StateAction, plan_step, settle
 from mainstay_core.rank.state import (
     Interrupt,
-    Phase,
     RankState,
     Transition,
     extend_commit_chain,
@@ -64,7 +63,7 @@ from mainstay_core.rank.state import (
     saw_plan,
 )
 from mainstay_core.rank.votes import Verdict, judge, judge_states
-from mainstay_core.wire.facts import Adopted, Failed, Parked, Paused, Settled
+from mainstay_core.wire.facts import Adopted, Failed, Parked, Paused, Phase, Settled
 from mainstay_core.wire.votes import SettleReport
 
 __all__ = [

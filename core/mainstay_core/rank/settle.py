@@ -238,10 +238,11 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
         )
     ordered = [by_index[i] for i in range(len(plan.members))]
     stayed = [r for r in ordered if r.settled >= plan.members[r.index].since]
-    version, origin = _newest(plan, stayed), "the members that stayed"
+    counted, origin = stayed, "the members that stayed"
+    version = _newest(plan, stayed)
     if version is None:
-        version, origin = _newest(plan, ordered), "returning members"
-    counted = stayed if origin == "the members that stayed" else ordered
+        counted, origin = ordered, "returning members"
+        version = _newest(plan, ordered)
     from_disk = version is None
     if version is None:
         version = max(r.durable for r in ordered)

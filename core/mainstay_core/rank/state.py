@@ -8,7 +8,6 @@ connections must be shut so that the main thread comes back.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,28 +16,11 @@ from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.rank.events import Action
 from mainstay_core.rank.settle import Settlement, StepPlan
-from mainstay_core.wire.facts import RankFact
+from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
 
 F = TypeVar("F", bound=RankFact)
-
-
-class Phase(enum.StrEnum):
-    """Where a rank is. The same words in heartbeats, faults, reports and status."""
-
-    IDLE = "idle"
-    PARKED = "parked"
-    SETTLING = "settling"
-    HEALING = "healing"
-    COMPUTING = "computing"
-    REDUCING = "reducing"
-    VOTING = "voting"
-    APPLYING = "applying"
-    SAVING = "saving"
-    PAUSED = "paused"
-    FINISHED = "finished"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

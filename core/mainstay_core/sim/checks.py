@@ -67,7 +67,7 @@ class Checks:
         _hold(len(plans) <= 1, "two plans for one event")
         _hold(outcome.state.last_id >= before.last_id, "quorum ids went back")
         for action in outcome.actions:
-            if not isinstance(action, Announce) or action.reason not in MISMATCHES:
+            if not isinstance(action, Announce) or action.code not in MISMATCHES:
                 continue
             if not any(life.was_tampered for life in self._lives.values()):
                 raise Violation(f"I6: {action.message}")

@@ -24,7 +24,7 @@ from mainstay_core.supervisor.events import (
     SupervisorState,
 )
 from mainstay_core.supervisor.slots import Transition
-from mainstay_core.wire.facts import Leaving
+from mainstay_core.wire.facts import Leaving, Phase
 
 EXIT_TERMINATED = 143
 """128 + SIGTERM: ended before its work was handed over."""
@@ -83,7 +83,7 @@ def _is_free(state: SupervisorState, slot: SlotState) -> bool:
     status = slot.status
     return (
         status is not None
-        and status.phase == "idle"
+        and status.phase == Phase.IDLE
         and status.quorum is not None
         and status.quorum.id >= state.plan.quorum.id
     )

@@ -243,6 +243,23 @@ def modernized_fact(data: Any) -> Any:
     return fact_of_format_1(data) if told == 1 and isinstance(data, Mapping) else data
 
 
+class Phase(enum.StrEnum):
+    """Where a rank is. The same words in heartbeats, faults, reports and status."""
+
+    IDLE = "idle"
+    PARKED = "parked"
+    SETTLING = "settling"
+    HEALING = "healing"
+    COMPUTING = "computing"
+    REDUCING = "reducing"
+    VOTING = "voting"
+    APPLYING = "applying"
+    SAVING = "saving"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatus:
     """One slot's line in a heartbeat."""
@@ -251,6 +268,7 @@ class SlotStatus:
     incarnation: Incarnation | None = None
     pid: int = 0
     phase: str = "starting"
+    """Phase of the rank, as its trainer tells it; else what the slot does without one."""
     waiting: bool = False
     """Blocked on others: cannot be blamed for a lack of progress."""
     step: int = 0
