@@ -61,7 +61,6 @@ def observe_pod(body: Mapping[str, Any]) -> ObservedPod:
         ready_since_s=parse_time(ready.get("lastTransitionTime")),
         terminating=terminating,
         ends_by_s=parse_time(metadata.get("deletionTimestamp")),
-        grace_s=float(metadata.get("deletionGracePeriodSeconds") or 0) if terminating else 0.0,
         ended_for=(metadata.get("annotations") or {}).get(ENDED_FOR, ""),
         disruption=_DISRUPTIONS.get(target.get("reason", ""), Disruption.OTHER)
         if disrupted

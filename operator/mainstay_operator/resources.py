@@ -46,7 +46,6 @@ class JobView:
     status: dict[str, Any] = field(default_factory=dict)
     finalizers: tuple[str, ...] = ()
     deleted_at_s: float | None = None
-    created_at_s: float = 0.0
     job: TrainingJob | None = None
     """None if the specification cannot be used."""
     invalid: str = ""
@@ -169,7 +168,6 @@ def view_job(body: Mapping[str, Any]) -> JobView:
         status=_plain(body.get("status") or {}),
         finalizers=tuple(metadata.get("finalizers") or ()),
         deleted_at_s=parse_time(deleted) if deleted else None,
-        created_at_s=parse_time(metadata.get("creationTimestamp")),
         job=job,
         invalid=invalid,
     )

@@ -105,11 +105,9 @@ def read_summary(reply: Mapping[str, Any]) -> JobSummary:
     return JobSummary(
         state=reply["state"],
         reason=reply.get("reason") or "",
-        step=int(reply["training"]["step"]),
         steps=int(reply["training"]["steps"]),
         replicas=int(replicas["whole"]),
         replicas_wanted=int(replicas["wanted"]),
-        followers=int(replicas["followers"]),
         recovering=tuple(r["fault"] for r in active if not r.get("done")),
         method=next((r["method"] for r in active if not r.get("done")), ""),
         checkpoint_problem=reply["checkpoint"].get("problem") or "",

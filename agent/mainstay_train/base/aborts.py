@@ -14,14 +14,4 @@ class JobOver(MainstayError):  # noqa: N818 - a state, not a failure
 
 
 class HealFailed(MainstayError):  # noqa: N818 - a state, not a failure
-    """A copy of a living cell's state did not complete or has not its announced digest.
-
-    Args:
-        why: the reason in one sentence.
-        source: index (in the plan's members) of the rank that was copied from.
-    """
-
-    def __init__(self, why: str, source: int) -> None:
-        super().__init__(why)
-        self.why = why
-        self.source = source
+    """A copy of a living cell's state did not complete or has not its announced digest."""

@@ -133,10 +133,8 @@ class Block:
         inner: InnerMesh = SINGLE,
     ) -> None:
         self.spec = spec
-        self.inner = inner
         self.name = spec.name
         self.device = torch.device(device)
-        self.dtype = dtype
         self.module = built(spec, inner).to(self.device).train()
         self.layout = layout_of(spec, self.module, inner)
         self.masters = layout.aligned_zeros(self.layout.size, device=self.device)

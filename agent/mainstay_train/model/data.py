@@ -92,7 +92,6 @@ class ByteDataset:
     """
 
     def __init__(self, path: str = STDLIB, *, sequence: int, micro_batch_size: int) -> None:
-        self.path = path
         self.sequence = sequence
         self.micro_batch_size = micro_batch_size
         self.corpus = load_corpus(path)

@@ -257,7 +257,7 @@ class Session:
                 expected=action.expected,
             )
         except HealFailed as failure:
-            return events.LoadFailed(failure.why)
+            return events.LoadFailed(str(failure))
         return events.StateLoaded(masters)
 
     def _compute(self, action: events.Compute) -> events.Event:

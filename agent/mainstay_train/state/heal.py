@@ -182,7 +182,6 @@ class HealClient:
         state: StageState,
         *,
         peer: str,
-        source: int,
         quorum: str,
         position: int,
         version: int,
@@ -193,7 +192,6 @@ class HealClient:
         Args:
             state: receives the bytes; void until this returns.
             peer: the source's heal address.
-            source: its member index, for errors.
             quorum: the quorum in which the copy counts.
             position: the position whose state it is: by stage, then by inner rank.
             version: the settled version.
@@ -207,7 +205,7 @@ class HealClient:
             with self._lock:
                 if self._ended is not None:
                     close_registered(connection)
-                    raise HealFailed(self._ended, source)
+                    raise HealFailed(self._ended)
                 self._connection = connection
             try:
                 request = {
@@ -218,28 +216,28 @@ class HealClient:
                     "proof": job_secret.prove("heal", quorum, position),
                 }
                 connection.sendall(pack(request))
-                announced = self._receive(connection, state, source)
+                announced = self._receive(connection, state)
             finally:
                 with self._lock:
                     self._connection = None
                 close_registered(connection)
         except (OSError, RemoteProtocolError) as error:
-            raise HealFailed(self._ended or f"copy from {peer}: {error}", source) from error
+            raise HealFailed(self._ended or f"copy from {peer}: {error}") from error
         state.refresh()
         found, masters = _state_digest(state), masters_digest(state)
         if found != announced or (expected and masters != expected):
-            raise HealFailed(f"the copy from {peer} has digest {masters}, not {expected}", source)
+            raise HealFailed(f"the copy from {peer} has digest {masters}, not {expected}")
         return masters
 
     @staticmethod
-    def _receive(connection: socket.socket, state: StageState, source: int) -> str:
+    def _receive(connection: socket.socket, state: StageState) -> str:
         head, _ = read_frame(connection)
         if head.get("kind") != "state":
-            raise HealFailed(str(head.get("why", "refused")), source)
+            raise HealFailed(str(head.get("why", "refused")))
         flats = state.flats()
         listing = [[f.id, str(f.tensor.dtype), f.tensor.numel()] for f in flats]
         if head["tensors"] != listing:
-            raise HealFailed("the source's state has another shape", source)
+            raise HealFailed("the source's state has another shape")
         for flat in flats:
             size = flat.tensor.numel() * flat.tensor.element_size()
             if flat.tensor.device.type == "cpu":
@@ -275,13 +273,12 @@ def copy_from_any(
     Raises:
         HealFailed: no source gave it; the last one's reason.
     """
-    last = HealFailed(f"no member like this one has version {version}", -1)
+    last = HealFailed(f"no member like this one has version {version}")
     for source, peer in sources:
         try:
             return client.copy(
                 state,
                 peer=peer,
-                source=source,
                 quorum=quorum,
                 position=position,
                 version=version,

@@ -31,7 +31,6 @@ END_S = 15.0
 class Outcome:
     """The outcome of a run. ``report`` is empty unless the run came to its end."""
 
-    directory: Path
     seconds: float
     code: int | None
     """Exit code; None when the run exceeded its bound and was ended."""
@@ -97,7 +96,6 @@ def run_once(
         _end(process)
     made = json.loads(report.read_text()) if code == 0 and report.exists() else {}
     return Outcome(
-        directory=directory,
         seconds=time.monotonic() - started_s,
         code=code,
         report=made,

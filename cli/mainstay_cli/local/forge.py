@@ -62,13 +62,6 @@ class Forge:
         """Return with what a launcher exited; negative is the signal that ended it."""
         return await asyncio.shield(self._exited[pod])
 
-    async def close(self) -> None:
-        """End the conversation; the forge and its launchers end by it."""
-        self._reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reading
-        self._socket.close()
-
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         parser = FrameParser()

@@ -292,7 +292,6 @@ class _LocalRun:
             redis_server=self._redis_server,
             redis_directory=self._state.redis,
             redis_socket=socket,
-            port=self._port,
             logs=self._state.logs,
             environment=environment,
         )

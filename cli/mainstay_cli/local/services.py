@@ -33,7 +33,6 @@ class ServiceSettings:
     redis_server: Path
     redis_directory: Path
     redis_socket: Path
-    port: int
     logs: Path
     environment: Mapping[str, str]
 

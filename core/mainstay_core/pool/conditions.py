@@ -64,11 +64,9 @@ class JobSummary:
     state: str
     """A ``JobPhase``, as text."""
     reason: str = ""
-    step: int = 0
     steps: int = 0
     replicas: int = 0
     replicas_wanted: int = 0
-    followers: int = 0
     recovering: tuple[str, ...] = ()
     """Faults whose recovery goes on, in one sentence each."""
     method: str = ""

@@ -58,7 +58,6 @@ class ObservedPod:
     terminating: bool = False
     """Somebody deleted it; it may work on until ``ends_by_s``."""
     ends_by_s: float = 0.0
-    grace_s: float = 0.0
     ended_for: str = ""
     """Why the operator itself deleted it; empty if it did not."""
     disruption: Disruption | None = None

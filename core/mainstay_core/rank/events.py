@@ -141,9 +141,7 @@ class SendFact:
 
 @dataclass(frozen=True, slots=True)
 class DropHeld:
-    """Free all partials; with ``mark`` the reduced gradient as well."""
-
-    mark: bool
+    """Free all partials and the reduced gradient."""
 
 
 @dataclass(frozen=True, slots=True)

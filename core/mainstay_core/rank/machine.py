@@ -104,7 +104,7 @@ def _adopt(state: RankState, *prefix: Action) -> Transition:
         idle = replace(state, phase=Phase.IDLE, plan=plan, index=-1, held=(), mark=None)
         return Transition(
             idle,
-            (*prefix, DropHeld(mark=True), Leave(), WaitForPlan()),
+            (*prefix, DropHeld(), Leave(), WaitForPlan()),
             f"{plan.quorum} has no place for this trainer",
         )
     here = state.position == plan.position_of(member.index)
@@ -181,7 +181,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     )
     if mine is StateAction.STAY and state.held and state.held_in <= outcome.refused_in:
         # The votes that refused the step did not reach this rank: it learns it from the others.
-        return _begin(replace(settled, held=(), mark=None), tell, DropHeld(mark=True))
+        return _begin(replace(settled, held=(), mark=None), tell, DropHeld())
     if mine is StateAction.STAY:
         return _begin(replace(settled, mark=None), tell)
     if mine is StateAction.ROLL:
@@ -193,7 +193,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     expected = known.most_common(1)[0][0] if known else ""
     restoring = replace(settled, phase=Phase.HEALING, valid=False, held=(), mark=None)
     restore = LoadState(mine, outcome.version, outcome.sources[state.index], expected)
-    return Transition(restoring, (tell, DropHeld(mark=True), restore), outcome.reason)
+    return Transition(restoring, (tell, DropHeld(), restore), outcome.reason)
 
 
 def _knows(state: RankState, report: SettleReport, outcome: Settlement) -> bool:
@@ -338,7 +338,7 @@ def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> 
         void = replace(state, held=(), mark=None, refused_in=state.plan.quorum.id)
         if state.index in verdict.state_bad:
             void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
-        prefix = (*prefix, DropHeld(mark=True), Leave())
+        prefix = (*prefix, DropHeld(), Leave())
         return _park(void, verdict.reason, (), *prefix, differing=verdict.differing)
     again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
     return replace(again, actions=(*prefix, *again.actions))
@@ -364,10 +364,10 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         commit_chain=extend_commit_chain(state.commit_chain, event.commit),
     )
     if rolling:
-        return _begin(new, DropHeld(mark=True))
+        return _begin(new, DropHeld())
     new = replace(new, step_plan=None)
     new, writing = checkpoints.begin_due(new)
-    prefix: tuple[Action, ...] = (DropHeld(mark=True), *writing)
+    prefix: tuple[Action, ...] = (DropHeld(), *writing)
     if state.adopt_next:
         return _adopt(new, *prefix)
     if must_adopt(new):

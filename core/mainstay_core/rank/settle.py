@@ -76,8 +76,6 @@ class Settlement:
     pipelines: Mapping[int, str]
     """Replica to the pipeline group that its chain goes on with. Empty: they connect a new one,
     since some cell has lost it; its name must not have been used before."""
-    patched: tuple[int, ...]
-    """Types that some position had lost and that are computed again."""
     reason: str
 
 
@@ -274,7 +272,6 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
         step=step,
         refused_in=refused_in,
         pipelines={c.replica: _pipeline(c, ordered) for c in plan.chains},
-        patched=patched,
         reason=_reason(version, origin, actions, patched),
     )
 

@@ -209,11 +209,6 @@ class Task:
             engine = self._process.engine
             self._process.after(engine.rng.random() * WAKE_S, self._resume)
 
-    def cancel(self) -> None:
-        """Never go on."""
-        self.done = True
-        self._steps.close()
-
     def _resume(self) -> None:
         self._woken = False
         if self.done:

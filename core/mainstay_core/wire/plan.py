@@ -7,10 +7,8 @@ newer peer may say more. A golden JSON file for each format is kept with the tes
 from __future__ import annotations
 
 import enum
-import hashlib
 from dataclasses import dataclass
 
-from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 
 FORMAT = 1
@@ -117,10 +115,6 @@ class Plan:
     """Members of the quorum before that this planned plan drops: the others need their votes until
     all have adopted it. A store that lost the job looks after them by this alone."""
     version: int = FORMAT
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the canonical JSON of the plan."""
-        return hashlib.sha256(dumps(self).encode()).hexdigest()
 
     def neighbours(self, pod: PodUid) -> list[str]:
         """Return the gather servers of member pods at ring distances 1, 2, 4, ... from ``pod``.

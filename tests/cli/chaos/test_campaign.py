@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,9 +48,7 @@ def report(*steps: str, **others: Any) -> dict[str, Any]:
 
 
 def judged(made: dict[str, Any], listed: dict[str, Any], code: int | None = 0) -> Verdict:
-    outcome = Outcome(
-        directory=Path("/unused"), seconds=9.0, code=code, report=made, faults=[listed]
-    )
+    outcome = Outcome(seconds=9.0, code=code, report=made, faults=[listed])
     (verdict,) = judge_run(0, [ENTRY], outcome, report("x", "y"))
     return verdict
 

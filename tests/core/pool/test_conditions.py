@@ -22,7 +22,7 @@ from mainstay_core.pool.conditions import (
 from mainstay_core.pool.counts import PodCounts, count_pods, find_problems
 from mainstay_core.pool.observed import ObservedPod, PodPhase
 
-RUNNING = JobSummary(state="running", step=3, steps=9, replicas=2, replicas_wanted=2)
+RUNNING = JobSummary(state="running", steps=9, replicas=2, replicas_wanted=2)
 PODS = PodCounts(wanted=5, ready=5, serving=4, spares_wanted=1)
 
 
@@ -79,7 +79,7 @@ def test_what_the_api_has_not_said_lately_is_unknown() -> None:
 
 
 def test_an_end_stays_known_when_the_api_is_away() -> None:
-    done = JobSummary(state="complete", step=9, steps=9)
+    done = JobSummary(state="complete", steps=9)
     job = seen(summary=done, api_problem="the api is not reached")
 
     assert shown(job)["Complete"] == (True, "AllStepsCommitted")

@@ -178,7 +178,7 @@ def test_a_plan_that_names_another_life_of_the_same_slot_has_no_place_for_this_o
     outcome = machine.step(machine.saw_plan(fresh("a.2"), PLAN), PlanSeen())
 
     assert outcome.state.phase is Phase.IDLE
-    assert outcome.actions == (DropHeld(mark=True), Leave(), WaitForPlan())
+    assert outcome.actions == (DropHeld(), Leave(), WaitForPlan())
 
 
 def test_an_older_plan_is_never_the_newest() -> None:
@@ -225,7 +225,7 @@ def test_with_all_votes_the_step_is_applied_and_the_next_begins() -> None:
 
     applied = machine.step(applying.state, Applied("after", apply.commit))
 
-    assert applied.actions == (DropHeld(mark=True), Compute((0,)))
+    assert applied.actions == (DropHeld(), Compute((0,)))
     state = applied.state
     assert (state.version, state.certified_in, state.digest) == (1, "q1-n", "after")
     assert (state.held, state.mark) == ((), None)
@@ -247,7 +247,7 @@ def test_what_cannot_be_agreed_on_is_computed_again_before_a_rank_gives_up() -> 
 
     assert (worn.state.phase, worn.state.valid, worn.state.held) == (Phase.PARKED, True, ())
     assert (worn.state.recomputed, worn.state.refused_in) == (1, 1)
-    assert DropHeld(mark=True) in worn.actions
+    assert DropHeld() in worn.actions
     assert machine.step(replace(state, recomputed=1), no).state.phase is Phase.REDUCING
 
 
@@ -272,7 +272,7 @@ def test_a_rank_in_doubt_of_its_state_parks_with_nothing() -> None:
 
     assert (outcome.state.phase, outcome.state.valid) == (Phase.PARKED, False)
     assert Leave() in outcome.actions
-    assert DropHeld(mark=True) in outcome.actions
+    assert DropHeld() in outcome.actions
     assert VoidSave(0) in outcome.actions, "what it has copied of that state is bad, too"
 
 
@@ -284,7 +284,7 @@ def test_nobody_keeps_gradients_that_the_chain_of_a_bad_state_may_have_computed(
 
     assert (outcome.state.phase, outcome.state.valid) == (Phase.PARKED, True)
     assert (outcome.state.held, outcome.state.mark) == ((), None)
-    assert DropHeld(mark=True) in outcome.actions
+    assert DropHeld() in outcome.actions
 
 
 def test_who_missed_the_refused_vote_voids_what_it_holds_when_others_tell() -> None:
@@ -302,7 +302,7 @@ def test_who_missed_the_refused_vote_voids_what_it_holds_when_others_tell() -> N
     )
 
     assert (outcome.state.held, outcome.state.refused_in) == ((), 1)
-    assert DropHeld(mark=True) in outcome.actions
+    assert DropHeld() in outcome.actions
     assert outcome.actions[-1] == Compute((0, 1)), "its own type, and that of the bad state"
 
 
@@ -408,7 +408,7 @@ def test_who_rolls_has_the_certificate_of_the_quorum_that_voted() -> None:
     assert rolling.actions[-1] == Apply(commit)
     assert rolled.state.phase is Phase.COMPUTING
     assert (rolled.state.version, rolled.state.certified_in, rolled.state.settled) == (1, "q1-n", 2)
-    assert rolled.actions[0] == DropHeld(mark=True)
+    assert rolled.actions[0] == DropHeld()
 
 
 def test_who_heals_from_a_rank_that_loaded_a_checkpoint_has_its_history() -> None:
