@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mainstay_core.job.spec import PLURAL
+from mainstay_core.wire.routes import ApiError
 from mainstay_operator.actuator import Actuator
-from mainstay_operator.api_client import ApiClient, ApiError
+from mainstay_operator.api_client import ApiClient
 from mainstay_operator.events import Note
 from mainstay_operator.resources import FINALIZER, JobView, parse_time
 from mainstay_operator.settings import Settings
@@ -47,14 +48,14 @@ async def finalize(view: JobView, api: ApiClient, actuator: Actuator, settings: 
     """
     if FINALIZER not in view.finalizers:
         return True
-    problem = ""
+    problem: ApiError | None = None
     try:
-        await api.delete(view.uid)
+        await api.delete_job(view.uid)
     except ApiError as error:
-        problem = str(error)
+        problem = error
     assert view.deleted_at_s is not None
-    busy = problem and time.time() < view.deleted_at_s + settings.finalizer_s
-    if busy and not _is_away(problem):
+    busy = time.time() < view.deleted_at_s + settings.finalizer_s
+    if problem and busy and not problem.is_away:
         return False
     if problem:
         note = Note(
@@ -66,7 +67,3 @@ async def finalize(view: JobView, api: ApiClient, actuator: Actuator, settings: 
         await actuator.tell(view, [note])
     await actuator.remove_finalizer(view)
     return True
-
-
-def _is_away(problem: str) -> bool:
-    return "not reached" in problem or "(503)" in problem

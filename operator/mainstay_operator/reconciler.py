@@ -19,6 +19,7 @@ from mainstay_core.pool.losses import Loss, PodDemand, find_losses
 from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.pool.repair import Repair, plan_repair
 from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.routes import ApiError, Failure
 from mainstay_operator import (
     finalizer,
     narrator,
@@ -29,7 +30,7 @@ from mainstay_operator import (
     status as status_values,
 )
 from mainstay_operator.actuator import Actuator, NameTakenError
-from mainstay_operator.api_client import ApiClient, ApiError
+from mainstay_operator.api_client import ApiClient
 from mainstay_operator.events import Note
 from mainstay_operator.kube import KubeError
 from mainstay_operator.liveness import RunningPass
@@ -208,7 +209,7 @@ class Reconciler:
         if not facts:
             return
         try:
-            await self._api.tell(self.view.uid, facts)
+            await self._api.post_facts(self.view.uid, facts)
         except ApiError as error:
             logger.warning("%s: %s", self.view.name, error)
             return
@@ -234,7 +235,7 @@ class Reconciler:
                 view, state.status, time.time()
             )
             if state.deadline and not (state.demand is not None and state.demand.over):
-                await self._api.ask(view.uid, "stop")
+                await self._api.stop_job(view.uid)
             if time.time() - state.demand_at_s >= self._settings.poll_s:
                 demand = status_values.read_demand(await self._api.fetch(view.uid, "pods"))
                 state.known = (state.known & {p.uid for p in self.pods.list()}) | {*demand.living}
@@ -244,7 +245,7 @@ class Reconciler:
             state.unknown_since_s = 0.0
         except ApiError as error:
             state.api_problem = str(error)
-            if error.unknown_job:
+            if error.failure is Failure.UNKNOWN:
                 submission.note_unknown(state, self.pods.list())
 
     # --- pods -------------------------------------------------------------------------------------
@@ -319,7 +320,7 @@ class Reconciler:
         if not repair.tell:
             return True
         try:
-            await self._api.tell(self.view.uid, repair.tell)
+            await self._api.post_facts(self.view.uid, repair.tell)
         except ApiError as error:
             self._state.api_problem = str(error)
             return False

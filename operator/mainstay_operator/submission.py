@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
-from mainstay_operator.api_client import ApiClient, ApiError
+from mainstay_core.wire.routes import ApiError
+from mainstay_operator.api_client import ApiClient
 from mainstay_operator.resources import JobView
 from mainstay_operator.state import ReconcilerState
 
@@ -24,10 +25,10 @@ async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:
     if state.submitted == view.generation:
         return
     try:
-        await api.submit(view.uid, view.namespace, view.manifest)
+        await api.submit_job(view.uid, view.namespace, view.manifest)
         state.refused = ""
     except ApiError as error:
-        if not error.refused:
+        if not error.is_final:
             raise
         state.refused = str(error)
     state.submitted = view.generation

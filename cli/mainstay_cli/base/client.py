@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,28 +11,21 @@ from typing import Any, Self
 import httpx
 
 from mainstay_cli.base import state_dir
-from mainstay_cli.base.exits import CliError, ExitCode
-from mainstay_core.base import codec
-from mainstay_core.wire.facts import Fact
+from mainstay_core.wire.routes import (
+    ApiError,
+    Failure,
+    JobApi,
+    Request,
+    explain,
+    failure_of,
+    read_answer,
+)
 
 TIMEOUT_S = 30.0
 """Of one request. Generous: a machine full of trainers is slow, not broken."""
 
 
-class ApiError(CliError):
-    """The api refused, with its own words.
-
-    Args:
-        message: what the api said.
-        status: the HTTP status, or 0 when it was not reached.
-    """
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message, ExitCode.FAILED)
-        self.status = status
-
-
-class ApiClient:
+class ApiClient(JobApi):
     """Talks to one api. Use as an asynchronous context manager.
 
     Args:
@@ -82,56 +75,17 @@ class ApiClient:
         except httpx.TransportError:
             return False
 
-    async def create_job(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Create a job from a manifest; return it as ``/v1/jobs/{job}`` shows it."""
-        return dict(await self._request("POST", "/v1/jobs", body))
-
-    async def fetch(self, job: str, what: str = "") -> Any:
-        """Return the job, or a part: plan, members, recoveries, ledger, events, report."""
-        return await self._request("GET", f"/v1/jobs/{job}" + (f"/{what}" if what else ""))
-
-    async def inject_faults(self, job: str, faults: Sequence[Any]) -> list[dict[str, Any]]:
-        """Give faults, as in a faults file, to the running job; return them as it lists them."""
-        body = {"faults": list(faults)}
-        return list(await self._request("POST", f"/v1/jobs/{job}/faults", body))
-
-    async def fire_process_fault(self, job: str, fault: str, process: str, at_s: float) -> None:
-        """Record that a fault on a process of the control plane is about to be carried out."""
-        body = {"process": process, "at_s": at_s}
-        await self._request("POST", f"/v1/jobs/{job}/provider/faults/{fault}/fired", body)
-
-    async def stop_job(self, job: str) -> None:
-        """Ask the job to stop after its current step."""
-        await self._request("POST", f"/v1/jobs/{job}/stop")
-
-    async def scale_job(self, job: str, replicas: int) -> dict[str, Any]:
-        """Want another number of replicas; return the job as it is then shown."""
-        return dict(await self._request("POST", f"/v1/jobs/{job}/scale", {"replicas": replicas}))
-
-    async def suspend_job(self, job: str, *, suspend: bool) -> dict[str, Any]:
-        """Have a job stand still without pods, or go on; return the job as it is now."""
-        what = "suspend" if suspend else "resume"
-        return dict(await self._request("POST", f"/v1/jobs/{job}/{what}"))
-
-    async def drain_pod(self, job: str, pod: str) -> dict[str, Any]:
-        """Have a pod's work handed over; return the job as it is then shown."""
-        return dict(await self._request("POST", f"/v1/jobs/{job}/drain", {"pod": pod}))
-
-    async def post_facts(self, job: str, facts: Sequence[Fact]) -> None:
-        """Tell what the process provider knows for certain."""
-        body = {"facts": [codec.encode(fact) for fact in facts]}
-        await self._request("POST", f"/v1/jobs/{job}/provider/facts", body)
-
-    async def _request(self, method: str, path: str, body: object = None) -> Any:
+    async def send(self, request: Request) -> Any:
+        """Send a request."""
         try:
-            response = await self._http.request(method, path, json=body)
+            response = await self._http.request(request.method, request.path, json=request.body)
         except httpx.TransportError as error:
             raise ApiError(
-                f"the api at {self._http.base_url} is not reached: {error}", 0
+                f"the api at {self._http.base_url} is not reached: {error}", Failure.UNREACHED
             ) from error
         if response.is_success:
-            return response.json() if response.content else None
-        raise ApiError(_explanation(response), response.status_code)
+            return read_answer(response.content)
+        raise ApiError(_explanation(response), failure_of(response.status_code))
 
 
 def connect(record: state_dir.RunRecord) -> ApiClient:
@@ -141,16 +95,14 @@ def connect(record: state_dir.RunRecord) -> ApiClient:
 
 
 def _explanation(response: httpx.Response) -> str:
-    """Return what the api's error body says, whatever its form."""
+    """Return what an answer says that is no success, whoever on the way gave it."""
+    status = response.status_code
     try:
         body = response.json()
     except ValueError:
-        body = response.text
+        body = None
     if isinstance(body, dict) and body.get("kind") == "Status":
         # Not the api's own words: those of a cluster's API server on the way to it.
-        hint = "; the chart's rbac.reach gives that right" if response.status_code == 403 else ""
+        hint = "; the chart's rbac.reach gives that right" if status == 403 else ""
         return f"the API server did not pass it on: {body.get('message')}{hint}"
-    if isinstance(body, dict) and "detail" in body:
-        todo = f"; {body['what_to_do']}" if body.get("what_to_do") else ""
-        body = f"{body['detail']}{todo}"
-    return f"the api refused ({response.status_code}): {body}"
+    return f"the api refused ({status}): {explain(response.content)}"

@@ -15,12 +15,12 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mainstay_cli.base.client import ApiError
 from mainstay_cli.base.entry import run_app
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import faults, operations, status, timeline
 from mainstay_cli.local import runs
+from mainstay_core.wire.routes import ApiError
 
 PROGRAM = "kubectl mainstay"
 CLUSTER_OPTIONS = """

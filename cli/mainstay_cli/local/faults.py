@@ -13,11 +13,12 @@ import signal
 import time
 from typing import Any
 
-from mainstay_cli.base.client import ApiClient, ApiError
+from mainstay_cli.base.client import ApiClient
 from mainstay_cli.local.services import Services
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.faults.points import FaultAction, FaultPoint, View
+from mainstay_core.wire.routes import ApiError
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class ProcessFaults:
                     self._job, fault.id, fault.process, time.time()
                 )
             except ApiError as error:
-                if 400 <= error.status < 500:
+                if error.is_answer:
                     logger.warning("fault %s is not injected: %s", fault.id, error)
                     return False
                 await asyncio.sleep(RECORD_AGAIN_S)

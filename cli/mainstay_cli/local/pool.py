@@ -18,10 +18,9 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from pathlib import Path
 
-from mainstay_cli.base.client import ApiClient, ApiError
+from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode
 from mainstay_cli.local.forge import Forge
 from mainstay_cli.local.processes import Child, ChildProcesses
@@ -30,6 +29,7 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.phase import TERMINAL
 from mainstay_core.wire.facts import PodGone
+from mainstay_core.wire.routes import ApiError, Failure
 
 logger = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ class LocalPool:
                 await self._client.post_facts(self._job, [fact])
             except ApiError as error:
                 # A job that is unknown was lost with the store: its supervisors restore it.
-                if 400 <= error.status < 500 and error.status != HTTPStatus.NOT_FOUND:
+                if error.is_answer and error.failure is not Failure.UNKNOWN:
                     logger.debug("the api needs no fact of %s: %s", pod.name, error)
                     return
                 await asyncio.sleep(TELL_AGAIN_S)

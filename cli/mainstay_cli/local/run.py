@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from mainstay_cli.base import network
-from mainstay_cli.base.client import ApiClient, ApiError
+from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode
 from mainstay_cli.base.state_dir import RunRecord, StateDir
 from mainstay_cli.local import manifests, preflight
@@ -36,6 +36,7 @@ from mainstay_cli.views.monitor import Monitor
 from mainstay_cli.views.progress import PlainProgress
 from mainstay_core.base import codec
 from mainstay_core.faults.points import FaultPoint
+from mainstay_core.wire.routes import ApiError
 
 STOP_GRACE_S = 20.0
 """How long a stop asked for by Ctrl-C may take before everything is killed."""

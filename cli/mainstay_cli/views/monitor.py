@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from mainstay_cli.base.client import ApiClient, ApiError
+from mainstay_cli.base.client import ApiClient
 from mainstay_cli.views.progress import PlainProgress, StepLine
 from mainstay_core.job.phase import TERMINAL
+from mainstay_core.wire.routes import ApiError
 
 POLL_S = 0.25
 

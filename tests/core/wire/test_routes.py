@@ -1,0 +1,52 @@
+"""What a failed request to the api means, and what its answer says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mainstay_core.wire.routes import ApiError, Failure, explain, failure_of
+
+ANSWERS = {401, 403, 404, 408, 409, 410, 413, 422, 429}
+AWAY = {503}
+BROKEN = {302, 500, 502}
+
+
+def failed(status: int) -> ApiError:
+    return ApiError("it failed", failure_of(status))
+
+
+def test_an_answer_is_one_that_somebody_gave_on_purpose() -> None:
+    seen = {status for status in ANSWERS | AWAY | BROKEN if failed(status).is_answer}
+
+    assert seen == ANSWERS
+    assert not ApiError("nobody there", Failure.UNREACHED).is_answer
+
+
+def test_an_api_is_away_when_it_is_not_reached_or_its_store_is_not() -> None:
+    seen = {status for status in ANSWERS | AWAY | BROKEN if failed(status).is_away}
+
+    assert seen == AWAY
+    assert ApiError("nobody there", Failure.UNREACHED).is_away
+
+
+def test_a_request_is_not_repeated_that_is_wrong_or_late() -> None:
+    assert {status for status in ANSWERS if failed(status).is_final} == {409, 410, 413, 422}
+    assert failed(404).failure is Failure.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"detail": "no such pod", "what_to_do": "name another"}, "no such pod; name another"),
+        ({"detail": "no such pod"}, "no such pod"),
+        ({"message": "x"}, "{'message': 'x'}"),
+    ],
+)
+def test_an_explanation_says_what_is_wrong_and_what_to_do(body: object, said: str) -> None:
+    assert explain(json.dumps(body).encode()) == said
+
+
+def test_a_page_of_somebody_else_is_cut() -> None:
+    assert explain(b"<html>" + b"x" * 100, 10) == "<html>xxxx"
