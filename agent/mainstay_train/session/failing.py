@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.rank.reports import Status
 from mainstay_core.wire.facts import Failed
 from mainstay_train.base.settings import TrainerSettings
-from mainstay_train.session.uplink import Status, Uplink
+from mainstay_train.session.uplink import Uplink
 
 
 def report_failure(settings: TrainerSettings, why: str) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base import codec
@@ -22,6 +22,8 @@ from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_core.rank.reports import Ballot, Status, last_status, vote_of
+from mainstay_core.rank.serving import Wanted
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.facts import Checkpoint, Failed, Settled
@@ -34,7 +36,7 @@ from mainstay_train.compute.engine import Engine, Training
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.reporting import Reporter
-from mainstay_train.session.uplink import Status, Uplink
+from mainstay_train.session.uplink import Uplink
 from mainstay_train.state.controller import Checkpointing
 from mainstay_train.state.heal import HealClient, HealServer, copy_from_any
 from mainstay_train.state.serving import ServedState
@@ -307,19 +309,13 @@ class Session:
         assert state.step_plan is not None
         newest = self._connections.newest or self._plan
         self._gradient = engine.gradient_digest()
-        return Vote(
-            step=action.step,
-            attempt=action.attempt,
-            ok=True,
+        ballot = Ballot(
             norms_sq=engine.norms_sq(),
             gradient=self._gradient,
-            state=state.digest,
             copies=engine.copies_digest(state.digest),
             stats=engine.stats(state.step_plan.table[state.member_position], state.index),
-            newest_plan=newest.quorum.id,
-            newest_nonce=newest.quorum.nonce,
-            **asdict(self._checkpoints.status()),
         )
+        return vote_of(state, action, newest, ballot, self._checkpoints.status())
 
     def _apply(self, commit: Commit) -> events.Event:
         engine = self._engine_for_plan()
@@ -341,7 +337,7 @@ class Session:
 
     def _share_saves(self, action: events.ShareSaves) -> events.Event:
         self._reporter.waits()
-        status = LastStatus(**asdict(self._checkpoints.wait_idle()), state=action.state)
+        status = last_status(self._checkpoints.wait_idle(), action.state)
         bodies = self._exchange(f"save/{action.round}", status)
         return events.SavesGathered(tuple(codec.loads(LastStatus, b) for b in bodies))
 
@@ -351,7 +347,7 @@ class Session:
         self._reporter.send_fact(action.fact)
         if isinstance(action.fact, Settled):
             position, state = self._state.member_position, self._engine_for_plan().state
-            self._served.open(str(self._plan.quorum), position, self._state.version, state)
+            self._served.open(Wanted(str(self._plan.quorum), position, self._state.version), state)
             if self._state.is_lowest:
                 self._reporter.repeat_entries()
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.base.frames import Frame, FrameParser, pack
-from mainstay_core.base.ids import QuorumId
 from mainstay_core.faults.points import FaultPoint
+from mainstay_core.rank.reports import Status
 from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
@@ -30,28 +30,6 @@ logger = logging.getLogger(__name__)
 READ_BYTES = 1 << 16
 EXIT_LOST = 3
 """Exit code when the supervisor's socket ends."""
-
-
-class Status:
-    """The trainer's current activity. The uplink's thread reads it without a lock."""
-
-    def __init__(self) -> None:
-        self.phase = "idle"
-        self.waiting = True
-        self.step = 0
-        self.progress = 0
-        self.quorum: QuorumId | None = None
-
-    def head(self) -> dict[str, Any]:
-        """Return the status as a frame head."""
-        return {
-            "kind": "status",
-            "phase": self.phase,
-            "waiting": self.waiting,
-            "step": self.step,
-            "progress": self.progress,
-            "quorum": codec.encode(self.quorum),
-        }
 
 
 class Uplink:
@@ -100,6 +78,20 @@ class Uplink:
         except OSError:
             self._lost()
 
+    def send_status(self) -> None:
+        """Send what the trainer does now."""
+        status = self._status
+        self.send(
+            {
+                "kind": "status",
+                "phase": status.phase,
+                "waiting": status.waiting,
+                "step": status.step,
+                "progress": status.progress,
+                "quorum": codec.encode(status.quorum),
+            }
+        )
+
     def send_fact(self, fact: Fact) -> None:
         """Send a fact."""
         self.send({"kind": "fact", "fact": codec.encode(fact)})
@@ -126,7 +118,7 @@ class Uplink:
         while True:
             left = due - time.monotonic()
             if left <= 0:
-                self.send(self._status.head())
+                self.send_status()
                 due = time.monotonic() + self._interval_s
                 continue
             ready, _, _ = select.select([self._socket], [], [], left)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from mainstay_core.base.errors import IntegrityError, InvalidSpecError, brief
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank import events
+from mainstay_core.rank.own_saves import OwnSaves
 from mainstay_core.wire.checkpoint_manifest import differences, identity_of
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import SaveStatus
@@ -48,11 +48,7 @@ class Checkpointing:
         self._fingerprint: Mapping[str, str] = {}
         self._background = Background("checkpoints")
         self._copy: HostCopy | None = None
-        self._status = SaveStatus()
-        self._void_nonce = ""
-        """Of the attempt whose part here was copied from a bad state."""
-        self._attempt = (0, "")
-        """Version and nonce of the newest part that was begun here."""
+        self._saves = OwnSaves()
         self._changing = threading.Lock()
 
     @property
@@ -94,13 +90,13 @@ class Checkpointing:
     def newest_complete(self) -> int:
         """Newest version that can be read; 0 is the seed's initial state."""
         newest = self._directory.newest_complete() if self._directory else 0
-        self._update(durable=newest)
+        self._note(lambda saves: saves.found(newest))
         return newest
 
     def status(self) -> SaveStatus:
         """What to say of this rank's writing in a vote."""
         busy = self._background.busy  # first: what it did until now is then in the status
-        return replace(self._status, checkpoint_busy=busy)
+        return self._saves.told(busy=busy)
 
     def wait_idle(self) -> SaveStatus:
         """Return what to say once nothing is being written any more."""
@@ -160,7 +156,7 @@ class Checkpointing:
             self._failed(action.version, str(rank), error)
             return
         copy = self._copy
-        self._attempt = (action.version, nonce)
+        self._note(lambda saves: saves.begin(action.version, nonce))
 
         def job() -> None:
             try:
@@ -176,21 +172,13 @@ class Checkpointing:
             except (OSError, IntegrityError, RuntimeError) as error:
                 self._failed(action.version, str(rank), error)
                 return
-            with self._changing:
-                if nonce != self._void_nonce:
-                    self._status = replace(
-                        self._status, checkpoint_safe=action.version, checkpoint_nonce=nonce
-                    )
+            self._note(lambda saves: saves.written(action.version, nonce))
 
         self._background.submit(job)
 
     def void(self, version: int) -> None:
         """Never call the part of a version safe, written or not: its state was found bad."""
-        with self._changing:
-            if self._attempt[0] == version:
-                self._void_nonce = self._attempt[1]
-            if self._status.checkpoint_safe == version:
-                self._status = replace(self._status, checkpoint_safe=None, checkpoint_nonce="")
+        self._note(lambda saves: saves.void(version))
 
     def _write(self, version: int, nonce: str, part: Part, reached: Reached) -> None:
         assert self._directory is not None
@@ -214,15 +202,16 @@ class Checkpointing:
             except OSError as error:
                 self._failed(action.version, "the renamer", error)
                 return
-            durable = max(self._status.durable, action.version)
-            self._update(durable=durable)
+            self._note(lambda saves: saves.renamed(action.version))
+            durable = self._saves.status.durable
             self._report(durable, "")
 
         self._background.submit(job)
 
-    def _update(self, **fields: int | str) -> None:
+    def _note(self, change: Callable[[OwnSaves], OwnSaves]) -> None:
+        """Change what the next vote says (any thread)."""
         with self._changing:
-            self._status = replace(self._status, **fields)  # type: ignore[arg-type]
+            self._saves = change(self._saves)
 
     def _failed(self, version: int, who: str, error: BaseException) -> None:
         if isinstance(error, OSError) and error.strerror:
@@ -232,4 +221,4 @@ class Checkpointing:
             cause = brief(error)
         why = f"the checkpoint of step {version} is not written by {who}: {cause}"
         logger.warning("%s", why)
-        self._report(self._status.durable, why)
+        self._report(self._saves.status.durable, why)

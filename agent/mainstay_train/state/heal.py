@@ -20,6 +20,7 @@ import torch
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import PREFIX, pack, pack_head, parse_head, parse_prefix
+from mainstay_core.rank.serving import copy_problem
 from mainstay_train.base import job_secret, network_cut
 from mainstay_train.base.aborts import HealFailed
 from mainstay_train.base.sockets import socket_lock
@@ -225,8 +226,9 @@ class HealClient:
             raise HealFailed(self._ended or f"copy from {peer}: {error}") from error
         state.refresh()
         found, masters = _state_digest(state), masters_digest(state)
-        if found != announced or (expected and masters != expected):
-            raise HealFailed(f"the copy from {peer} has digest {masters}, not {expected}")
+        problem = copy_problem(announced, found, masters, expected)
+        if problem:
+            raise HealFailed(f"the copy from {peer} {problem}")
         return masters
 
     @staticmethod

@@ -7,5 +7,8 @@
 - ``saves``: what votes say of durable checkpoints
 - ``checkpoints``: when a rank writes a checkpoint, and when a version is complete
 - ``machine``: the rank's state machine
+- ``own_saves``: what one rank has written of checkpoints, as its votes say it
+- ``reports``: what a rank tells: its status, votes and ledger entries
+- ``serving``: when a rank's state may be copied, and when a copy is good
 - ``connections``: what a rank is connected to for its plan, and how that ends
 """

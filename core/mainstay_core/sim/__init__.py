@@ -12,7 +12,6 @@ invariant of the protocol that did not hold, if any.
 - ``heal``: copies of state
 - ``compute``: the arithmetic of a position, on terms
 - ``connections``: the connections of a trainer under its plan
-- ``telling``: what a trainer tells
 - ``saving``: what a trainer writes to the disk
 - ``trainer``: the shell around the rank's state machine
 - ``launcher``: the shell of a pod's launcher

@@ -7,25 +7,16 @@ state is complete at the quorum's version, and refuses once it has moved past it
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from mainstay_core.rank.serving import Wanted, copy_problem, may_copy
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Listener, Network
+from mainstay_core.wire.plan import Plan
 
 
 class HealFailed(Exception):  # noqa: N818 - as in the trainer
     """A source is gone, refuses, or sent other bits than announced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A joiner's request."""
-
-    quorum: str
-    number: int
-    position: int
-    version: int
 
 
 class HealServer:
@@ -36,7 +27,7 @@ class HealServer:
         network: of the job.
         address: where joiners ask.
         changed: fired when what is served, or what is adopted, changes.
-        adopted_id: id of the quorum that the trainer has adopted.
+        adopted: returns the plan that the trainer has adopted.
         state: the state as it is now.
         copy_s: draws how long a copy takes.
     """
@@ -47,12 +38,12 @@ class HealServer:
         network: Network,
         address: str,
         changed: Signal,
-        adopted_id: Callable[[], int],
+        adopted: Callable[[], Plan | None],
         state: Callable[[], str],
         copy_s: Callable[[], float],
     ) -> None:
         self._process, self._changed = process, changed
-        self._adopted_id, self._state, self._copy_s = adopted_id, state, copy_s
+        self._adopted, self._state, self._copy_s = adopted, state, copy_s
         self.serves: Wanted | None = None
         network.listen(address, Listener(process, accept=self._accept))
 
@@ -63,12 +54,12 @@ class HealServer:
         end.on_message = asked
 
     def _serve(self, end: End, wanted: Wanted) -> Steps[None]:
-        while self.serves != wanted:
-            if self._adopted_id() > wanted.number:
-                end.send(("refused", f"{wanted.quorum} is over here", ""))
-                end.close()
-                return
+        while (serves := may_copy(wanted, self.serves, self._adopted())) is None:
             yield self._changed
+        if not serves:
+            end.send(("refused", f"{wanted.quorum} is over here", ""))
+            end.close()
+            return
         announced = self._state()
         yield self._copy_s()
         # What changed meanwhile is in the copy, but not in the digest that was announced.
@@ -126,8 +117,9 @@ class HealClient:
         kind, announced, found = self._answer
         if kind != "state":
             raise HealFailed(announced)
-        if found != announced or (expected and found != expected):
-            raise HealFailed(f"the copy from {address} has digest {found}, not {expected}")
+        problem = copy_problem(announced, found, found, expected)
+        if problem:
+            raise HealFailed(f"the copy from {address} {problem}")
         return found
 
     def _opened(self, end: End) -> None:

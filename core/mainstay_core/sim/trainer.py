@@ -10,26 +10,25 @@ from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_core.rank.reports import Ballot, EntryLog, Status, entry_of, last_status, vote_of
+from mainstay_core.rank.serving import Wanted
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import fact_of
-from mainstay_core.sim import telling, terms
+from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
 from mainstay_core.sim.disk import DamagedError
 from mainstay_core.sim.engine import Process, Steps
-from mainstay_core.sim.heal import HealClient, HealFailed, HealServer, Wanted
+from mainstay_core.sim.heal import HealClient, HealFailed, HealServer
 from mainstay_core.sim.network import End
 from mainstay_core.sim.saving import Saving
-from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled, SlotStatus
-from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
+from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, SettleReport
 
 if TYPE_CHECKING:
     from mainstay_core.sim.world import World
-
-WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
-KEPT_ENTRIES = 64
 
 
 class Trainer(Process):
@@ -56,7 +55,7 @@ class Trainer(Process):
             world.network,
             heal_address,
             self.connections.changed,
-            lambda: self.connections.adopted.quorum.id if self.connections.adopted else -1,
+            lambda: self.connections.adopted,
             lambda: self.compute.params if self.compute else "",
             world.pace.copy_s,
         )
@@ -75,11 +74,10 @@ class Trainer(Process):
             checkpoint_every_steps=config.shape.checkpoint_every_steps,
         )
         self.waits_in = "starting"
-        self._status = SlotStatus(index=slot, phase="idle", waiting=True)
+        self._status = Status()
         self._reports: tuple[SettleReport, ...] = ()
         self._saving = Saving(self)
-        self._entries: list[LedgerEntry] = []
-        self._posted = False
+        self._log = EntryLog()
         self._gradient = ""
 
     # The supervisor's line --------------------------------------------------
@@ -102,11 +100,11 @@ class Trainer(Process):
         self._uplink.send(frame)
 
     def _send_status(self) -> None:
-        self._send(("status", self._status))
-        self.after(self.world.config.heartbeat_s, self._send_status)
+        self._send(("status", self._status.of_slot(self.slot.index)))
 
-    def _say(self, **changes: Any) -> None:
-        self._status = replace(self._status, **changes)
+    def _send_statuses(self) -> None:
+        self._send_status()
+        self.after(self.world.config.heartbeat_s, self._send_statuses)
 
     # The loop ---------------------------------------------------------------
 
@@ -114,7 +112,7 @@ class Trainer(Process):
         yield self.world.pace.startup_s()
         self.state = machine.saw_durable(self.state, self._saving.look())
         self._send(("hello", None))
-        self._send_status()
+        self._send_statuses()
         actions: tuple[events.Action, ...] = (events.WaitForPlan(),)
         while True:
             event = None
@@ -128,16 +126,9 @@ class Trainer(Process):
             self.state, actions = transition.state, transition.actions
             if self.engine.tracing:
                 self.engine.say(self.name, f"{self.state.phase}: {transition.reason}")
-            self._note()
+            if self._status.moved(self.state):
+                self._send_status()
             self.world.checks.moved(self, before, event)
-
-    def _note(self) -> None:
-        state = self.state
-        quorum = state.plan.quorum if state.plan else None
-        waiting = state.phase in (machine.Phase.IDLE, machine.Phase.PARKED)
-        self._say(phase=state.phase.value, step=state.version, quorum=quorum, waiting=waiting)
-        if state.phase is machine.Phase.IDLE:
-            self._send(("status", self._status))
 
     def _perform(self, action: events.Action) -> Steps[events.Event | None]:
         name = type(action).__name__
@@ -185,7 +176,7 @@ class Trainer(Process):
             yield self.world.pace.hiccup_s()
 
     def _hook(self, action: Action) -> Steps[None]:
-        self._say(progress=self._status.progress + 1, waiting=action.op in WAITING_OPS)
+        self._status.begins(action)
         self.waits_in = str(action)
         self.world.faults.reach(self, action.op.value)
         if action.op in (Op.FORWARD, Op.BACKWARD_INPUT):
@@ -195,7 +186,7 @@ class Trainer(Process):
 
     def _wait_for_plan(self) -> Steps[events.Event]:
         known = self.state.newest.quorum.id if self.state.newest else -1
-        self._say(waiting=True)
+        self._status.waits()
         connections = self.connections
         while connections.newest is None or connections.newest.quorum.id <= known:
             yield connections.changed
@@ -203,7 +194,7 @@ class Trainer(Process):
 
     def _settle(self, action: events.Settle) -> Steps[events.Event]:
         self.heal_server.serves = None
-        self._say(waiting=True)
+        self._status.waits()
         try:
             self.world.checks.adopts(self, action.plan)
             gather = self.connections.adopt(action.plan, action.report.index)
@@ -246,8 +237,7 @@ class Trainer(Process):
             HealClient(self, self.world.network, self.connections.changed)
         )
         why = f"no member of position {compute.position} has version {action.version}"
-        quorum = self._plan.quorum
-        wanted = Wanted(str(quorum), quorum.id, compute.position, action.version)
+        wanted = Wanted(str(self._plan.quorum), compute.position, action.version)
         for source in action.sources:
             try:
                 params = yield from client.copy(
@@ -275,8 +265,7 @@ class Trainer(Process):
 
     def _compute(self, action: events.Compute) -> Steps[events.Event]:
         compute = self._engine()
-        settlement, chain = self.state.settlement, self._plan.chain_of(self.state.index)
-        agreed = settlement.pipelines[chain.replica] if settlement and chain else ""
+        agreed = self.state.agreed_pipeline
         try:
             group = (yield from self.connections.pipeline(agreed)) if action.types else None
             yield from compute.run(action.types, self.state.version, group)
@@ -306,7 +295,15 @@ class Trainer(Process):
         yield from self._hook(Action(Op.VOTE, compute.stage))
         newest = self.connections.newest or self._plan
         self._gradient = terms.term("gradient", compute.reduced)
-        vote = telling.vote(self.state, compute, action, newest, self._saving.status())
+        assert self.state.step_plan is not None
+        table = self.state.step_plan.table[compute.position]
+        ballot = Ballot(
+            norms_sq=(2.0 + compute.stage, 1.0 + compute.inner),
+            gradient=self._gradient,
+            copies=terms.term("copies", compute.stage, action.step),
+            stats=compute.stats(table, self.state.index, action.step),
+        )
+        vote = vote_of(self.state, action, newest, ballot, self._saving.status())
         gather, key = self.connections.gather(), f"vote/{action.step}/{action.attempt}"
         try:
             yield from gather.post(key, vote)
@@ -335,25 +332,22 @@ class Trainer(Process):
     def _send_fact(self, action: events.SendFact) -> None:
         self._tell_fact(action.fact)
         if isinstance(action.fact, Settled):
-            quorum, position = self._plan.quorum, self._engine().position
-            version = self.state.version
-            self.heal_server.serves = Wanted(str(quorum), quorum.id, position, version)
+            version, position = self.state.version, self._engine().position
+            self.heal_server.serves = Wanted(str(self._plan.quorum), position, version)
             self.connections.changed.fire()
-            if self.state.is_lowest and not self._posted:
-                self._posted = True
-                for entry in self._entries:
-                    self._send(("ledger", entry, True))
+            if self.state.is_lowest:
+                self._log = self._log.takes_over()
 
     def tell_durable(self, version: int) -> None:
         """A version is complete."""
         self._tell_fact(fact_of(self.state, Checkpoint, complete=True, durable=version))
 
     def _share_saves(self, action: events.ShareSaves) -> Steps[events.Event]:
-        self._say(waiting=True)
+        self._status.waits()
         yield from self._saving.wait_idle()
         gather, key = self.connections.gather(), f"save/{action.round}"
         try:
-            yield from gather.post(key, telling.last_status(self._saving.status(), action.state))
+            yield from gather.post(key, last_status(self._saving.status(), action.state))
             yield from self.point("saves-posted")
             return events.SavesGathered((yield from gather.wait(key)))
         except QuorumAborted as end:
@@ -363,11 +357,22 @@ class Trainer(Process):
         self._send(("fact", replace(fact, observed_at_s=self.world.clock(self.slot.pod))))
 
     def _record(self, commit: Commit, masters: str) -> None:
-        now_s = self.world.clock(self.slot.pod)
-        entry = telling.ledger_entry(self.state, commit, self._gradient, masters, now_s)
-        self._entries = [*self._entries[1 - KEPT_ENTRIES :], entry]
-        self._posted = self.state.is_lowest
-        self._send(("ledger", entry, self._posted))
+        entry = entry_of(
+            self.state,
+            commit,
+            gradient=self._gradient,
+            masters=masters,
+            step_s=0.5,
+            now_s=self.world.clock(self.slot.pod),
+        )
+        self._repeat_entries()
+        self._log = self._log.add(entry, post=self.state.is_lowest)
+        self._send(("ledger", entry, self.state.is_lowest))
+
+    def _repeat_entries(self) -> None:
+        self._log, entries = self._log.again()
+        for entry in entries:
+            self._send(("ledger", entry, True))
 
     def _write_checkpoint(self, action: events.WriteCheckpoint) -> Steps[None]:
         compute = self._engine()
@@ -375,7 +380,17 @@ class Trainer(Process):
         self._saving.write(action, self._plan.quorum.nonce, compute.position)
 
     def _finish(self) -> None:
-        final = telling.final_digests(self.state, self._engine())
+        state, compute = self.state, self._engine()
+        final = FinalDigests(
+            stage=compute.stage,
+            inner=compute.inner,
+            version=state.version,
+            params=compute.params,
+            masters=state.digest,
+            optimizer=compute.params,
+            data=state.commit.data_total if state.commit else "",
+        )
+        self._repeat_entries()
         self._tell_fact(fact_of(self.state, Finished, final=final))
 
     @property

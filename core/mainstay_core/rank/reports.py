@@ -1,0 +1,174 @@
+"""What a trainer tells: its status, its votes, and the ledger's entries of its position."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from mainstay_core.base.ids import QuorumId
+from mainstay_core.planning.program import Action, Op
+from mainstay_core.rank.events import CastVote
+from mainstay_core.rank.state import RankState
+from mainstay_core.wire.facts import Phase, SlotStatus
+from mainstay_core.wire.ledger import LedgerEntry, PartialDigest
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, TypeStat, Vote
+
+WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.VOTE, Op.HEAL})
+"""Actions in which a rank is blocked on others."""
+KEPT_ENTRIES = 32
+"""Ledger entries told again by a rank that takes over telling them: who did so before may be gone,
+with what it had not told yet. Under load that is more than the last one."""
+
+
+@dataclass(slots=True)
+class Status:
+    """What a trainer says of itself periodically; changed by its main thread only."""
+
+    phase: str = "idle"
+    waiting: bool = True
+    step: int = 0
+    progress: int = 0
+    quorum: QuorumId | None = None
+
+    def moved(self, state: RankState) -> bool:
+        """Take note of a transition; return whether the status is to be sent at once."""
+        self.phase, self.step = state.phase.value, state.version
+        # Of a trainer without a rank: the newest plan, in which it has no place.
+        self.quorum = state.plan.quorum if state.plan else None
+        self.waiting = state.phase in (Phase.IDLE, Phase.PARKED)
+        # A pod that leaves waits for just this, and nobody else is kept from anything.
+        return state.phase is Phase.IDLE
+
+    def waits(self) -> None:
+        """Take note that the trainer is about to block on others."""
+        self.waiting = True
+
+    def begins(self, action: Action) -> None:
+        """Take note that an action of the program is about to run."""
+        self.progress += 1
+        self.waiting = action.op in WAITING_OPS
+
+    def of_slot(self, index: int) -> SlotStatus:
+        """Return the status as a slot's."""
+        return SlotStatus(
+            index=index,
+            phase=self.phase,
+            waiting=self.waiting,
+            step=self.step,
+            progress=self.progress,
+            quorum=self.quorum,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """What a rank has computed for a vote."""
+
+    norms_sq: tuple[float, ...]
+    """Squared norm of the reduced gradient, by block of its stage."""
+    gradient: str
+    """Digest of the reduced gradient."""
+    copies: str
+    """Digest of what inner ranks hold in copies."""
+    stats: tuple[TypeStat, ...]
+    """Of the types that the table credits to this rank."""
+
+
+def vote_of(
+    state: RankState, action: CastVote, newest: Plan, ballot: Ballot, saves: SaveStatus
+) -> Vote:
+    """Return a rank's vote.
+
+    Args:
+        state: the rank.
+        action: which vote.
+        newest: the newest plan seen.
+        ballot: what it has computed.
+        saves: what it says of checkpoints.
+    """
+    return Vote(
+        step=action.step,
+        attempt=action.attempt,
+        ok=True,
+        norms_sq=ballot.norms_sq,
+        gradient=ballot.gradient,
+        state=state.digest,
+        copies=ballot.copies,
+        stats=ballot.stats,
+        newest_plan=newest.quorum.id,
+        newest_nonce=newest.quorum.nonce,
+        **asdict(saves),
+    )
+
+
+def last_status(saves: SaveStatus, state: str) -> LastStatus:
+    """Return what a rank says of checkpoints, and of its state, where no step follows."""
+    return LastStatus(**asdict(saves), state=state)
+
+
+def entry_of(
+    state: RankState,
+    commit: Commit,
+    *,
+    gradient: str,
+    masters: str,
+    step_s: float,
+    now_s: float,
+    partials: tuple[PartialDigest, ...] = (),
+) -> LedgerEntry:
+    """Return the ledger's entry of a step that a rank has applied.
+
+    Args:
+        state: as it was while the step was applied.
+        commit: the step's certificate.
+        gradient: digest of the position's reduced gradient.
+        masters: digest of the position's masters after the step.
+        step_s: seconds since the step before.
+        now_s: wall clock.
+        partials: what this cell sent into the reduction.
+    """
+    assert state.plan is not None
+    return LedgerEntry(
+        step=commit.step,
+        stage=state.member_stage,
+        inner=state.member_inner,
+        quorum=state.plan.quorum,
+        gradient=gradient,
+        masters=masters,
+        data=commit.data,
+        loss=commit.loss,
+        norm=commit.norm,
+        tokens=commit.tokens,
+        step_s=step_s,
+        replicas=len(state.plan.chains),
+        attempt=state.attempt,
+        partials=partials,
+        committed_at_s=now_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryLog:
+    """A trainer's last ledger entries, and whether its supervisor mirrors them to the api."""
+
+    entries: tuple[LedgerEntry, ...] = ()
+    posts: bool = False
+    """Whether the last entry was to be mirrored: this rank speaks for its position."""
+    repeats: bool = False
+    """Whether the entries are told again with the next one."""
+
+    def takes_over(self) -> EntryLog:
+        """Return the log of a rank that speaks for its position from now on.
+
+        Unless it did before, the entries go again with the next one, as the quorum has just
+        settled and others wait for this rank.
+        """
+        return replace(self, repeats=not self.posts)
+
+    def again(self) -> tuple[EntryLog, tuple[LedgerEntry, ...]]:
+        """Return the log with nothing to repeat, and the entries to mirror now."""
+        return replace(self, repeats=False), self.entries if self.repeats else ()
+
+    def add(self, entry: LedgerEntry, *, post: bool) -> EntryLog:
+        """Return the log with one more entry; with ``post`` it is mirrored."""
+        return replace(self, entries=(*self.entries, entry)[-KEPT_ENTRIES:], posts=post)
