@@ -13,6 +13,7 @@ invariant of the protocol that did not hold, if any.
 - ``compute``: the arithmetic of a position, on terms
 - ``connections``: the connections of a trainer under its plan
 - ``saving``: what a trainer writes to the disk
+- ``surroundings``: what surrounds every process of a run
 - ``trainer``: the shell around the rank's state machine
 - ``launcher``: the shell of a pod's launcher
 - ``line``: a supervisor's way to the api
@@ -21,6 +22,7 @@ invariant of the protocol that did not hold, if any.
 - ``api``: one replica of the api
 - ``provider``: makes pods
 - ``wishes``: suspensions and scalings that somebody asks for
+- ``stage``: everybody who plays in a run
 - ``faults``: faults that strike at a moment or at a place in the code
 - ``scenario``: the job, surroundings and faults that a seed means
 - ``checks``: the invariants

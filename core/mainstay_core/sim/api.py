@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mainstay_core.base.errors import MainstayError, StoreConflictError
 from mainstay_core.base.ids import JobUid, QuorumId
@@ -34,13 +34,11 @@ from mainstay_core.coordinator.watch import Watch
 from mainstay_core.sim.engine import Process, Sleep, Turn
 from mainstay_core.sim.network import End, Exchange, Listener
 from mainstay_core.sim.store import Data, Item, Reached
+from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.wire.api import HeldJob, Registration
 from mainstay_core.wire.facts import PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
-
-if TYPE_CHECKING:
-    from mainstay_core.sim.world import World
 
 TICK_PENDING_S = 0.1
 TICK_IDLE_S = 1.0
@@ -72,7 +70,7 @@ class Reply:
 class Api(Process, JobTransactions):
     """One replica, one life of it."""
 
-    def __init__(self, world: World, name: str, life: int) -> None:
+    def __init__(self, world: Surroundings, name: str, life: int) -> None:
         Process.__init__(self, world.engine, f"{name}.{life}", name)
         self.world = world
         self._store_here = _FaultyStore(world.store, self)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from mainstay_core.base.ids import Incarnation, QuorumId
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
 from mainstay_core.coordinator.invariants import check_invariants
@@ -21,10 +22,23 @@ from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
 
-if TYPE_CHECKING:
-    from mainstay_core.sim.trainer import Trainer
-
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
+
+
+class Life(Protocol):
+    """One life of a trainer, as far as it is checked."""
+
+    name: str
+    alive: bool
+    incarnation: Incarnation
+    state: RankState
+    tampered: bool
+    """Whether its state was corrupted on purpose: a vote must find it."""
+    was_tampered: bool
+
+    @property
+    def quorum(self) -> QuorumId | None:
+        """Adopted quorum."""
 
 
 class Checks:
@@ -47,7 +61,7 @@ class Checks:
         self._by_name: dict[str, Plan] = {}
         self._reports: dict[str, tuple[SettleReport, ...]] = {}
         self._commits: dict[int, Commit] = {}
-        self._lives: dict[str, Trainer] = {}
+        self._lives: dict[str, Life] = {}
         self._adopted: dict[str, int] = {}
         self._over: set[str] = set()
         """Quorums that a member has ended, as its gather server knows."""
@@ -140,7 +154,7 @@ class Checks:
 
     # Ranks ------------------------------------------------------------------
 
-    def adopts(self, trainer: Trainer, plan: Plan) -> None:
+    def adopts(self, trainer: Life, plan: Plan) -> None:
         """A trainer enters a quorum."""
         self.num_checks += 1
         life = str(trainer.incarnation)
@@ -179,7 +193,7 @@ class Checks:
                 f"I5: member {index} of {quorum} is not told that the quorum has ended",
             )
 
-    def moved(self, trainer: Trainer, before: RankState, event: Event) -> None:
+    def moved(self, trainer: Life, before: RankState, event: Event) -> None:
         """A rank's state machine took a step."""
         self.num_checks += 1
         self.seen[f"{before.phase} {type(event).__name__}"] += 1
@@ -248,7 +262,7 @@ class Checks:
             if p.quorum.id >= first
         )
 
-    def applied(self, trainer: Trainer, commit: Commit, params: str) -> None:
+    def applied(self, trainer: Life, commit: Commit, params: str) -> None:
         """A rank has applied a step."""
         self.num_checks += 1
         step, position = trainer.state.version, trainer.state.member_position

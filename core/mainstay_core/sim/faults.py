@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from mainstay_core.coordinator.transactions import Change
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Process, ProcessKilled
 from mainstay_core.sim.scenario import Fault
+from mainstay_core.sim.stage import Stage
 from mainstay_core.sim.store import NODE as STORE
+from mainstay_core.sim.trainer import Trainer
 from mainstay_core.supervisor.events import LeaveRequested
-
-if TYPE_CHECKING:
-    from mainstay_core.sim.api import Api
-    from mainstay_core.sim.trainer import Trainer
-    from mainstay_core.sim.world import World
 
 PATIENCE_S = 8.0
 """A point that is not passed within so long is not waited for."""
@@ -27,7 +23,7 @@ NEEDS_THREE = 3
 class Faults:
     """The faults of one run, armed one after the other."""
 
-    def __init__(self, world: World, faults: Iterable[Fault]) -> None:
+    def __init__(self, world: Stage, faults: Iterable[Fault]) -> None:
         self._world, self._waiting = world, list(faults)
         self._rng = world.engine.rng
         self._armed: Fault | None = None
@@ -76,9 +72,9 @@ class Faults:
         if not trainer.alive:
             raise ProcessKilled
 
-    def reach_api(self, api: Api, outcome: Change, point: str) -> None:
+    def reach_api(self, api: Process, change: Change, point: str) -> None:
         """An api replica is about to commit a plan, or has just done it."""
-        if point != self._point or outcome.plan is None:
+        if point != self._point or change.plan is None:
             return
         self._passes += 1
         fault = self._armed
@@ -116,14 +112,14 @@ class Faults:
     def _members(self) -> list[Trainer]:
         plan = self._world.newest_plan
         members = plan.members if plan is not None else ()
-        lives = (self._world.trainers.get(str(m.incarnation)) for m in members)
+        lives = (self._world.trainers.get(m.incarnation) for m in members)
         return [t for t in lives if t is not None and t.alive]
 
     def _victim(self) -> Trainer | None:
         """Whoever is at the point, mostly; else any member, now and then a spare."""
         world, at = self._world, self._at
-        if at is not None and str(at.name) in world.trainers and self._rng.random() < 0.6:
-            return world.trainers[at.name]
+        if isinstance(at, Trainer) and self._rng.random() < 0.6:
+            return at
         some = self._members()
         if not some or self._rng.random() < 0.15:
             some = [t for t in world.trainers.values() if t.alive]

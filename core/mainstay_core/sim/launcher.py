@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.sim.engine import Process
 from mainstay_core.sim.groups import RendezvousStore
 from mainstay_core.sim.network import End
+from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.sim.trainer import Trainer
 from mainstay_core.supervisor.events import Exited, Forked
 from mainstay_core.supervisor.launcher import (
@@ -20,14 +19,11 @@ from mainstay_core.supervisor.launcher import (
     step,
 )
 
-if TYPE_CHECKING:
-    from mainstay_core.sim.world import World
-
 
 class Launcher(Process):
     """The warm parent of one pod's trainers."""
 
-    def __init__(self, world: World, pod: PodUid, number: int) -> None:
+    def __init__(self, world: Surroundings, pod: PodUid, number: int) -> None:
         super().__init__(world.engine, f"{pod}^{number}", pod)
         self.world, self.pod = world, pod
         self.store_address = f"store@{pod}.{number}"
@@ -59,8 +55,8 @@ class Launcher(Process):
                 self.kill()
 
     def _fork(self, slot: int, incarnation: Incarnation) -> None:
-        trainer = self.world.new_trainer(self.pod, slot, incarnation)
-        self.children[incarnation] = trainer
+        trainer = Trainer(self.world, self.pod, slot, incarnation)
+        self.world.trainers[incarnation] = self.children[incarnation] = trainer
         trainer.at_end.append(lambda silent: self._ended(trainer, silent))
         self._feed(Forked(slot, incarnation, 1))
         self.world.network.connect(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.sim.api import Reply, Request
 from mainstay_core.sim.engine import Awaited, Flag, Process, Signal, Sleep, Turn
 from mainstay_core.sim.network import End, Unreachable
 from mainstay_core.sim.store import Item
+from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import Ended, Event, PlanReceived
 from mainstay_core.wire.api import (
     ApiRefused,
@@ -21,9 +21,6 @@ from mainstay_core.wire.api import (
 from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
-
-if TYPE_CHECKING:
-    from mainstay_core.sim.world import World
 
 REQUEST_TIMEOUT_S = 10.0
 
@@ -37,7 +34,9 @@ class ApiLine:
         held: returns the quorum of the newest plan that it holds.
     """
 
-    def __init__(self, world: World, process: Process, held: Callable[[], QuorumId | None]) -> None:
+    def __init__(
+        self, world: Surroundings, process: Process, held: Callable[[], QuorumId | None]
+    ) -> None:
         self._world, self._process, self._held = world, process, held
 
     async def _ask(self, route: str, body: object) -> Reply:

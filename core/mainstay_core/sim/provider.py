@@ -7,7 +7,6 @@ local mode. It decides nothing about the job.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.scaling import PodPlan, plan_pods
@@ -18,11 +17,9 @@ from mainstay_core.sim.engine import Process, Steps, Violation
 from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.network import Unreachable
 from mainstay_core.sim.supervisor import Supervisor
+from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import LeaveRequested
 from mainstay_core.wire.facts import PodGone
-
-if TYPE_CHECKING:
-    from mainstay_core.sim.world import World
 
 PROVIDER = "provider"
 MAX_PODS = 80
@@ -67,7 +64,7 @@ class Provider(Process):
         max_pods: more than so many in a run are a storm.
     """
 
-    def __init__(self, world: World, *, follows: bool, max_pods: int = MAX_PODS) -> None:
+    def __init__(self, world: Surroundings, *, follows: bool, max_pods: int = MAX_PODS) -> None:
         super().__init__(world.engine, PROVIDER, PROVIDER)
         self.world, self._max_pods = world, max_pods
         self.follows = follows

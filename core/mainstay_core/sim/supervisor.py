@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid
@@ -12,6 +12,7 @@ from mainstay_core.sim.gather import GatherServer
 from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.line import ApiLine
 from mainstay_core.sim.network import End, Listener
+from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import (
     Event,
     Exited,
@@ -34,9 +35,6 @@ from mainstay_core.wire.api import ApiRefused, Registration
 from mainstay_core.wire.facts import PodRegistration
 from mainstay_core.wire.plan import Plan
 
-if TYPE_CHECKING:
-    from mainstay_core.sim.world import World
-
 
 class Supervisor(Process, Pod):
     """One life of a pod's supervisor.
@@ -47,7 +45,7 @@ class Supervisor(Process, Pod):
         number: of this life: a restarted supervisor has another pid.
     """
 
-    def __init__(self, world: World, pod: PodUid, number: int) -> None:
+    def __init__(self, world: Surroundings, pod: PodUid, number: int) -> None:
         Process.__init__(self, world.engine, f"{pod}~{number}", pod)
         line = ApiLine(world, self, lambda: self.state.plan.quorum if self.state.plan else None)
         Pod.__init__(self, world.config.job, pod, world.slots_per_pod, line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.gather.client import QuorumAborted
@@ -22,13 +22,11 @@ from mainstay_core.sim.engine import Process, Steps
 from mainstay_core.sim.heal import HealClient, HealFailed, HealServer
 from mainstay_core.sim.network import End
 from mainstay_core.sim.saving import Saving
+from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, SettleReport
-
-if TYPE_CHECKING:
-    from mainstay_core.sim.world import World
 
 
 class Trainer(Process):
@@ -41,7 +39,9 @@ class Trainer(Process):
         incarnation: its name.
     """
 
-    def __init__(self, world: World, pod: PodUid, slot: int, incarnation: Incarnation) -> None:
+    def __init__(
+        self, world: Surroundings, pod: PodUid, slot: int, incarnation: Incarnation
+    ) -> None:
         super().__init__(world.engine, f"{incarnation}", pod)
         self.world, self.slot, self.incarnation = world, Slot(pod=pod, index=slot), incarnation
         self.exit_code: int | None = None
@@ -76,7 +76,7 @@ class Trainer(Process):
         self.waits_in = "starting"
         self._status = Status()
         self._reports: tuple[SettleReport, ...] = ()
-        self._saving = Saving(self)
+        self._saving = Saving(world, self, self.connections.changed, self._tell_complete)
         self._log = EntryLog()
         self._gradient = ""
 
@@ -338,7 +338,7 @@ class Trainer(Process):
             if self.state.is_lowest:
                 self._log = self._log.takes_over()
 
-    def tell_durable(self, version: int) -> None:
+    def _tell_complete(self, version: int) -> None:
         """A version is complete."""
         self._tell_fact(fact_of(self.state, Checkpoint, complete=True, durable=version))
 
@@ -377,7 +377,7 @@ class Trainer(Process):
     def _write_checkpoint(self, action: events.WriteCheckpoint) -> Steps[None]:
         compute = self._engine()
         yield from self._hook(Action(Op.CHECKPOINT, compute.stage))
-        self._saving.write(action, self._plan.quorum.nonce, compute.position)
+        self._saving.write(action, self._plan.quorum.nonce, compute.position, compute.params)
 
     def _finish(self) -> None:
         state, compute = self.state, self._engine()

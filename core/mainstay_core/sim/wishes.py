@@ -6,14 +6,10 @@ the newest one counts, and a store that lost it is told again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mainstay_core.coordinator.events import ScaleRequested
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.engine import Steps, Violation
-
-if TYPE_CHECKING:
-    from mainstay_core.sim.world import World
+from mainstay_core.sim.provider import Provider
 
 LOOK_S = 0.5
 HEARD = 200
@@ -22,10 +18,14 @@ REFUSED = (409, 422)
 
 
 class Wishes:
-    """What is wanted of one run's job."""
+    """What is wanted of one run's job.
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    Args:
+        provider: in whose name the api is asked.
+    """
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider, self._world = provider, provider.world
         self._num_suspensions = 0
         """Suspensions that are not over."""
         self._heard: bool | None = False
@@ -41,12 +41,12 @@ class Wishes:
 
     def drain(self, pod: str) -> None:
         """Ask, once, to have a pod's work handed over."""
-        provider = self._world.provider
+        provider = self._provider
         provider.spawn(provider.ask_once("drain", pod))
 
     def scale(self, replicas: int | None, spares: int | None) -> None:
         """Want another number of replicas or spares."""
-        self._world.provider.spawn(self._scale(ScaleRequested(replicas=replicas, spares=spares)))
+        self._provider.spawn(self._scale(ScaleRequested(replicas=replicas, spares=spares)))
 
     def begin_suspension(self) -> None:
         """Want the job to stand still."""
@@ -61,7 +61,7 @@ class Wishes:
     def suspend_until_it_stands(self, lasts_s: float) -> None:
         """Want the job to stand still; go on ``lasts_s`` after the last pod has ended."""
         self.begin_suspension()
-        self._world.provider.spawn(self._watch(lasts_s))
+        self._provider.spawn(self._watch(lasts_s))
 
     def _watch(self, lasts_s: float) -> Steps[None]:
         world = self._world
@@ -79,7 +79,7 @@ class Wishes:
             return False
         if not state.suspend and self._is_refused():
             return True
-        pods = self._world.pods.values()
+        pods = self._provider.pods.values()
         return state.phase is JobPhase.SUSPENDED and not any(pod.runs for pod in pods)
 
     def _is_refused(self) -> bool:
@@ -88,16 +88,16 @@ class Wishes:
     def _poke(self) -> None:
         if not self._asking:
             self._asking = True
-            self._world.provider.spawn(self._tell_suspend())
+            self._provider.spawn(self._tell_suspend())
         if not self._looking:
             self._looking = True
-            self._world.provider.spawn(self._look())
+            self._provider.spawn(self._look())
 
     def _tell_suspend(self) -> Steps[None]:
         """Tell the newest wish until it is heard, one request at a time."""
         while self._heard is not self.suspend:
             wanted = self.suspend
-            status = yield from self._world.provider.ask("suspend", wanted)
+            status = yield from self._provider.ask("suspend", wanted)
             self._late = self._late or status == 0
             if status == HEARD or status in REFUSED:
                 self._heard = wanted
@@ -128,7 +128,7 @@ class Wishes:
 
     def _scale(self, request: ScaleRequested) -> Steps[None]:
         while True:
-            status = yield from self._world.provider.ask("scale", request)
+            status = yield from self._provider.ask("scale", request)
             if status == HEARD or status in REFUSED:
                 return
             yield LOOK_S

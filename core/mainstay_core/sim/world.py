@@ -6,28 +6,15 @@ import traceback
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import MainstayError
-from mainstay_core.base.ids import Incarnation, PodUid
-from mainstay_core.coordinator import machine
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.sim.api import Api
-from mainstay_core.sim.checks import Checks
-from mainstay_core.sim.disk import Disk
-from mainstay_core.sim.engine import Engine, Violation
+from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.faults import Faults
-from mainstay_core.sim.network import Network
-from mainstay_core.sim.provider import MAX_PODS, Pod, Provider
-from mainstay_core.sim.scenario import PLANNED, Pace, Scenario
-from mainstay_core.sim.store import Store
+from mainstay_core.sim.scenario import Scenario
+from mainstay_core.sim.stage import Stage
 from mainstay_core.sim.trainer import Trainer
-from mainstay_core.sim.wishes import Wishes
-from mainstay_core.wire.plan import Plan
 
 CALM_S = 240.0
 """Once faults are over and everything can be replaced, a job must finish within so long."""
-PLANS, PLANS_PER_FAULT = 12, 24
-PODS_PER_SUSPENSION = 16
-FOLLOWED = ("drain", *PLANNED)
-"""With these, the number of pods is what the api wants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +35,8 @@ class Outcome:
     trace: tuple[str, ...] = ()
 
 
-class World:
-    """Everything that happens in one run.
+class World(Stage):
+    """Everything that happens in one run, its faults included.
 
     Args:
         scenario: what is drawn of the seed.
@@ -57,74 +44,9 @@ class World:
     """
 
     def __init__(self, scenario: Scenario, *, tracing: bool = False) -> None:
-        self.scenario, self.config = scenario, scenario.config
-        self.slots_per_pod = scenario.slots_per_pod
-        self.engine = Engine(scenario.seed, tracing=tracing)
-        self.pace = Pace(rng=self.engine.rng, block=scenario.block_s)
-        self.network = Network(self.engine, scenario.latency)
-        shape = self.config.shape
-        self.disk = Disk(len(shape.positions))
-        max_plans = PLANS + PLANS_PER_FAULT * len(scenario.faults)
-        self.checks = Checks(shape, max_plans, self.disk)
-        self._skew_s: dict[str, float] = {}
-        self._num_names = 0
-        state = machine.initial(self.config, self.clock("api0"))
-        self.store = Store(self.engine, self.network, state, self.checks)
-        self.trainers: dict[str, Trainer] = {}
-        kinds = [f.kind for f in scenario.faults]
-        self.provider = Provider(
-            self,
-            follows=any(kind in FOLLOWED for kind in kinds),
-            max_pods=MAX_PODS + PODS_PER_SUSPENSION * kinds.count("suspend"),
-        )
-        self.wishes = Wishes(self)
-        self.api_nodes = [f"api{i}" for i in range(scenario.apis)]
-        self.apis: dict[str, Api] = {}
-        self._api_lives = 0
-        for node in self.api_nodes:
-            self.start_api(node)
-        self.provider.begin(-(-shape.num_ranks // self.slots_per_pod) + self.config.spares)
-        self.store.remembers = "store-fallback" in kinds
-        self.faults = Faults(self, scenario.faults)
-
-    # What the others ask ----------------------------------------------------
-
-    def clock(self, node: str) -> float:
-        """Wall clock of a node."""
-        skew_s = self._skew_s.get(node)
-        if skew_s is None:
-            bound_s = self.scenario.skew_s * (0.01 if node.startswith("api") else 1.0)
-            skew_s = self._skew_s[node] = self.engine.rng.uniform(-bound_s, bound_s)
-        return 1000.0 + self.engine.now_s + skew_s
-
-    def draw_name(self) -> str:
-        """Return a name that nobody else has."""
-        self._num_names += 1
-        return f"{self._num_names:x}"
-
-    def pick_api(self) -> str:
-        """Return the replica that a request goes to."""
-        return self.engine.rng.choice(self.api_nodes)
-
-    def start_api(self, node: str) -> None:
-        """Start a replica, or another life of it."""
-        self._api_lives += 1
-        self.apis[node] = Api(self, node, self._api_lives)
-
-    def new_trainer(self, pod: PodUid, slot: int, incarnation: Incarnation) -> Trainer:
-        """Return the process that a launcher has just forked."""
-        trainer = self.trainers[incarnation] = Trainer(self, pod, slot, incarnation)
-        return trainer
-
-    @property
-    def newest_plan(self) -> Plan | None:
-        """The plan that became durable last."""
-        return self.checks.plans[-1] if self.checks.plans else None
-
-    @property
-    def pods(self) -> dict[str, Pod]:
-        """The pods that there are."""
-        return self.provider.pods
+        super().__init__(scenario, tracing=tracing)
+        self.strikes = Faults(self, scenario.faults)
+        self.faults = self.strikes
 
     # The run ----------------------------------------------------------------
 
@@ -147,7 +69,7 @@ class World:
             num_events=engine.num_events,
             num_checks=self.checks.num_checks,
             num_plans=len(self.checks.plans),
-            faults=tuple(self.faults.struck),
+            faults=tuple(self.strikes.struck),
             seen=dict(self.checks.seen),
             trace=tuple(engine.trace),
         )
@@ -161,7 +83,7 @@ class World:
             if gone and not self._is_known():
                 self.checks.seen["abandoned"] += 1
                 return
-            calm_s = self.faults.calm_since_s
+            calm_s = self.strikes.calm_since_s
             if calm_s is not None and engine.now_s > calm_s + CALM_S:
                 raise Violation(f"I5: no end {CALM_S:.0f} s after the last fault")
         state = self.store.last
