@@ -4,6 +4,7 @@
 - ``events``: what the coordinator learns, and what its shell is told to do
 - ``machine``: the state machine: its table names who handles which event
 - ``invariants``: what must hold of the state after every event
+- ``reports``: takes in what pods, supervisors and the store report
 - ``intake``: takes facts into the state, before anything is decided
 - ``checkpoints``: what is known of durable checkpoints
 - ``leaving``: pods that will end, and who announced it

@@ -1,0 +1,145 @@
+"""Takes in what pods, supervisors and the store report: one function for each kind of report.
+
+Each returns the state with the report noted. None of them decides how the job goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.coordinator.backoff import clear_failures
+from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached
+from mainstay_core.coordinator.events import (
+    FactsReported,
+    PlanStored,
+    PodRegistered,
+    RecordRecovery,
+    StepsCommitted,
+    Tick,
+    Transition,
+)
+from mainstay_core.coordinator.intake import (
+    lose_pod,
+    note_facts,
+    note_pod,
+    note_silence,
+    settle_all,
+)
+from mainstay_core.coordinator.pruning import prune_gone_pods
+from mainstay_core.coordinator.records import close_known, plan_stored, step_committed
+from mainstay_core.coordinator.state import (
+    COMMITS_THAT_SETTLE,
+    MAX_STEP_SECONDS,
+    CoordinatorState,
+    all_settled,
+    uid_of,
+)
+from mainstay_core.coordinator.store_recovery import drop_let_go, note_heard, note_unheard
+from mainstay_core.job.phase import JobPhase
+from mainstay_core.wire.facts import Checkpoint, PodGone
+
+
+def take_registration(state: CoordinatorState, event: PodRegistered, now_s: float) -> Transition:
+    """Take a pod in, or know it again; it counts as heard."""
+    known = note_pod(prune_gone_pods(state), event.registration, now_s)
+    return replace(known, state=note_heard(known.state, (event.registration.pod,)))
+
+
+def take_facts(state: CoordinatorState, event: FactsReported, now_s: float) -> Transition:
+    """Take facts in; the pods that they are about count as heard."""
+    known = note_facts(state, event.facts, now_s, event.supervisor)
+    return replace(known, state=note_heard(known.state, {fact.pod for fact in event.facts}))
+
+
+def take_tick(state: CoordinatorState, event: Tick, now_s: float) -> Transition:
+    """Take in how long each pod has been silent, and who was heard."""
+    known = note_silence(drop_let_go(state), event.behind_s, now_s)
+    heard = note_heard(note_unheard(known.state, event.behind_s), event.heard)
+    return replace(known, state=heard)
+
+
+def take_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) -> Transition:
+    """Note a committed step: it is progress, and it proves that the members of its quorum work."""
+    del now_s
+    plan = state.plan
+    assert plan is not None
+    if event.quorum.id < state.restarted_id:
+        state = note_reached(state, event.step + 1)
+        return Transition(state=state, reason=f"step {event.step} was undone by a restart")
+    if event.quorum.id > plan.quorum.id:
+        raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")
+    seconds = (*state.step_seconds, event.step_s)[-MAX_STEP_SECONDS:]
+    first = event.quorum == plan.quorum and state.commits == 0
+    # The first commit of a quorum says where it stands: after a restart that is further back.
+    committed = event.step + 1 if first else max(state.step, event.step + 1)
+    state = replace(state, step=committed, step_seconds=seconds)
+    result = Transition(state=state, reason=f"step {event.step} is committed in {event.quorum}")
+    if event.quorum == plan.quorum:
+        result = result.then(_quorum_works(state, event.committed_at_s))
+    state, closed = close_known(step_committed(result.state, event.quorum, event.committed_at_s))
+    recorded = tuple(RecordRecovery(recovery=r) for r in closed)
+    return result.then(Transition(state=state, actions=recorded))
+
+
+def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
+    """Clear all suspicions: every member of the current quorum voted for a step."""
+    assert state.plan is not None
+    state = clear_failures(state)
+    state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
+    if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
+        return settle_all(state, at_s)
+    return Transition(state=state)
+
+
+def take_stored(state: CoordinatorState, event: PlanStored, now_s: float) -> Transition:
+    """Note that a plan is durable, in the records of its recoveries."""
+    del now_s
+    state = plan_stored(state, event.quorum, event.at_s)
+    changed = [o.recovery for o in state.recoveries if o.recovery.quorum == event.quorum]
+    return Transition(
+        state=state,
+        actions=tuple(RecordRecovery(recovery=r) for r in changed),
+        reason=f"{event.quorum} is durable",
+    )
+
+
+def take_late_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) -> Transition:
+    """Count the ledger's last entries when they come after the last trainer's goodbye."""
+    del now_s
+    if state.phase is not JobPhase.COMPLETE:
+        return Transition(state=state, reason=f"the job is {state.phase}")
+    state = replace(state, step=max(state.step, event.step + 1))
+    state, closed = close_known(step_committed(state, event.quorum, event.committed_at_s))
+    return Transition(
+        state=state,
+        actions=tuple(RecordRecovery(recovery=r) for r in closed),
+        reason=f"step {event.step} is committed in {event.quorum}, told late",
+    )
+
+
+def take_last_facts(state: CoordinatorState, event: FactsReported, now_s: float) -> Transition:
+    """Note facts about a suspended job: only gone pods and durable checkpoints are news."""
+    known = {uid_of(p) for p in state.pods}
+    result = Transition(state=state, reason="the job is suspended")
+    for fact in (f for f in event.facts if f.pod in known):
+        if isinstance(fact, Checkpoint):
+            result = result.then(note_checkpoint(result.state, fact, now_s))
+        elif isinstance(fact, PodGone):
+            at_s = fact.observed_at_s or now_s
+            result = result.then(lose_pod(result.state, fact.pod, fact.evidence, at_s, now_s))
+    return result
+
+
+def take_commit_before_suspension(
+    state: CoordinatorState, event: StepsCommitted, now_s: float
+) -> Transition:
+    """Note a commit of a suspended job.
+
+    The ledger's last entries may arrive after its trainers left.
+    """
+    del now_s
+    if state.plan is None or event.quorum.id > state.plan.quorum.id:
+        raise RemoteProtocolError(f"a job that is {state.phase} accepts no StepsCommitted")
+    state = replace(state, step=max(state.step, event.step + 1))
+    return Transition(state=state, reason=f"step {event.step} was committed, told late")
