@@ -1,11 +1,10 @@
-"""Values to JSON and back, driven by the dataclasses' own annotations.
+"""Turns values into JSON and back, by the annotations of their dataclasses.
 
-One codec for every message, so that the wire format has one set of rules:
-unknown fields are accepted and dropped (a newer peer may send more), missing
-fields take their default or are refused by name, and a wrong type is refused
-by the path of the field. A message that has older formats has a static method
-``modernized``, which turns their JSON into that of the newest one. Standard library
-only: trainers use it too.
+One codec serves every message, so the wire format has one set of rules. Unknown fields are accepted
+and dropped, as a newer peer may send more. Missing fields take their default or are refused by
+name. A wrong type is refused by the path of the field. A message that has older formats has a
+static method ``modernized``, which turns their JSON into that of the newest one. Only the standard
+library is used, as trainers import this too.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ _PLAIN = frozenset({str, int, float, bool})
 
 @cache
 def _field_names(cls: type) -> tuple[str, ...] | None:
-    """Names of a dataclass's fields; None for any other type."""
+    """Return the names of a dataclass's fields; None for any other type."""
     if not dataclasses.is_dataclass(cls):
         return None
     return tuple(field.name for field in dataclasses.fields(cls))

@@ -50,19 +50,22 @@ _WORD_CODES = {1: "B", 2: "H", 4: "I"}
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Two sums modulo 2^64; adds element-wise, so slices make up the whole."""
+    """A digest: two sums modulo 2^64.
+
+    Digests add element-wise, so those of slices make up the whole.
+    """
 
     first: int
     second: int
 
     @classmethod
     def zero(cls) -> Digest:
-        """The digest of nothing, neutral in addition."""
+        """Return the digest of nothing, neutral in addition."""
         return cls(0, 0)
 
     @classmethod
     def parse(cls, text: str) -> Digest:
-        """Read what :meth:`hex` wrote.
+        """Return the digest that :meth:`hex` wrote.
 
         Raises:
             ValueError: ``text`` is not 32 hexadecimal digits.
@@ -78,7 +81,7 @@ class Digest:
         return Digest((self.first - other.first) & _MASK, (self.second - other.second) & _MASK)
 
     def hex(self) -> str:
-        """32 hexadecimal digits, the first mixer's sum first."""
+        """Return 32 hexadecimal digits, the first mixer's sum first."""
         return f"{self.first:016x}{self.second:016x}"
 
     def __str__(self) -> str:
@@ -86,7 +89,7 @@ class Digest:
 
 
 def total(digests: Iterable[Digest]) -> Digest:
-    """The sum of ``digests``; of none, :meth:`Digest.zero`."""
+    """Return the sum of ``digests``; :meth:`Digest.zero` for none."""
     result = Digest.zero()
     for digest in digests:
         result += digest
@@ -94,7 +97,7 @@ def total(digests: Iterable[Digest]) -> Digest:
 
 
 def splitmix64(state: int) -> int:
-    """The splitmix64 output for ``state`` (which is not advanced)."""
+    """Return the splitmix64 output for ``state``. The state is not advanced."""
     z = (state + 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -103,7 +106,7 @@ def splitmix64(state: int) -> int:
 
 @lru_cache(maxsize=len(MIXER_SEEDS))
 def element_keys(mixer: int) -> array[int]:
-    """K of ``mixer``: 65,536 odd 64-bit numbers, splitmix64 of a counter from its seed."""
+    """Return K of ``mixer``: 65,536 odd 64-bit numbers, splitmix64 of a counter from its seed."""
     seed = MIXER_SEEDS[mixer]
     step = 0x9E3779B97F4A7C15
     return array("Q", (splitmix64((seed + i * step) & _MASK) | 1 for i in range(CHUNK)))
@@ -111,17 +114,17 @@ def element_keys(mixer: int) -> array[int]:
 
 @lru_cache(maxsize=4096)
 def tensor_key(tensor: str) -> int:
-    """The 64-bit BLAKE2b hash of a tensor's model-wide name."""
+    """Return the 64-bit BLAKE2b hash of a tensor's model-wide name."""
     return int.from_bytes(hashlib.blake2b(tensor.encode(), digest_size=8).digest(), "little")
 
 
 def chunk_key(tensor: str, chunk: int, mixer: int) -> int:
-    """A of ``mixer``: an odd 64-bit number for one chunk of one tensor."""
+    """Return A of ``mixer``: an odd 64-bit number for one chunk of one tensor."""
     return splitmix64(splitmix64(tensor_key(tensor) ^ MIXER_SEEDS[mixer]) + chunk & _MASK) | 1
 
 
 def digest_words(tensor: str, words: Iterable[int], offset: int = 0) -> Digest:
-    """The digest of words that start at word index ``offset`` of ``tensor``.
+    """Return the digest of words that start at word index ``offset`` of ``tensor``.
 
     Args:
         tensor: Model-wide name of the tensor, its identity in the sum.
@@ -146,7 +149,7 @@ def digest_words(tensor: str, words: Iterable[int], offset: int = 0) -> Digest:
 def digest_bytes(
     tensor: str, data: bytes | bytearray | memoryview, item_size: int = 1, offset: int = 0
 ) -> Digest:
-    """The digest of raw little-endian elements.
+    """Return the digest of raw little-endian elements.
 
     Args:
         tensor: Model-wide name of the tensor.

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 
 class MainstayError(Exception):
-    """Base of everything Mainstay raises on purpose."""
+    """Base of every exception that Mainstay raises on purpose."""
 
 
 class InvalidSpecError(MainstayError, ValueError):
-    """Something the user wrote cannot be used.
+    """The user wrote something that cannot be used.
 
     Args:
         field: path of the field, e.g. ``spec.training.lanes``.
@@ -39,7 +39,7 @@ class InvalidSpecError(MainstayError, ValueError):
 
 
 class InfeasiblePlanError(MainstayError):
-    """No plan exists. Not a bug: the reason becomes the job's condition."""
+    """No plan exists. This is no bug: the reason becomes the job's condition."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ class InfeasiblePlanError(MainstayError):
 
 
 class ProtocolError(MainstayError):
-    """A message or an event that the state it met does not accept."""
+    """A message or an event does not fit the state that it meets."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -73,7 +73,7 @@ class MalformedError(RemoteProtocolError):
 
 
 class StoreConflictError(MainstayError):
-    """Somebody else wrote first; read again and decide again."""
+    """Another writer came first. Read again and decide again."""
 
 
 class IntegrityError(MainstayError):

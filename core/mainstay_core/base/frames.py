@@ -1,8 +1,8 @@
-"""Length-prefixed frames for sockets inside a job: a small JSON head, then raw bytes.
+"""Packs and parses length-prefixed frames for sockets: a small JSON head, then raw bytes.
 
-Layout of one frame, big-endian: ``u32 head size, u64 body size, head, body``.
-The head is a JSON object with at least ``kind``; the body is opaque (tensors
-travel here, never pickled). The parser does no IO: feed it bytes, take frames.
+Layout of one frame, big-endian: ``u32 head size, u64 body size, head, body``. The head is a JSON
+object with at least ``kind``. The body is opaque (tensors travel here, never pickled). The parser
+does no IO: feed it bytes, take frames.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mainstay_core.base.errors import RemoteProtocolError
 
 PREFIX = struct.Struct("!IQ")
 MAX_HEAD_BYTES = 64 * 1024 * 1024
-"""A head this large is a peer speaking another protocol."""
+"""Bound on a head. A peer that sends a larger one speaks another protocol."""
 MAX_BODY_BYTES = 1 << 40
 
 
@@ -29,7 +29,7 @@ class Frame:
 
     @property
     def kind(self) -> str:
-        """What the message is; every protocol lists its kinds."""
+        """Return the kind of the message. Every protocol lists its kinds."""
         return str(self.head.get("kind", ""))
 
 

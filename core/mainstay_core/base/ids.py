@@ -1,9 +1,8 @@
-"""Identities: who is who, and which agreement a message belongs to.
+"""Names who is who, and to which agreement a message belongs.
 
-A *rank* is a position in a plan, a *slot* is an accelerator of a pod, and an
-*incarnation* is one life of a trainer process on a slot. A plan maps ranks to
-(slot, incarnation) pairs; nothing else may be used to address a trainer, since
-a restarted process on the same slot is somebody else.
+A *rank* is a place in a plan, a *slot* is an accelerator of a pod, and an *incarnation* is one life
+of a trainer process on a slot. A plan maps ranks to (slot, incarnation) pairs. Nothing else may
+address a trainer, since a restarted process on the same slot is another trainer.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class RankId:
-    """A position in a plan: all three coordinates, always.
+    """A place in a plan: all three coordinates, always.
 
     ``replica`` is None for a follower: a living cell without a chain.
     """
@@ -41,7 +40,7 @@ class RankId:
 
     @property
     def position(self) -> tuple[int, int]:
-        """(stage, inner): ranks of one position have interchangeable states."""
+        """Return (stage, inner). The ranks of one position have interchangeable states."""
         return self.stage, self.inner
 
     def __str__(self) -> str:

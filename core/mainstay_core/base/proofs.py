@@ -1,8 +1,8 @@
-"""That whoever connects knows the job's secret, without telling it.
+"""Proves that a peer knows the job's secret, without sending the secret.
 
-Pods of one job hold one secret. The first message of a connection between pods
-carries a proof: a keyed digest (HMAC-SHA256) of what the message asks for. So the
-secret never travels, and a proof is good for that one question alone.
+Pods of one job hold one secret. The first message of a connection between pods carries a proof: a
+keyed digest (HMAC-SHA256) of what the message asks for. So the secret never travels, and a proof is
+good for that one question alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ def prove(secret: str, *asked: object) -> str:
 
 
 def is_proved(secret: str, proof: object, *asked: object) -> bool:
-    """Return whether ``proof`` is one of ``secret`` for this question; without a secret, any is."""
+    """Return whether ``proof`` proves the secret for this question.
+
+    Without a secret any proof does.
+    """
     expected = prove(secret, *asked)
     return not secret or hmac.compare_digest(str(proof).encode(), expected.encode())

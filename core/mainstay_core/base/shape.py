@@ -1,8 +1,7 @@
-"""The shape of a job: what never changes while it lives.
+"""Describes the shape of a job, which never changes while the job lives.
 
-The number of shard types is a property of the job, never of its membership
-(design rule 1): a job of ``lanes`` x ``shards_per_lane`` types computes exactly
-these in every step, whoever serves them.
+The number of shard types is a property of the job, never of its membership (design rule 1): a job
+of ``lanes`` x ``shards_per_lane`` types computes exactly these in every step, whoever serves them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from mainstay_core.base.errors import InvalidSpecError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShape:
-    """Degrees of a job; validated on construction.
+    """The degrees of a job, validated on construction.
 
     Raises:
         InvalidSpecError: a degree is out of bounds or two contradict.
@@ -34,7 +33,7 @@ class JobShape:
     steps: int
     seed: int
     checkpoint_every_steps: int = 0
-    """0 switches durable checkpoints off."""
+    """Steps between durable checkpoints; 0 switches them off."""
 
     def __post_init__(self) -> None:
         degrees = ("lanes", "shards_per_lane", "replicas", "min_replicas", "stages")
@@ -60,7 +59,7 @@ class JobShape:
 
     @property
     def positions(self) -> tuple[tuple[int, int], ...]:
-        """All (stage, inner) pairs, in order: a replica has one rank in each."""
+        """All (stage, inner) pairs, in order. A replica has one rank in each."""
         return tuple((s, i) for s in range(self.stages) for i in range(self.ranks_per_stage))
 
     @property

@@ -63,8 +63,7 @@ class UnregisteredPodError(RemoteProtocolError):
 def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: float) -> Transition:
     """Return the state with the pod registered.
 
-    Another supervisor process on the same pod means that the trainers of the old process have
-    ended.
+    Another supervisor process on the same pod means that the old one's trainers have ended.
     """
     known = state.pod(registration.pod)
     placeholder = known is not None and known.placeholder
@@ -187,10 +186,7 @@ def _trainer_up(state: CoordinatorState, fact: TrainerUp, now_s: float) -> Trans
 
 
 def _know_again(state: CoordinatorState, fact: TrainerUp) -> CoordinatorState:
-    """Note a trainer that its supervisor reports again.
-
-    After a store recovery nothing else shows it.
-    """
+    """Note a trainer that is reported again. After a store recovery nothing else shows it."""
     key = str(Slot(pod=fact.pod, index=fact.slot))
     if not fact.fingerprint or key in state.fingerprints:
         return state
@@ -246,10 +242,7 @@ def _member(state: CoordinatorState, fact: TrainerFact) -> Member | None:
 
 
 def _outgoing(state: CoordinatorState, fact: TrainerFact) -> Member | None:
-    """Return whether the newest plan drops this trainer.
-
-    The others wait for its votes until they adopt.
-    """
+    """Return the teller as a member that the newest plan drops and the others still wait for."""
     mine = (Slot(pod=fact.pod, index=fact.slot), fact.incarnation)
     return next((m for m in outgoing(state) if (m.slot, m.incarnation) == mine), None)
 
@@ -383,10 +376,7 @@ def _final(state: CoordinatorState, final: FinalDigests, name: str) -> Transitio
 
 
 def _failed(state: CoordinatorState, fact: Failed, now_s: float) -> Transition:
-    """Note why the job has to end.
-
-    The decision to end it is taken with everything else that is known.
-    """
+    """Note why the job has to end. The decision to end it depends on all that is known."""
     del now_s
     slot = _slot_of(state, fact)
     if fact.incarnation in slot.ended or slot.refused:

@@ -1,10 +1,10 @@
-"""Draws what to break: a pure function of a job's shape and a seed (docs/faults.md).
+"""Draws what to break, as a pure function of a job's shape and a seed (docs/faults.md).
 
-Faults come in groups: one alone, several at once, all cells of a replica, one more
-in the recovery from the first, the control plane in mid-recovery. Groups of a run
-wait for each other: the next one begins once all replicas are back (``after``), so
-that each recovery can finish whatever a step takes here; some overlap on purpose.
-What is drawn is in the form of a faults file, so any part of it can be kept.
+Faults come in groups: one alone, several at once, all cells of a replica, one more in the recovery
+from the first, the control plane in mid-recovery. The groups of a run wait for each other: the next
+one begins once all replicas are back (``after``). So each recovery can finish, however long a step
+takes here. Some overlap on purpose. The result has the form of a faults file, so that any part of
+it can be kept.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from mainstay_core.faults.points import SENDS_BACK, SENDS_ON
 Entry = dict[str, Any]
 
 ALWAYS = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "REDUCE", "VOTE", "APPLY")
-"""Actions to which every rank of a chain comes in every step."""
+"""Actions that every rank of a chain takes in every step."""
 FIRST_STEP = 2
 STEPS_BETWEEN = 3
-"""At least; the recovery before has to be over, too."""
+"""Least number of steps between two groups. The recovery before has to be over as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What may be drawn for a job."""
+    """The bounds of a draw for a job."""
 
     shape: JobShape
     num_spares: int
@@ -40,14 +40,14 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Faults that belong together: the first one is the anchor of the others."""
+    """Faults that belong together. The first one is the anchor of the others."""
 
     number: int
     entries: tuple[Entry, ...]
 
     @property
     def anchor(self) -> str:
-        """Id of the fault that the others and the next group wait for."""
+        """Return the id of the fault for which the others and the next group wait."""
         return str(self.entries[0]["id"])
 
 
@@ -61,7 +61,7 @@ class Run:
 
 
 def draw(choices: Choices, num_faults: int, seed: int) -> tuple[Group, ...]:
-    """Return groups with ``num_faults`` faults in all; the same seed draws the same.
+    """Return groups with ``num_faults`` faults in all. The same seed draws the same groups.
 
     Anchors have no place in time yet: :func:`pack` gives them one.
     """
@@ -94,7 +94,7 @@ def pack(groups: Sequence[Group], per_run: int, seed: int) -> tuple[Run, ...]:
 
 
 def place(groups: Sequence[Group], rng: random.Random) -> tuple[Entry, ...]:
-    """Return the groups' faults with anchors that follow each other."""
+    """Return the groups' faults, with anchors that follow each other."""
     placed: list[Entry] = []
     for index, group in enumerate(groups):
         step = FIRST_STEP + STEPS_BETWEEN * index
@@ -135,7 +135,7 @@ def _alone(rng: random.Random, choices: Choices, name: Callable[[], str]) -> lis
 
 
 def _at_once(rng: random.Random, choices: Choices, name: Callable[[], str]) -> list[Entry]:
-    """Two ranks in one step, now and then in the same pod or of one stage."""
+    """Draw two ranks in one step, now and then in the same pod or of one stage."""
     first = _rank(rng, choices.shape)
     second = _other_rank(rng, choices.shape, first)
     one = _entry(rng, choices, name(), first, _kill(rng), {})
@@ -153,7 +153,7 @@ def _whole_replica(rng: random.Random, choices: Choices, name: Callable[[], str]
 
 
 def _in_recovery(rng: random.Random, choices: Choices, name: Callable[[], str]) -> list[Entry]:
-    """A kill, and another one while it is recovered from."""
+    """Draw a kill, and another one during the recovery from it."""
     target = _rank(rng, choices.shape)
     one = _entry(rng, choices, name(), target, _kill(rng), {})
     during = rng.choice(("settle", "mask", "heal", "heal-source"))
@@ -168,7 +168,7 @@ def _in_recovery(rng: random.Random, choices: Choices, name: Callable[[], str]) 
 
 
 def _control_plane(rng: random.Random, choices: Choices, name: Callable[[], str]) -> list[Entry]:
-    """The api or Redis is lost in the recovery from a kill."""
+    """Draw a kill, and the loss of the api or Redis during the recovery from it."""
     one = _entry(rng, choices, name(), _rank(rng, choices.shape), _kill(rng), {})
     process, action = rng.choice((("api", "kill"), ("api", "stop"), ("redis", "kill")))
     at: Entry = {"with": one["id"]}
@@ -181,7 +181,7 @@ def _control_plane(rng: random.Random, choices: Choices, name: Callable[[], str]
 
 
 def _with_a_spare(rng: random.Random, choices: Choices, name: Callable[[], str]) -> list[Entry]:
-    """A kill, and with it a spare that would have helped."""
+    """Draw a kill, and with it the loss of a spare that would have helped."""
     one = _entry(rng, choices, name(), _rank(rng, choices.shape), _kill(rng), {})
     spare = {"spare": rng.randrange(choices.num_spares)}
     return [one, {"id": name(), "at": {"with": one["id"]}, "target": spare, "action": "kill-pod"}]

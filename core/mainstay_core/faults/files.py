@@ -1,9 +1,9 @@
-"""FAULTS.yaml: what to break, where and when, read from loaded YAML (docs/faults.md).
+"""Reads a FAULTS.yaml: what to break, where and when (docs/faults.md).
 
-A list of ``{at, target, action}``. A target names the rank in the quorum in force
-when the fault fires (design 13.8); ``at`` names a step and an action of its
-program, or a place in the recovery from a fault further up in the list. What can
-never fire is refused, with the reason.
+It is a list of ``{at, target, action}``. A target names the rank in the quorum in force when the
+fault fires (design 13.8). ``at`` names a step and an action of its program, or a place in the
+recovery from a fault further up in the list. A fault that can never fire is refused, with the
+reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PHASE_NAMES = (
     *SENDS_ON,
     *SENDS_BACK,
 )
-"""Aliases first, then the program actions they stand for."""
+"""Names of phases: the aliases, then the program actions for which they stand."""
 ENTRY = ("at", "target", "action", "id", "forSeconds", "factor", "delayMs", "steps")
 AT = ("step", "phase", "delayMs", "during", "of", "after", "with")
 TARGET = ("replica", "stage", "inner", "spare", "process")
@@ -42,12 +42,12 @@ RELATIONS = ("of", "after", "with")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a faults file is checked against."""
+    """The job against which a faults file is checked."""
 
     shape: JobShape
     num_spares: int
     known: Mapping[str, FaultPoint] = field(default_factory=dict)
-    """Faults that the job has already: new ones may refer to them."""
+    """Faults that the job has already. New ones may refer to them."""
     at_step: int | None = None
     """Number of committed steps of a running job; None before it starts."""
 
@@ -261,7 +261,7 @@ def _parse_at(
 
 
 def _parse_step(at: Mapping[str, object], path: str, job: Job) -> tuple[int, bool]:
-    """Return (step, whether a later one is as good)."""
+    """Return the step, and whether a later step will do as well."""
     says_when = [key for key in ("during", "with") if key in at]
     if "step" not in at:
         if not says_when and "after" not in at and job.at_step is None:
@@ -322,7 +322,7 @@ def _parse_phase(value: object, path: str, job: Job, target: _Target) -> str | N
 
 
 def fields(data: object, path: str, valid: Sequence[str]) -> Mapping[str, object]:
-    """Return a mapping that has no other fields than ``valid``.
+    """Return a mapping with no other fields than ``valid``.
 
     Raises:
         InvalidSpecError: it is none, or has another field.
@@ -342,7 +342,7 @@ def fields(data: object, path: str, valid: Sequence[str]) -> Mapping[str, object
 
 
 def choice(value: object, path: str, valid: Sequence[str], of_what: str = "") -> str:
-    """Return one of ``valid``.
+    """Return a value that is one of ``valid``.
 
     Raises:
         InvalidSpecError: it is none of them.
@@ -356,7 +356,7 @@ def choice(value: object, path: str, valid: Sequence[str], of_what: str = "") ->
 
 
 def integer(value: object, path: str, end: int, of_what: str, *, start: int = 0) -> int:
-    """Return a whole number from ``start`` up to, without, ``end``.
+    """Return a whole number in ``start``..``end`` - 1.
 
     Raises:
         InvalidSpecError: it is none.

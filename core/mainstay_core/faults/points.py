@@ -1,9 +1,8 @@
-"""The shared fault language: what an injected fault is, and where it fires.
+"""Defines what an injected fault is and where it fires. Runs, tests and simulations share it.
 
-A fault names a rank in the quorum in force when it fires (design 13.8), so the
-same file means the same thing in a real run, a test and a simulation. When it
-fires is a question to values: a step and an action of the program, and what the
-plan in force says of the faults before it (:class:`View`).
+A fault names a rank in the quorum in force when it fires (design 13.8), so the same file means the
+same thing in a real run, a test and a simulation. Values decide when it fires: a step and an action
+of the program, and what the plan in force says of the faults before it (:class:`View`).
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from mainstay_core.base.ids import RankId
 
 
 class FaultAction(enum.StrEnum):
-    """What is done to the target."""
+    """The kinds of damage that a fault does to its target."""
 
     KILL_TRAINER = "kill-trainer"
     KILL_POD = "kill-pod"
     STOP = "stop"
-    """SIGSTOP; with a duration it goes on after that, as a stale rank."""
+    """SIGSTOP. With a duration the trainer goes on afterwards, as a stale rank."""
     SLOW = "slow"
     DISCONNECT = "disconnect"
     """The pod's network is cut for a while."""
     KILL = "kill"
-    """Of a process of the control plane, which is started again."""
+    """End a process of the control plane, which is then started again."""
     FLUSH = "flush"
-    """Of Redis: it forgets everything."""
+    """Empty Redis."""
 
 
 RANK_ACTIONS = (
@@ -42,7 +41,7 @@ PROCESS_ACTIONS: dict[str, tuple[FaultAction, ...]] = {
     "api": (FaultAction.KILL, FaultAction.STOP),
     "redis": (FaultAction.KILL, FaultAction.STOP, FaultAction.FLUSH),
 }
-"""Processes of the control plane that can be targets, with what can be done to each."""
+"""Processes of the control plane that can be targets, and what can be done to each."""
 
 PHASES: dict[str, tuple[str, ...]] = {
     "forward": ("FORWARD",),
@@ -63,13 +62,13 @@ PHASES: dict[str, tuple[str, ...]] = {
 """Aliases of program actions; the action names themselves are accepted as well."""
 
 SENDS_ON = ("SEND_F", "RECV_B")
-"""Transfers with the next stage: the last stage has none."""
+"""Transfers with the next stage. The last stage has none."""
 SENDS_BACK = ("RECV_F", "SEND_B")
-"""Transfers with the stage before: the first stage has none."""
+"""Transfers with the stage before. The first stage has none."""
 OUTSIDE_STEPS = ("SETTLE", "SERVE")
-"""What a rank does between and beside steps: a fault without a phase does not mean these."""
+"""Actions of a rank between and beside steps. A fault without a phase does not mean these."""
 COMPUTE = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "APPLY")
-"""Actions that wait for nobody: what a slow rank is slow in."""
+"""Actions that wait for nobody. A slow rank is slow in these."""
 
 
 class During(enum.StrEnum):
@@ -87,7 +86,7 @@ class During(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the plan in force says to whoever asks whether a fault is due."""
+    """What the plan in force says to a process that asks whether a fault is due."""
 
     fired: tuple[str, ...] = ()
     """Faults that had fired when the plan was made."""
@@ -96,52 +95,54 @@ class View:
     planned: bool = True
     """Whether nobody had failed when the plan was made."""
     whole: bool = True
-    """Whether every replica that is wanted has its chain."""
+    """Whether every wanted replica has its chain."""
 
 
 ORDINARY = View()
 STEPS_TO_BE_OVER = 2
-"""A step needs every member's vote: so many steps after a fault whoever was lost was noticed."""
+"""Steps after which a fault is over. A step needs every member's vote, so by then a loss was
+noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPoint:
     """One fault of a faults file, resolved to values.
 
-    Invariant: exactly one of (``replica`` and ``stage``), ``spare`` and ``process``
-    is set; at most one of ``during`` and ``after`` is.
+    Invariant: exactly one of (``replica`` and ``stage``), ``spare`` and ``process`` is set; at most
+    one of ``during`` and ``after`` is.
     """
 
     id: str
     step: int
     action: FaultAction
     phase: str | None = None
-    """Alias or action name; None fires at the step's first action."""
+    """Alias or action name; None: the step's first action."""
     delay_ms: float = 0.0
-    """Counts from the named action; 0 halts the rank exactly there."""
+    """Delay from the named action in milliseconds; 0 halts the rank exactly there."""
     replica: int | None = None
     stage: int | None = None
     inner: int = 0
     spare: int | None = None
     process: str | None = None
-    """``api`` or ``redis``: whoever started these carries it out."""
+    """``api`` or ``redis``. The process that started it carries the fault out."""
     soon: bool = False
-    """Whether a later step than ``step`` is as good: the first one that comes to the action."""
+    """Whether a later step than ``step`` will do: the first one that comes to the action."""
     during: During | None = None
     of: str | None = None
-    """The fault whose recovery ``during`` speaks of."""
+    """The fault to whose recovery ``during`` refers."""
     after: str | None = None
-    """Once the job has all its replicas again after this fault, in ``step`` or later."""
+    """A fault; this one fires once the job has all its replicas again after it, in ``step`` or
+    later."""
     beside: str | None = None
-    """When this fault fires: in the same step or, if it is late, during its recovery."""
+    """A fault; this one fires in the same step or, if it is late, during the recovery from it."""
     for_s: float | None = None
-    """How long a stop or a disconnect lasts; None is for ever."""
+    """How long a stop or a disconnect lasts, in seconds; None: for ever."""
     slow_ms: float = 0.0
     """How much longer each computing action of a slow rank takes."""
     factor: float = 1.0
     """How many times as long each computing action of a slow rank takes."""
     num_steps: int = 1
-    """For so many steps a rank is slow."""
+    """Number of steps for which a rank is slow."""
 
     def matches(self, step: int, rank: RankId, op: str, view: View = ORDINARY) -> bool:
         """Return whether the fault fires at this action of this rank."""

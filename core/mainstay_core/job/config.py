@@ -1,7 +1,7 @@
-"""What a trainer and a supervisor need to know of a job, in plain values.
+"""Holds what a trainer and a supervisor need to know of a job, in plain values.
 
-Derived once from the TrainingJob by :mod:`mainstay_core.job.spec` (which needs
-pydantic); the user's image only needs this module and the standard library.
+:mod:`mainstay_core.job.spec` derives it once from the TrainingJob, and needs pydantic to do so. The
+user's image only needs this module and the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class JobConfig:
     job: JobUid
     name: str
     namespace: str = ""
-    """Where its TrainingJob is; empty in local mode."""
+    """Namespace of the TrainingJob; empty in local mode."""
     shape: JobShape
     entrypoint: str
     """``module:function`` that returns the workload."""
@@ -43,33 +43,34 @@ class JobConfig:
     resume_from: str = ""
     """Directory of an earlier run's checkpoints, only read; empty starts from the seed."""
     heartbeat_s: float = 1.0
-    """Interval of a supervisor's heartbeat. Kept near 1 s: detection does not depend on it."""
+    """Interval of a supervisor's heartbeat. It is kept near 1 s: detection does not depend on
+    it."""
     heartbeat_timeout_s: float = 15.0
-    """Behind the job's newest heartbeat by this much, a pod counts as gone; a trainer that tells
-    its supervisor nothing for this long (stopped, say) is killed."""
+    """A pod that lies this far behind the job's newest heartbeat counts as gone. A trainer that
+    tells its supervisor nothing for this long (it is stopped, say) is killed."""
     hang_s: float = 300.0
-    """No progress of a running (not waiting) rank for this long: its trainer is killed."""
+    """A running (not waiting) rank without progress for this long has its trainer killed."""
     operation_timeout_s: float = 1800.0
-    """Back-stop of a single collective; larger than hang_s plus the longest step."""
+    """Back-stop of a single collective. It is larger than hang_s plus the longest step."""
     connect_s: float = 10.0
-    """Reaching a quorum's rendezvous store, and then ranks that are all there; a group that takes
-    longer fails, and the next plan meets elsewhere."""
+    """Time to reach a quorum's rendezvous store, and then ranks that are all there. A group that
+    takes longer fails, and the next plan meets elsewhere."""
     probe_s: float = 0.3
-    """After a failed collective without sure evidence, wait this long, then re-form."""
+    """Pause before a re-form after a failed collective without sure evidence."""
     handover_s: float = 30.0
     """How long a pod that is told to end goes on serving until its work is handed over."""
     hold_back_s: float = 1.0
-    """After a second end in a row without a commit, a trainer is not let in for so long; doubled
-    by each further one."""
+    """How long a trainer gets no place after its second end in a row without a commit. Each further
+    end doubles it."""
     hold_back_max_s: float = 300.0
     spares: int = 0
     """Standby pods beyond those that the wanted replicas need."""
     restart_grace_s: float = 10.0
     """How long a lost rank's place waits for the same pod's restarted trainer before a spare."""
     startup_deadline_s: float = 120.0
-    """Then the job starts with min_replicas, or fails."""
+    """After so long the job starts with min_replicas, or fails."""
     max_restarts: int = 10
-    """Restarts of one slot's trainer without a commit in between, then it stays down."""
+    """Restarts of one slot's trainer without a commit in between. After these it stays down."""
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
     faults: tuple[FaultPoint, ...] = ()

@@ -1,8 +1,8 @@
-"""The CustomResourceDefinition of a TrainingJob, made from the model and from nothing else.
+"""Builds the CustomResourceDefinition of a TrainingJob from the model, and from nothing else.
 
-``scripts/crd.py`` writes it to files. Descriptions are the docstrings under the
-model's fields, bounds and defaults are the model's; rules over several fields and
-over changes come from :mod:`mainstay_core.job.crd_rules`.
+``scripts/crd.py`` writes it to files. Descriptions are the docstrings under the model's fields;
+bounds and defaults are the model's. Rules over several fields and over changes come from
+:mod:`mainstay_core.job.crd_rules`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _version() -> dict[str, Any]:
 
 
 def _telling_defaults(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema whose descriptions end in the default: kubectl explain shows none."""
+    """Return a schema whose descriptions end in the default: kubectl explain shows no defaults."""
     told = dict(schema)
     if "properties" in schema:
         told["properties"] = {
@@ -154,7 +154,7 @@ def _model_schema(model: type[TrainingJobSpec] | type[TrainingJobStatus]) -> dic
 
 
 def _without_defaults(schema: Any) -> Any:
-    """Return a schema that makes up no values: a status says only what was observed."""
+    """Return a schema without defaults: a status says only what was observed."""
     if isinstance(schema, dict):
         return {
             key: {name: _without_defaults(child) for name, child in value.items()}
@@ -167,7 +167,7 @@ def _without_defaults(schema: Any) -> Any:
 
 
 def _structural(node: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one node as a structural schema: references put in, nothing nullable."""
+    """Return one node as a structural schema, with references put in and nothing nullable."""
     own_words = _prose(node.get("description", ""))
     if "$ref" in node:
         schema = _structural(defs[node["$ref"].rpartition("/")[2]], defs)
@@ -187,7 +187,10 @@ def _structural(node: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, A
 
 
 def _present(default: Any) -> Any:
-    """Return a default without what is left out; in whole, as rules are checked on it as well."""
+    """Return a default without the fields that are left out.
+
+    It is whole, as rules are checked on it.
+    """
     if not isinstance(default, Mapping):
         return default
     return {key: _present(value) for key, value in default.items() if value is not None}

@@ -1,9 +1,9 @@
-"""What the API server of a cluster checks of a TrainingJob beyond single fields, in CEL.
+"""Defines the rules in CEL by which an API server checks a TrainingJob beyond single fields.
 
-Each rule stands at the section it is about. What concerns one moment is checked by
-:mod:`mainstay_core.job.spec` as well, for local mode and the api; what concerns a change
-(``oldSelf``) is checked here alone. What identifies a job, and what its agents were
-told when it began, never changes; to have it otherwise, make another job.
+Each rule stands at the section that it is about. :mod:`mainstay_core.job.spec` checks the rules
+about one moment as well, for local mode and the api. Rules about a change (``oldSelf``) are checked
+here alone. What identifies a job, and what its agents were told when it began, never changes. To
+change it, make another job.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ CROSS_FIELD: tuple[Rule, ...] = (
         "apart by one label; use another one",
     ),
 )
-"""What must hold at any moment; :mod:`mainstay_core.job.spec` checks the same."""
+"""Rules that hold at any moment. :mod:`mainstay_core.job.spec` checks the same."""
 
 CLUSTER_ONLY: tuple[Rule, ...] = (
     Rule(
@@ -140,7 +140,7 @@ CLUSTER_ONLY: tuple[Rule, ...] = (
         "pods see, on a volume that spec.template mounts; or use everySteps 0",
     ),
 )
-"""What only a cluster needs: local mode has a default."""
+"""Rules for clusters only: local mode has a default."""
 
 UNCHANGEABLE: tuple[Rule, ...] = (
     _constant("spec", ".managedBy"),
@@ -179,7 +179,8 @@ UNCHANGEABLE: tuple[Rule, ...] = (
         forbidden=True,
     ),
 )
-"""What a change must leave alone. Free to change: suspend, parallelism.replicas and minReplicas,
-spares, activeDeadlineSeconds, ttlSecondsAfterFinished, recovery.window and recovery.quarantine."""
+"""Rules about what a change must leave alone. Free to change are suspend, parallelism.replicas and
+minReplicas, spares, activeDeadlineSeconds, ttlSecondsAfterFinished, recovery.window and
+recovery.quarantine."""
 
 RULES = CROSS_FIELD + CLUSTER_ONLY + UNCHANGEABLE

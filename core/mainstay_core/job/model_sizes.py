@@ -1,7 +1,7 @@
-"""How large the built-in model is, by its configuration alone: for who makes pods, without torch.
+"""Computes how large the built-in model is from its configuration alone, without torch.
 
-The trainers' own model is the truth (``mainstay_train.models``); a test holds this against it.
-Of a model that a user's entrypoint makes nothing is known here.
+Whoever makes pods needs this. The trainers' own model is the truth (``mainstay_train.models``), and
+a test compares the two. Nothing is known here of a model that a user's entrypoint makes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mainstay_core.job.stages import stage_blocks
 BUILT_IN = "mainstay_train.models.llama:workload"
 """The entrypoint of the built-in Llama."""
 STATE_BYTES = 12
-"""Per parameter: the master and AdamW's two moments, each in fp32."""
+"""Bytes per parameter: the master and AdamW's two moments, each in fp32."""
 _SIZES = {
     "dim": 192,
     "layers": 8,
@@ -29,12 +29,12 @@ _SIZES = {
 """Keys of ``workload.config`` that say how many parameters there are and what they cost, and
 their defaults."""
 MAX_CUTS = 4_000_000
-"""Work of cutting a model into stages, stages x blocks^2, that is done here: half a second."""
+"""Bound on the work of cutting a model into stages here, stages x blocks^2: half a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSize:
-    """Parameters of a block, and what it costs to compute."""
+    """The number of parameters of a block, and its cost to compute."""
 
     split: int
     """Parameters that the ranks of a stage share out among them."""
@@ -44,7 +44,7 @@ class BlockSize:
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse sizes of the built-in model that are none.
+    """Refuse sizes of the built-in model that cannot be used.
 
     Raises:
         InvalidSpecError: a size is not a whole number above 0.
@@ -57,7 +57,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 
 def num_blocks(config: Mapping[str, Any]) -> int:
-    """Return the number of blocks: the most stages that the built-in model can have."""
+    """Return the number of blocks, which is the largest number of stages of the built-in model."""
     return int(_sizes(config)["layers"]) + 2
 
 
@@ -80,7 +80,7 @@ def blocks_of(config: Mapping[str, Any]) -> tuple[BlockSize, ...]:
 
 
 def largest_state(blocks: tuple[BlockSize, ...], stages: int, ranks_per_stage: int) -> int:
-    """Return the bytes of the largest state that a rank can have to hold, whatever its stage.
+    """Return the bytes of the largest state that a rank may have to hold, whatever its stage.
 
     Raises:
         ValueError: there are more stages than blocks.

@@ -1,7 +1,7 @@
-"""What a cluster asks of a job's pod template; local mode does not read it.
+"""Checks a job's pod template for a cluster. Local mode does not read it.
 
-Only what would come to light late, or never, is checked here: the API server
-judges the rest when the first pod is made, and its words are shown.
+Only mistakes that would come to light late, or never, are checked here. The API server judges the
+rest when the first pod is made, and its words are shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAMED_LISTS = ("containers", "initContainers", "volumes")
 
 
 def check_template(spec: TrainingJobSpec) -> None:
-    """Refuse a template that no pod can be made of, or that would break a promise in silence.
+    """Refuse a template from which no pod can be made, or that would silently break a promise.
 
     Raises:
         InvalidSpecError: with the path of the field and what would be right.
@@ -48,12 +48,12 @@ def check_template(spec: TrainingJobSpec) -> None:
 
 
 def trainer_index(containers: Sequence[Mapping[str, Any]]) -> int:
-    """Return which container is the trainer: the one of that name, or the first."""
+    """Return the index of the trainer's container: the one of that name, or the first."""
     return next((i for i, c in enumerate(containers) if c.get("name") == TRAINER), 0)
 
 
 def _check_named(items: object, path: str, key: str = "name") -> None:
-    """Refuse what is no list of objects with a text under the key."""
+    """Refuse a value that is no list of objects with a text under the key."""
     if not isinstance(items, list):
         raise InvalidSpecError(path, f"is no list; must be a list of objects with {key}")
     for index, item in enumerate(items):
@@ -74,7 +74,7 @@ def _check_grace(pod: Mapping[str, Any], handover_s: int) -> None:
 def _check_mounted(
     pod: Mapping[str, Any], trainer: Mapping[str, Any], path: str, directory: str
 ) -> None:
-    """Refuse a directory for which the trainer mounts no volume that pods share."""
+    """Refuse a directory on which the trainer mounts no volume that pods share."""
     here = PurePosixPath(directory)
     mounts = trainer.get("volumeMounts") or []
     above = [m for m in mounts if here.is_relative_to(m["mountPath"])]

@@ -1,8 +1,8 @@
-"""Which protections a job has: those that its settings and its entry give, and why not the others.
+"""Lists the protections of a job, and says why it does not have the others.
 
-The entry is how the user's code comes in (design section 6): as blocks, or as a training
-loop of its own. Trainers name it in their fingerprint. What people are shown, nothing
-else: no decision depends on it.
+A job's protections follow from its settings and from its entry. The entry is how the user's code
+comes in (design section 6): as blocks, or as a training loop of its own. Trainers name it in their
+fingerprint. The list is for people alone: no decision depends on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_BUILT = "not in this version"
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """One protection."""
+    """One protection, and whether the job has it."""
 
     name: str
     given: bool
@@ -30,7 +30,7 @@ class Protection:
 
 
 def entry_of(fingerprints: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the kind of entry that trainers have told; empty while none has."""
+    """Return the kind of entry that trainers have reported; empty while none has."""
     return next((f[ENTRY_KEY] for f in fingerprints.values() if ENTRY_KEY in f), "")
 
 

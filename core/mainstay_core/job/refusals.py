@@ -1,4 +1,4 @@
-"""What is wrong with a TrainingJob, in words that name the field and what would be right."""
+"""Explains what is wrong with a TrainingJob: names the field, and says what would be right."""
 
 from __future__ import annotations
 

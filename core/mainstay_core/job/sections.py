@@ -1,7 +1,7 @@
-"""The sections of a TrainingJob: one model per group of fields, with defaults and bounds.
+"""Defines the sections of a TrainingJob: one model per group of fields, with defaults and bounds.
 
-:mod:`mainstay_core.job.spec` puts them together and checks what concerns several. What
-stands under a field is its description in ``kubectl explain``.
+:mod:`mainstay_core.job.spec` puts them together and checks what concerns several. The text under a
+field is its description in ``kubectl explain``.
 """
 
 from __future__ import annotations

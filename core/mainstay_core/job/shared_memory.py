@@ -1,8 +1,9 @@
-"""How large a pod's memory-backed volume at ``/dev/shm`` may grow, and why.
+"""Computes how large a pod's memory-backed volume at ``/dev/shm`` may grow, and why.
 
-A bound and no reservation: what lies there counts against the memory limits of the containers
-that wrote it, what does not lie there costs nothing. Too small a bound ends trainers, too large
-a one protects nobody, so it is what the pod's ranks can have reason to put there.
+The size is a bound, not a reservation. What lies there counts against the memory limits of the
+containers that wrote it; what does not lie there costs nothing. Too small a bound ends trainers,
+and too large a bound protects nobody. So it is the size that the pod's ranks can have reason to
+use.
 """
 
 from __future__ import annotations
@@ -18,27 +19,28 @@ from mainstay_core.job import model_sizes
 SHM_DIR = "/dev/shm"
 MIB = 1 << 20
 BASE_MIB = 64
-"""What container runtimes give without being asked: for semaphores and tensors that torch hands
-from process to process."""
+"""The size that container runtimes give by default. It serves semaphores, and tensors that torch
+hands from process to process."""
 NCCL_RANK_MIB = 1024
-"""Of a rank that talks by NCCL. It keeps there, for each communicator, the queue to its proxy (an
-array of fixed length: 184 MiB have been seen) and, for each neighbour in the pod that it cannot
-reach directly, some 9 MiB of buffers. A rank is in up to three groups, of which the next ones
-are made while the last ones end. NVIDIA's advice for a container is 1 GiB as well. Gloo talks
-by sockets alone."""
+"""The share of a rank that communicates by NCCL. For each communicator it keeps there the queue to
+its proxy (an array of fixed length: 184 MiB have been seen) and, for each neighbour in the pod that
+it cannot reach directly, some 9 MiB of buffers. A rank is in up to three groups, of which the next
+ones are made while the last ones end. NVIDIA's advice for a container is 1 GiB as well. Gloo
+communicates by sockets alone."""
 
 
 def is_at_shm(mount: Mapping[str, Any]) -> bool:
-    """Return whether a mount of a container, as in a pod template, is where this volume goes."""
+    """Return whether a container's mount, as in a pod template, is at the path of this volume."""
     return str(mount.get("mountPath", "")).rstrip("/") == SHM_DIR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemory:
-    """The bound, or that there is none."""
+    """The bound of the volume, or that it has none."""
 
     size_mib: int | None
-    """None: as much as the memory limits of the containers that write there allow, and the node."""
+    """Bound in MiB; None: only the memory limits of the containers that write there, and the node,
+    bound it."""
     reason: str
 
 
@@ -82,4 +84,4 @@ def plan_shared_memory(
 
 
 _largest_state = lru_cache(maxsize=256)(model_sizes.largest_state)
-"""Each pod of a job is asked for, and cutting a deep model is not free."""
+"""Cached, as each pod of a job asks for it, and cutting a deep model is not free."""

@@ -1,10 +1,9 @@
-"""The TrainingJob: one model for the YAML of local mode, the api and the CRD.
+"""Defines the TrainingJob: one model for the YAML of local mode, the api and the CRD.
 
-Field names are Python's here and camelCase on the wire. What a user writes is
-refused with the path of the field, what is wrong and what would be right: a
-field that is silently ignored is worse than none, so a field of a later version
-is refused by name as well. Durations are whole ``...Seconds`` and enumerations
-CamelCase, the conventions of Kubernetes.
+Field names are Python's here and camelCase on the wire. What cannot be used is refused with the
+path of the field, what is wrong and what would be right. A field that is silently ignored is worse
+than none, so a field of a later version is refused by name as well. Durations are whole
+``...Seconds`` and enumerations CamelCase, by the conventions of Kubernetes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a model is cut into pipeline stages: by the costs of its blocks, and nothing else."""
+"""Cuts a model into pipeline stages by the costs of its blocks, and by nothing else."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def stage_blocks(costs: Sequence[float], stages: int) -> list[range]:
 
 
 def _least_maximum(prefix: Sequence[float], stages: int) -> float:
-    """The least possible cost of the dearest stage."""
+    """Return the least possible cost of the dearest stage."""
     count = len(prefix) - 1
     row = {i: prefix[i] for i in range(count + 1)}
     for k in range(2, stages + 1):

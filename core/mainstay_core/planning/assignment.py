@@ -1,16 +1,16 @@
-"""Who computes each shard type, after replicas were lost or came back.
+"""Plans who computes each shard type, after replicas were lost or came back.
 
-SPARe's reordering controller (arXiv 2603.00357, section 3.2 and appendix D) asks
-three questions in three passes: does the committed stack still collect all
-types, which smallest stack would, and which reordering to it moves least. Here
-they are one flow problem with integer costs: types on the left, replicas with
-``depth`` places each on the right (``shards_per_lane`` 1 is the paper's case).
+SPARe's reordering controller (arXiv 2603.00357, section 3.2 and appendix D) asks three questions in
+three passes. Does the committed stack still collect all types? Which smallest stack would? Which
+reordering to that stack moves least? Here they are one flow problem with integer costs: types on
+the left, replicas with ``depth`` places each on the right (``shards_per_lane`` 1 is the paper's
+case).
 
-Two deviations. Hosts are a preference: the step lasts as long as its deepest
-replica, so a type goes outside of its hosts rather than onto a deeper stack, and
-one without a living host is re-hosted instead of restarting the job;
-``strict_hosts`` keeps the paper's behaviour, for simulation and for data that is
-bound to nodes. And only what must move is inserted, by shortest augmenting paths.
+There are two deviations. First, hosts are a preference. The step lasts as long as its deepest
+replica, so a type leaves its hosts rather than deepen a stack, and a type without a living host is
+re-hosted instead of restarting the job. ``strict_hosts`` keeps the paper's behaviour, for
+simulation and for data that is bound to nodes. Second, only what must move is inserted, by shortest
+augmenting paths.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def _check_arguments(
 def _smallest_depth_over_hosts(
     hosts: Sequence[Sequence[int]], living: frozenset[int], lanes: int, depth: int
 ) -> int:
-    """The smallest stack from ``depth`` up that collects all types (HK-Free).
+    """Return the smallest stack from ``depth`` up that collects all types (HK-Free).
 
-    Each replica is ``depth`` columns of a bipartite graph; Hopcroft-Karp in
-    compiled code, O(sqrt(V) E) per depth tried.
+    Each replica is ``depth`` columns of a bipartite graph. Hopcroft-Karp in compiled code takes
+    O(sqrt(V) E) per depth tried.
     """
     alive = np.zeros(lanes, dtype=bool)
     alive[list(living)] = True
@@ -171,17 +171,16 @@ def _smallest_depth_over_hosts(
 
 
 class _Flow:
-    """Minimum-cost assignment by successive shortest paths from what is kept.
+    """Finds the assignment of least cost by successive shortest paths, starting from what is kept.
 
-    Costs of type t at replica r are integers with three digits in a large base:
-    moved, outside of hosts, away from home. Dual prices u (types) and v
-    (replicas) certify the optimum:
+    Costs of type t at replica r are integers with three digits in a large base: moved, outside of
+    hosts, away from home. Dual prices u (types) and v (replicas) certify the optimum:
 
-    Invariant: u[t] + v[r] <= cost(t, r), with equality where t is assigned to r;
-    v[r] <= 0, and v[r] == 0 while r has a free place.
+    Invariant: u[t] + v[r] <= cost(t, r), with equality where t is assigned to r; v[r] <= 0, and
+    v[r] == 0 while r has a free place.
 
-    To keep what fits at its supplier satisfies it with v = 0, as any other place
-    costs a movement, which outweighs the rest. Each insertion preserves it.
+    Keeping what fits at its supplier satisfies the invariant with v = 0: any other place costs a
+    movement, which outweighs the rest. Each insertion preserves it.
     """
 
     def __init__(self, problem: _Problem) -> None:
@@ -207,7 +206,7 @@ class _Flow:
         return self._where
 
     def _keep(self) -> None:
-        """Leave at each living supplier what fits there, the cheapest first."""
+        """Leave at each living supplier the types that fit there, the cheapest first."""
         problem = self._problem
         for t, supplier in enumerate(problem.current):
             allowed = not problem.strict_hosts or supplier in problem.hosts[t]
@@ -235,7 +234,7 @@ class _Flow:
         return self._u[t]
 
     def _places(self, t: int) -> list[tuple[int, int, int]]:
-        """Where ``t`` may go: (replica, cost, load), the cheap ones by name."""
+        """Return where ``t`` may go: (replica, cost, load), the cheap ones by name."""
         problem = self._problem
         home, index = divmod(t, problem.shards_per_lane)
         named = [r for r in problem.hosts[t] if r in problem.living]
@@ -319,10 +318,10 @@ class _Flow:
 
 
 def _regroup_moved(problem: _Problem, where: list[int]) -> None:
-    """Swap suppliers of moved types so that they extend runs: fewer partials.
+    """Swap suppliers of moved types so that they extend runs, which gives fewer partials.
 
-    A swap must lower the sum over replicas of their squared partials and leave
-    depth, movement, hosts and homes as they are. Changes ``where`` in place.
+    A swap must lower the sum over replicas of their squared partials, and leave depth, movement,
+    hosts and homes as they are. ``where`` is changed in place.
     """
     current, shards_per_lane = problem.current, problem.shards_per_lane
     moved = [t for t, r in enumerate(where) if r not in (current[t], t // shards_per_lane)]
@@ -357,7 +356,10 @@ def _regroup_moved(problem: _Problem, where: list[int]) -> None:
 
 
 def _num_partials(types: Collection[int], shards_per_lane: int) -> int:
-    """Partials that these types make: one for a lane's leading run, one for each other type."""
+    """Return how many partials these types make.
+
+    A lane's leading run is one, each other type is one.
+    """
     num = 0
     following = -1
     for t in sorted(types):

@@ -1,11 +1,10 @@
-"""Which living cells form whole replicas, after some of each stage were lost.
+"""Plans which living cells form whole replicas, after some cells of each stage were lost.
 
-A lost cell breaks its replica's chain, but its other cells hold the state of
-their stages as well as any: states do not depend on the replica. So the remains
-of broken chains are mated, and the number of whole replicas is the least number
-of living cells of a stage, instead of the number of chains that were not hit
-(64 replicas of 16 stages with 16 cells lost: 60.9 on average against 49.6).
-Living cells that no chain needs are followers.
+A lost cell breaks its replica's chain. The other cells of that chain still hold the state of their
+stages, which does not depend on the replica. So the remains of broken chains are mated. The number
+of whole replicas is then the least number of living cells of a stage, not the number of chains that
+were not hit (64 replicas of 16 stages with 16 cells lost: 60.9 on average against 49.6). Living
+cells that no chain needs are followers.
 """
 
 from __future__ import annotations
@@ -143,12 +142,11 @@ def _check_arguments(
 def _link_cells(
     stages: Sequence[Sequence[Cell]], num_paths: int, links: set[tuple[str, str]]
 ) -> list[tuple[Cell, ...]]:
-    """``num_paths`` disjoint paths, one cell per stage, of least cost.
+    """Return ``num_paths`` disjoint paths of least cost, with one cell per stage.
 
-    Left nodes are the cells' outgoing ends and then the paths' starts, right
-    nodes the cells' incoming ends and then the paths' ends. Every perfect matching
-    has the same number of edges, so that a weight of 1 on each (an edge of
-    weight 0 would be no edge) changes nothing.
+    Left nodes are the cells' outgoing ends and then the paths' starts. Right nodes are the cells'
+    incoming ends and then the paths' ends. Every perfect matching has the same number of edges. So
+    a weight of 1 on each changes nothing, while an edge of weight 0 would be no edge.
     """
     if num_paths == 0:
         return []

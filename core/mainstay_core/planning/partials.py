@@ -1,12 +1,11 @@
-"""How a cell keeps the gradients of the shard types it computed.
+"""Decides how a cell groups the gradients of the shard types that it computed.
 
-A lane's leading run of types is one buffer, summed in ascending order; every
-other type is a buffer of its own (design rule 3: the bits of a reduction
-depend on types alone). A type is added to a buffer only when it is complete,
-so a partial is never half-written (design 13.1).
+A lane's leading run of types is one buffer, summed in ascending order. Every other type is a buffer
+of its own (design rule 3: the bits of a reduction depend on types alone). A type is added to a
+buffer only when it is complete, so a partial is never half-written (design 13.1).
 
-The same functions tell the runtime where a type's gradient goes and tell
-settle what a cell will hold once it has computed its list.
+The runtime asks these functions where a type's gradient goes. The settle asks them what a cell will
+hold once it has computed its list.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from mainstay_core.wire.plan import Partial
 def grow(held: Iterable[Partial], shard_type: int, shards_per_lane: int) -> Partial:
     """Return the partial into which a newly completed type goes.
 
-    Either the lane's leading run ending just before the type, extended by it
-    (that partial is replaced), or a new one with the type alone.
+    That is the lane's leading run, if it ends just before the type: the extended run replaces it.
+    Otherwise it is a new partial with the type alone.
     """
     lane = shard_type // shards_per_lane
     first = lane * shards_per_lane

@@ -1,15 +1,14 @@
-"""Which lanes host which shard type: SPARe's cyclic Golomb ruler rule, on lanes.
+"""Plans which lanes host which shard type: SPARe's cyclic Golomb ruler rule, on lanes.
 
-A type's hosts prefetch its data and are the first choice when its supplier is
-lost. What makes a placement good is that two types share few hosts: then the
-loss of a few lanes never exhausts the hosts of many types at once. Marks of a
-Golomb ruler have distinct differences, so that types placed by it share at most
-one (SPARe, arXiv 2603.00357, definition B.1 and lemma B.2).
+A type's hosts prefetch its data and are the first choice when its supplier is lost. A placement is
+good if any two types share few hosts: then the loss of a few lanes never exhausts the hosts of many
+types at once. Marks of a Golomb ruler have distinct differences, so types placed by it share at
+most one host (SPARe, arXiv 2603.00357, definition B.1 and lemma B.2).
 
-Two deviations from the paper, both said in the plan's reason. A ruler needs
-``lanes >= 2 * length + 1``; below that a cyclic set is searched instead. And with
-several types to a lane each index inside the lane has a variant of its own of
-the set, so that a lost lane's types go to different places.
+There are two deviations from the paper, and the plan's reason names both. A ruler needs ``lanes >=
+2 * length + 1``; below that a cyclic set is searched instead. With several types to a lane, each
+index inside the lane has its own variant of the set, so that a lost lane's types go to different
+places.
 """
 
 from __future__ import annotations
@@ -93,11 +92,11 @@ class Placement:
 
 
 def plan_redundancy(lanes: int) -> int:
-    """The redundancy of the least time-to-train, ``Auto`` in the spec.
+    """Return the redundancy with the least time to train: ``Auto`` in the spec.
 
-    ``r* = (ln N + g) / ln 2`` to the nearest integer (SPARe, equation 8), with N the
-    number of lanes, since a failure takes a lane whatever the number of its
-    types; at least 2, and at most ``lanes`` and the longest ruler known.
+    It is ``r* = (ln N + g) / ln 2``, rounded to the nearest integer (SPARe, equation 8). N is the
+    number of lanes, since a failure takes a lane whatever the number of its types. The result is at
+    least 2, and at most ``lanes`` and the longest ruler known.
     """
     best = round((math.log(lanes) + EULER_MASCHERONI) / math.log(2))
     return min(max(best, 2), lanes, max(GOLOMB_RULERS))
@@ -165,7 +164,7 @@ def _check_arguments(lanes: int, shards_per_lane: int, redundancy: int | None) -
 
 
 def _base_set(lanes: int, marks: int) -> tuple[tuple[int, ...], str]:
-    """The cyclic set of one type per lane, and how it was found."""
+    """Return the cyclic set of one type per lane, and how it was found."""
     if marks == 1:
         return (0,), "no host beside the home lane"
     ruler = GOLOMB_RULERS[marks]
@@ -181,12 +180,12 @@ def _base_set(lanes: int, marks: int) -> tuple[tuple[int, ...], str]:
 
 @lru_cache(maxsize=64)
 def _search_cyclic_set(lanes: int, marks: int) -> tuple[tuple[int, ...], bool]:
-    """A set of ``marks`` residues with 0 whose differences repeat as little as possible.
+    """Return a set of ``marks`` residues with 0 whose differences repeat as little as possible.
 
-    The number of repeats of a difference s is the number of hosts that the types
-    of lanes l and l + s share. Tries limits upwards from the pigeonhole bound
-    with a depth-first search of bounded effort: the first set in lexicographic
-    order under the first limit that succeeds. The limit ``marks`` always does.
+    The number of repeats of a difference s is the number of hosts that the types of lanes l and l +
+    s share. The search tries limits upwards from the pigeonhole bound, depth first and with bounded
+    effort. It returns the first set in lexicographic order under the first limit that succeeds. The
+    limit ``marks`` always does.
 
     Returns:
         The set, ascending, and whether every smaller limit was proved impossible.
@@ -202,7 +201,10 @@ def _search_cyclic_set(lanes: int, marks: int) -> tuple[tuple[int, ...], bool]:
 
 
 def _search_under_limit(lanes: int, marks: int, limit: int) -> tuple[tuple[int, ...] | None, bool]:
-    """The first set with no difference more than ``limit`` times; False = gave up."""
+    """Return the first set with no difference more than ``limit`` times.
+
+    False: the search gave up.
+    """
     repeats = [0] * lanes
     chosen = [0]
     candidate = 1
@@ -240,11 +242,13 @@ def _count_differences(
 def _spread_variants(
     lanes: int, base: tuple[int, ...], num_variants: int
 ) -> tuple[tuple[int, ...], ...]:
-    """One variant of the set per index inside a lane, overlapping as little as possible.
+    """Return one variant of the set for each index inside a lane.
 
-    Greedy in the order of indices; a candidate's rank is the most hosts shared
-    with a chosen variant at any distance of lanes, then inside the lane, then how
-    crowded the lanes get that a lost lane's types go to, then its multiplier.
+    They overlap as little as possible.
+
+    Greedy in the order of indices. The best candidate shares the fewest hosts with a chosen variant
+    at any distance of lanes, then inside the lane. Then come how crowded the lanes get to which a
+    lost lane's types go, and its multiplier.
     """
     if num_variants == 1 or len(base) in (1, lanes):
         return (base,) * num_variants
@@ -273,11 +277,11 @@ def _spread_variants(
 
 
 def _variant_candidates(lanes: int, base: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Multiples of the set by units modulo ``lanes``, then their rotations onto a mark.
+    """Return multiples of the set by units modulo ``lanes``, then their rotations onto a mark.
 
-    Home (0) is first in each. The mirrored set is the multiple by -1. Rotations
-    are offered only where there are few multiples: a rotated set is the set of
-    another lane, which shares all hosts with it.
+    Home (0) is first in each. The mirrored set is the multiple by -1. Rotations are offered only
+    where there are few multiples: a rotated set is the set of another lane, which shares all hosts
+    with it.
     """
     candidates: list[tuple[int, ...]] = []
     seen: set[frozenset[int]] = set()
@@ -298,12 +302,12 @@ def _variant_candidates(lanes: int, base: tuple[int, ...]) -> list[tuple[int, ..
 
 
 def _shared_by_distance(lanes: int, left: tuple[int, ...], right: tuple[int, ...]) -> Counter[int]:
-    """How many hosts a type of lane l and one of lane l + s share, by s."""
+    """Return for each s how many hosts a type of lane l shares with one of lane l + s."""
     return Counter((a - b) % lanes for a in left for b in right)
 
 
 def _max_shared(lanes: int, offsets: tuple[tuple[int, ...], ...]) -> int:
-    """The most hosts that two distinct types share."""
+    """Return the largest number of hosts that two distinct types share."""
     kinds = Counter(offsets)
     distinct = sorted(kinds)
     worst = 0

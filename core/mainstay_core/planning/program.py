@@ -1,9 +1,8 @@
-"""The step as a program: one list of typed actions per rank (design section 6).
+"""Compiles a rank's step into a program: one list of typed actions (design section 6).
 
-The interpreter runs a program and knows no policy; patch, replay and checker
-work are other programs, not other loops. Names are those of
-``torch.distributed.pipelining`` where it has one. Gradients accumulate in
-micro-batch order whatever the schedule: 1F1B keeps the backward order of a
+The interpreter runs a program and knows no policy. Patch, replay and checker work are other
+programs, not other loops. Names are those of ``torch.distributed.pipelining`` where it has one.
+Gradients accumulate in micro-batch order whatever the schedule: 1F1B keeps the backward order of a
 chain equal to its forward order.
 """
 
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 
 class Op(enum.StrEnum):
-    """What an action does."""
+    """The kinds of actions."""
 
     FORWARD = "FORWARD"
     BACKWARD_INPUT = "BACKWARD_INPUT"
@@ -28,22 +27,22 @@ class Op(enum.StrEnum):
     VOTE = "VOTE"
     APPLY = "APPLY"
     CHECKPOINT = "CHECKPOINT"
-    """Copy what is to be written, at a step's boundary."""
+    """Copy at a step's boundary what is to be written."""
     CHECKPOINT_WRITE = "CHECKPOINT_WRITE"
-    """In the background: begin to write the part."""
+    """Begin to write the part, in the background."""
     CHECKPOINT_SYNC = "CHECKPOINT_SYNC"
-    """In the background: the part is written, make it safe."""
+    """Make the written part safe, in the background."""
     CHECKPOINT_SAFE = "CHECKPOINT_SAFE"
-    """In the background: the part is safe, say so in the next vote."""
+    """Say in the next vote that the part is safe."""
     CHECKPOINT_RENAME = "CHECKPOINT_RENAME"
-    """In the background: all parts are safe, make the version complete."""
+    """Make a version complete of which all parts are safe, in the background."""
     CHECKPOINT_RENAMED = "CHECKPOINT_RENAMED"
-    """In the background: it is complete, say so in the next vote."""
+    """Say in the next vote that the version is complete."""
     HEAL = "HEAL"
     SETTLE = "SETTLE"
-    """Telling the others of a new quorum what this rank holds."""
+    """Tell the others of a new quorum what this rank holds."""
     SERVE = "SERVE"
-    """Giving this rank's state to another cell of its stage."""
+    """Give this rank's state to another cell of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ class Action:
 def schedule_1f1b(num_flows: int, stage: int, num_stages: int) -> tuple[tuple[bool, int], ...]:
     """Return the order of one stage's (is_forward, flow) under 1F1B.
 
-    A stage runs ``num_stages - 1 - stage`` forwards ahead, then alternates
-    (PipeDream-flush; the default schedule of torch.distributed.pipelining).
+    A stage runs ``num_stages - 1 - stage`` forwards ahead, then alternates (PipeDream-flush, the
+    default schedule of torch.distributed.pipelining).
     """
     warmup = min(num_flows, num_stages - 1 - stage)
     order = [(True, i) for i in range(warmup)]

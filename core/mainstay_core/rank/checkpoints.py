@@ -1,14 +1,14 @@
-"""When a rank writes a durable checkpoint, and when a version is complete (protocol section 10).
+"""Decides when a rank writes a durable checkpoint, and when a version is complete.
 
-Decided from values that all ranks share (what the last votes said, and what was
-settled), so that all writers copy the same version at the same boundary:
+The decisions follow protocol section 10. They depend only on values that all ranks share: what the
+last votes said, and what was settled. So all writers copy the same version at the same boundary.
 
-- due: ``version - newest complete >= everySteps``, and the last version always;
-- an attempt begins only when nobody is writing: one that is still being written is
-  not overtaken, and the writers never end up at different versions;
-- a part outlives its quorum: attempts that all positions have safely written are
-  completed by whoever is the lowest member then;
-- a settle forgets what was tried: a dead writer's attempt is tried again, at once.
+- A version is due when ``version - newest complete >= everySteps``. The last version always is.
+- An attempt begins only when nobody is writing. So it never overtakes an attempt that is still
+  being written, and the writers never end up at different versions.
+- A part outlives its quorum. Attempts that all positions have safely written are completed by
+  the lowest member of that time.
+- A settle forgets what was tried. A dead writer's attempt is tried again at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def settled(state: RankState, durable: int) -> RankState:
 
 
 def note_saves(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, ...]]:
-    """Return the state after everybody's status, and the completion of what is safe by now."""
+    """Return the state after everybody's status, and the action that completes safe parts."""
     durable = max(state.durable, saves.durable)
     state = replace(state, durable=durable, writers_free=not saves.busy)
     if saves.safe is None or saves.safe.version <= max(durable, state.safe):
@@ -46,7 +46,7 @@ def note_saves(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action,
 
 
 def begin_due(state: RankState) -> tuple[RankState, tuple[Action, ...]]:
-    """Return the state at a step's boundary, and the writing of a version that is due."""
+    """Return the state at a step's boundary, and the action that writes a version that is due."""
     every, last = state.checkpoint_every_steps, state.version >= state.num_steps
     since = state.version - max(state.durable, state.tried, state.safe)
     if not every or (since < every and not (last and since > 0)):
@@ -61,16 +61,16 @@ def begin_due(state: RankState) -> tuple[RankState, tuple[Action, ...]]:
 
 
 def is_open(state: RankState) -> bool:
-    """Whether this version has still to become durable before the job ends, or is suspended."""
+    """Return whether this version must still become durable before the job ends or is suspended."""
     return state.checkpoint_every_steps > 0 and state.durable < state.version
 
 
 def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, ...], bool]:
-    """Return what follows from everybody's status after no further step, and whether that is all.
+    """Return the state, the actions, and whether the saving is over, after everybody's status.
 
-    Nobody writes any more when these statuses are exchanged. Rounds go on until the
-    version is durable, or was tried in this quorum in vain: a disk that is full
-    must not keep a job from ending.
+    No further step follows, and nobody writes when these statuses are exchanged. Rounds go on until
+    the version is durable, or was tried in this quorum in vain: a full disk must not keep a job
+    from ending.
     """
     before = state.safe
     state, actions = note_saves(replace(state, save_round=state.save_round + 1), saves)
@@ -87,7 +87,7 @@ def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, 
 
 
 def _tell_problem(state: RankState, why: str) -> tuple[Action, ...]:
-    """Return what the lowest member tells of a checkpoint that is late or failed."""
+    """Return the lowest member's fact about a checkpoint that is late or failed."""
     if state.index != 0:
         return ()
     return (

@@ -1,7 +1,7 @@
-"""What happens to a rank, and what its shell is told to do.
+"""Defines a rank's events (what comes in) and actions (what its shell has to do).
 
-Events are the outcomes of actions; the last action of a transition is the one
-whose outcome is the next event (:mod:`mainstay_core.rank.machine`).
+Events are the outcomes of actions. The last action of a transition is the one whose outcome is the
+next event (:mod:`mainstay_core.rank.machine`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, Vote
 
 @dataclass(frozen=True, slots=True)
 class PlanSeen:
-    """A plan newer than the adopted one is there (``state.newest``)."""
+    """A plan newer than the adopted one has arrived (``state.newest``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportsGathered:
-    """All settle reports of the adopted quorum."""
+    """All settle reports of the adopted quorum are here."""
 
     reports: tuple[SettleReport, ...]
 
@@ -34,27 +34,27 @@ class StateLoaded:
 
     digest: str
     commit: Commit | None = None
-    """From the manifest, when loaded from a checkpoint."""
+    """The last commit, from the manifest; None unless the state comes from a checkpoint."""
     commit_chain: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """No source had a usable state, or the quorum ended meanwhile."""
+    """No source had a usable state, or the quorum ended before the state was complete."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class TodoDone:
-    """All types of the list are complete."""
+    """All types that the rank's chain has to compute are complete."""
 
     held: tuple[Partial, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeBroken:
-    """The chain lost a cell or was interrupted; complete types are kept."""
+    """The chain lost a cell or was interrupted. Complete types are kept."""
 
     held: tuple[Partial, ...]
     why: str
@@ -63,12 +63,12 @@ class ComputeBroken:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The stage's gradient is reduced."""
+    """The gradient of the rank's position is reduced."""
 
 
 @dataclass(frozen=True, slots=True)
 class VotesGathered:
-    """All votes of the step."""
+    """All votes on the step are here."""
 
     votes: tuple[Vote, ...]
 
@@ -91,7 +91,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class SavesGathered:
-    """All members' statuses after the last step, in index order."""
+    """The statuses of all members after the last step are here, in index order."""
 
     statuses: tuple[LastStatus, ...]
 
@@ -116,17 +116,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class WaitForPlan:
-    """Block until a plan newer than the adopted one has been seen: PlanSeen."""
+    """Block until a plan newer than the adopted one arrives. Outcome: PlanSeen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Drop all groups of the quorum, the chain's pipeline too: nobody may wait for this rank."""
+    """Drop the groups of the quorum and the chain's pipeline. Nobody may wait for this rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Join the plan's gather, post the report: ReportsGathered or QuorumLost."""
+    """Join the plan's gather and post the report. Outcome: ReportsGathered or QuorumLost."""
 
     plan: Plan
     report: SettleReport
@@ -134,37 +134,43 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class SendFact:
-    """Tell the api a fact, through the supervisor; when it was observed is the shell's to add."""
+    """Send the api a fact through the supervisor. The shell adds the time of the observation."""
 
     fact: RankFact
 
 
 @dataclass(frozen=True, slots=True)
 class DropHeld:
-    """Free all partials and the reduced gradient."""
+    """Free all partials. With ``mark``, free the reduced gradient as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Heal from a source or load a version: StateLoaded or LoadFailed."""
+    """Copy the state from a member, or read it from a checkpoint.
+
+    Outcome: StateLoaded or LoadFailed.
+    """
 
     action: StateAction
     version: int
     sources: tuple[int, ...]
     expected: str
-    """Digest of the masters at the version, where a report knows it; else empty."""
+    """Digest of the masters at the version, if a report gives it; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run the types through the chain: TodoDone or ComputeBroken."""
+    """Run the types through the chain. Outcome: TodoDone or ComputeBroken."""
 
     types: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Canonical reduction of the stage by the table: Reduced or QuorumLost."""
+    """Reduce the position's gradient by the table, in canonical order.
+
+    Outcome: Reduced or QuorumLost.
+    """
 
     table: tuple[Supply, ...]
     attempt: int
@@ -172,7 +178,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class CastVote:
-    """Post the vote of the step: VotesGathered or QuorumLost."""
+    """Post the vote on the step. Outcome: VotesGathered or QuorumLost."""
 
     step: int
     attempt: int
@@ -180,14 +186,17 @@ class CastVote:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply the reduced gradient; uninterruptible, no communication: Applied."""
+    """Apply the reduced gradient, without communication or interruption. Outcome: Applied."""
 
     commit: Commit
 
 
 @dataclass(frozen=True, slots=True)
 class WriteCheckpoint:
-    """Copy this position's part and write it in the background; later votes say that it is safe."""
+    """Copy this position's part and write it in the background.
+
+    A later vote says that it is safe.
+    """
 
     version: int
     commit: Commit
@@ -196,11 +205,14 @@ class WriteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RenameCheckpoint:
-    """Every part of the attempt is safe: make it complete, in the background (lowest member)."""
+    """Complete an attempt of which every part is safe, in the background.
+
+    The lowest member does so.
+    """
 
     version: int
     nonce: str
-    """Of the quorum in which its parts were copied."""
+    """Nonce of the quorum in which its parts were copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +224,9 @@ class VoidSave:
 
 @dataclass(frozen=True, slots=True)
 class ShareSaves:
-    """After the last step: finish what is being written, then exchange statuses.
+    """Finish what is being written after the last step, then exchange statuses.
 
-    SavesGathered or QuorumLost.
+    Outcome: SavesGathered or QuorumLost.
     """
 
     round: int
@@ -224,7 +236,7 @@ class ShareSaves:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The last step is applied: report the final digests."""
+    """Report the final digests: the last step is applied."""
 
 
 Action = (

@@ -1,12 +1,10 @@
-"""A rank's phases: the trainer's state machine (protocol sections 2, 5 and 6).
+"""The rank's state machine: the phases of a trainer (protocol sections 2, 5 and 6).
 
-``step(state, event)`` returns the new state, the actions for the shell to carry
-out in order, and a reason. The last action of a transition is the one whose
-outcome is the next event. One table owns the transitions; an event that the
-phase does not accept raises and changes nothing.
+``step(state, event)`` returns the new state, the actions for the shell to carry out in order, and a
+reason. The last action of a transition is the one whose outcome is the next event. One table owns
+the transitions: an event that the phase does not accept raises and changes nothing.
 
-The state itself, and what plans that arrive meanwhile mean for it, are in
-:mod:`mainstay_core.rank.state`.
+:mod:`mainstay_core.rank.state` defines the state, and what a plan means that arrives meanwhile.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ __all__ = [
 
 
 def step(state: RankState, event: Event) -> Transition:
-    """Return what a rank does after ``event``.
+    """Return the transition that ``event`` causes.
 
     Raises:
         LocalProtocolError: the phase does not accept the event; nothing changed.
@@ -130,7 +128,7 @@ def _park(
     *prefix: Action,
     differing: tuple[Slot, ...] = (),
 ) -> Transition:
-    """Give the quorum up and wait with everything held; or adopt what is already known.
+    """Give the quorum up and wait with everything held, or adopt a newer plan if one is known.
 
     Args:
         state: of the rank.
@@ -158,7 +156,7 @@ def _on_plan(state: RankState, event: Event) -> Transition:
 
 
 def _on_plan_idle(state: RankState, event: Event) -> Transition:
-    """A spare takes any newer plan, planned or not: it has no quorum to keep."""
+    """Adopt any newer plan, planned or not: a spare has no quorum to keep."""
     del event
     if state.newest is None or (state.plan and state.plan.quorum.id >= state.newest.quorum.id):
         return Transition(state, (WaitForPlan(),), "no newer plan yet")
@@ -197,7 +195,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
 
 
 def _knows(state: RankState, report: SettleReport, outcome: Settlement) -> bool:
-    """Whether a report carries the digest that a healed state must have."""
+    """Return whether a report carries the digest that a healed state must have."""
     assert state.plan is not None
     return (
         report.valid
@@ -231,7 +229,7 @@ def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
 
 
 def _begin(state: RankState, *prefix: Action) -> Transition:
-    """The settle is complete with a valid state: go on with the step."""
+    """Go on with the step: the settle is complete and the state is valid."""
     assert state.plan is not None
     settled = replace(state, settled=state.plan.quorum.id)
     tell = SendFact(fact_of(settled, Settled, durable=settled.durable))
@@ -239,7 +237,7 @@ def _begin(state: RankState, *prefix: Action) -> Transition:
 
 
 def _compute(state: RankState, *prefix: Action) -> Transition:
-    """Begin (or go on with) the step at ``version``, or finish."""
+    """Begin the step at ``version``, go on with it, or finish."""
     assert state.plan is not None
     over = state.version >= state.num_steps or state.plan.pause
     if over and must_adopt(state):
@@ -253,7 +251,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
 
 
 def _share_saves(state: RankState, *prefix: Action) -> Transition:
-    """No further step, and this one's checkpoint is not yet complete: only then may all end."""
+    """Exchange statuses. No step follows, and this version's checkpoint is not yet complete."""
     saving, share = replace(state, phase=Phase.SAVING), ShareSaves(state.save_round, state.digest)
     return Transition(saving, (*prefix, share), "saves its version")
 
@@ -323,7 +321,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
 
 
 def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
-    """The step is not applied: reduce again, compute it again, or give up."""
+    """Reduce again, compute the step again, or give up: the votes refuse the step."""
     worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad
     if verdict.hopeless or (worn and state.recomputed + 1 >= state.max_attempts):
         failed = replace(state, phase=Phase.FAILED)
@@ -345,7 +343,7 @@ def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> 
 
 
 def _on_applied(state: RankState, event: Applied) -> Transition:
-    """One version further: by the quorum's own votes, or rolled forward in a settle."""
+    """Note one more version, committed by the quorum's votes or rolled forward in a settle."""
     assert state.plan is not None
     assert state.settlement is not None
     rolling = state.settled < state.plan.quorum.id
@@ -382,9 +380,10 @@ def _ignore(state: RankState, event: Event) -> Transition:
 
 
 _MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING, Phase.SAVING})
-"""Where what is lost here may have been complete for others of the chain. They then compute, and
-would wait in the pipeline for this rank while it waits for them in the next settle: a plan that
-leaves their chain intact does not interrupt them. So whoever parks here drops its pipeline."""
+"""Phases in which a rank that parks drops its pipeline. What it lost may have been complete for
+other cells of its chain. These then compute, and a plan that leaves the chain intact does not
+interrupt them: they would wait for this rank in the pipeline while it waits for them in the next
+settle."""
 
 _TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
     (Phase.IDLE, PlanSeen): _on_plan_idle,
@@ -406,4 +405,4 @@ _TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
     (Phase.SAVING, SavesGathered): _on_saves,
     (Phase.SAVING, QuorumLost): _on_lost,
 }
-"""The transitions: what a phase accepts. Everything else is a bug of the shell."""
+"""The transitions: the events that each phase accepts. Any other event is a bug of the shell."""

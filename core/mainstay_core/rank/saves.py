@@ -1,9 +1,9 @@
-"""Durable checkpoints, as the votes of a quorum speak of them (protocol section 10).
+"""Reads from a quorum's votes how far durable checkpoints are (protocol section 10).
 
-A version is written by one rank per position, in the background, so its parts
-become safe at different steps. An attempt is named by (version, nonce of the
-quorum in which it was copied): only parts of one attempt make a version. Every
-rank reads the same statuses and comes to the same answer.
+One rank of each position writes its part of a version, in the background. So the parts become safe
+at different steps. An attempt is named by the version and by the nonce of the quorum in which it
+was copied: only parts of one attempt make a version. Every rank reads the same statuses and comes
+to the same answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mainstay_core.wire.votes import SaveStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Attempt:
-    """One writing of a version."""
+    """One attempt to write a version."""
 
     version: int
     nonce: str
@@ -25,14 +25,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saves:
-    """What a full set of statuses means."""
+    """The state of durable checkpoints, according to the statuses of all members."""
 
     safe: Attempt | None = None
     """Newest attempt of which every position has a safely written part."""
     busy: tuple[int, ...] = ()
     """Members that still write."""
     durable: int = 0
-    """Newest complete version that anybody knows."""
+    """Newest complete version that any member knows."""
 
 
 def writer_of(plan: Plan, index: int) -> int:
@@ -41,7 +41,7 @@ def writer_of(plan: Plan, index: int) -> int:
 
 
 def judge_saves(plan: Plan, statuses: Sequence[SaveStatus]) -> Saves:
-    """Return what the statuses, one per member in index order, say together."""
+    """Return what all statuses say together. There is one per member, in index order."""
     common: set[Attempt] | None = None
     for members in plan.positions:
         have = {

@@ -1,13 +1,12 @@
-"""Settle: where the survivors of a failure go on, from their reports alone.
+"""Computes from the reports of all members where a quorum goes on after a failure.
 
-A pure function of the gathered reports (protocol section 6): every rank of a
-quorum computes it by itself and comes to the same answer, so that no
-coordinator takes part. The same code plans an ordinary step, which is a settle
-of ranks that hold nothing yet.
+The settle is a pure function of the gathered reports (protocol section 6). Every rank of a quorum
+computes it by itself and comes to the same answer, so no coordinator takes part. The same code
+plans an ordinary step, which is a settle of ranks that hold nothing yet.
 
-A *position* is (stage, inner rank): a member's state is a function of it, never
-of the replica, so that members of a position stand in for each other. A chain
-has one member in each, and computes a type through all of them.
+A *position* is (stage, inner rank). A member's state is a function of its position, never of its
+replica, so that members of a position stand in for each other. A chain has one member in each
+position, and computes a type through all of them.
 
 Invariants:
     - every shard type is supplied exactly once per position (design rule 2);
@@ -30,7 +29,7 @@ from mainstay_core.wire.votes import Commit, SettleReport
 
 
 class StateAction(enum.StrEnum):
-    """How a rank comes to the settled version."""
+    """What a rank does to come to the settled version."""
 
     STAY = "stay"
     ROLL = "roll"
@@ -51,31 +50,32 @@ class StepPlan:
     """Who computes what in one step, and whose copy counts."""
 
     todo: Mapping[int, tuple[int, ...]]
-    """Replica to the shard types its chain computes, in order."""
+    """The shard types that each replica's chain computes, in order."""
     table: tuple[tuple[Supply, ...], ...]
-    """Per position: the supplies, by lane, in canonical order of summation."""
+    """The supplies of each position, by lane, in canonical order of summation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """The answer of a settle, equal on every rank."""
+    """The result of a settle. It is equal on every rank."""
 
     version: int
     actions: tuple[StateAction, ...]
-    """By member index."""
+    """What each member does, by its index."""
     sources: tuple[tuple[int, ...], ...]
-    """By member index: whom to heal from, best first; empty unless HEAL."""
+    """From whom each member heals, best first, by its index. Empty unless its action is HEAL."""
     commit: Commit | None
-    """Of step version - 1, for those that roll or heal; None at version 0."""
+    """The commit of step version - 1, for those that roll or heal; None at version 0."""
     certified_in: str | None
     commit_chain: str
     """Hash of all commits up to ``version``; empty when everything is loaded."""
     step: StepPlan
     refused_in: int
-    """Newest refusal over a bad state that any report knows: what was held from then is void."""
+    """Newest quorum that refused a step over a bad state, by any report. What was held from then on
+    is void."""
     pipelines: Mapping[int, str]
-    """Replica to the pipeline group that its chain goes on with. Empty: they connect a new one,
-    since some cell has lost it; its name must not have been used before."""
+    """The pipeline group with which each replica's chain goes on. If it is empty, some cell has
+    lost the group and the chain connects a new one, under a name that was never used before."""
     reason: str
 
 
@@ -85,12 +85,11 @@ def plan_step(
     held: Mapping[int, tuple[Partial, ...]] | None = None,
     healing: Iterable[int] = (),
 ) -> StepPlan:
-    """Return who computes what, given what members hold already.
+    """Return who computes what in a step, given what the members hold already.
 
-    A type that some position lacks is computed through all positions of one chain:
-    its default supplier, or the least loaded chain (ties by replica) if that
-    one is gone or healing. Chains with a healing cell compute nothing unless
-    there is no other chain.
+    A type that some position lacks is computed through all positions of one chain. That is the
+    chain of its default supplier, or the least loaded chain (ties by replica) if the supplier is
+    gone or heals. A chain with a healing cell computes nothing unless there is no other chain.
 
     Args:
         plan: membership and default suppliers.
@@ -203,7 +202,7 @@ def _reach(
 
 
 def _newest(plan: Plan, reports: Sequence[SettleReport]) -> int | None:
-    """Newest version that every position can reach from ``reports``, if any."""
+    """Return the newest version that every position can reach from ``reports``, if any."""
     certificates = _certificates(reports, plan.lineage)
     by_index = {r.index: r for r in reports}
     common: set[int] | None = None
@@ -217,7 +216,7 @@ def _newest(plan: Plan, reports: Sequence[SettleReport]) -> int | None:
 
 
 def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) -> Settlement:
-    """Return the settled version, what each rank does, and the step's table.
+    """Return the settled version, what each rank does, and the table of the step.
 
     Args:
         plan: the plan being adopted.
@@ -277,7 +276,10 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
 
 
 def _pipeline(chain: Chain, reports: Sequence[SettleReport]) -> str:
-    """The group that all cells of a chain still have; one alone must not use it."""
+    """Return the pipeline group that all cells of a chain still have.
+
+    One cell alone must not use it.
+    """
     names = {reports[i].pipeline for i in chain.cells}
     return names.pop() if len(names) == 1 else ""
 
@@ -297,7 +299,10 @@ def _action(
 
 
 def _sources(plan: Plan, actions: Sequence[StateAction], index: int) -> tuple[int, ...]:
-    """Members of the position that will have the version: lowest first, joiners take turns."""
+    """Return the members of the position that will have the version, lowest first.
+
+    Joiners take turns.
+    """
     if actions[index] is not StateAction.HEAL:
         return ()
     peers = [m.index for m in plan.position_members(plan.position_of(index))]

@@ -1,9 +1,9 @@
-"""What a rank is, and what a newer plan means for it.
+"""Holds everything that a rank knows, and says what a newer plan means for it.
 
-The values of the trainer's state machine (:mod:`mainstay_core.rank.machine`) and the
-questions that other threads ask of them. Plans arrive at any time: the shell
-stores the newest with :func:`saw_plan` and asks :func:`interrupts` which of its
-connections must be shut so that the main thread comes back.
+These are the values of the trainer's state machine (:mod:`mainstay_core.rank.machine`) and the
+questions that other threads ask of them. Plans arrive at any time. The shell stores the newest one
+with :func:`saw_plan`, and asks :func:`interrupts` which connections it must shut so that the main
+thread comes back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ F = TypeVar("F", bound=RankFact)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """Everything a rank's decisions depend on."""
+    """Everything on which a rank's decisions depend."""
 
     slot: Slot
     incarnation: Incarnation
@@ -34,19 +34,19 @@ class RankState:
     clip_norm: float | None
     heal_address: str
     max_attempts: int = 3
-    """Reductions of the same partials, and then computations of the whole step, before the rank
-    gives up."""
+    """Bound on reductions of the same partials, and then on computations of the whole step. After
+    these the rank gives up."""
     checkpoint_every_steps: int = 0
-    """0: no durable checkpoints."""
+    """Steps between durable checkpoints; 0: none are written."""
     phase: Phase = Phase.IDLE
     plan: Plan | None = None
     index: int = -1
     newest: Plan | None = None
     adopt_next: bool = False
-    """The votes agreed to adopt the newest plan once the step is applied."""
+    """Whether the votes agreed to adopt the newest plan once the step is applied."""
     valid: bool = False
     position: int = -1
-    """Position whose state this is, while ``valid``."""
+    """Number of the position whose state this is, while ``valid``."""
     lineage: int = 0
     version: int = 0
     certified_in: str | None = None
@@ -65,18 +65,18 @@ class RankState:
     recomputed: int = 0
     """How often the step at ``version`` was computed again, as no reduction was agreed on."""
     durable: int = 0
-    """Newest version known to be complete on the disk."""
+    """Newest version that is known to be complete on the disk."""
     safe: int = 0
-    """Newest version of which this quorum knows every part to be written: complete if its first
-    member lives to rename it."""
+    """Newest version of which this quorum knows every part to be written. It becomes complete if
+    its first member lives to rename it."""
     tried: int = 0
     """Newest version that this quorum has begun to write."""
     writers_free: bool = False
-    """Whether nobody was writing, by the last votes."""
+    """Whether nobody was writing, according to the last votes."""
     told_busy: bool = False
-    """Whether it was told that a due version waits for one that is being written."""
+    """Whether this rank has reported that a due version waits for one that is being written."""
     save_round: int = 0
-    """Exchanges of statuses after the last step."""
+    """Number of exchanges of statuses since the last step."""
     settlement: Settlement | None = None
     step_plan: StepPlan | None = None
 
@@ -88,19 +88,19 @@ class RankState:
 
     @property
     def is_lowest(self) -> bool:
-        """Whether this is the first member of its position: it speaks for it in the ledger."""
+        """Return whether this is the first member of its position. It writes the ledger."""
         assert self.plan is not None
         return self.plan.position_members(self.member_position)[0].index == self.index
 
     @property
     def agreed_pipeline(self) -> str:
-        """The pipeline group that the settle says this rank's chain keeps; "" for a new one."""
+        """Return the pipeline group that this rank's chain keeps; "" for a new one."""
         chain = self.plan.chain_of(self.index) if self.plan else None
         return self.settlement.pipelines[chain.replica] if self.settlement and chain else ""
 
     @property
     def step_at_hand(self) -> int:
-        """``version``; while restoring, the settled one."""
+        """Return the step at hand: ``version``, or the settled version during a heal."""
         if self.phase is Phase.HEALING and self.settlement is not None:
             return self.settlement.version
         return self.version
@@ -113,14 +113,14 @@ class RankState:
 
     @property
     def member_position(self) -> int:
-        """Position in the adopted plan: by stage, then by inner rank."""
+        """Number of its position in the adopted plan: by stage, then by inner rank."""
         assert self.plan is not None
         return self.plan.position_of(self.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Outcome of one event."""
+    """The outcome of one event: the new state, the actions, and a reason."""
 
     state: RankState
     actions: tuple[Action, ...]
@@ -129,7 +129,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Which connections a newer plan makes useless."""
+    """The connections that a newer plan makes useless."""
 
     quorum: bool
     pipeline: bool
@@ -143,18 +143,18 @@ def saw_plan(state: RankState, plan: Plan) -> RankState:
 
 
 def saw_durable(state: RankState, version: int) -> RankState:
-    """Return the state with ``version`` as the newest durable one that can be read."""
+    """Return the state with ``version`` as the newest durable version that can be read."""
     return replace(state, durable=version)
 
 
 def interrupts(
     adopted: Plan | None, index: int, newest: Plan, *, connected: bool = True
 ) -> Interrupt:
-    """Return what a plan interrupts of a rank that has adopted ``adopted`` as member ``index``.
+    """Return what ``newest`` interrupts of member ``index`` of the adopted plan.
 
-    A planned plan interrupts nobody. An unplanned one ends the quorum at once, but a chain
-    that it leaves intact goes on computing (protocol section 3), if its pipeline is
-    ``connected``: otherwise a cell that never began may be among those waited for.
+    A planned plan interrupts nobody. An unplanned one ends the quorum at once. But a chain that it
+    leaves intact goes on computing (protocol section 3) if its pipeline is ``connected``: otherwise
+    a cell that never began may be among those waited for.
     """
     if adopted is None or newest.unplanned_id <= adopted.quorum.id:
         return Interrupt(quorum=False, pipeline=False)
@@ -170,14 +170,14 @@ def interrupts(
 
 
 def must_adopt(state: RankState) -> bool:
-    """Whether an unplanned plan newer than the adopted one is known."""
+    """Return whether an unplanned plan newer than the adopted one is known."""
     if state.newest is None:
         return False
     return state.plan is None or state.newest.unplanned_id > state.plan.quorum.id
 
 
 def report_of(state: RankState) -> SettleReport:
-    """Return what the rank says in a settle: of an invalid state, only that it is invalid."""
+    """Return the rank's settle report. Of an invalid state it says only that it is invalid."""
     report = SettleReport(
         index=state.index,
         valid=state.valid,
@@ -208,7 +208,7 @@ def extend_commit_chain(commit_chain: str, commit: Commit) -> str:
 
 
 def fact_of(state: RankState, kind: type[F], **fields: Any) -> F:
-    """Return a fact that this rank tells: who it is, its quorum and its version are filled in."""
+    """Return a fact of this rank, with its identity, quorum and version filled in."""
     about: dict[str, Any] = {
         "pod": state.slot.pod,
         "slot": state.slot.index,

@@ -1,8 +1,7 @@
-"""The vote: what all votes of a step say together (protocol sections 4 and 5).
+"""Judges all votes of a step: whether it is committed, and what else they say together.
 
-Every rank reads the same votes and comes to the same verdict, so the certificate
-of a step needs no coordinator. The exchange is the one that global-norm clipping
-needs anyway.
+Every rank reads the same votes and comes to the same verdict, so the certificate of a step needs no
+coordinator (protocol sections 4 and 5). Clipping by the global norm needs this exchange anyway.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, Vote
 
 CLIP_EPSILON = 1e-6
-"""Added to the norm before dividing, as ``torch.nn.utils.clip_grad_norm_`` does."""
+"""Added to the norm before dividing by it, as ``torch.nn.utils.clip_grad_norm_`` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a full set of votes means."""
+    """The result of a full set of votes. It is equal on every rank."""
 
     commit: Commit | None
     """The certificate; None when the step is not applied."""
     state_bad: tuple[int, ...]
     """Members whose state differs from the majority of their position."""
     hopeless: bool
-    """Trying again cannot help: the same inputs give the same answer."""
+    """Whether trying again cannot help, as the same inputs give the same answer."""
     adopt_planned: bool
-    """All have seen the same newer planned plan: adopt it at this boundary."""
+    """Whether all members have seen the same newer planned plan, and adopt it at this boundary."""
     saves: Saves
-    """What they say of durable checkpoints, whether or not the step is applied."""
+    """The state of durable checkpoints, whether or not the step is applied."""
     reason: str
     differing: tuple[Slot, ...] = ()
-    """Slots of the members of ``state_bad``. Empty when a position has no majority: then nobody can
-    be believed."""
+    """Slots of the members of ``state_bad``. Empty when a position has no majority: then no member
+    of it can be believed."""
 
 
 def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total: str) -> Verdict:
-    """Return the verdict of one vote per member, in member order.
+    """Return the verdict on the votes of all members, in member order.
 
     Args:
         plan: the quorum's plan.
@@ -109,7 +108,10 @@ def _differing(plan: Plan, state_bad: Sequence[int]) -> tuple[Slot, ...]:
 
 
 def _certified(saves: Saves, step: int, state_bad: Sequence[int]) -> Saves:
-    """A version is complete only if the votes on it, or later ones, found all states good."""
+    """Return the saves that may be completed.
+
+    Votes on the version, or later ones, found all states good.
+    """
     if saves.safe is not None and saves.safe.version >= step and state_bad:
         return replace(saves, safe=None)
     return saves
@@ -137,7 +139,7 @@ def _state_bad(plan: Plan, states: Sequence[str]) -> tuple[int, ...]:
 
 
 def _undecided(plan: Plan, state_bad: Sequence[int]) -> bool:
-    """Whether some position has no majority: nobody of it can be believed."""
+    """Return whether some position has no majority, so that no member of it can be believed."""
     return any(all(m.index in state_bad for m in members) for members in plan.positions)
 
 
@@ -160,7 +162,7 @@ def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:
 
 
 def _norms_sq(plan: Plan, votes: Sequence[Vote]) -> list[float]:
-    """One per block and inner rank: blocks in model order, the inner ranks of each in theirs."""
+    """Return the squared norms per block and inner rank: in model order, then by inner rank."""
     firsts = [votes[members[0].index] for members in plan.positions]
     width = plan.ranks_per_stage
     return [

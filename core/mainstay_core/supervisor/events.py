@@ -1,4 +1,4 @@
-"""What a supervisor's decisions depend on, what happens to it, and what its shell is told to do.
+"""Defines a supervisor's state, its events (what comes in), and its actions (what its shell does).
 
 The transitions are in :mod:`mainstay_core.supervisor.machine`.
 """
@@ -29,73 +29,76 @@ SIGKILL = 9
 
 
 class SlotPhase(enum.StrEnum):
-    """Where a slot's trainer is in its life."""
+    """The phase of a slot: where its trainer is in its life."""
 
     DOWN = "down"
     FORKING = "forking"
     UP = "up"
     ENDING = "ending"
-    """Its socket has ended, its process is not reaped yet."""
+    """Its socket has ended, but its process is not reaped yet."""
     BACKOFF = "backoff"
     GIVEN_UP = "given-up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorLimits:
-    """How patient a supervisor is. All times in seconds."""
+    """How long a supervisor waits before it acts. All times are in seconds."""
 
     max_restarts: int = 10
-    """Restarts of one slot without a commit in between; then something is wrong that
-    restarting does not mend."""
+    """Restarts of one slot without a commit in between. More than these cannot mend what is
+    wrong."""
     hang_s: float = 300.0
-    """No progress while running for this long: killed."""
+    """A running trainer without progress for so long is killed."""
     silence_s: float = 15.0
-    """No sign of life at all (stopped, or a call that never lets another thread run) for this
-    long: killed. A trainer's own thread tells its status every second, whatever it computes."""
+    """A trainer that gives no sign of life for so long is killed: it is stopped, or a call
+    never lets another thread run. Its own thread reports its status every second, whatever it
+    computes."""
     backoff_s: float = 0.25
-    """Delay of the second restart, doubled by each further one; the first waits for
+    """Delay of the second restart. Each further restart doubles it. The first one waits for
     nothing, as most ends are single ends."""
     backoff_max_s: float = 10.0
     stop_grace_s: float = 3.0
-    """How long trainers may take to end after they were told to; then they are killed."""
+    """How long trainers may take to end when told to. Then they are killed."""
     handover_s: float = 30.0
-    """How long a pod that is told to end serves on until its work is handed over; 0: not at all."""
+    """How long a pod that is told to end serves until its work is handed over; 0: it ends at
+    once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotState:
-    """One slot. ``incarnation`` is the life that ``phase`` speaks of."""
+    """One slot and its trainer. ``incarnation`` is the life that ``phase`` describes."""
 
     index: int
     phase: SlotPhase = SlotPhase.DOWN
     incarnation: Incarnation | None = None
     pid: int = 0
     restarts: int = 0
-    """Since the last commit."""
+    """Restarts since the last commit."""
     restart_at_s: float = 0.0
     done: bool = False
-    """It said that it finished or failed: its end is no reason to fork another."""
+    """Whether the trainer has said that it finished or failed. Its end is then no reason to fork
+    another."""
     status: SlotStatus | None = None
     alive_at_s: float = 0.0
     """When it last said anything."""
     progress_at_s: float = 0.0
-    """When it last moved or was blocked on others."""
+    """When it last made progress or was blocked on others."""
     killed_for: str = ""
-    """Why we killed it, for the evidence."""
+    """Why the supervisor killed it, for the evidence."""
     up: TrainerUp | None = None
-    """That this life is there."""
+    """The fact that this life is up."""
     down: TrainerDown | None = None
-    """The newest end that was told."""
+    """The newest fact about an end."""
     parked: Parked | None = None
-    """The quorum it gave up, until a newer plan arrives."""
+    """The fact that it gave up its quorum, until a newer plan arrives."""
     final: Finished | Failed | Paused | None = None
-    """Its last words, that it finished, failed or pauses: told again to an api that has forgotten
+    """Its last words: that it finished, failed or pauses. They are repeated to an api that has lost
     them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorState:
-    """One pod."""
+    """Everything on which the decisions of a pod's supervisor depend."""
 
     pod: PodUid
     settings: SupervisorLimits = field(default_factory=SupervisorLimits)
@@ -105,16 +108,17 @@ class SupervisorState:
     plan: Plan | None = None
     """Newest plan."""
     leaving: Leaving | None = None
-    """That the pod was told to end: it serves on until its work is handed over."""
+    """Why the pod was told to end. It serves until its work is handed over."""
     leave_by_s: float = 0.0
     leave_acknowledged: bool = False
-    """The api knows: no plan made from then on gives this pod a new place."""
+    """Whether the api knows that the pod leaves. No plan made from then on gives the pod a new
+    place."""
     released: bool = False
-    """No rank of this pod is needed any more."""
+    """Whether no rank of this pod is needed any more."""
     ending: str = ""
     """Why everything ends; empty while the job runs."""
     exit_code: int = 0
-    """Of the supervisor, once all has ended."""
+    """The supervisor's exit code, once all trainers have ended."""
     ending_at_s: float = 0.0
     left: bool = False
 
@@ -143,7 +147,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class StatusSeen:
-    """A trainer says where it is."""
+    """A trainer reports its status."""
 
     slot: int
     incarnation: Incarnation
@@ -152,7 +156,7 @@ class StatusSeen:
 
 @dataclass(frozen=True, slots=True)
 class FactSeen:
-    """A trainer has learnt something for the api to know."""
+    """A trainer reports a fact for the api."""
 
     slot: int
     incarnation: Incarnation
@@ -202,21 +206,24 @@ class LauncherLost:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The api knows the pod, for the first time or again; the job's settings are known here."""
+    """The api has registered the pod, for the first time or again.
+
+    The job's settings are known now.
+    """
 
     settings: SupervisorLimits
 
 
 @dataclass(frozen=True, slots=True)
 class PlanReceived:
-    """A plan came, by whatever way."""
+    """A plan has arrived, from the api or from another supervisor."""
 
     plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job has ended (code 0), or this pod is told to end."""
+    """The job has ended (code 0), or this pod has to end."""
 
     why: str
     exit_code: int = 0
@@ -236,7 +243,7 @@ class LeaveAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatDue:
-    """Time to repeat what must not be lost."""
+    """The time has come to repeat what must not be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +286,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class SendFact:
-    """Post a fact to the api, at once and until it is acknowledged."""
+    """Post a fact to the api at once, and again until it is acknowledged."""
 
     fact: Fact
 
@@ -294,19 +301,19 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class StopTrainers:
-    """Tell the trainers of these slots that there is nothing left to do."""
+    """Tell the trainers of these slots that nothing is left to do."""
 
     slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """End the pod (``Ended``) as soon as nobody meets at its gather server any more."""
+    """End the pod (``Ended``) as soon as no rank meets at its gather server any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """All trainers have ended: dismiss the launcher and exit with this code."""
+    """Dismiss the launcher and exit with this code: all trainers have ended."""
 
     exit_code: int
 

@@ -1,13 +1,12 @@
-"""How a pod that is told to end leaves: it serves on until its work is handed over.
+"""Decides how a pod that is told to end hands its work over before it ends.
 
-    told to end --LEAVING told--> heard by the api --plan without this pod-->
+    told to end --LEAVING sent--> acknowledged by the api --plan without this pod-->
     its trainers have adopted that --> released --nobody meets here--> ended
 
-The api makes no plan that seats the pod after it has heard of the leave, so what
-is decided here needs no answer of the api. A planned plan drops the pod, and the
-others need its votes until they adopt it: so its own trainers' word that they
-have adopted it counts, not the plan's arrival. After the deadline the pod ends as
-it is; for the others that is a death like any other.
+The api seats the pod in no plan once it knows of the leave, so the decisions here need no answer of
+the api. A planned plan drops the pod, and the others need its votes until they adopt that plan. So
+the pod waits until its own trainers say that they have adopted it; the plan's arrival is not
+enough. After the deadline the pod ends as it is, which is a death like any other to the other pods.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from mainstay_core.supervisor.slots import Transition
 from mainstay_core.wire.facts import Leaving, Phase
 
 EXIT_TERMINATED = 143
-"""128 + SIGTERM: ended before its work was handed over."""
+"""128 + SIGTERM: the pod ended before its work was handed over."""
 
 
 def can_leave(state: SupervisorState) -> bool:
-    """Return whether there may be something to hand over, and somebody to tell."""
+    """Return whether there may be work to hand over and an api to tell."""
     return state.registered and state.settings.handover_s > 0
 
 
 def leave_requested(state: SupervisorState, event: LeaveRequested, now_s: float) -> Transition:
-    """Return what follows from being told to end; being told twice changes nothing."""
+    """Return what follows from being told to end. Being told twice changes nothing."""
     if state.leaving is not None or state.ending:
         return Transition(state, (), f"{event.why}, again")
     grace_s = state.settings.handover_s
@@ -53,13 +52,13 @@ def leave_requested(state: SupervisorState, event: LeaveRequested, now_s: float)
 
 
 def leave_acknowledged(state: SupervisorState, event: object, now_s: float) -> Transition:
-    """Return the state in which the api knows of the leave."""
+    """Return the state in which the api knows that the pod leaves."""
     del event, now_s
     return Transition(replace(state, leave_acknowledged=state.leaving is not None))
 
 
 def repeated(state: SupervisorState) -> tuple[Action, ...]:
-    """Return what is told again: an api that lost it must not count on this pod."""
+    """Return the fact that the pod leaves, as an api that lost it must not count on this pod."""
     if state.leaving is None or state.released or state.ending:
         return ()
     return (SendFact(state.leaving),)
@@ -77,7 +76,7 @@ def release(state: SupervisorState) -> Transition:
 
 
 def _is_free(state: SupervisorState, slot: SlotState) -> bool:
-    """Whether a slot's trainer, if any, has adopted the plan in which it has no place."""
+    """Return whether a slot has no trainer, or one that has adopted the plan that drops it."""
     if slot.phase is not SlotPhase.UP or state.plan is None:
         return True
     status = slot.status

@@ -1,7 +1,7 @@
-"""A supervisor's decisions: when trainers are forked, given up, killed, and what is told.
+"""The supervisor's state machine: when trainers are forked, killed and given up, and what is told.
 
-``step(state, event, now_s, nonce)`` returns the new state, actions for the shell
-and a reason. One table owns the transitions of a slot::
+``step(state, event, now_s, nonce)`` returns the new state, actions for the shell and a reason. One
+table owns the transitions of a slot::
 
     down --(launcher and job known)--> forking --hello--> up --socket end--> ending
      ^                                    |                |                   |
@@ -9,11 +9,10 @@ and a reason. One table owns the transitions of a slot::
      |                                    v                v                   v
      +--launcher lost                backoff (or forking at once) or given-up <+
 
-Invariants: a slot's incarnation is drawn anew by every fork and nothing said in
-the name of another one changes the slot; a trainer is never forked after the
-job's end, nor after exit code 0 (done) or 10 (the user's mistake); the end of a
-trainer that said hello is told exactly once, and again with every heartbeat while
-the newest plan still names that incarnation: a fault is a state, not an event
+Invariants: every fork draws a new incarnation for its slot, and no event of another incarnation
+changes the slot. A trainer is never forked after the job's end, nor after exit code 0 (done) or 10
+(the user's mistake). The end of a trainer that said hello is told once, and repeated with every
+heartbeat while the newest plan still names that incarnation: a fault is a state, not an event
 (protocol section 8).
 """
 
@@ -73,7 +72,7 @@ def initial(pod: PodUid, num_slots: int) -> SupervisorState:
 
 
 def step(state: SupervisorState, event: Event, now_s: float, nonce: str) -> Transition:
-    """Return what follows from an event.
+    """Return the transition that an event causes.
 
     Args:
         state: the pod so far.
@@ -96,7 +95,7 @@ def _launcher_up(state: SupervisorState, event: object, now_s: float) -> Transit
 
 
 def _registered(state: SupervisorState, event: Registered, now_s: float) -> Transition:
-    """An api that had forgotten the pod learns of its trainers anew."""
+    """Tell the api of all trainers anew: it may have lost the pod."""
     del now_s
     facts = []
     for slot in state.slots:
@@ -108,9 +107,10 @@ def _registered(state: SupervisorState, event: Registered, now_s: float) -> Tran
 
 
 def _launcher_lost(state: SupervisorState, event: object, now_s: float) -> Transition:
-    """All trainers are gone; when a launcher comes back is not ours to promise.
+    """Note that all trainers are gone. Nobody promises that a launcher comes back.
 
-    Their own sockets may have ended first, with the promise of a restart: that is taken back.
+    Their own sockets may have ended first, with the promise of a restart: that promise is taken
+    back.
     """
     del event
     actions: list[Action] = []
@@ -195,7 +195,7 @@ def _tick(state: SupervisorState, event: object, now_s: float) -> Transition:
 
 
 def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> str:
-    """Return why a slot's trainer must be killed, or nothing."""
+    """Return why a slot's trainer must be killed; empty if it need not."""
     alive = slot.phase in (SlotPhase.UP, SlotPhase.ENDING, SlotPhase.FORKING)
     if not alive or slot.incarnation is None:
         return ""
@@ -215,7 +215,7 @@ def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> str:
 
 
 def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
-    """Fork what is due; leave when nothing is left to wait for."""
+    """Fork the trainers that are due. Leave when nothing is left to wait for."""
     if state.ending:
         alive = with_phase(state, SlotPhase.FORKING, SlotPhase.UP, SlotPhase.ENDING)
         if alive or state.left:
@@ -253,7 +253,7 @@ def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
 def readiness(state: SupervisorState) -> str:
     """Return why the pod is not ready; empty if every slot has a trainer that is up.
 
-    A question to the pod alone: neither the api nor a quorum comes into it.
+    Only the pod itself counts, neither the api nor a quorum.
     """
     if state.ending or state.leaving is not None:
         return state.ending or "it leaves"
@@ -264,7 +264,7 @@ def readiness(state: SupervisorState) -> str:
 
 
 def next_due_s(state: SupervisorState) -> float | None:
-    """Return when the next ``Tick`` has something to do at the latest, if it ever has."""
+    """Return when the next ``Tick`` is due at the latest; None if none is."""
     times = [slot.restart_at_s for slot in state.slots if slot.phase is SlotPhase.BACKOFF]
     if state.leaving is not None and not state.ending:
         times.append(state.leave_by_s)
@@ -279,7 +279,7 @@ def next_due_s(state: SupervisorState) -> float | None:
 
 
 _PROMISED = (SlotPhase.ENDING, SlotPhase.BACKOFF)
-"""Where the end of a slot's trainer was told with the promise of another one."""
+"""Phases of a slot whose last end was told with the promise of another trainer."""
 
 _PodHandler = Callable[[SupervisorState, Any, float], Transition]
 

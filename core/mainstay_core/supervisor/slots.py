@@ -1,4 +1,4 @@
-"""Transitions of one slot of a supervised pod, and the table that owns them.
+"""Decides the transitions of one slot of a pod, by one table.
 
 See :mod:`mainstay_core.supervisor.machine`.
 """
@@ -44,12 +44,12 @@ from mainstay_core.wire.facts import (
 from mainstay_core.wire.plan import Plan
 
 LAST_WORDS = (Finished, Failed)
-"""Facts that count even when the trainer that said them has ended."""
+"""Facts that count even when the trainer that told them has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Outcome of one event."""
+    """The outcome of one event: the new state, the actions, and a reason."""
 
     state: SupervisorState
     actions: tuple[Action, ...] = ()
@@ -57,7 +57,10 @@ class Transition:
 
 
 def slot_step(state: SupervisorState, event: Any, now_s: float) -> Transition:
-    """Return what follows from an event of one slot, forks that are due aside."""
+    """Return the transition that an event of one slot causes.
+
+    It forks nothing: forks come after it.
+    """
     if not 0 <= event.slot < len(state.slots):
         raise LocalProtocolError(f"slot {event.slot} of a pod with {len(state.slots)}")
     slot = state.slots[event.slot]
@@ -146,9 +149,9 @@ def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
 
 
 def outdates(plan: Plan, fact: Parked) -> bool:
-    """Return whether whoever gave up a fact's quorum is helped by a newer plan.
+    """Return whether a newer plan helps a rank that gave up the quorum of a fact.
 
-    A planned plan helps nobody: a parked rank only adopts an unplanned one.
+    A planned plan helps nobody: a parked rank adopts only an unplanned one.
     """
     return fact.quorum is not None and plan.unplanned_id > fact.quorum.id
 
@@ -156,7 +159,7 @@ def outdates(plan: Plan, fact: Parked) -> bool:
 def _last_words(
     state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
 ) -> Transition:
-    """Its process was reaped before its socket was read to the end."""
+    """Take a fact of a trainer whose process was reaped before its socket was read to the end."""
     if not isinstance(event.fact, LAST_WORDS):
         return Transition(state)
     return _fact(state, slot, event, now_s)
@@ -221,9 +224,9 @@ def _backoff_s(settings: SupervisorLimits, restarts: int) -> float:
 def report_down(
     state: SupervisorState, slot: SlotState, evidence: str, restarting: bool, now_s: float
 ) -> tuple[SlotState, SendFact]:
-    """Return the slot with its end noted, and the fact to tell.
+    """Return the slot with its end noted, and the fact to send.
 
-    The fact names no quorum: it is true whichever one is in force.
+    The fact names no quorum: it is true whichever quorum is in force.
     """
     assert slot.incarnation is not None
     fact = TrainerDown(

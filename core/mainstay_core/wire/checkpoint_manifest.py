@@ -1,4 +1,4 @@
-"""What lies in a directory of durable checkpoints, and which jobs may go on from it.
+"""Describes a directory of durable checkpoints, and decides which jobs may go on from it.
 
 ::
 
@@ -8,9 +8,9 @@
     <root>/step-00000010.bad/                     damaged: put aside by whoever found it
     <root>/step-00000005.refused                  the same for a version that is only read here
 
-A version can be taken up by any job with the same *identity*: what decides the bits
-of its steps, but not who computes them. Replicas, stages and slots per pod may differ,
-and so may the number of steps.
+Any job with the same *identity* can take up a version. The identity is what decides the bits of the
+job's steps, but not who computes them: replicas, stages and slots per pod may differ, and so may
+the number of steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(r"step-(\d{8,})(\.tmp-\w+|\.bad|\.refused)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Written last, once every part is safe: a directory that has it is complete."""
+    """The manifest of a version. It is written last, so a directory that has it is complete."""
 
     version: int
     """Steps applied."""
@@ -51,7 +51,7 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Of all parts together."""
+        """Return the size of all parts together."""
         return sum(self.files.values())
 
 

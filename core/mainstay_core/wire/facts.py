@@ -1,6 +1,6 @@
-"""What pods tell the api: who they are, that they live, and what they have learnt.
+"""Defines what pods tell the api: who they are, that they live, and which facts they report.
 
-Frozen values, encoded by :mod:`mainstay_core.base.codec` like the other messages
+The messages are frozen values, encoded by :mod:`mainstay_core.base.codec` like all others
 (:mod:`mainstay_core.wire.plan`). Facts have a class for each kind and a format of their own.
 """
 
@@ -21,7 +21,7 @@ from mainstay_core.wire.ledger import FinalDigests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRegistration:
-    """A pod's supervisor introduces itself. Repeating it is harmless."""
+    """The introduction of a pod by its supervisor. Repeating it is harmless."""
 
     pod: PodUid
     name: str
@@ -35,12 +35,12 @@ class PodRegistration:
     """Failure domain (node, rack)."""
     pid: int = 0
     supervisor: str = ""
-    """Random name of the supervisor's process: in containers all have the same pid."""
+    """Random name of the supervisor's process: in containers all of them have the same pid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where a node is, as the cluster's labels say; empty where they say nothing."""
+    """The location of a node, as the cluster's labels say; empty where they say nothing."""
 
     near: str = ""
     """Nodes with the same value are near each other: a rack, a switch."""
@@ -49,11 +49,11 @@ class Location:
 
 
 FACT_FORMAT = 2
-"""Format of facts. Format 1 had one shape for all kinds; sentences told what fields tell now."""
+"""Format of facts. Format 1 had one shape for all kinds, and sentences said what fields say now."""
 
 
 class FactKind(enum.StrEnum):
-    """What the api can learn."""
+    """The kinds of facts."""
 
     TRAINER_UP = "trainer-up"
     TRAINER_DOWN = "trainer-down"
@@ -70,11 +70,11 @@ class FactKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fact:
-    """What every fact says. Idempotent: telling it twice changes nothing."""
+    """The fields that every fact has. A fact is idempotent: reporting it twice changes nothing."""
 
     pod: PodUid
     evidence: str = ""
-    """Why the teller believes it: one sentence, for people."""
+    """Why the reporter believes it: one sentence, for people."""
     observed_at_s: float = 0.0
     """Wall clock of the reporter, for the five times; never used to judge who lives."""
     format: int = FACT_FORMAT
@@ -82,14 +82,14 @@ class _Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGone(_Fact):
-    """The pod is gone: sure evidence, from whoever makes the pods."""
+    """A pod is gone. Whoever makes the pods reports it, so the evidence is sure."""
 
     kind: Literal[FactKind.POD_GONE] = FactKind.POD_GONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving(_Fact):
-    """The pod will end, and works on meanwhile; repeated."""
+    """A pod will end, and works on until then. It is repeated."""
 
     kind: Literal[FactKind.LEAVING] = FactKind.LEAVING
     grace_s: float = 0.0
@@ -98,7 +98,7 @@ class Leaving(_Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainerFact(_Fact):
-    """What facts about one life of a trainer say."""
+    """The fields of facts about one life of a trainer."""
 
     slot: int
     incarnation: Incarnation
@@ -115,7 +115,7 @@ class TrainerUp(_TrainerFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerDown(_TrainerFact):
-    """A trainer process ended or was killed: sure evidence."""
+    """A trainer process ended or was killed. The evidence is sure."""
 
     kind: Literal[FactKind.TRAINER_DOWN] = FactKind.TRAINER_DOWN
     restarting: bool = False
@@ -124,10 +124,10 @@ class TrainerDown(_TrainerFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankFact(_TrainerFact):
-    """What a trainer's facts about its own work say."""
+    """The fields of a trainer's facts about its own work."""
 
     quorum: QuorumId | None = None
-    """Of the plan that it has adopted; None before the first."""
+    """The quorum of the plan that it has adopted; None before the first."""
     step: int | None = None
     """Number of steps that its state contains."""
 
@@ -138,19 +138,19 @@ class Finished(_RankFact):
 
     kind: Literal[FactKind.FINISHED] = FactKind.FINISHED
     final: FinalDigests | None = None
-    """Digests of its position, if it tells them."""
+    """Digests of its position, if it reports them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(_RankFact):
-    """A trainer cannot go on by itself (a bug or a user's mistake): the job fails."""
+    """A trainer cannot go on by itself (a bug or a user's mistake), so the job fails."""
 
     kind: Literal[FactKind.FAILED] = FactKind.FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(_RankFact):
-    """A durable version is complete; or one is late or failed, and ``evidence`` says why."""
+    """A durable version is complete, or one is late or failed and ``evidence`` says why."""
 
     kind: Literal[FactKind.CHECKPOINT] = FactKind.CHECKPOINT
     complete: bool
@@ -160,11 +160,11 @@ class Checkpoint(_RankFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked(_RankFact):
-    """A member gave up its quorum and waits; repeated."""
+    """A member gave up its quorum and waits. It is repeated."""
 
     kind: Literal[FactKind.PARKED] = FactKind.PARKED
     suspects: tuple[Slot, ...] = ()
-    """Members that seem gone: a hint."""
+    """Members that seem gone. This is a hint."""
     differing: tuple[Slot, ...] = ()
     """Members whose state the quorum's votes found to differ from that of their stage's majority:
     evidence against the devices that hold it."""
@@ -181,7 +181,7 @@ class Adopted(_RankFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled(_RankFact):
-    """A member goes on computing at ``step`` in the plan: state and table are ready."""
+    """A member goes on computing at ``step`` in the plan: it has its state and its table."""
 
     kind: Literal[FactKind.SETTLED] = FactKind.SETTLED
     durable: int | None = None
@@ -201,7 +201,7 @@ RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused
 TrainerFact = TrainerUp | TrainerDown | RankFact
 PodFact = PodGone | Leaving
 Fact = PodFact | TrainerFact
-"""Something that was learnt, with its evidence: one class for each kind."""
+"""A fact: something that a pod noticed, with its evidence. There is one class for each kind."""
 
 _BY_KIND: dict[str, type[Fact]] = {
     kind.__dataclass_fields__["kind"].default.value: kind for kind in typing.get_args(Fact)
@@ -222,7 +222,7 @@ def read_fact(data: Any) -> Fact:
 
 
 def read_rank_fact(data: Any) -> RankFact:
-    """Return a fact that a trainer may tell, from its JSON.
+    """Return a fact that a trainer may report, from its JSON.
 
     Raises:
         RemoteProtocolError: it is no such fact.
@@ -234,7 +234,7 @@ def read_rank_fact(data: Any) -> RankFact:
 
 
 def modernized_fact(data: Any) -> Any:
-    """Return the JSON of a fact as the newest format has it; what is no object stays as it is.
+    """Return the JSON of a fact as the newest format has it. JSON that is no object stays as it is.
 
     Raises:
         UnknownFormatError: its format is newer than this program.
@@ -262,7 +262,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStatus:
-    """One slot's line in a heartbeat."""
+    """The status of one slot, as a heartbeat reports it."""
 
     index: int
     incarnation: Incarnation | None = None
@@ -270,7 +270,7 @@ class SlotStatus:
     phase: str = "starting"
     """Phase of the rank, as its trainer tells it; else what the slot does without one."""
     waiting: bool = False
-    """Blocked on others: cannot be blamed for a lack of progress."""
+    """Whether it is blocked on others, so that it cannot be blamed for a lack of progress."""
     step: int = 0
     progress: int = 0
     """Counter that grows with every action of the program."""
@@ -279,9 +279,9 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """One per pod and interval: a last-seen write, never a compare-and-set."""
+    """The heartbeat of a pod, one per interval. The store writes it without a compare-and-set."""
 
     pod: PodUid
     slots: tuple[SlotStatus, ...]
     quorum: QuorumId | None = None
-    """Newest plan the supervisor holds."""
+    """Quorum of the newest plan that the supervisor holds."""

@@ -1,7 +1,7 @@
-"""Which formats of a message are understood, and what format 1 said in other words.
+"""Says which formats of a message are understood, and translates format 1.
 
-A format is raised when a message changes so that an older reader would misread it; what is merely
-added is accepted by every reader. A message that names no format has format 1.
+A format is raised when a message changes so that an older reader would misread it. Every reader
+accepts fields that are merely added. A message that names no format has format 1.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def format_of(data: Any, newest: int, what: str) -> int:
 
 
 def fact_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a fact of format 1 as format 2 says it.
+    """Return a fact of format 1 as format 2 writes it.
 
-    Format 1 had one shape for all kinds: what a kind does not have was null. Whose state differs
-    was said by the sentence of a parked fact alone, and whether a checkpoint is complete by whether
-    there was a sentence at all.
+    Format 1 had one shape for all kinds: a field that a kind does not have was null. Only the
+    sentence of a parked fact said whose state differed. A checkpoint was complete if it had no
+    sentence.
     """
     told = {name: value for name, value in data.items() if value is not None}
     evidence = told.get("evidence", "")
@@ -60,7 +60,7 @@ def fact_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recovery_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recovery's record of format 1 as format 2 says it: with the slots that differed."""
+    """Return a recovery's record of format 1 as format 2 writes it, with differing slots."""
     return {**data, "differing": _differing_slots(f"{data.get('fault')}; {data.get('reason')}")}
 
 

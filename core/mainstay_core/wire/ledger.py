@@ -1,4 +1,4 @@
-"""The ledger's entries: digests of every committed step, and of the final state."""
+"""Defines the ledger's entries: digests of every committed step, and of the final state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mainstay_core.wire.plan import Partial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialDigest:
-    """A partial that was sent into a reduction, and by whom."""
+    """The digest of a partial that was sent into a reduction, and its sender."""
 
     partial: Partial
     slot: Slot
@@ -18,15 +18,15 @@ class PartialDigest:
 
 
 LedgerKey = tuple[int, int, int]
-"""(step, stage, inner): what there is one entry of."""
+"""The key of an entry: (step, stage, inner)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     """One position's entry of one committed step (design section 8).
 
-    Digests add up over positions: what the inner ranks hold in copies is in
-    that of inner rank 0 alone.
+    Digests add up over positions. The digest of inner rank 0 alone contains what the inner ranks
+    hold in copies.
     """
 
     step: int
@@ -49,17 +49,20 @@ class LedgerEntry:
 
     @property
     def key(self) -> LedgerKey:
-        """What it is the entry of."""
+        """Return the key of the entry."""
         return self.step, self.stage, self.inner
 
     def agrees_with(self, other: LedgerEntry) -> bool:
-        """Whether two cells tell of the same commit: each knows what it has sent itself."""
+        """Return whether two cells report the same commit.
+
+        Each knows only the partials that it sent.
+        """
         return (self.quorum, self.masters) == (other.quorum, other.masters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalDigests:
-    """Digests of one position at the end of a job; they add up over positions."""
+    """Digests of one position at the end of a job. They add up over positions."""
 
     stage: int
     version: int

@@ -1,7 +1,8 @@
-"""The plan: who is a member of a quorum, and who computes what. Frozen values that travel.
+"""Defines the plan: who is a member of a quorum, and who computes what.
 
-Every message is encoded by :mod:`mainstay_core.base.codec`. Unknown fields are accepted, so a
-newer peer may say more. A golden JSON file for each format is kept with the tests.
+Plans are frozen values that travel. :mod:`mainstay_core.base.codec` encodes every message. Unknown
+fields are accepted, so a newer peer may say more. The tests keep a golden JSON file for each
+format.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 
 FORMAT = 1
-"""The format of what this room describes, as plans carry it in their field ``version``."""
+"""Format of plans, votes and the ledger, as plans carry it in their field ``version``."""
 
 
 class Method(enum.StrEnum):
-    """How a plan came to be: the ladder's answer (design section 5)."""
+    """The method by which a plan was made: the ladder's answer (design section 5)."""
 
     START = "start"
     MASK = "mask"
@@ -45,24 +46,24 @@ class Member:
     """One rank of a quorum."""
 
     index: int
-    """Position in the plan's members; the rank's number in gathers."""
+    """Place in the plan's list of members, and the rank's number in gathers."""
     rank: RankId
     slot: Slot
     incarnation: Incarnation
     address: str
     """Host address of the pod, for data connections."""
     since: int
-    """Id of the quorum since which it is a member without a break."""
+    """Id of the quorum since which it has been a member without a break."""
     joining: bool = False
-    """Whether it was no member of the quorum before: it supplies nothing in the first step."""
+    """Whether it was no member of the quorum before. It then supplies nothing in the first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     """A replica: one member per position, by stage and then by inner rank.
 
-    ``formed_in`` names the plan that formed it; its pipeline group and inner
-    meshes live as long as its members stay the same (protocol section 3).
+    ``formed_in`` names the plan that formed it. Its pipeline group and inner meshes live as long as
+    its members stay the same (protocol section 3).
     """
 
     replica: int
@@ -72,7 +73,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where a quorum meets: a member pod's gather server and its launcher's store."""
+    """The meeting place of a quorum: a member pod's gather server and its launcher's store."""
 
     pod: PodUid
     gather: str
@@ -81,15 +82,16 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The agreed membership and who computes what. Durable before it is visible."""
+    """The agreed membership, and who computes what. It is stored before it is visible."""
 
     job: JobUid
     quorum: QuorumId
     lineage: int = 0
     planned: bool
-    """A join between faults: adopted at a step boundary, interrupts nobody."""
+    """Whether it was made between faults: it is adopted at a step boundary and interrupts
+    nobody."""
     unplanned_id: int
-    """Largest id <= quorum.id of an unplanned plan: a rank below it is interrupted."""
+    """Largest id <= quorum.id of an unplanned plan. A rank in a quorum below it is interrupted."""
     method: Method
     members: tuple[Member, ...]
     chains: tuple[Chain, ...]
@@ -100,20 +102,21 @@ class Plan:
     rendezvous: Rendezvous
     reason: str
     faults_fired: tuple[str, ...] = ()
-    """Injected faults that already fired: they do not fire twice."""
+    """Injected faults that have fired, so that they do not fire twice."""
     created_at_s: float = 0.0
     hosts: tuple[Rendezvous, ...] = ()
-    """Of every pod with a member, where its gather server and store are: supervisors pass the plan
-    on to each other, and a store that lost the job knows where the next quorum may meet."""
+    """The gather server and store of every pod with a member. Supervisors pass the plan on to each
+    other by them, and a store that lost the job learns where the next quorum may meet."""
     replicas_wanted: int = 0
-    """Replicas that were wanted when it was made; a store that lost the job learns it from here."""
+    """Replicas wanted when the plan was made, for a store that lost the job."""
     suspend_wanted: bool = False
-    """Whether the job was to be suspended when it was made; for a store that lost the job, too."""
+    """Whether the job was to be suspended when the plan was made, for a store that lost the job."""
     pause: bool = False
-    """Whether its members save their state and compute no further: the job is to be suspended."""
+    """Whether its members save their state and compute no further, as the job is to be
+    suspended."""
     outgoing: tuple[Member, ...] = ()
-    """Members of the quorum before that this planned plan drops: the others need their votes until
-    all have adopted it. A store that lost the job looks after them by this alone."""
+    """Members of the quorum before that this planned plan drops. The others need their votes until
+    all have adopted it. A store that lost the job knows them from here alone."""
     version: int = FORMAT
 
     def neighbours(self, pod: PodUid) -> list[str]:
@@ -128,7 +131,7 @@ class Plan:
         return [ring[distance - 1].gather for distance in distances if distance <= len(ring)]
 
     def member_of(self, slot: Slot, incarnation: Incarnation) -> Member | None:
-        """Return the member that this life of a trainer is, if any."""
+        """Return the member that this life of a trainer is; None if it is none."""
         for member in self.members:
             if member.slot == slot and member.incarnation == incarnation:
                 return member
@@ -145,7 +148,7 @@ class Plan:
         return rank.stage * self.ranks_per_stage + rank.inner
 
     def chain_of(self, index: int) -> Chain | None:
-        """Return the chain a member belongs to; None for a follower."""
+        """Return the chain to which a member belongs; None for a follower."""
         for chain in self.chains:
             if index in chain.cells:
                 return chain
@@ -167,7 +170,7 @@ class Plan:
 
     @property
     def positions(self) -> tuple[tuple[Member, ...], ...]:
-        """Members per position, in index order: a replica has one in each."""
+        """Members per position, in index order. A replica has one member in each."""
         width = self.ranks_per_stage
         found: list[list[Member]] = [[] for _ in range(self.num_stages * width)]
         for member in self.members:

@@ -1,4 +1,4 @@
-"""The record of one recovery: what failed, what was done, and how long each stage took."""
+"""Defines the record of one recovery: what failed, what was done, and how long each stage took."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mainstay_core.wire.formats import format_of, recovery_of_format_1
 from mainstay_core.wire.plan import Method
 
 RECOVERY_FORMAT = 2
-"""Format of a recovery's record. In format 1 its sentence alone told whose state differed."""
+"""Format of a recovery's record. In format 1 its sentence alone said whose state differed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +21,20 @@ class StageTimes:
     """The five times of a recovery, in seconds (design 13.9); None until known."""
 
     detect_s: float | None = None
-    """Death to the first fact at the api."""
+    """Time from the death to the first fact at the api."""
     decide_s: float | None = None
-    """First fact to the plan being durable."""
+    """Time from the first fact until the plan is stored."""
     fence_s: float | None = None
-    """Plan to the last survivor holding all settle reports."""
+    """Time from the plan until the last survivor holds all settle reports."""
     load_s: float | None = None
-    """From there to state and table ready on every survivor."""
+    """Time from then until every survivor has its state and its table."""
     resume_s: float | None = None
-    """From there to the next commit."""
+    """Time from then until the next commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What was done about one fault."""
+    """The record of what was done about one fault."""
 
     fault: str
     """What happened, with rank and slot named."""
@@ -43,7 +43,7 @@ class Recovery:
     reason: str
     quorum: QuorumId
     from_step: int
-    """Step that was interrupted."""
+    """The step that was interrupted."""
     slots: tuple[Slot, ...] = ()
     started_at_s: float = 0.0
     times: StageTimes = StageTimes()
@@ -68,7 +68,7 @@ class Recovery:
 
 
 def show_recovery(recovery: Recovery) -> dict[str, Any]:
-    """Return the JSON of a record as the api shows it: the five times stand beside the rest."""
+    """Return the JSON of a record as the api shows it, with the five times beside the rest."""
     shown: dict[str, Any] = codec.encode(recovery)
     times = shown.pop("times")
     return {**shown, **times}

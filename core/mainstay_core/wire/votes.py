@@ -1,4 +1,4 @@
-"""Votes, commits and settle reports: what the members of a quorum tell each other."""
+"""Defines votes, commits and settle reports: what the members of a quorum tell each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mainstay_core.wire.plan import Partial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeStat:
-    """What one supplier knows of one shard type of a step."""
+    """The statistics of one shard type in a step, as its supplier knows them."""
 
     type: int
     loss_sum: float | None = None
@@ -21,12 +21,15 @@ class TypeStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStatus:
-    """What a rank says of durable checkpoints: in each vote, and where no step follows."""
+    """A rank's status of durable checkpoints.
+
+    It travels in each vote, and alone where no step follows.
+    """
 
     checkpoint_safe: int | None = None
-    """Newest version of which this rank's checkpoint part is safely written."""
+    """Newest version of which this rank has safely written its part."""
     checkpoint_nonce: str = ""
-    """Nonce of the quorum in which that part was copied: parts of different ones never mix."""
+    """Nonce of the quorum in which that part was copied. Parts with different nonces never mix."""
     checkpoint_busy: bool = False
     """Whether it still writes a part, or completes a version."""
     durable: int = 0
@@ -35,7 +38,10 @@ class SaveStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastStatus(SaveStatus):
-    """The same where no step follows: no vote will find a state bad that is to be saved."""
+    """The status where no step follows.
+
+    It carries a digest of the state to be saved, as no vote will.
+    """
 
     state: str = ""
     """Digest of the position's masters at the version that is saved."""
@@ -43,32 +49,32 @@ class LastStatus(SaveStatus):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote(SaveStatus):
-    """A rank's vote on a step: the exchange of gradient norms (protocol section 4)."""
+    """A rank's vote on a step (protocol section 4)."""
 
     step: int
     attempt: int
     ok: bool
     problem: str = ""
-    """Why not ok, in one sentence."""
+    """Why the vote is not ok, in one sentence."""
     norms_sq: tuple[float, ...]
-    """fp64 norm squared of the summed gradient, one per block of the stage, in model order; of what
-    the inner ranks hold in copies, inner rank 0 alone counts."""
+    """Squared norm (fp64) of the summed gradient, one per block of the stage, in model order. Of
+    what the inner ranks hold in copies, only that of inner rank 0 counts."""
     gradient: str
     """Digest of the position's reduced gradient."""
     state: str
     """Digest of the position's masters at version = step, before this step is applied."""
     stats: tuple[TypeStat, ...]
     newest_plan: int
-    """Id of the newest plan seen: equal for all means a planned plan is adopted now."""
+    """Id of the newest plan seen. If it is equal for all, a planned plan is adopted now."""
     newest_nonce: str
     copies: str = ""
-    """Digest of gradient and masters that the inner ranks of a stage hold in copies: equal on
-    all of them."""
+    """Digest of the gradients and masters that the inner ranks of a stage hold in copies. It is
+    equal on all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What the votes of a committed step say together: equal on every rank."""
+    """The result of the votes of a committed step. It is equal on every rank."""
 
     step: int
     norm: float
@@ -96,17 +102,18 @@ class SettleReport:
     certified_in: str | None = None
     """Quorum (as text) of the last commit; None at version 0 or when the state came from a disk."""
     commit: Commit | None = None
-    """The last commit; lets a rank that holds the mark roll forward."""
+    """The last commit. It lets a rank that holds the mark roll forward."""
     chain: str = ""
-    """Digest chain of the commits: equal histories have equal chains."""
+    """Commit chain: the hash of all commits. Equal histories have equal commit chains."""
     state: str = ""
     """Digest of the masters at ``version``."""
     held: tuple[Partial, ...] = ()
     held_in: int = 0
     """Id of the quorum in which the oldest of ``held`` was begun."""
     refused_in: int = -1
-    """Newest quorum known to have refused a step over a bad state: what was computed in it, or
-    before, may come from that state's activations. Told of an invalid state as well."""
+    """Newest quorum known to have refused a step over a bad state. What was computed in it, or
+    before, may come from that state's activations. A rank with an invalid state reports it as
+    well."""
     mark: str | None = None
     """Quorum (as text) that reduced the gradient of step = version, if it is held."""
     settled: int = -1
