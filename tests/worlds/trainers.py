@@ -1,9 +1,9 @@
 """A small world around the rank's real state machine: only IO is simulated.
 
-Trainers run ``rank.step``; rooms, stage groups, pipelines, heals and the disk are
-a few dictionaries; a coordinator of the simplest kind masks, mates, joins and
-re-forms. Who moves next, who fails and what arrives late is drawn from one seed,
-so that a failure is repeated by its number.
+Trainers run ``rank.step`` and meet in the product's gather, whose messages wait in queues.
+Stage groups, pipelines, heals and the disk are a few dictionaries. A coordinator of the
+simplest kind masks, mates, joins and re-forms. Who moves next, who fails and what arrives
+late is drawn from one seed, so that a failure is repeated by its number.
 
 The bits of a state are a text: the hash of everything applied to it. A gradient's
 bits depend on position, step, types and the state it was computed from, so that a
@@ -18,10 +18,14 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from typing import Any, TypeAlias
 
 from tests.core.plans import make_plan, slot_of
+from tests.worlds.gather import Line, PlayedGather
 
 from mainstay_core.base.ids import Incarnation, QuorumId
+from mainstay_core.gather.client import QuorumAborted
+from mainstay_core.gather.frames import Join, Newer
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank import machine
 from mainstay_core.rank.events import (
@@ -54,12 +58,13 @@ from mainstay_core.rank.events import (
     WriteCheckpoint,
 )
 from mainstay_core.rank.machine import Phase
-from mainstay_core.rank.settle import StateAction
+from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, TypeStat, Vote
 
 CORRUPT = "corrupt"
+Table: TypeAlias = tuple[Supply, ...]
 
 
 @lru_cache(maxsize=100_000)
@@ -83,16 +88,6 @@ def true_bits(position: int, version: int, num_types: int) -> str:
         gradient = bits(*(type_bits(position, step, t, params) for t in range(num_types)))
         params = bits("applied", params, gradient)
     return params
-
-
-@dataclass(slots=True)
-class Room:
-    """One quorum's gather and its stage groups."""
-
-    size: int
-    posts: dict[str, dict[int, object]] = field(default_factory=dict)
-    left: set[int] = field(default_factory=set)
-    dead: bool = False
 
 
 @dataclass(slots=True)
@@ -124,7 +119,8 @@ class Trainer:
     adopted: Plan | None = None
     index: int = -1
     posted: bool = False
-    in_room: bool = False
+    line: Line | None = None
+    """To the gather of the quorum that it has adopted."""
     pipe: str = ""
     params: str = ""
     partials: dict[Partial, tuple[str, ...]] = field(default_factory=dict)
@@ -141,6 +137,11 @@ class Trainer:
         assert self.adopted is not None
         return str(self.adopted.quorum)
 
+    @property
+    def gather(self) -> Line:
+        assert self.line is not None
+        return self.line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -155,7 +156,7 @@ class Shape:
     kills: int = 1
     stops: int = 0
     resets: int = 0
-    """Rooms that die although everybody lives; whole pipelines too."""
+    """Connections and rooms that die although everybody lives; whole pipelines too."""
     exclusions: int = 0
     corruptions: int = 0
     checkpoint_every: int = 0
@@ -180,7 +181,9 @@ class PlayedTrainers:
     def __init__(self, seed: int, shape: Shape) -> None:
         self.rng, self.shape = random.Random(seed), shape
         self.trainers: dict[str, Trainer] = {}
-        self.rooms: dict[str, Room] = {}
+        self.gather = PlayedGather()
+        self.sums: dict[str, dict[int, tuple[Table, dict[Partial, tuple[str, ...]]]]] = {}
+        """By reduction and member: the table, and what the member has given."""
         self.pipes: dict[str, Pipe] = {}
         self.parts: dict[tuple[int, str], dict[int, tuple[str, Commit, str]]] = {}
         self.disk: dict[int, dict[int, tuple[str, Commit, str]]] = {}
@@ -304,8 +307,11 @@ class PlayedTrainers:
 
     def _kill(self, trainer: Trainer) -> None:
         trainer.alive = False
-        if trainer.in_room:
-            self.rooms[trainer.quorum].dead = True
+        line = trainer.line
+        if line is not None and line.is_open:
+            line.reset(lost=self.rng.random() < 0.5)
+            if self.rng.random() < 0.5:
+                self._end_room(line.join.quorum)
         self._end_pipe(trainer)
         if self.rng.random() < 0.5:
             self._restart(trainer.life)
@@ -316,14 +322,21 @@ class PlayedTrainers:
 
     def _reset(self) -> None:
         """A socket breaks and everybody lives."""
-        things: list[Room | Pipe] = [r for r in self.rooms.values() if not r.dead]
+        things: list[Line | Pipe] = [line for line in self.gather.lines if line.is_open]
         things += [p for p in self.pipes.values() if not p.broken]
-        if things:
-            thing = self.rng.choice(things)
-            if isinstance(thing, Room):
-                thing.dead = True
-            else:
-                thing.broken = True
+        thing = self.rng.choice(things) if things else None
+        if isinstance(thing, Pipe):
+            thing.broken = True
+        elif thing is not None:
+            thing.reset()
+            if self.rng.random() < 0.5:
+                self._end_room(thing.join.quorum)
+
+    def _end_room(self, quorum: str) -> None:
+        """The pod is gone at which a quorum meets: some get what was under way, others do not."""
+        for line in self.gather.lines:
+            if line.is_open and line.join.quorum == quorum:
+                line.reset(lost=self.rng.random() < 0.5)
 
     def _heal_the_world(self) -> None:
         """Faults stop: who was stopped goes on, who is dead comes back."""
@@ -456,11 +469,14 @@ class PlayedTrainers:
             formed=formed,
         )
         self.happened.add("join" if planned else "mask" if old else "start")
+        self.gather.server.hold(number, self.plan)
 
     # Moves ------------------------------------------------------------------
 
     def _move(self) -> bool:
-        """Let one random trainer that can move do so; or a plan arrive."""
+        """Let one random trainer that can move do so; or a message or a plan arrive."""
+        if self.rng.random() < 0.3 and self._arrive():
+            return True
         running = [t for t in self.trainers.values() if t.alive and not t.stopped]
         for trainer in self.rng.sample(running, len(running)):
             if trainer.background and self.rng.random() < 0.2:
@@ -468,15 +484,33 @@ class PlayedTrainers:
                 return True
             if self._deliver(trainer) or self._advance(trainer):
                 return True
-        return False
+        return self._arrive()
+
+    def _arrive(self) -> bool:
+        """Let the next message of a random line arrive."""
+        lines = [t.line for t in self.trainers.values() if t.alive and not t.stopped and t.line]
+        ready = [(line, False) for line in self.gather.lines if line.to_server]
+        ready += [(line, True) for line in lines if line.to_member]
+        if not ready:
+            return False
+        line, at_member = self.rng.choice(ready)
+        if not at_member:
+            self.gather.serve(line)
+        elif isinstance(told := self.gather.hear(line), Newer):
+            self._see(self.trainers[line.join.incarnation], told.plan)
+        return True
 
     def _deliver(self, trainer: Trainer) -> bool:
         assert self.plan is not None
         if trainer.newest is self.plan or self.rng.random() < 0.7:
             return False
-        trainer.newest = self.plan
-        self._interrupt(trainer)
+        self._see(trainer, self.plan)
         return True
+
+    def _see(self, trainer: Trainer, plan: Plan) -> None:
+        if trainer.newest is None or trainer.newest.quorum.id < plan.quorum.id:
+            trainer.newest = plan
+            self._interrupt(trainer)
 
     def _interrupt(self, trainer: Trainer) -> None:
         if trainer.newest is None:
@@ -484,19 +518,14 @@ class PlayedTrainers:
         ends = machine.interrupts(
             trainer.adopted, trainer.index, trainer.newest, connected=self._is_connected(trainer)
         )
-        if ends.quorum:
-            self._leave_room(trainer)
+        if ends.quorum and trainer.line is not None:
+            trainer.line.leave()
         if ends.pipeline:
             self._end_pipe(trainer)
 
     def _is_connected(self, trainer: Trainer) -> bool:
         pipe = self.pipes.get(trainer.pipe)
         return pipe is not None and len(pipe.attached) == pipe.cells
-
-    def _leave_room(self, trainer: Trainer) -> None:
-        if trainer.in_room:
-            self.rooms[trainer.quorum].left.add(trainer.index)
-            trainer.in_room = False
 
     def _end_pipe(self, trainer: Trainer) -> None:
         if trainer.pipe:
@@ -527,7 +556,8 @@ class PlayedTrainers:
     def _perform(self, trainer: Trainer, action: Action) -> None:
         match action:
             case Leave():
-                self._leave_room(trainer)
+                if trainer.line is not None:
+                    trainer.line.leave()
                 self._end_pipe(trainer)
             case DropHeld():
                 trainer.partials.clear()
@@ -577,23 +607,27 @@ class PlayedTrainers:
 
     def _settle(self, trainer: Trainer, action: Settle) -> Event | _Half | None:
         if not trainer.posted:
-            self._leave_room(trainer)
+            if trainer.line is not None:
+                trainer.line.leave()
             trainer.adopted, trainer.index = action.plan, action.report.index
-            trainer.in_room = True
             trainer.durable = max(self.disk, default=0)
-            self.rooms.setdefault(trainer.quorum, Room(len(action.plan.members)))
+            join = Join(
+                quorum=trainer.quorum,
+                index=trainer.index,
+                size=len(action.plan.members),
+                incarnation=trainer.life,
+            )
+            trainer.line = self.gather.enter(join)
             chain = action.plan.chain_of(trainer.index)
             if chain is None or not self._same_chain(trainer, action.plan):
                 self._end_pipe(trainer)
             self._interrupt(trainer)
             report = replace(action.report, pipeline=trainer.pipe, durable=trainer.durable)
             return self._post(trainer, "settle", report)
-        reports = self._gathered(trainer, "settle")
-        if isinstance(reports, QuorumLost) or reports is None:
-            return reports
-        gathered = tuple(r for r in reports if isinstance(r, SettleReport))
-        self._check_settle(action.plan, gathered)
-        return ReportsGathered(gathered)
+        gathered = self._gathered(trainer, "settle", ReportsGathered)
+        if isinstance(gathered, ReportsGathered):
+            self._check_settle(action.plan, gathered.reports)
+        return gathered
 
     def _same_chain(self, trainer: Trainer, plan: Plan) -> bool:
         """Whether the pipeline, if there is one, was formed by the same cells."""
@@ -615,35 +649,31 @@ class PlayedTrainers:
                     assert outcome.actions[report.index] in kept, outcome.reason
         self.happened |= {str(a) for a in outcome.actions}
 
-    def _post(self, trainer: Trainer, key: str, body: object) -> _Half:
-        room = self.rooms[trainer.quorum]
-        if trainer.in_room and not room.dead:
-            posts = room.posts.setdefault(key, {})
-            assert trainer.index not in posts, "I4: posted twice"
-            posts[trainer.index] = body
+    @staticmethod
+    def _post(trainer: Trainer, key: str, body: object) -> _Half | QuorumLost:
+        try:
+            trainer.gather.post(key, body)
+        except QuorumAborted as end:
+            return QuorumLost(end.why, end.suspects)
         trainer.posted = True
         return _HALF
 
+    @staticmethod
     def _gathered(
-        self, trainer: Trainer, key: str, members: list[int] | None = None
-    ) -> list[object] | QuorumLost | None:
-        """All bodies; or the loss, which some see although all others have everything."""
-        room = self.rooms[trainer.quorum]
-        posts = room.posts.get(key, {})
-        needed = list(range(room.size)) if members is None else members
-        lost = room.dead or not trainer.in_room
-        lost = lost or any(i in room.left and i not in posts for i in needed)
-        if all(i in posts for i in needed) and not (lost and self.rng.random() < 0.5):
-            return [posts[i] for i in needed]
-        if not lost:
+        trainer: Trainer, key: str, make: Callable[[tuple[Any, ...]], Event]
+    ) -> Event | None:
+        client = trainer.gather.client
+        if not client.may_take(key):
             return None
-        trainer.in_room = False
-        return QuorumLost("the room is dead")
+        try:
+            return make(client.take(key))
+        except QuorumAborted as end:
+            return QuorumLost(end.why, end.suspects)
 
     def _load_state(self, trainer: Trainer, action: LoadState) -> Event | None:
         if action.action is StateAction.LOAD:
             return self._load(trainer, trainer.state.member_position, action.version)
-        if self.rooms[trainer.quorum].dead or not trainer.in_room:
+        if trainer.gather.client.ended is not None:
             return LoadFailed("the quorum has ended")
         for life in (self.trainers[self._life(trainer, i)] for i in action.sources):
             if not life.alive or life.adopted is not trainer.adopted:
@@ -760,20 +790,26 @@ class PlayedTrainers:
     def _reduce(self, trainer: Trainer, action: Reduce) -> Event | _Half | None:
         assert trainer.adopted is not None
         position = trainer.state.member_position
-        key = f"reduce/{position}/{trainer.state.version}/{action.attempt}"
+        key = f"{trainer.quorum}/{position}/{trainer.state.version}/{action.attempt}"
+        sums = self.sums.setdefault(key, {})
         if not trainer.posted:
-            own = [s for s in action.table if s.index == trainer.index]
-            return self._post(
-                trainer, key, (action.table, {s.partial: trainer.partials[s.partial] for s in own})
-            )
+            own = [s.partial for s in action.table if s.index == trainer.index]
+            sums[trainer.index] = (action.table, {p: trainer.partials[p] for p in own})
+            trainer.posted = True
+            return _HALF
         members = [m.index for m in trainer.adopted.position_members(position)]
-        gathered = self._gathered(trainer, key, members)
-        if isinstance(gathered, QuorumLost):
-            self.rooms[trainer.quorum].dead = True
-        if isinstance(gathered, QuorumLost) or gathered is None:
-            return gathered
+        missing = [i for i in members if i not in sums]
+        lost = trainer.gather.client.ended is not None
+        lost = lost or any(self._has_left(trainer, i) for i in missing)
+        if lost and (missing or self.rng.random() < 0.5):
+            trainer.gather.abort("the reduction failed")
+            ended = trainer.gather.client.ended
+            assert ended is not None
+            return QuorumLost(ended.why, ended.suspects)
+        if missing:
+            return None
         rows: dict[Partial, tuple[str, ...]] = {}
-        for table, sent in gathered:  # type: ignore[misc]
+        for table, sent in (sums[i] for i in members):
             assert table == action.table, "I2: one table"
             for partial, value in sent.items():
                 assert partial not in rows, "I2: sent twice"
@@ -786,14 +822,17 @@ class PlayedTrainers:
             trainer.reduced, trainer.checked = CORRUPT, False
         return Reduced()
 
+    def _has_left(self, trainer: Trainer, index: int) -> bool:
+        """Whether a member of the trainer's quorum is in its groups no more."""
+        other = self.trainers[self._life(trainer, index)]
+        in_quorum = other.gather.join.quorum == trainer.quorum
+        return not (other.alive and in_quorum and other.gather.client.ended is None)
+
     def _vote(self, trainer: Trainer, action: CastVote) -> Event | _Half | None:
         key = f"vote/{action.step}/{action.attempt}"
         if not trainer.posted:
             return self._post(trainer, key, self._make_vote(trainer, action))
-        votes = self._gathered(trainer, key)
-        if isinstance(votes, QuorumLost) or votes is None:
-            return votes
-        return VotesGathered(tuple(v for v in votes if isinstance(v, Vote)))
+        return self._gathered(trainer, key, VotesGathered)
 
     def _share_saves(self, trainer: Trainer, action: ShareSaves) -> Event | _Half | None:
         key = f"save/{action.round}"
@@ -803,10 +842,7 @@ class PlayedTrainers:
                 return _HALF
             status = LastStatus(**asdict(_save_status(trainer)), state=action.state)
             return self._post(trainer, key, status)
-        statuses = self._gathered(trainer, key)
-        if isinstance(statuses, QuorumLost) or statuses is None:
-            return statuses
-        return SavesGathered(tuple(s for s in statuses if isinstance(s, LastStatus)))
+        return self._gathered(trainer, key, SavesGathered)
 
     def _make_vote(self, trainer: Trainer, action: CastVote) -> Vote:
         state, stage, inner = trainer.state, trainer.state.member_stage, trainer.state.member_inner

@@ -8,42 +8,39 @@ server the twin says, from the whole of what it knows, what the server has to an
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.worlds.gather import END, Line, PlayedGather
 
 from mainstay_core.gather.client import ClientProtocol, QuorumAborted
 from mainstay_core.gather.frames import Abort, Gathered, Join, Leave, Newer, Post
-from mainstay_core.gather.server import Close, Send, ServerProtocol
+from mainstay_core.gather.server import Send, ServerProtocol
 
 QUORUMS = {"q1-a": 3, "q2-a": 3, "q2-b": 2, "q3-a": 4}
 """Names of all quorums, and how many members each has."""
 KEYS = ("settle", "vote/0/0", "vote/1/0")
 NUM_SEEDS, NUM_MOVES = 200, 250
-END = object()
-"""Travels last on a connection."""
 
 
-@dataclass(eq=False)
 class Member:
-    """A trainer's side of one connection, and what is under way."""
+    """A trainer at its end of a line.
 
-    number: int
-    join: Join
-    client: ClientProtocol[str]
-    to_server: deque[Any] = field(default_factory=deque)
-    to_member: deque[Any] = field(default_factory=deque)
-    posted: set[str] = field(default_factory=set)
-    taken: set[str] = field(default_factory=set)
-    told: list[QuorumAborted] = field(default_factory=list)
-    plans: list[Any] = field(default_factory=list)
-    ends_itself: bool = False
-    is_closed: bool = False
-    """Whether this side has closed the connection."""
+    Args:
+        number: tells this member from all others.
+        line: to the server.
+    """
+
+    def __init__(self, number: int, line: Line) -> None:
+        self.number, self.line = number, line
+        self.join, self.client = line.join, line.client
+        self.posted: set[str] = set()
+        self.taken: set[str] = set()
+        self.told: list[QuorumAborted] = []
+        self.ends_itself = False
 
 
 class Twin:
@@ -56,12 +53,15 @@ class Twin:
         self.gone: set[int] = set()
         self.left: set[int] = set()
         self.deaths: dict[str, Abort] = {}
+        self.refused: set[int] = set()
         self.newest: tuple[int, object] = (-1, None)
 
     def answers(self, member: Member, message: object) -> list[tuple[int, object]]:
         """Return what has to be sent: (member's number, message)."""
         quorum, index = member.join.quorum, member.join.index
         seats = self.lives.setdefault(quorum, {})
+        if member.number in self.refused:
+            return []
         if isinstance(message, Join):
             number = int(quorum[1])
             given = [(member.number, Newer(plan=self.newest[1]))] * (number < self.newest[0])
@@ -72,7 +72,7 @@ class Twin:
             seats[index] = member
             return given
         if seats.get(index) is not member:
-            return self._refused(member, message)
+            return self._refuse(member, message)
         if message is END:
             self.gone.add(member.number)
             return self._kill(quorum, self._find_death(quorum))
@@ -126,43 +126,39 @@ class Twin:
             return Abort(why=f"{ours} has joined before")
         return Abort(why=f"{ours} is incarnation {life}, not {join.incarnation}")
 
-    @staticmethod
-    def _refused(member: Member, message: object) -> list[tuple[int, object]]:
+    def _refuse(self, member: Member, message: object) -> list[tuple[int, object]]:
         if message is END:
             return []
+        self.refused.add(member.number)
         name = type(message).__name__.lower()
         why = f"refused: RemoteProtocolError({f'{name!r} before join'!r})"
         return [(member.number, Abort(why=why)), (member.number, END)]
 
 
 class Star:
-    """One server, its members and the queues between them.
+    """A played gather, and somebody who draws what happens.
 
     Args:
-        seed: draws everything that happens.
+        seed: draws everything.
     """
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.server: ServerProtocol[int, str] = ServerProtocol()
+        self.gather = PlayedGather()
         self.twin = Twin()
         self.members: list[Member] = []
         self.happened: set[str] = set()
-        self.deaf: set[int] = set()
-        """Connections that the server has closed."""
 
     def run(self, num_moves: int) -> None:
-        moves: list[Callable[[], None]] = [
-            self.begin, self.act, self.act, self.act, self.arrive, self.arrive, self.arrive,
-            self.arrive, self.arrive, self.arrive, self.hear, self.hear, self.hear, self.hear,
-        ]  # fmt: skip
+        moves: list[Callable[[], None]] = [self.begin, *[self.act] * 3]
+        moves += [*[self.arrive] * 6, *[self.hear] * 4]
         for _ in range(num_moves):
             self.rng.choice(moves)()
             if self.rng.random() < 0.01:
                 self.hold()
             if self.rng.random() < 0.01:
                 self.reset()
-        while any(m.to_server or m.to_member for m in self.members):
+        while any(m.line.to_server or m.line.to_member for m in self.members):
             self.arrive()
             self.hear()
         self.check_nobody_waits_in_vain()
@@ -178,16 +174,7 @@ class Star:
             return
         life = self.rng.choice(["first", "first", "second"])
         join = Join(quorum=quorum, index=index, size=QUORUMS[quorum], incarnation=f"{life}{index}")
-        member = Member(len(self.members), join, ClientProtocol(join))
-        self.members.append(member)
-        self.server.opened(member.number)
-        if self.rng.random() < 0.05:
-            member.client.leave()
-        said = member.client.opened()
-        if said is None:
-            self.close(member)
-        else:
-            member.to_server.append(said)
+        self.members.append(Member(len(self.members), self.gather.enter(join)))
 
     def act(self) -> None:
         """A trainer posts, takes, or ends its side."""
@@ -201,28 +188,12 @@ class Star:
             key = self.rng.choice(KEYS)
             if key in member.posted:
                 self.take(member, key)
-            elif client.may_post:
-                body = f"{member.join.quorum}/{member.join.incarnation}/{key}"
-                self.say(member, client.post(key, body))
+            else:
+                member.line.post(key, f"{member.join.quorum}/{member.join.incarnation}/{key}")
                 member.posted.add(key)
         else:
-            last = self.rng.choice(
-                [client.leave, client.leave, lambda: client.abort("why", (1,))]
-            )()
-            assert last is not None
-            self.say(member, last)
-            self.close(member)
-
-    @staticmethod
-    def say(member: Member, message: object) -> None:
-        if not member.is_closed:
-            member.to_server.append(message)
-
-    def close(self, member: Member) -> None:
-        member.ends_itself = not member.told
-        if not member.is_closed:
-            member.is_closed = True
-            member.to_server.append(END)
+            member.ends_itself = True
+            member.line.leave() if roll < 0.97 else member.line.abort("why", (1,))
 
     def take(self, member: Member, key: str) -> None:
         if key in member.taken or not member.client.may_take(key):
@@ -238,68 +209,42 @@ class Star:
 
     def hold(self) -> None:
         number = self.rng.randrange(1, 5)
-        self.server.hold(number, f"plan {number}")
+        self.gather.server.hold(number, f"plan {number}")
         self.twin.newest = (number, f"plan {number}")
 
     def reset(self) -> None:
-        """A connection breaks under both, with whatever is under way."""
-        standing = [m for m in self.members if not m.is_closed]
+        standing = [m for m in self.members if m.line.is_open]
         if standing:
-            member = self.rng.choice(standing)
-            member.to_server.clear()
-            member.to_member.clear()
-            member.is_closed = True
-            member.to_server.append(END)
-            member.to_member.append(END)
+            self.rng.choice(standing).line.reset()
 
     # What arrives -----------------------------------------------------------
 
     def arrive(self) -> None:
         """Something arrives at the server, and the twin knows what it answers."""
-        waiting = [m for m in self.members if m.to_server]
+        waiting = [m for m in self.members if m.line.to_server]
         if not waiting:
             return
         member = self.rng.choice(waiting)
-        message = member.to_server.popleft()
-        if member.number in self.deaf and message is not END:
-            assert self.server.received(member.number, message) == []
-            return
-        if message is END:
-            actions = self.server.ended(member.number)
-        else:
-            actions = self.server.received(member.number, message)
-        answered: list[tuple[int, object]] = []
-        for action in actions:
-            if isinstance(action, Close):
-                self.deaf.add(action.connection)
-                answered.append((action.connection, END))
-            else:
-                assert isinstance(action, Send)
-                answered += [(to, action.message) for to in action.to]
+        message = member.line.to_server[0]
+        numbers = {m.line: m.number for m in self.members}
+        answered = [(numbers[line], answer) for line, answer in self.gather.serve(member.line)]
         expected = self.twin.answers(member, message)
         assert sorted(answered, key=lambda a: a[0]) == sorted(expected, key=lambda a: a[0])
-        for number, answer in answered:
+        for _, answer in answered:
             if isinstance(answer, Abort):
                 self.happened.add(answer.why.translate(str.maketrans("", "", "0123456789")))
-            self.members[number].to_member.append(answer)
 
     def hear(self) -> None:
         """Something arrives at a member."""
-        waiting = [m for m in self.members if m.to_member]
+        waiting = [m for m in self.members if m.line.to_member]
         if not waiting:
             return
         member = self.rng.choice(waiting)
-        message = member.to_member.popleft()
-        if message is END:
-            told = member.client.lost("the connection ended")
-        else:
-            told = member.client.received(message)
+        told = self.gather.hear(member.line)
         if isinstance(told, QuorumAborted):
             assert not member.ends_itself
             member.told.append(told)
-            self.close(member)
         elif told is not None:
-            member.plans.append(told.plan)
             self.happened.add("newer plan")
 
     # What must hold ---------------------------------------------------------

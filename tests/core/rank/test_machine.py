@@ -1,6 +1,6 @@
 """The rank's state machine: its table, and whole runs with faults drawn from seeds.
 
-The runs check protocol section 11 at every move: see ``rank_world``. A failing
+The runs check protocol section 11 at every move: see ``tests.worlds.trainers``. A failing
 seed is repeated with ``PlayedTrainers(seed, shape).run()``.
 """
 
