@@ -1,4 +1,4 @@
-"""The supervisor's client of the api: one method per route, two kinds of failure.
+"""The supervisor's client of the api: carries requests by httpx, and reads the stream.
 
 ``ApiUnavailable`` means try again (no connection, 5xx, Redis away): training goes
 on without the api, so nothing here is fatal. ``ApiRefused`` means that repeating
@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +26,9 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.supervisor.events import Ended, Event, PlanReceived
-from mainstay_core.wire.api import (
-    ApiRefused,
-    ApiUnavailable,
-    HeartbeatReply,
-    HeldJob,
-    Registration,
-)
-from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
-from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.api import ApiUnavailable, Failure
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.routes import Request, SupervisorApi, read_failure, read_object
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +50,7 @@ class StreamEvent:
     id: str
 
 
-class ApiClient:
+class ApiClient(SupervisorApi):
     """Connection of one pod to its job's agent routes. Close it after use.
 
     With several urls (replicas of the api on one store) a request that one does
@@ -69,8 +62,8 @@ class ApiClient:
     """
 
     def __init__(self, settings: SupervisorSettings, network: NetworkCut | None = None) -> None:
+        super().__init__(settings.job, secrets.token_hex(8))
         self._network = network or NetworkCut()
-        self._base = f"/v1/jobs/{settings.job}/agent"
         self._http = httpx.AsyncClient(
             timeout=REQUEST_TIMEOUT_S,
             # The api is inside: a proxy for the outside world is never meant for it.
@@ -81,8 +74,6 @@ class ApiClient:
         self._token = Token(settings)
         self._urls = settings.api_urls
         self._turn = 0
-        self.supervisor = secrets.token_hex(8)
-        """Random name of this process: what one tells counts until another one registers."""
         self.held: QuorumId | None = None
         """Quorum of the newest plan held here; every request names it (protocol section 9)."""
         self.on_fault: Callable[[str, str], None] = lambda _name, _data: None
@@ -95,55 +86,6 @@ class ApiClient:
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
-
-    async def register(self, registration: PodRegistration) -> Registration:
-        """Introduce the pod. Repeating it is harmless."""
-        return codec.decode(Registration, await self._post("pods", codec.encode(registration)))
-
-    async def post_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """Say that the pod lives."""
-        reply = await self._post("heartbeats", codec.encode(heartbeat))
-        return codec.decode(HeartbeatReply, reply)
-
-    async def post_facts(self, facts: Iterable[Fact]) -> Plan | None:
-        """Tell facts; return the plan in force, if the api names one."""
-        body = {"facts": [codec.encode(f) for f in facts], "supervisor": self.supervisor}
-        return _plan_in(await self._post("facts", body))
-
-    async def post_ledger(self, entries: Iterable[LedgerEntry]) -> None:
-        """Mirror ledger entries."""
-        await self._post("ledger", {"entries": [codec.encode(entry) for entry in entries]})
-
-    async def restore(self, held: HeldJob) -> None:
-        """Tell the api what it has lost."""
-        await self._post("restore", codec.encode(held))
-
-    async def post_fired(
-        self, fault: str, *, pod: str, slot: int, rank: object, at_s: float
-    ) -> bool:
-        """Record that an injected fault fires; False if it has fired before."""
-        body = {"pod": pod, "slot": slot, "rank": rank, "at_s": at_s}
-        try:
-            await self._post(f"faults/{fault}/fired", body)
-        except ApiRefused as refusal:
-            if refusal.is_unknown:
-                raise ApiUnavailable(f"not registered yet: {refusal}") from refusal
-            if refusal.status == 409:
-                return False
-            raise
-        return True
-
-    async def fetch_plan(self) -> Plan | None:
-        """Return the newest plan, None before the first."""
-        try:
-            reply = await self._request("GET", "plan")
-        except ApiRefused as refusal:
-            if refusal.status == 404:
-                return None
-            raise
-        if "plan" in reply:
-            return _plan_in(reply)
-        return codec.decode(Plan, reply)
 
     async def follow(
         self, cursor: str, opened: Callable[[], None], take: Callable[[str, Event | None], None]
@@ -184,7 +126,7 @@ class ApiClient:
         self._require_network()
         try:
             async with self._http.stream(
-                "GET", f"{self._url}{self._base}/stream", headers=headers, timeout=timeout
+                "GET", f"{self._url}{self.base}/stream", headers=headers, timeout=timeout
             ) as response:
                 if response.status_code != 200:
                     await response.aread()
@@ -219,11 +161,10 @@ class ApiClient:
     def _url(self) -> str:
         return self._urls[self._turn % len(self._urls)]
 
-    async def _post(self, path: str, body: object) -> dict[str, Any]:
-        return await self._request("POST", path, body)
-
-    async def _request(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+    async def send(self, request: Request) -> dict[str, Any]:
+        """Send a request to the api whose turn it is."""
         self._require_network()
+        body = request.body
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         headers = {"Authorization": self._token.header}
         if content:
@@ -232,13 +173,13 @@ class ApiClient:
             headers["Mainstay-Quorum"] = str(self.held)
         try:
             response = await self._http.request(
-                method, f"{self._url}{self._base}/{path}", content=content, headers=headers
+                request.method, self._url + request.path, content=content, headers=headers
             )
         except httpx.TransportError as error:
             self._turn += 1
-            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+            raise ApiUnavailable(f"{request.method} {request.path}: {error!r}") from error
         self._raise_for(response)
-        return _object(response)
+        return read_object(response.content)
 
     def _require_network(self) -> None:
         if self._network.is_cut:
@@ -248,12 +189,11 @@ class ApiClient:
         status = response.status_code
         if status == 401:
             self._token.read_again()  # the caller tries again
-            raise ApiUnavailable("401: the token was refused")
-        if status >= 500 or status == 429:
-            self._turn += 1
-            raise ApiUnavailable(f"{status}: {response.text[:200]}")
+            raise ApiUnavailable("401: the token was refused", Failure.UNAUTHORIZED)
         if status >= 400:
-            raise _refusal(status, _object(response))
+            failure = read_failure(status, response.content)
+            self._turn += isinstance(failure, ApiUnavailable)
+            raise failure
 
 
 async def parse_events(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
@@ -274,30 +214,3 @@ async def parse_events(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:
             data.append(value)
         elif field == "id":
             last_id = value
-
-
-def _plan_in(body: dict[str, Any]) -> Plan | None:
-    plan = body.get("plan")
-    return None if plan is None else codec.decode(Plan, plan)
-
-
-def _refusal(status: int, body: dict[str, Any]) -> ApiRefused:
-    """Return the refusal that an answer is, with the current plan if the answer carries it."""
-    detail = body.get("detail", body)
-    plan = None
-    for part in (body, detail if isinstance(detail, dict) else {}):
-        try:
-            plan = plan or _plan_in(part)
-        except RemoteProtocolError as error:
-            logger.warning("the api's plan cannot be read: %s", error)
-    return ApiRefused(status, str(body.get("error", "")), detail, plan)
-
-
-def _object(response: httpx.Response) -> dict[str, Any]:
-    if not response.content:
-        return {}
-    try:
-        body = response.json()
-    except ValueError:
-        return {"detail": response.text[:500]}
-    return body if isinstance(body, dict) else {"detail": body}

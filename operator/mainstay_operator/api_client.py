@@ -7,15 +7,8 @@ from typing import Any
 
 import aiohttp
 
-from mainstay_core.wire.routes import (
-    ApiError,
-    Failure,
-    JobApi,
-    Request,
-    explain,
-    failure_of,
-    read_answer,
-)
+from mainstay_core.wire.api import ApiError, Failure, failure_of
+from mainstay_core.wire.routes import JobApi, Request, explain, read_answer
 from mainstay_operator.metrics import Metrics
 
 TIMEOUT_S = 8.0

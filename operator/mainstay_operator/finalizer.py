@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mainstay_core.job.spec import PLURAL
-from mainstay_core.wire.routes import ApiError
+from mainstay_core.wire.api import ApiError
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
 from mainstay_operator.events import Note

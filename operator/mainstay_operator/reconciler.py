@@ -18,8 +18,8 @@ from mainstay_core.pool.counts import count_pods, find_problems
 from mainstay_core.pool.losses import Loss, PodDemand, find_losses
 from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.pool.repair import Repair, plan_repair
+from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_core.wire.routes import ApiError, Failure
 from mainstay_operator import (
     finalizer,
     narrator,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
-from mainstay_core.wire.routes import ApiError
+from mainstay_core.wire.api import ApiError
 from mainstay_operator.api_client import ApiClient
 from mainstay_operator.resources import JobView
 from mainstay_operator.state import ReconcilerState

@@ -11,16 +11,9 @@ import pytest
 from tests.api.conftest import MANIFEST
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.wire.api import ApiError, Failure, failure_of
 from mainstay_core.wire.facts import Location, PodGone
-from mainstay_core.wire.routes import (
-    ApiError,
-    Failure,
-    JobApi,
-    Request,
-    explain,
-    failure_of,
-    read_answer,
-)
+from mainstay_core.wire.routes import JobApi, Request, explain, read_answer
 
 
 class Calls(JobApi):

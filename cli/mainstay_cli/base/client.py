@@ -11,15 +11,8 @@ from typing import Any, Self
 import httpx
 
 from mainstay_cli.base import state_dir
-from mainstay_core.wire.routes import (
-    ApiError,
-    Failure,
-    JobApi,
-    Request,
-    explain,
-    failure_of,
-    read_answer,
-)
+from mainstay_core.wire.api import ApiError, Failure, failure_of
+from mainstay_core.wire.routes import JobApi, Request, explain, read_answer
 
 TIMEOUT_S = 30.0
 """Of one request. Generous: a machine full of trainers is slow, not broken."""

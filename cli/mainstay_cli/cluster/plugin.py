@@ -20,7 +20,7 @@ from mainstay_cli.base.exits import UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import faults, operations, status, timeline
 from mainstay_cli.local import runs
-from mainstay_core.wire.routes import ApiError
+from mainstay_core.wire.api import ApiError
 
 PROGRAM = "kubectl mainstay"
 CLUSTER_OPTIONS = """

@@ -18,7 +18,7 @@ from mainstay_cli.local.services import Services
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.faults.points import FaultAction, FaultPoint, View
-from mainstay_core.wire.routes import ApiError
+from mainstay_core.wire.api import ApiError
 
 logger = logging.getLogger(__name__)
 

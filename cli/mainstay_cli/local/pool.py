@@ -28,8 +28,8 @@ from mainstay_cli.local.redis_server import last_line
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.phase import TERMINAL
+from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.facts import PodGone
-from mainstay_core.wire.routes import ApiError, Failure
 
 logger = logging.getLogger(__name__)
 

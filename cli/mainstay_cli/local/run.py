@@ -36,7 +36,7 @@ from mainstay_cli.views.monitor import Monitor
 from mainstay_cli.views.progress import PlainProgress
 from mainstay_core.base import codec
 from mainstay_core.faults.points import FaultPoint
-from mainstay_core.wire.routes import ApiError
+from mainstay_core.wire.api import ApiError
 
 STOP_GRACE_S = 20.0
 """How long a stop asked for by Ctrl-C may take before everything is killed."""

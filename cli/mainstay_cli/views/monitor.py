@@ -9,7 +9,7 @@ from typing import Any
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.views.progress import PlainProgress, StepLine
 from mainstay_core.job.phase import TERMINAL
-from mainstay_core.wire.routes import ApiError
+from mainstay_core.wire.api import ApiError
 
 POLL_S = 0.25
 

@@ -6,7 +6,7 @@
 - ``recoveries``: the record of a recovery and its five times
 - ``formats``: which formats are understood, and what format 1 says in other words
 - ``facts``: what pods tell the api: registrations, heartbeats and facts
-- ``api``: what a supervisor asks of the api, and what it is answered
-- ``routes``: the api's routes as programs call them, and what a failed request means
+- ``api``: what a supervisor asks of the api, what it is answered, and what a failed request means
+- ``routes``: the api's routes as programs call them
 - ``checkpoint_manifest``: what lies in a directory of durable checkpoints
 """

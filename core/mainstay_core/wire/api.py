@@ -1,7 +1,8 @@
-"""What a supervisor asks of the api, and what the api answers."""
+"""What a supervisor asks of the api, what the api answers, and what a failed request means."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,11 +53,82 @@ class HeldJob:
     """Injected faults that this supervisor has carried out."""
 
 
-class ApiUnavailable(MainstayError):  # noqa: N818 - a state of the api, not a mistake
+class Failure(enum.Enum):
+    """What a failed request means for the program that sent it."""
+
+    UNREACHED = "unreached"
+    """Nobody answered."""
+    AWAY = "away"
+    """The api cannot answer now, e.g. because its store is away."""
+    BROKEN = "broken"
+    """The api, or a server on the way to it, made a mistake."""
+    BUSY = "busy"
+    """The request came too slowly, or too many came."""
+    UNAUTHORIZED = "unauthorized"
+    """The caller is not known, or may not do this."""
+    UNKNOWN = "unknown"
+    """The job, or what else the path names, is not known."""
+    CONFLICT = "conflict"
+    """The job's state does not allow it, or has moved on."""
+    DELETED = "deleted"
+    """The job was deleted."""
+    REFUSED = "refused"
+    """The request itself is wrong."""
+
+
+_FAILURES = {
+    401: Failure.UNAUTHORIZED,
+    403: Failure.UNAUTHORIZED,
+    404: Failure.UNKNOWN,
+    408: Failure.BUSY,
+    409: Failure.CONFLICT,
+    410: Failure.DELETED,
+    429: Failure.BUSY,
+    503: Failure.AWAY,
+}
+
+
+def failure_of(status: int) -> Failure:
+    """Return what an HTTP status that is no success means."""
+    return _FAILURES.get(status, Failure.REFUSED if 400 <= status < 500 else Failure.BROKEN)
+
+
+class ApiError(MainstayError):
+    """A request to the api failed.
+
+    Args:
+        message: what went wrong, for people.
+        failure: what follows from it, for the program.
+    """
+
+    def __init__(self, message: str, failure: Failure) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the api, or its store, is away: it may be back in a moment."""
+        return self.failure in (Failure.UNREACHED, Failure.AWAY)
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the api, or who guards it, understood the request and said no."""
+        return not self.is_away and self.failure is not Failure.BROKEN
+
+    @property
+    def is_final(self) -> bool:
+        """Whether to send the same request again is of no use."""
+        return self.failure in (Failure.CONFLICT, Failure.DELETED, Failure.REFUSED)
+
+
+class ApiUnavailable(ApiError):  # noqa: N818 - a state of the api, not a mistake
     """The api gave no answer that counts: try again later."""
 
+    def __init__(self, message: str, failure: Failure = Failure.UNREACHED) -> None:
+        super().__init__(message, failure)
 
-class ApiRefused(MainstayError):  # noqa: N818 - an answer, not a mistake of ours
+
+class ApiRefused(ApiError):  # noqa: N818 - an answer, not a mistake of ours
     """The api understood the request and said no.
 
     Args:
@@ -69,15 +141,15 @@ class ApiRefused(MainstayError):  # noqa: N818 - an answer, not a mistake of our
     def __init__(
         self, status: int, error: str = "", detail: object = "", plan: Plan | None = None
     ) -> None:
-        super().__init__(f"{status}: {detail}")
-        self.status, self.error, self.plan = status, error, plan
+        super().__init__(f"{status}: {detail}", failure_of(status))
+        self.error, self.plan = error, plan
 
     @property
     def is_unknown(self) -> bool:
         """Whether the api does not know the job, the pod or our plan: register again."""
-        return self.status == 404 or self.error in ("unregistered", "store-behind")
+        return self.failure is Failure.UNKNOWN or self.error in ("unregistered", "store-behind")
 
     @property
     def is_deleted(self) -> bool:
         """Whether the job was deleted: there is nothing left to do."""
-        return self.status == 410
+        return self.failure is Failure.DELETED

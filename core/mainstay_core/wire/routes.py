@@ -1,89 +1,35 @@
-"""The api's routes as programs call them, and what a failed request means; without sockets.
+"""The api's routes as programs call them, without sockets.
 
 Whoever has an HTTP library inherits the calls and carries the requests.
 """
 
 from __future__ import annotations
 
-import enum
 import json
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mainstay_core.base import codec
-from mainstay_core.base.errors import MainstayError, RemoteProtocolError
-from mainstay_core.wire.facts import Fact, Location
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.wire.api import (
+    ApiError,
+    ApiRefused,
+    ApiUnavailable,
+    Failure,
+    HeartbeatReply,
+    HeldJob,
+    Registration,
+    failure_of,
+)
+from mainstay_core.wire.facts import Fact, Heartbeat, Location, PodRegistration
+from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Recovery, read_recovery
 
-
-class Failure(enum.Enum):
-    """What a failed request means for the program that sent it."""
-
-    UNREACHED = "unreached"
-    """Nobody answered."""
-    AWAY = "away"
-    """The api cannot answer now, e.g. because its store is away."""
-    BROKEN = "broken"
-    """The api, or a server on the way to it, made a mistake."""
-    BUSY = "busy"
-    """The request came too slowly, or too many came."""
-    UNAUTHORIZED = "unauthorized"
-    """The caller is not known, or may not do this."""
-    UNKNOWN = "unknown"
-    """The job, or what else the path names, is not known."""
-    CONFLICT = "conflict"
-    """The job's state does not allow it, or has moved on."""
-    DELETED = "deleted"
-    """The job was deleted."""
-    REFUSED = "refused"
-    """The request itself is wrong."""
-
-
-_FAILURES = {
-    401: Failure.UNAUTHORIZED,
-    403: Failure.UNAUTHORIZED,
-    404: Failure.UNKNOWN,
-    408: Failure.BUSY,
-    409: Failure.CONFLICT,
-    410: Failure.DELETED,
-    429: Failure.BUSY,
-    503: Failure.AWAY,
-}
-
-
-def failure_of(status: int) -> Failure:
-    """Return what an HTTP status that is no success means."""
-    return _FAILURES.get(status, Failure.REFUSED if 400 <= status < 500 else Failure.BROKEN)
-
-
-class ApiError(MainstayError):
-    """A request to the api failed.
-
-    Args:
-        message: what went wrong, for people.
-        failure: what follows from it, for the program.
-    """
-
-    def __init__(self, message: str, failure: Failure) -> None:
-        super().__init__(message)
-        self.failure = failure
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the api, or its store, is away: it may be back in a moment."""
-        return self.failure in (Failure.UNREACHED, Failure.AWAY)
-
-    @property
-    def is_answer(self) -> bool:
-        """Whether the api, or who guards it, understood the request and said no."""
-        return not self.is_away and self.failure is not Failure.BROKEN
-
-    @property
-    def is_final(self) -> bool:
-        """Whether to send the same request again is of no use."""
-        return self.failure in (Failure.CONFLICT, Failure.DELETED, Failure.REFUSED)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +136,113 @@ class JobApi(ABC):
 
     async def _post(self, path: str, body: Any = None) -> Any:
         return await self.send(Request(method="POST", path=f"/v1/jobs{path}", body=body))
+
+
+class SupervisorApi(ABC):
+    """What a supervisor asks of the api about its job: one method for each request.
+
+    Every method raises ApiUnavailable without an answer, and ApiRefused if the answer is no.
+
+    Args:
+        job: uid of the job.
+        supervisor: random name of this process; what one tells counts until another one registers.
+    """
+
+    def __init__(self, job: str, supervisor: str) -> None:
+        self.base = f"/v1/jobs/{job}/agent"
+        """Path under which all routes for supervisors lie."""
+        self.supervisor = supervisor
+
+    @abstractmethod
+    async def send(self, request: Request) -> dict[str, Any]:
+        """Send a request; return the answer's JSON object, an empty one for no content."""
+
+    async def register(self, registration: PodRegistration) -> Registration:
+        """Introduce the pod. Repeating it is harmless."""
+        return codec.decode(Registration, await self._post("pods", codec.encode(registration)))
+
+    async def post_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Say that the pod lives."""
+        reply = await self._post("heartbeats", codec.encode(heartbeat))
+        return codec.decode(HeartbeatReply, reply)
+
+    async def post_facts(self, facts: Iterable[Fact]) -> Plan | None:
+        """Tell facts; return the plan in force, if the api names one."""
+        body = {"facts": [codec.encode(f) for f in facts], "supervisor": self.supervisor}
+        return _plan_in(await self._post("facts", body))
+
+    async def post_ledger(self, entries: Iterable[LedgerEntry]) -> None:
+        """Mirror ledger entries."""
+        await self._post("ledger", {"entries": [codec.encode(entry) for entry in entries]})
+
+    async def restore(self, held: HeldJob) -> None:
+        """Tell the api what it has lost."""
+        await self._post("restore", codec.encode(held))
+
+    async def post_fired(
+        self, fault: str, *, pod: str, slot: int, rank: object, at_s: float
+    ) -> bool:
+        """Record that an injected fault fires; False if it has fired before."""
+        body = {"pod": pod, "slot": slot, "rank": rank, "at_s": at_s}
+        try:
+            await self._post(f"faults/{fault}/fired", body)
+        except ApiRefused as refusal:
+            if refusal.is_unknown:
+                raise ApiUnavailable(f"not registered yet: {refusal}") from refusal
+            if refusal.failure is Failure.CONFLICT:
+                return False
+            raise
+        return True
+
+    async def fetch_plan(self) -> Plan | None:
+        """Return the newest plan, None before the first."""
+        try:
+            reply = await self.send(Request(method="GET", path=f"{self.base}/plan"))
+        except ApiRefused as refusal:
+            if refusal.failure is Failure.UNKNOWN:
+                return None
+            raise
+        return _plan_in(reply) if "plan" in reply else codec.decode(Plan, reply)
+
+    async def _post(self, path: str, body: Any) -> dict[str, Any]:
+        return await self.send(Request(method="POST", path=f"{self.base}/{path}", body=body))
+
+
+def read_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object of an answer; what is none stands under ``detail``."""
+    if not content:
+        return {}
+    try:
+        body = json.loads(content)
+    except ValueError:
+        return {"detail": content.decode(errors="replace")[:500]}
+    return body if isinstance(body, dict) else {"detail": body}
+
+
+def read_failure(status: int, content: bytes) -> ApiUnavailable | ApiRefused:
+    """Return what a supervisor's request failed with, with the plan that the answer carries.
+
+    Args:
+        status: HTTP status, 400 or more.
+        content: body of the answer.
+    """
+    if status >= 500 or status == 429:
+        said = content[:200].decode(errors="replace")
+        return ApiUnavailable(f"{status}: {said}", failure_of(status))
+    body = read_object(content)
+    detail = body.get("detail", body)
+    plan = None
+    for part in (body, detail if isinstance(detail, dict) else {}):
+        try:
+            plan = plan or _plan_in(part)
+        except RemoteProtocolError as error:
+            logger.warning("the api's plan cannot be read: %s", error)
+    return ApiRefused(status, str(body.get("error", "")), detail, plan)
+
+
+def _plan_in(body: Mapping[str, Any]) -> Plan | None:
+    plan = body.get("plan")
+    return None if plan is None else codec.decode(Plan, plan)
 
 
 def read_answer(content: bytes) -> Any:

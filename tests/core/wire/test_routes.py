@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.core.plans import make_plan
 
-from mainstay_core.wire.routes import ApiError, Failure, explain, failure_of
+from mainstay_core.base.codec import encode
+from mainstay_core.wire.api import ApiError, ApiRefused, ApiUnavailable, Failure, failure_of
+from mainstay_core.wire.routes import explain, read_failure, read_object
 
 ANSWERS = {401, 403, 404, 408, 409, 410, 413, 422, 429}
 AWAY = {503}
@@ -50,3 +53,36 @@ def test_an_explanation_says_what_is_wrong_and_what_to_do(body: object, said: st
 
 def test_a_page_of_somebody_else_is_cut() -> None:
     assert explain(b"<html>" + b"x" * 100, 10) == "<html>xxxx"
+
+
+def refused(status: int, **body: object) -> ApiRefused:
+    failure = read_failure(status, json.dumps(body).encode())
+    assert isinstance(failure, ApiRefused)
+    return failure
+
+
+def test_a_supervisor_registers_again_where_the_api_does_not_know_it() -> None:
+    assert refused(404, error="unknown-job").is_unknown
+    assert refused(409, error="unregistered").is_unknown
+    assert not refused(409, error="stale").is_unknown
+    assert refused(410, error="job-deleted").is_deleted
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_supervisor_asks_again_where_there_was_no_answer(status: int) -> None:
+    assert isinstance(read_failure(status, b"<html>"), ApiUnavailable)
+
+
+def test_a_refusal_carries_the_plan_in_force() -> None:
+    plan = make_plan({0: ["a", "b"]})
+
+    assert refused(409, error="stale", plan=encode(plan)).plan == plan
+    assert refused(409, detail={"plan": encode(plan)}).plan == plan
+    assert refused(409, error="stale", plan={"members": "none"}).plan is None
+
+
+def test_an_answer_that_is_no_object_is_a_detail() -> None:
+    assert read_object(b"") == {}
+    assert read_object(b'{"plan": null}') == {"plan": None}
+    assert read_object(b"[1]") == {"detail": [1]}
+    assert read_object(b"<html>") == {"detail": "<html>"}
