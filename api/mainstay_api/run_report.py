@@ -1,4 +1,4 @@
-"""Answers for people: a job's summary, ranks, recoveries and final report.
+"""Answers for people about a run: its ranks, its injected faults and the final report.
 
 Pure functions of values from the store; docs/report.md has the report's schema.
 """
@@ -9,110 +9,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mainstay_api.summary import show_protections
 from mainstay_core.base import codec
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.injection import FaultStatus, list_faults
-from mainstay_core.coordinator.leaving import leaving_pods
 from mainstay_core.coordinator.state import (
     CoordinatorState,
-    has_members,
-    is_gone,
     pod_name,
     slot_name,
 )
-from mainstay_core.job.protections import entry_of, protections_of
 from mainstay_core.wire.facts import Heartbeat, SlotStatus
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery, show_recovery
 
 REPORT_VERSION = 1
-
-
-def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
-    """Return a job in short; what is left of times, in seconds, at ``now_s``."""
-    plan = state.in_force
-    reason = state.waiting.reason if state.waiting else state.outcome
-    members = plan.members if plan else ()
-    return {
-        "uid": state.config.job,
-        "name": state.config.name,
-        "namespace": state.config.namespace,
-        "state": state.phase.value,
-        "reason": reason,
-        "suspend": state.suspend,
-        "step": state.step,
-        "steps": state.shape.steps,
-        "quorum": codec.encode(plan.quorum) if plan else None,
-        "replicas": len(plan.chains) if plan else 0,
-        "replicas_wanted": state.wanted,
-        "stages": state.shape.stages,
-        "ranks_per_stage": state.shape.ranks_per_stage,
-        "followers": sum(m.rank.replica is None for m in members),
-        "all_reduce_stack": plan.all_reduce_stack if plan else 0,
-        "pods": sum(not p.gone for p in state.pods),
-        "leaving": _leaving(state, now_s),
-        "held_back": _held_back(state, now_s),
-        "recovering": [codec.encode(o.recovery) for o in state.recoveries],
-        "checkpoint": {"step": state.durable, "problem": state.checkpoint_problem},
-        "created_at_s": state.created_at_s,
-        **show_protections(state),
-    }
-
-
-def show_protections(state: CoordinatorState) -> dict[str, Any]:
-    """Return how the user's code comes in, and what the job is protected by, with reasons."""
-    entry = entry_of(state.fingerprints)
-    shown = [codec.encode(p) for p in protections_of(state.shape, entry)]
-    return {"entry": entry or None, "protections": shown}
-
-
-def show_pods(state: CoordinatorState) -> list[dict[str, Any]]:
-    """Return one line per living pod, in order: what it is for, and whether it may be ended."""
-    return [
-        {
-            "uid": p.registration.pod,
-            "name": p.registration.name,
-            "address": p.registration.address,
-            "domain": p.registration.domain,
-            "serving": state.in_force is not None and has_members(state, p.registration.pod),
-            "leaving": p.leaving,
-        }
-        for p in state.pods
-        if not p.gone
-    ]
-
-
-def _leaving(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
-    """Pods that will end and still serve: why, how long they stay at most, what they wait for."""
-    return [
-        {
-            "pod": p.registration.name,
-            "uid": p.registration.pod,
-            "reason": p.leaving,
-            "left_s": max(0.0, p.leave_by_s - now_s) if p.leave_by_s else None,
-            "waits": p.leave_waits,
-        }
-        for p in leaving_pods(state)
-    ]
-
-
-def _held_back(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
-    """Slots and failure domains that get no place for a while, as trainers end there in a row."""
-    held = [
-        (slot_name(state, s.slot), s.failures, s.held_until_s, s.why)
-        for s in state.slots
-        if s.held_until_s > now_s and not is_gone(state, s.slot.pod)
-    ]
-    held += [
-        (f"domain {pod_name(state, PodUid(name))}", d.failures, d.held_until_s, d.why)
-        for name, d in state.domains.items()
-        if d.held_until_s > now_s and not is_gone(state, PodUid(name))
-    ]
-    return [
-        {"what": what, "failures": failures, "left_s": until_s - now_s, "reason": why}
-        for what, failures, until_s, why in held
-    ]
 
 
 def show_members(

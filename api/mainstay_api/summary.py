@@ -1,6 +1,7 @@
-"""A job on one page, for whoever shows or keeps its status: the operator, tables, alerts.
+"""What is shown of a job as a whole: in short, on one page, and the pods that it wants.
 
-Everything is bounded: nothing in it grows with the number of ranks or of steps.
+The page is for whoever shows or keeps its status: the operator, tables, alerts. It is bounded:
+nothing in it grows with the number of ranks or of steps.
 """
 
 from __future__ import annotations
@@ -9,26 +10,59 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mainstay_api.run_report import show_protections
 from mainstay_core.base import codec
+from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.leaving import leaving_pods
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.siting import spare_pods
-from mainstay_core.coordinator.state import CoordinatorState, has_members, median, uid_of
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    has_members,
+    is_gone,
+    median,
+    pod_name,
+    slot_name,
+    uid_of,
+)
 from mainstay_core.job.phase import JobPhase
+from mainstay_core.job.protections import entry_of, protections_of
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.recoveries import Recovery
 
 UNSETTLED = (JobPhase.RECOVERING, JobPhase.WAITING)
 
 
-def summarize(
+def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
+    """Return a job in short; what is left of times, in seconds, at ``now_s``."""
+    now = _in_force(state)
+    return {
+        **_name_and_state(state),
+        "step": state.step,
+        "steps": state.shape.steps,
+        "quorum": now["quorum"],
+        "replicas": now["replicas"],
+        "replicas_wanted": state.wanted,
+        "stages": state.shape.stages,
+        "ranks_per_stage": state.shape.ranks_per_stage,
+        "followers": now["followers"],
+        "all_reduce_stack": now["all_reduce_stack"],
+        "pods": sum(not p.gone for p in state.pods),
+        "leaving": _leaving(state, now_s),
+        "held_back": _held_back(state, now_s),
+        "recovering": [codec.encode(o.recovery) for o in state.recoveries],
+        "checkpoint": {"step": state.durable, "problem": state.checkpoint_problem},
+        "created_at_s": state.created_at_s,
+        **show_protections(state),
+    }
+
+
+def show_page(
     state: CoordinatorState,
     recoveries: Sequence[Recovery],
     newest: Iterable[LedgerEntry],
     now_s: float,
 ) -> dict[str, Any]:
-    """Return the job's summary.
+    """Return the job on one page.
 
     Args:
         state: of the job.
@@ -36,27 +70,21 @@ def summarize(
         newest: the ledger's entries of the newest committed step.
         now_s: wall clock.
     """
-    plan, reason = state.in_force, state.waiting.reason if state.waiting else state.outcome
-    entries = tuple(newest)
+    now = _in_force(state)
     return {
-        "uid": state.config.job,
-        "name": state.config.name,
-        "namespace": state.config.namespace,
-        "state": state.phase.value,
-        "reason": reason,
-        "suspend": state.suspend,
+        **_name_and_state(state),
         "recovering": state.phase in UNSETTLED,
-        "quorum": codec.encode(plan.quorum) if plan else None,
-        "all_reduce_stack": plan.all_reduce_stack if plan else 0,
+        "quorum": now["quorum"],
+        "all_reduce_stack": now["all_reduce_stack"],
         "replicas": {
-            "whole": len(plan.chains) if plan else 0,
+            "whole": now["replicas"],
             "wanted": state.wanted,
             "min": state.shape.min_replicas,
             "lanes": state.shape.lanes,
-            "followers": sum(m.rank.replica is None for m in plan.members) if plan else 0,
+            "followers": now["followers"],
         },
         "pods": _pods(state),
-        "training": _training(state, recoveries, entries, now_s),
+        "training": _training(state, recoveries, tuple(newest), now_s),
         "recovery": _recovery(state, recoveries),
         "checkpoint": {
             "every_steps": state.shape.checkpoint_every_steps,
@@ -67,6 +95,84 @@ def summarize(
         "created_at_s": state.created_at_s,
         **show_protections(state),
     }
+
+
+def show_pods(state: CoordinatorState) -> dict[str, Any]:
+    """Return how many pods the job needs now, which to end, and what the living ones are for."""
+    living = [
+        {
+            "uid": p.registration.pod,
+            "name": p.registration.name,
+            "address": p.registration.address,
+            "domain": p.registration.domain,
+            "serving": state.in_force is not None and has_members(state, p.registration.pod),
+            "leaving": p.leaving,
+        }
+        for p in state.pods
+        if not p.gone
+    ]
+    return {"state": state.phase.value, **codec.encode(plan_pods(state)), "pods": living}
+
+
+def show_protections(state: CoordinatorState) -> dict[str, Any]:
+    """Return how the user's code comes in, and what the job is protected by, with reasons."""
+    entry = entry_of(state.fingerprints)
+    shown = [codec.encode(p) for p in protections_of(state.shape, entry)]
+    return {"entry": entry or None, "protections": shown}
+
+
+def _name_and_state(state: CoordinatorState) -> dict[str, Any]:
+    return {
+        "uid": state.config.job,
+        "name": state.config.name,
+        "namespace": state.config.namespace,
+        "state": state.phase.value,
+        "reason": state.waiting.reason if state.waiting else state.outcome,
+        "suspend": state.suspend,
+    }
+
+
+def _in_force(state: CoordinatorState) -> dict[str, Any]:
+    """Return what the plan in force comes to; before the first one, to nothing."""
+    plan = state.in_force
+    return {
+        "quorum": codec.encode(plan.quorum) if plan else None,
+        "replicas": len(plan.chains) if plan else 0,
+        "followers": sum(m.rank.replica is None for m in plan.members) if plan else 0,
+        "all_reduce_stack": plan.all_reduce_stack if plan else 0,
+    }
+
+
+def _leaving(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
+    """Pods that will end and still serve: why, how long they stay at most, what they wait for."""
+    return [
+        {
+            "pod": p.registration.name,
+            "uid": p.registration.pod,
+            "reason": p.leaving,
+            "left_s": max(0.0, p.leave_by_s - now_s) if p.leave_by_s else None,
+            "waits": p.leave_waits,
+        }
+        for p in leaving_pods(state)
+    ]
+
+
+def _held_back(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
+    """Slots and failure domains that get no place for a while, as trainers end there in a row."""
+    held = [
+        (slot_name(state, s.slot), s.failures, s.held_until_s, s.why)
+        for s in state.slots
+        if s.held_until_s > now_s and not is_gone(state, s.slot.pod)
+    ]
+    held += [
+        (f"domain {pod_name(state, PodUid(name))}", d.failures, d.held_until_s, d.why)
+        for name, d in state.domains.items()
+        if d.held_until_s > now_s and not is_gone(state, PodUid(name))
+    ]
+    return [
+        {"what": what, "failures": failures, "left_s": until_s - now_s, "reason": why}
+        for what, failures, until_s, why in held
+    ]
 
 
 def _pods(state: CoordinatorState) -> dict[str, int]:

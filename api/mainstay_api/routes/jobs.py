@@ -24,14 +24,15 @@ from mainstay_api.deps import (
 )
 from mainstay_api.facts import ToldFact
 from mainstay_api.problems import ProblemError
-from mainstay_api.run_report import make_report, show_job, show_members, show_pods
-from mainstay_api.summary import summarize
+from mainstay_api.run_report import make_report, show_members
+from mainstay_api.summary import show_job, show_page, show_pods
 from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.coordinator.events import (
     DrainRequested,
+    Event,
     FactsReported,
     ScaleRequested,
     StopRequested,
@@ -39,7 +40,6 @@ from mainstay_core.coordinator.events import (
     TopologyReported,
 )
 from mainstay_core.coordinator.leaving import find_pod
-from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.spec import parse_training_job
@@ -176,7 +176,7 @@ async def show_summary(uid: UidDep, transactions: TransactionsDep) -> JSONRespon
     entries = await transactions.store.fetch_ledger(uid, keys)
     recoveries = await transactions.store.fetch_recoveries(uid)
     newest = [entries[key] for key in keys if key in entries]
-    return JSONResponse(summarize(state, recoveries, newest, transactions.now_s()))
+    return JSONResponse(show_page(state, recoveries, newest, transactions.now_s()))
 
 
 @router.get("/{job}/plan", responses=examples.PLAN_REPLY)
@@ -231,8 +231,7 @@ async def show_report(uid: UidDep, transactions: TransactionsDep) -> JSONRespons
 @router.post("/{job}/stop")
 async def stop_job(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """End the job: all its trainers are told to stop. Repeating it is harmless."""
-    outcome = await transactions.apply(uid, StopRequested())
-    return JSONResponse(show_job(outcome.state, transactions.now_s()))
+    return await _apply(uid, transactions, StopRequested())
 
 
 @router.post("/{job}/scale", responses=examples.JOB)
@@ -241,10 +240,9 @@ async def scale_job(uid: UidDep, transactions: TransactionsDep, body: NewScale) 
 
     Up: new pods join when they are there. Down: whole chains are dropped between steps.
     """
-    outcome = await transactions.apply(
-        uid, ScaleRequested(replicas=body.replicas, spares=body.spares)
+    return await _apply(
+        uid, transactions, ScaleRequested(replicas=body.replicas, spares=body.spares)
     )
-    return JSONResponse(show_job(outcome.state, transactions.now_s()))
 
 
 @router.post("/{job}/suspend", responses=examples.JOB)
@@ -253,15 +251,13 @@ async def suspend_job(uid: UidDep, transactions: TransactionsDep) -> JSONRespons
 
     In a cluster the TrainingJob's ``spec.suspend`` says it, and has the last word.
     """
-    outcome = await transactions.apply(uid, SuspendRequested(suspend=True))
-    return JSONResponse(show_job(outcome.state, transactions.now_s()))
+    return await _apply(uid, transactions, SuspendRequested(suspend=True))
 
 
 @router.post("/{job}/resume", responses=examples.JOB)
 async def resume_job(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """Have a suspended job go on from its newest checkpoint. Repeating it is harmless."""
-    outcome = await transactions.apply(uid, SuspendRequested(suspend=False))
-    return JSONResponse(show_job(outcome.state, transactions.now_s()))
+    return await _apply(uid, transactions, SuspendRequested(suspend=False))
 
 
 @router.post("/{job}/drain", responses=examples.JOB)
@@ -277,16 +273,14 @@ async def drain_pod(uid: UidDep, transactions: TransactionsDep, body: NewDrain) 
             f"job {state.config.name} has no living pod {body.pod!r}",
             f"name one of {names}" if names else "wait until pods have registered",
         )
-    outcome = await transactions.apply(uid, DrainRequested(pod=pod.registration.pod))
-    return JSONResponse(show_job(outcome.state, transactions.now_s()))
+    return await _apply(uid, transactions, DrainRequested(pod=pod.registration.pod))
 
 
 @router.get("/{job}/pods", responses=examples.PODS)
 async def show_wanted_pods(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """How many pods the job needs now, and which to end: for whoever makes them."""
     state = await transactions.load(uid)
-    wanted = codec.encode(plan_pods(state))
-    return JSONResponse({"state": state.phase.value, **wanted, "pods": show_pods(state)})
+    return JSONResponse(show_pods(state))
 
 
 @router.post("/{job}/provider/facts", dependencies=[Depends(require_operator)])
@@ -302,8 +296,7 @@ async def note_pool_facts(
                 f"a provider cannot tell {fact.kind}",
                 "tell pod-gone or leaving only; everything else is a supervisor's to tell",
             )
-    outcome = await transactions.apply(uid, FactsReported(facts=body.facts))
-    return JSONResponse(show_job(outcome.state, transactions.now_s()))
+    return await _apply(uid, transactions, FactsReported(facts=body.facts))
 
 
 @router.get("/{job}/topology")
@@ -318,6 +311,12 @@ async def note_topology(uid: UidDep, transactions: TransactionsDep, body: Topolo
     """Learn where nodes are: plans that are made from now on use it. Repeating it is harmless."""
     outcome = await transactions.apply(uid, TopologyReported(nodes=body.nodes))
     return JSONResponse({"nodes": len(outcome.state.topology)})
+
+
+async def _apply(uid: JobUid, transactions: Transactions, event: Event) -> JSONResponse:
+    """Have an event decided; return the job as it is then."""
+    state = (await transactions.apply(uid, event)).state
+    return JSONResponse(show_job(state, transactions.now_s()))
 
 
 async def _events(transactions: Transactions, uid: JobUid) -> list[dict[str, Any]]:
