@@ -25,7 +25,7 @@ from tests.worlds.gather import Line, PlayedGather
 
 from mainstay_core.base.ids import Incarnation, QuorumId
 from mainstay_core.gather.client import QuorumAborted
-from mainstay_core.gather.frames import Join, Newer
+from mainstay_core.gather.frames import Gathered, Join, Newer
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank import machine
 from mainstay_core.rank.events import (
@@ -338,6 +338,13 @@ class PlayedTrainers:
             if line.is_open and line.join.quorum == quorum:
                 line.reset(lost=self.rng.random() < 0.5)
 
+    def _maybe_end_while_it_answers(self, quorum: str) -> None:
+        """What all have posted reaches some of them only."""
+        if self.budget["reset"] and self.rng.random() < 0.05:
+            self.budget["reset"] -= 1
+            self.happened.add("reset")
+            self._end_room(quorum)
+
     def _heal_the_world(self) -> None:
         """Faults stop: who was stopped goes on, who is dead comes back."""
         newest = {t.life.partition(".")[0]: t for t in self.trainers.values()}
@@ -495,7 +502,9 @@ class PlayedTrainers:
             return False
         line, at_member = self.rng.choice(ready)
         if not at_member:
-            self.gather.serve(line)
+            answers = self.gather.serve(line)
+            if any(isinstance(answer, Gathered) for _, answer in answers):
+                self._maybe_end_while_it_answers(line.join.quorum)
         elif isinstance(told := self.gather.hear(line), Newer):
             self._see(self.trainers[line.join.incarnation], told.plan)
         return True
