@@ -42,6 +42,7 @@ lint: setup ## Style, types, import rules, what nothing uses, lock
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/crd.py --check
 	$(BIN)/python scripts/check_tree.py
+	$(BIN)/python scripts/check_reasons.py
 
 verify: setup ## Make what is generated again, and show what drifted from its source
 	$(BIN)/python scripts/crd.py

@@ -15,10 +15,17 @@ from mainstay_core.pool.repair import PodEnd
 from mainstay_operator import builders
 from mainstay_operator.builders import PodOptions
 from mainstay_operator.events import Note, build_event
-from mainstay_operator.kube import KubeClient, KubeError
+from mainstay_operator.kube import FieldCause, KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.observed import observe_pod
-from mainstay_operator.resources import ENDED_FOR, FINALIZER, LABEL_UID, STATUS_MANAGER, JobView
+from mainstay_operator.resources import (
+    ENDED_AS,
+    ENDED_FOR,
+    FINALIZER,
+    LABEL_UID,
+    STATUS_MANAGER,
+    JobView,
+)
 from mainstay_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -27,6 +34,8 @@ PARALLEL = 32
 """Requests of one job at a time; the client bounds them per second as well."""
 SECRET_BYTES = 32
 FINALIZER_TRIES = 5
+BEING_DELETED = FieldCause(field="metadata.finalizers", code="FieldValueForbidden")
+"""How the API server refuses a new finalizer of an object that is being deleted."""
 
 
 class NameTakenError(Exception):
@@ -83,7 +92,7 @@ class Actuator:
             await self.kube.apply(body)
         except KubeError as error:
             # It is no more, or is being deleted: the watch will say so.
-            if error.status not in (404, 409) and "being deleted" not in str(error):
+            if error.status not in (404, 409) and BEING_DELETED not in error.causes:
                 raise
             logger.debug("%s/%s gets no finalizer: %s", view.namespace, view.name, error)
 
@@ -190,7 +199,8 @@ class Actuator:
         async with self._parallel:
             if not end.force:
                 # Said first: whoever looks later, a new operator too, knows that it was no failure.
-                patch = {"metadata": {"uid": end.uid, "annotations": {ENDED_FOR: end.why}}}
+                said = {ENDED_FOR: end.why, ENDED_AS: end.cause.value}
+                patch = {"metadata": {"uid": end.uid, "annotations": said}}
                 try:
                     await self.kube.merge("pods", view.namespace, end.name, patch)
                 except KubeError as error:

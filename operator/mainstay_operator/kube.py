@@ -20,6 +20,7 @@ from kubernetes.aio import client, config
 
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.job.spec import API_VERSION, PLURAL
+from mainstay_core.pool.conditions import code_of
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.resources import FIELD_MANAGER
 
@@ -51,13 +52,31 @@ KINDS = {
 }
 
 
-class KubeError(MainstayError):
-    """The Kubernetes API refused, or was not reached (status 0)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldCause:
+    """What the Kubernetes API finds wrong with one field of an object."""
 
-    def __init__(self, message: str, status: int, reason: str = "") -> None:
+    field: str
+    code: str
+
+
+class KubeError(MainstayError):
+    """The Kubernetes API refused, or was not reached (status 0).
+
+    Args:
+        message: what it says, for people.
+        status: HTTP status.
+        code: the word for programs that Kubernetes calls a reason: AlreadyExists, NotFound.
+        causes: what is wrong with which field, if it says so.
+    """
+
+    def __init__(
+        self, message: str, status: int, code: str = "", causes: tuple[FieldCause, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.status = status
-        self.reason = reason
+        self.code = code
+        self.causes = causes
 
 
 @dataclass(slots=True)
@@ -133,7 +152,7 @@ class KubeClient:
             try:
                 return await self._request("POST", path, body, query=query)
             except KubeError as error:
-                if error.reason == "AlreadyExists":
+                if error.code == "AlreadyExists":
                     return None
                 if error.status != 409 or not left:
                     raise
@@ -263,9 +282,13 @@ def _reply(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
     if status < 400:
         return dict(reply)
     message = reply.get("message", "")
-    raise KubeError(
-        f"{method} {path}: refused with {status}: {message}", status, str(reply.get("reason", ""))
+    details = reply.get("details") or {}
+    causes = tuple(
+        FieldCause(field=str(cause.get("field", "")), code=code_of(cause))
+        for cause in details.get("causes") or ()
     )
+    why = f"{method} {path}: refused with {status}: {message}"
+    raise KubeError(why, status, code_of(reply), causes)
 
 
 def _path(resource: str, namespace: str, name: str = "") -> str:

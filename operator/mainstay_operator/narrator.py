@@ -130,9 +130,9 @@ def of_container_ends(
                 continue  # it was told to end: the kubelet starts sidecars again until the pod ends
             notes.append(
                 Note(
-                    reason="OOMKilled" if end.reason == "OOMKilled" else "Restarted",
+                    reason="OOMKilled" if end.code == "OOMKilled" else "Restarted",
                     message=f"container {end.container} of pod {pod.name} on node {pod.node} ended "
-                    f"with code {end.exit_code} ({end.reason}) and is started again "
+                    f"with code {end.exit_code} ({end.code}) and is started again "
                     f"(restart {end.restarts})",
                     key=f"{pod.uid}/{end.container}/{end.restarts}",
                     warning=True,

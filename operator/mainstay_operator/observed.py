@@ -7,16 +7,18 @@ from typing import Any
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.spec import KIND
+from mainstay_core.pool.conditions import code_of
 from mainstay_core.pool.observed import (
     ContainerEnd,
     Disruption,
+    EndCause,
     ObservedNode,
     ObservedPod,
     PodPhase,
     Taint,
     Toleration,
 )
-from mainstay_operator.resources import ENDED_FOR, LABEL_INDEX, parse_time
+from mainstay_operator.resources import ENDED_AS, ENDED_FOR, LABEL_INDEX, parse_time
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": Disruption.PREEMPTED,
@@ -45,12 +47,13 @@ def observe_pod(body: Mapping[str, Any]) -> ObservedPod:
         *(status.get("initContainerStatuses") or ()),
         *(status.get("containerStatuses") or ()),
     ]
-    stuck_reason, stuck = _stuck(containers)
+    stuck_as, stuck = _stuck(containers)
     failure, out_of_memory = _failure(status, containers)
     terminating = bool(metadata.get("deletionTimestamp"))
+    said = metadata.get("annotations") or {}
     ready = conditions.get("Ready", {})
     scheduled = conditions.get("PodScheduled", {})
-    unscheduled = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    unscheduled = scheduled.get("status") == "False" and code_of(scheduled) == "Unschedulable"
     return ObservedPod(
         uid=PodUid(metadata["uid"]),
         name=metadata["name"],
@@ -61,15 +64,14 @@ def observe_pod(body: Mapping[str, Any]) -> ObservedPod:
         ready_since_s=parse_time(ready.get("lastTransitionTime")),
         terminating=terminating,
         ends_by_s=parse_time(metadata.get("deletionTimestamp")),
-        ended_for=(metadata.get("annotations") or {}).get(ENDED_FOR, ""),
-        disruption=_DISRUPTIONS.get(target.get("reason", ""), Disruption.OTHER)
-        if disrupted
-        else None,
+        ended_for=said.get(ENDED_FOR, ""),
+        ended_as=EndCause.IMAGE if said.get(ENDED_AS) == EndCause.IMAGE else EndCause.OTHER,
+        disruption=_DISRUPTIONS.get(code_of(target), Disruption.OTHER) if disrupted else None,
         disruption_why=str(target.get("message", "")) if disrupted else "",
         failure=failure,
         out_of_memory=out_of_memory,
         stuck=stuck,
-        stuck_on_image=stuck_reason in _IMAGE,
+        stuck_on_image=stuck_as in _IMAGE,
         unscheduled=str(scheduled.get("message", "")) if unscheduled else "",
         created_at_s=parse_time(metadata.get("creationTimestamp")),
         container_ends=_ends(containers),
@@ -119,13 +121,13 @@ def _index(metadata: Mapping[str, Any]) -> int:
 
 
 def _stuck(containers: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the reason and the sentence of the first container that cannot start."""
+    """Return the code and the sentence of the first container that cannot start."""
     for container in containers:
         waiting = (container.get("state") or {}).get("waiting") or {}
-        reason = waiting.get("reason", "")
-        if reason in _STUCK:
-            message = waiting.get("message") or reason
-            return reason, f"container {container['name']}: {reason}: {message}"
+        code = code_of(waiting)
+        if code in _STUCK:
+            message = waiting.get("message") or code
+            return code, f"container {container['name']}: {code}: {message}"
     return "", ""
 
 
@@ -137,9 +139,9 @@ def _failure(
     for container in containers:
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            reason = ended.get("reason") or "Error"
-            text = f"container {container['name']} ended with code {ended['exitCode']} ({reason})"
-            return text, reason == "OOMKilled"
+            code = code_of(ended) or "Error"
+            text = f"container {container['name']} ended with code {ended['exitCode']} ({code})"
+            return text, code == "OOMKilled"
     parts = [status.get("reason") or "Failed", status.get("message") or ""]
     return ": ".join(p for p in parts if p), False
 
@@ -153,7 +155,7 @@ def _ends(containers: Sequence[Mapping[str, Any]]) -> tuple[ContainerEnd, ...]:
                 ContainerEnd(
                     container=container["name"],
                     restarts=int(container["restartCount"]),
-                    reason=last.get("reason") or "Error",
+                    code=code_of(last) or "Error",
                     exit_code=int(last.get("exitCode") or 0),
                 )
             )

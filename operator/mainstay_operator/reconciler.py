@@ -272,7 +272,7 @@ class Reconciler:
             policy=policy,
             now_s=now_s,
         )
-        if state.repair is None or repair.reason != state.repair.reason:
+        if state.repair is None or repair.counts != state.repair.counts:
             logger.info("%s/%s: %s", view.namespace, view.name, repair.reason)
         state.repair = repair
         notes = self._account(repair.losses)

@@ -12,6 +12,7 @@ from mainstay_core.pool.conditions import (
     JobSummary,
     ObservedJob,
     State,
+    code_of,
     derive_conditions,
     derive_state,
     with_times,
@@ -59,7 +60,7 @@ class PodRecord:
         before = {
             item.get("node", "")
             for item in self.recent
-            if item.get("reason") == cause and parse_time(item["time"]) > since_s
+            if code_of(item) == cause and parse_time(item["time"]) > since_s
         }
         return frozenset(before | {p.node for p in pods if p.stuck_on_image}) - {""}
 

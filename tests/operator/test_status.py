@@ -99,7 +99,7 @@ def test_wishes_are_read_from_the_api_s_reply() -> None:
 
 def test_a_restarted_container_is_told_unless_it_was_told_to_end() -> None:
     def seen(container: str, code: int, reason: str) -> ObservedPod:
-        end = ContainerEnd(container=container, restarts=1, reason=reason, exit_code=code)
+        end = ContainerEnd(container=container, restarts=1, code=reason, exit_code=code)
         return ObservedPod(uid=PodUid("u"), name="j-0", index=0, node="n", container_ends=(end,))
 
     (note,) = narrator.of_container_ends([seen("trainer", 137, "OOMKilled")], {})

@@ -208,7 +208,11 @@ class PoolDriver(Driver):
                 del self._pods[end.name]
             else:
                 self._pods[end.name] = replace(
-                    pod, terminating=True, ends_by_s=self._now_s + 30, ended_for=end.why
+                    pod,
+                    terminating=True,
+                    ends_by_s=self._now_s + 30,
+                    ended_for=end.why,
+                    ended_as=end.cause,
                 )
         for index in repair.make:
             name = f"demo-{index}"

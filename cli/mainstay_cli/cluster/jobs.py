@@ -117,7 +117,7 @@ class ClusterJobs:
             try:
                 return ClusterJob(self.kube.get(_path(self.namespace, name)), self)
             except KubeError as error:
-                if error.status == 404 and "could not find" in str(error):
+                if error.status == 404 and not error.about:
                     raise UsageError(
                         "this cluster knows no TrainingJobs: install Mainstay"
                     ) from error

@@ -23,11 +23,14 @@ class KubeError(CliError):
     Args:
         message: what it said.
         status: the HTTP status, or 0 when it was not reached.
+        about: name of the object that it speaks of; empty if of none: then a 404 says that the
+            server does not know such objects at all.
     """
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, about: str = "") -> None:
         super().__init__(message, ExitCode.FAILED)
         self.status = status
+        self.about = about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +114,12 @@ class _Told:
 
 def _refused(reply: httpx.Response) -> KubeError:
     try:
-        message = str(reply.json()["message"])
+        status = reply.json()
+        message = str(status["message"])
     except (ValueError, KeyError, TypeError):
-        message = reply.text.strip() or f"HTTP {reply.status_code}"
-    return KubeError(message, reply.status_code)
+        return KubeError(reply.text.strip() or f"HTTP {reply.status_code}", reply.status_code)
+    details = status.get("details") or {}
+    return KubeError(message, reply.status_code, str(details.get("name") or ""))
 
 
 def load_access(kubeconfig: str | None, context: str | None) -> Access:

@@ -20,6 +20,7 @@ from mainstay_cli.base.exits import UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import faults, operations, status, timeline
 from mainstay_cli.local import runs
+from mainstay_core.pool.conditions import code_of
 from mainstay_core.wire.api import ApiError
 
 PROGRAM = "kubectl mainstay"
@@ -171,7 +172,7 @@ def render_object(manifest: dict[str, Any]) -> str:
 
 def is_worth_a_look(condition: dict[str, Any]) -> bool:
     """Return whether a condition says that something is not as it should be, or over."""
-    if condition["type"] == "Initialized" or condition["reason"] in ("NoneWanted", "NotStarted"):
+    if condition["type"] == "Initialized" or code_of(condition) in ("NoneWanted", "NotStarted"):
         return False
     if condition["type"] == "Ready":
         return bool(condition["status"] != "True")

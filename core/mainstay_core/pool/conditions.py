@@ -179,6 +179,11 @@ def with_times(
     return shown
 
 
+def code_of(told: Mapping[str, object]) -> str:
+    """Return the word for programs that Kubernetes calls the reason of a condition or a state."""
+    return str(told.get("reason") or "")
+
+
 def _initialized(seen: ObservedJob) -> Condition:
     kind = ConditionType.INITIALIZED
     if seen.invalid:
@@ -338,7 +343,7 @@ def _ends(seen: ObservedJob) -> tuple[Condition, Condition]:
             type=ConditionType.FAILED, status=False, reason="NotFailed", message="it has not failed"
         )
         return complete, failed
-    reason = "InvalidSpec" if seen.invalid else "DeadlineExceeded" if seen.deadline else "Failed"
-    if reason == "Failed" and summary is not None and summary.state == "stopped":
-        reason = "Stopped"
-    return complete, Condition(type=ConditionType.FAILED, status=True, reason=reason, message=why)
+    code = "InvalidSpec" if seen.invalid else "DeadlineExceeded" if seen.deadline else "Failed"
+    if code == "Failed" and summary is not None and summary.state == "stopped":
+        code = "Stopped"
+    return complete, Condition(type=ConditionType.FAILED, status=True, reason=code, message=why)

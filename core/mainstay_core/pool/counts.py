@@ -64,11 +64,11 @@ def find_problems(
     found: dict[str, list[tuple[str, str]]] = {}
     for pod in sorted(pods, key=lambda p: p.index):
         if pod.stuck and not pod.terminating:
-            reason = "ImagePullFailed" if pod.stuck_on_image else "ContainerCannotStart"
-            found.setdefault(reason, []).append((pod.name, pod.stuck))
+            code = "ImagePullFailed" if pod.stuck_on_image else "ContainerCannotStart"
+            found.setdefault(code, []).append((pod.name, pod.stuck))
         elif pod.unscheduled and not pod.terminating:
             found.setdefault("Unschedulable", []).append((pod.name, pod.unscheduled))
-    problems = [(reason, _first_of(told)) for reason, told in sorted(found.items())]
+    problems = [(code, _first_of(told)) for code, told in sorted(found.items())]
     if refused:
         problems.insert(0, ("PodsRefused", refused))
     if repair is not None and repair.held_back:

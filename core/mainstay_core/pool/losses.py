@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.observed import Disruption, ObservedNode, ObservedPod
+from mainstay_core.pool.observed import Disruption, EndCause, ObservedNode, ObservedPod
 from mainstay_core.wire.facts import PodGone
 
 
@@ -28,8 +28,6 @@ class LossCause(enum.StrEnum):
     IMAGE = "ImagePullFailed"
 
 
-IMAGE_WHY = "its image cannot be pulled"
-"""How the reason begins why the operator ends a pod that is stuck on its image."""
 COUNTED = frozenset(
     {LossCause.NODE_LOST, LossCause.OUT_OF_MEMORY, LossCause.FAILED, LossCause.IMAGE}
 )
@@ -123,10 +121,9 @@ def _why_lost(
 ) -> tuple[LossCause, str]:
     """Return the cause, and the evidence in one sentence."""
     node = nodes.get(pod.node) if nodes is not None else None
-    if pod.ended_for.startswith(IMAGE_WHY):
-        return LossCause.IMAGE, f"the operator ended pod {pod.name}: {pod.ended_for}"
     if pod.ended_for:
-        return LossCause.ENDED, f"the operator ended pod {pod.name}: {pod.ended_for}"
+        cause = LossCause.IMAGE if pod.ended_as is EndCause.IMAGE else LossCause.ENDED
+        return cause, f"the operator ended pod {pod.name}: {pod.ended_for}"
     if node is not None and node.lost:
         what = "no more" if node.gone else "out of service"
         return LossCause.NODE_LOST, f"node {pod.node} of pod {pod.name} is {what}"

@@ -39,6 +39,14 @@ class Disruption(enum.StrEnum):
     OTHER = "other"
 
 
+class EndCause(enum.StrEnum):
+    """Why the operator ends a pod, as far as anything is decided by it."""
+
+    OTHER = "other"
+    IMAGE = "image"
+    """The pod is stuck: its node cannot pull an image that others have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPod:
     """One pod object of a job.
@@ -60,6 +68,8 @@ class ObservedPod:
     ends_by_s: float = 0.0
     ended_for: str = ""
     """Why the operator itself deleted it; empty if it did not."""
+    ended_as: EndCause = EndCause.OTHER
+    """The same, as far as anything is decided by it."""
     disruption: Disruption | None = None
     disruption_why: str = ""
     failure: str = ""
@@ -89,7 +99,7 @@ class ContainerEnd:
 
     container: str
     restarts: int
-    reason: str
+    code: str
     """As the cluster names it: OOMKilled, Error, Completed."""
     exit_code: int
 

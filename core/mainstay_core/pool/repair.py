@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import (
-    IMAGE_WHY,
     Loss,
     PodDemand,
     find_losses,
     has_lost_node,
     is_lost,
 )
-from mainstay_core.pool.observed import ObservedNode, ObservedPod, Taint
+from mainstay_core.pool.observed import EndCause, ObservedNode, ObservedPod, Taint
 from mainstay_core.wire.facts import Fact, Leaving
 
 KEEP_FAILED = 3
@@ -61,8 +60,23 @@ class PodEnd:
     uid: PodUid
     name: str
     why: str
+    cause: EndCause = EndCause.OTHER
     force: bool = False
     """Without waiting for its kubelet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairCounts:
+    """How many pods a repair is about."""
+
+    kept: int = 0
+    wanted: int = 0
+    made: int = 0
+    ended: int = 0
+    held_back: int = 0
+    """Pods that are not made as the budget is used up."""
+    spent: int = 0
+    """Counted losses within the window; 0 while nothing is held back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +89,13 @@ class Repair:
     tell: tuple[Fact, ...] = ()
     losses: tuple[Loss, ...] = ()
     """Of pods that were there at the last look, or that the api takes for living."""
-    held_back: int = 0
-    """Pods that are not made as the budget is used up."""
+    counts: RepairCounts = RepairCounts()
     reason: str = ""
+
+    @property
+    def held_back(self) -> int:
+        """Pods that are not made as the budget is used up."""
+        return self.counts.held_back
 
 
 def plan_repair(
@@ -124,13 +142,21 @@ def plan_repair(
     spent += sum(loss.counts and loss.uid not in accounted for loss in losses)
     held_back = min(missing, max(0, spent - policy.max_repairs))
     make = free_indexes([*(p.index for p in existing), *taken], missing - held_back)
+    counts = RepairCounts(
+        kept=len(kept),
+        wanted=wanted,
+        made=len(make),
+        ended=len(ending),
+        held_back=held_back,
+        spent=spent if held_back else 0,
+    )
     return Repair(
         make=make,
         end=tuple(ending),
         tell=tuple(tell),
         losses=losses,
-        held_back=held_back,
-        reason=_reason(len(kept), wanted, len(make), len(ending), held_back, spent, policy),
+        counts=counts,
+        reason=_reason(counts, policy),
     )
 
 
@@ -187,15 +213,19 @@ def _sort_out(
     ending |= {uid: leaves[uid] for uid in demand.ending if uid in leaves}
     # What never registered has no work to hand over.
     ending |= {p.uid: leaves[p.uid] for p in living if p.uid in leaves and _unknown(p, demand)}
-    ending |= {
-        p.uid: f"{IMAGE_WHY} on node {p.node}, where others have theirs: {p.stuck}"
+    stuck = {
+        p.uid: f"its image cannot be pulled on node {p.node}, where others have theirs: {p.stuck}"
         for p in _stuck_on_image(living, policy, now_s)
     }
-    ending |= {
+    stranded = {
         p.uid: f"its node {p.node} is not ready, and the job goes on without it"
         for p in living
         if p.uid in demand.known and _unknown(p, demand) and _is_stranded(p, nodes)
     }
+    ending |= stuck | stranded
+    # Who was ended before is ended for the same again.
+    causes = {p.uid: p.ended_as for p in living} | dict.fromkeys(stuck, EndCause.IMAGE)
+    causes |= dict.fromkeys(stranded, EndCause.OTHER)
     kept = [
         p
         for p in living
@@ -209,7 +239,11 @@ def _sort_out(
     surplus = surplus[: max(0, len(kept) - demand.num_pods)]
     ending |= {p.uid: "the job does not need it" for p in surplus}
     kept = [p for p in kept if p.uid not in ending]
-    ends = [_end(p, ending[p.uid]) for p in living if p.uid in ending and not p.terminating]
+    ends = [
+        _end(p, ending[p.uid], causes[p.uid])
+        for p in living
+        if p.uid in ending and not p.terminating
+    ]
     return kept, ends
 
 
@@ -223,8 +257,8 @@ def _is_stranded(pod: ObservedPod, nodes: Mapping[str, ObservedNode] | None) -> 
     return node is not None and not node.ready
 
 
-def _end(pod: ObservedPod, why: str) -> PodEnd:
-    return PodEnd(uid=pod.uid, name=pod.name, why=why)
+def _end(pod: ObservedPod, why: str, cause: EndCause = EndCause.OTHER) -> PodEnd:
+    return PodEnd(uid=pod.uid, name=pod.name, why=why, cause=cause)
 
 
 def _stuck_on_image(
@@ -290,23 +324,15 @@ def _leaving(pod: ObservedPod, why: str, now_s: float) -> Leaving:
     return Leaving(pod=pod.uid, evidence=why, observed_at_s=now_s, grace_s=grace_s)
 
 
-def _reason(
-    num_kept: int,
-    wanted: int,
-    num_made: int,
-    num_ended: int,
-    held_back: int,
-    spent: int,
-    policy: RepairPolicy,
-) -> str:
-    parts = [f"{num_kept} of {wanted} pods are there"]
-    if num_made:
-        parts.append(f"{num_made} are made")
-    if num_ended:
-        parts.append(f"{num_ended} are ended")
-    if held_back:
+def _reason(counts: RepairCounts, policy: RepairPolicy) -> str:
+    parts = [f"{counts.kept} of {counts.wanted} pods are there"]
+    if counts.made:
+        parts.append(f"{counts.made} are made")
+    if counts.ended:
+        parts.append(f"{counts.ended} are ended")
+    if counts.held_back:
         parts.append(
-            f"{held_back} are not made: {spent} pods were lost within {policy.window_s:.0f} s, "
-            f"and recovery.window.maxRepairs is {policy.max_repairs}"
+            f"{counts.held_back} are not made: {counts.spent} pods were lost within "
+            f"{policy.window_s:.0f} s, and recovery.window.maxRepairs is {policy.max_repairs}"
         )
     return ", ".join(parts)

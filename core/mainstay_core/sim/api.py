@@ -134,10 +134,11 @@ class Api(Process, JobTransactions):
         try:
             reply = await self._route(request)
         except MainstayError as error:
-            problem = problem_of(error)
-            if problem is None:
+            answer = problem_of(error)
+            if answer is None:
                 raise
-            reply = Reply(problem[0], error=problem[1], body=str(error))
+            status, name = answer
+            reply = Reply(status, error=name, body=str(error))
         exchange.reply(reply)
 
     async def _route(self, request: Request) -> Reply:

@@ -53,7 +53,7 @@ def fact_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
     evidence = told.get("evidence", "")
     return {
         **told,
-        "differing": _differing_slots(evidence),
+        "differing": _differing_slots(str(evidence)),
         "complete": not evidence,
         "fingerprint": told.get("fingerprint", {}),
     }
@@ -64,9 +64,9 @@ def recovery_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, "differing": _differing_slots(f"{data.get('fault')}; {data.get('reason')}")}
 
 
-def _differing_slots(text: object) -> list[dict[str, Any]]:
+def _differing_slots(sentence: str) -> list[dict[str, Any]]:
     """Return the slots (as JSON) whose state differed, if a sentence of format 1 names them."""
-    found = _DIFFERING.search(str(text))
+    found = _DIFFERING.search(sentence)
     if found is None:
         return []
     slots = (member.rpartition(" on ")[2] for member in found[1].split(", "))

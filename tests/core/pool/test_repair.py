@@ -296,7 +296,7 @@ def test_a_pod_whose_node_alone_cannot_pull_the_image_is_replaced() -> None:
 
     (end,) = repair([pod(0), stuck], demand(2, 0)).end
     assert end.uid == uid(1)
-    ended = pod(1, ready=False, ended_for=end.why)
+    ended = pod(1, ready=False, ended_for=end.why, ended_as=end.cause)
     (loss,) = repair([pod(0)], demand(2, 0), before=seen(pod(0), ended)).losses
     assert (loss.cause, loss.counts) == (LossCause.IMAGE, True)
     first = pod(0, ready_since_s=NOW_S - 1)
