@@ -49,7 +49,7 @@ from mainstay_core.supervisor.events import (
     StopTrainers,
     Tick,
 )
-from mainstay_core.supervisor.held_plan import restoration_of
+from mainstay_core.supervisor.held_job import held_job_of
 from mainstay_core.supervisor.leaving import EXIT_TERMINATED
 from mainstay_core.supervisor.machine import readiness
 from mainstay_core.supervisor.pod import Pod
@@ -210,10 +210,10 @@ class Supervisor(Pod):
         """Take up the job's injected faults."""
         self._processes.add_faults(answer.config.faults)
 
-    def restoration(self) -> HeldJob | None:
+    def held_job(self) -> HeldJob | None:
         """Return what is held of the job, with its injected faults."""
         processes, registered = self._processes, self.conversation.registered
-        return restoration_of(self.state, registered, processes.faults, processes.fired)
+        return held_job_of(self.state, registered, processes.faults, processes.fired)
 
     def status_of(self, slot: SlotState) -> SlotStatus:
         """Return a slot's line in the heartbeat."""

@@ -57,7 +57,7 @@ async def require_agent(request: Request) -> Caller:
     """Let supervisors of the job in, each for its own pod."""
     caller = await _once(request, _admit_agent)
     if caller.pod and request.method not in _READS:
-        require_own(caller.pod, await _pods_told(request))
+        require_own(caller.pod, await _pods_named(request))
     return caller
 
 
@@ -149,7 +149,7 @@ def _token(request: Request) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-async def _pods_told(request: Request) -> frozenset[str]:
+async def _pods_named(request: Request) -> frozenset[str]:
     """Return the pods for which the body speaks: its own field ``pod``, and that of each fact."""
     try:
         body = await request.json()

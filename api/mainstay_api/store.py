@@ -1,6 +1,6 @@
 """Keeps jobs in Redis: compare-and-set for decisions, plain writes for the rest.
 
-:class:`store_protocol.Store` is what the service needs; :class:`RedisStore` is the only
+:class:`store_protocol.Store` is what the transactions need; :class:`RedisStore` is the only
 implementation, in tests too, and this the only module that knows Redis. A
 decision (state, plan, recoveries, history) becomes visible in one script, so a
 plan is durable before anybody sees it and is seen by everybody once it is

@@ -54,12 +54,12 @@ class Jobs:
         self._reconcilers: dict[str, Reconciler] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asked_for: frozenset[str] = frozenset()
-        self._told_since: set[str] = set()
+        self._shown_since: set[str] = set()
 
     def note_job(self, view: JobView) -> None:
         """Learn that a job is there, or has changed."""
         uid = view.uid
-        self._told_since.add(uid)
+        self._shown_since.add(uid)
         reconciler = self._reconcilers.get(uid)
         if reconciler is not None:
             reconciler.update(view)
@@ -79,7 +79,7 @@ class Jobs:
 
     def drop_job(self, uid: str) -> None:
         """Learn that a job is no more."""
-        self._told_since.add(uid)
+        self._shown_since.add(uid)
         reconciler = self._reconcilers.pop(uid, None)
         task = self._tasks.pop(uid, None)
         if task is not None:
@@ -91,7 +91,7 @@ class Jobs:
     def begin_list(self) -> None:
         """Remember that jobs are listed now: what the watch tells from now on is newer."""
         self._asked_for = frozenset(self._reconcilers)
-        self._told_since.clear()
+        self._shown_since.clear()
 
     def apply_list(self, listed: Iterable[JobView]) -> bool:
         """Learn from the list which jobs there are; return whether the watch has missed something.
@@ -99,11 +99,11 @@ class Jobs:
         A job that needs nothing any more is kept by nobody, so it is no news.
         """
         there = {view.uid: view for view in listed}
-        gone = [u for u in self._asked_for - there.keys() if u not in self._told_since]
+        gone = [u for u in self._asked_for - there.keys() if u not in self._shown_since]
         news = [
             view
             for uid, view in there.items()
-            if uid not in self._told_since and self._is_news(view)
+            if uid not in self._shown_since and self._is_news(view)
         ]
         for uid in gone:
             self.drop_job(uid)

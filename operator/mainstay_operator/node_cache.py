@@ -13,7 +13,7 @@ class NodeCache:
     def __init__(self) -> None:
         self._nodes: dict[str, ObservedNode] = {}
         self._asked_for: frozenset[str] = frozenset()
-        self._told_since: set[str] = set()
+        self._shown_since: set[str] = set()
 
     def show(self) -> Mapping[str, ObservedNode]:
         """Return the nodes as far as is known."""
@@ -25,7 +25,7 @@ class NodeCache:
 
     def note_node(self, node: ObservedNode) -> bool:
         """Learn from the watch how a node is; return whether that is news."""
-        self._told_since.add(node.name)
+        self._shown_since.add(node.name)
         changed = self._nodes.get(node.name) != node
         self._nodes[node.name] = node
         return changed
@@ -33,7 +33,7 @@ class NodeCache:
     def begin_list(self) -> None:
         """Remember that a list is asked for now: what the watch tells from now on is newer."""
         self._asked_for = frozenset(name for name, node in self._nodes.items() if not node.gone)
-        self._told_since.clear()
+        self._shown_since.clear()
 
     def apply_list(self, listed: Iterable[ObservedNode]) -> bool:
         """Learn from the list; return whether the watch has missed something."""
@@ -44,7 +44,7 @@ class NodeCache:
         missed = {
             name: node
             for name, node in there.items()
-            if name not in self._told_since and self._nodes.get(name) != node
+            if name not in self._shown_since and self._nodes.get(name) != node
         }
         self._nodes |= missed
         return bool(missed)

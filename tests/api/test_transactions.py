@@ -289,7 +289,7 @@ def test_the_lease_has_one_holder(own_redis: Any) -> None:
     asyncio.run(contend())
 
 
-def test_the_ticker_forms_the_same_quorum_again_after_the_probe(own_redis: Any) -> None:
+def test_the_heartbeat_watch_forms_the_same_quorum_again_after_the_probe(own_redis: Any) -> None:
     async def suspect() -> None:
         transactions = Transactions(RedisStore(own_redis.url), SETTINGS, Metrics())
         uid = JobUid("probed")

@@ -35,7 +35,7 @@ class FaultPoints:
         self._waiting: list[FaultPoint] = []
         self._num_replicas = num_replicas
         self._uplink = uplink
-        self._heard: dict[str, int | None] = {}
+        self._fired_at: dict[str, int | None] = {}
         """Faults that fired since the plan, with the step in which that was first noticed."""
         self._slow: list[tuple[FaultPoint, int]] = []
         """What makes this rank slow, with the step in which that ends."""
@@ -49,10 +49,10 @@ class FaultPoints:
             self._known.update(fault.id for fault in new)
             self._waiting += new
 
-    def hear(self, fault: str) -> None:
+    def note_fired(self, fault: str) -> None:
         """A fault fires, here or elsewhere (any thread)."""
         with self._lock:
-            self._heard.setdefault(fault, None)
+            self._fired_at.setdefault(fault, None)
 
     def reach(self, plan: Plan, index: int, step: int, action: Action) -> None:
         """Fire the faults of this action; returns unless one kills this process.
@@ -88,12 +88,12 @@ class FaultPoints:
 
     def _over(self, step: int) -> tuple[str, ...]:
         """Return the faults that fired some steps ago; not all of them lead to a plan."""
-        for fault, since in self._heard.items():
+        for fault, since in self._fired_at.items():
             # A rank that goes back to an earlier step counts anew.
-            self._heard[fault] = step if since is None else min(since, step)
+            self._fired_at[fault] = step if since is None else min(since, step)
         return tuple(
             fault
-            for fault, since in self._heard.items()
+            for fault, since in self._fired_at.items()
             if since is not None and step >= since + STEPS_TO_BE_OVER
         )
 

@@ -65,7 +65,7 @@ class Session:
             self._connections.see,
             self._stop,
             lambda faults: self._faults.add(faults),
-            lambda fault: self._faults.hear(fault),
+            lambda fault: self._faults.note_fired(fault),
         )
         self._connections.on_plan = self._uplink.pass_plan
         self._faults = FaultPoints(self._config.faults, self._config.shape.replicas, self._uplink)

@@ -16,7 +16,7 @@ invariant of the protocol that did not hold, if any.
 - ``surroundings``: what surrounds every process of a run
 - ``trainer``: the shell around the rank's state machine
 - ``launcher``: the shell of a pod's launcher
-- ``line``: a supervisor's way to the api
+- ``api_client``: a supervisor's way to the api
 - ``supervisor``: the shell of a pod's supervisor
 - ``store``: the store of the api
 - ``api``: one replica of the api

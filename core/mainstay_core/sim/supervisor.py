@@ -7,10 +7,10 @@ from typing import Any
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.sim.api_client import ApiClient
 from mainstay_core.sim.engine import Process
 from mainstay_core.sim.gather import GatherServer
 from mainstay_core.sim.launcher import Launcher
-from mainstay_core.sim.line import ApiLine
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import (
@@ -47,8 +47,8 @@ class Supervisor(Process, Pod):
 
     def __init__(self, world: Surroundings, pod: PodUid, number: int) -> None:
         Process.__init__(self, world.engine, f"{pod}~{number}", pod)
-        line = ApiLine(world, self, lambda: self.state.plan.quorum if self.state.plan else None)
-        Pod.__init__(self, world.config.job, pod, world.slots_per_pod, line)
+        client = ApiClient(world, self, lambda: self.state.plan.quorum if self.state.plan else None)
+        Pod.__init__(self, world.config.job, pod, world.slots_per_pod, client)
         self.world, self.pod, self.number = world, pod, number
         self.left: int | None = None
         self._gather_address = f"gather@{pod}.{number}"

@@ -80,7 +80,7 @@ class Trainer(Process):
         self._log = EntryLog()
         self._gradient = ""
 
-    # The supervisor's line --------------------------------------------------
+    # The connection to the supervisor --------------------------------------------------
 
     def connected(self, end: End) -> None:
         """The socket stands: say hello once everything is loaded."""

@@ -5,7 +5,7 @@
 - ``leaving``: how a pod that is told to end hands its work over first
 - ``machine``: the supervisor's state machine
 - ``outbox``: facts and ledger entries that wait to be heard
-- ``held_plan``: what is told to a store that has lost the job
+- ``held_job``: what is told to a store that has lost the job
 - ``conversation``: registration, facts, ledger, heartbeats and plans: what is said to the api
 - ``gossip``: plans from supervisor to supervisor
 - ``pod``: one pod without its sockets: all of the above, for a shell

@@ -66,7 +66,7 @@ class ApiPort(Protocol):
     """
 
     async def register(self, registration: PodRegistration) -> Registration: ...
-    async def restore(self, held: HeldJob) -> None: ...
+    async def recover_store(self, held: HeldJob) -> None: ...
     async def post_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply: ...
     async def post_facts(self, facts: tuple[Fact, ...]) -> Plan | None: ...
     async def post_ledger(self, entries: tuple[LedgerEntry, ...]) -> None: ...
@@ -103,7 +103,7 @@ class PodPort(Protocol):
     def heartbeat(self) -> Heartbeat:
         """Return what the pod says of itself now."""
 
-    def restoration(self) -> HeldJob | None:
+    def held_job(self) -> HeldJob | None:
         """Return what is held of the job, for an api that has lost it; None if nothing."""
 
     def welcomed(self, answer: Registration) -> None:
@@ -171,17 +171,17 @@ class Conversation:
                     lambda: self._port.register(registration), "registration"
                 )
             except ApiRefused as refusal:
-                held = self._pod.restoration()
+                held = self._pod.held_job()
                 patient = held is not None or self._port.now_s() < ends_s
                 if not (refusal.is_unknown and patient):
                     raise
                 self._port.say("warning", f"registration refused: {refusal}")
             if held is not None:
-                await self._restore(held)
+                await self._recover_store(held)
             backoff = await self._wait(backoff)
 
-    async def _restore(self, held: HeldJob) -> None:
-        await self.until_answered(lambda: self._port.restore(held), "restoration")
+    async def _recover_store(self, held: HeldJob) -> None:
+        await self.until_answered(lambda: self._port.recover_store(held), "recovery of the store")
 
     # Facts and ledger entries --------------------------------------------------
 

@@ -33,7 +33,7 @@ from mainstay_core.supervisor.events import (
     StopTrainers,
 )
 from mainstay_core.supervisor.gossip import offer_after_s
-from mainstay_core.supervisor.held_plan import restoration_of
+from mainstay_core.supervisor.held_job import held_job_of
 from mainstay_core.supervisor.machine import initial, next_due_s, step
 from mainstay_core.wire.api import HeldJob, Registration
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
@@ -125,9 +125,9 @@ class Pod(ABC):
         phase = "starting" if slot.phase is SlotPhase.UP else slot.phase.value
         return SlotStatus(index=slot.index, incarnation=slot.incarnation, pid=slot.pid, phase=phase)
 
-    def restoration(self) -> HeldJob | None:
+    def held_job(self) -> HeldJob | None:
         """Return what is held of the job, for an api that has lost it; None if nothing."""
-        return restoration_of(self.state, self.conversation.registered)
+        return held_job_of(self.state, self.conversation.registered)
 
     # Decisions ---------------------------------------------------------------------
 

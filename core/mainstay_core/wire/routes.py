@@ -175,7 +175,7 @@ class SupervisorApi(ABC):
         """Mirror ledger entries."""
         await self._post("ledger", {"entries": [codec.encode(entry) for entry in entries]})
 
-    async def restore(self, held: HeldJob) -> None:
+    async def recover_store(self, held: HeldJob) -> None:
         """Tell the api what it has lost."""
         await self._post("restore", codec.encode(held))
 

@@ -77,7 +77,7 @@ def _trainer(pipe, path, faults, reached):
     points = FaultPoints(faults, 1, uplink)
     for number, where in enumerate(reached):
         if isinstance(where, str):
-            points.hear(where)
+            points.note_fired(where)
         else:
             points.reach(*where)
         pipe.send(f"past {number}")

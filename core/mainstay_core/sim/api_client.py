@@ -25,7 +25,7 @@ from mainstay_core.wire.plan import Plan
 REQUEST_TIMEOUT_S = 10.0
 
 
-class ApiLine:
+class ApiClient:
     """Carries a supervisor's conversation with the api (the conversation's ``ApiPort``).
 
     Args:
@@ -59,7 +59,7 @@ class ApiLine:
         answer: Registration = (await self._ask("pods", registration)).body
         return answer
 
-    async def restore(self, held: HeldJob) -> None:
+    async def recover_store(self, held: HeldJob) -> None:
         """Tell what is held of a job that is lost."""
         await self._ask("restore", held)
 

@@ -11,7 +11,7 @@ from mainstay_core.supervisor.events import SlotPhase, SupervisorState
 from mainstay_core.wire.api import HeldJob, Registration
 
 
-def restoration_of(
+def held_job_of(
     state: SupervisorState,
     registered: Registration | None,
     faults: tuple[FaultPoint, ...] = (),
