@@ -166,7 +166,7 @@ def test_a_decision_on_an_old_version_is_refused_whole(
         old = await transactions.store.load(uid)
         assert isinstance(old, Snapshot)
         await Crew(uid, transactions).register(0)
-        change = Change(state=old.state, shown=(Announce(reason="R", message="m"),))
+        change = Change(state=old.state, shown=(Announce(code="R", message="m"),))
         before = await transactions.store.read_stream(uid, "0-0", None)
         with pytest.raises(StoreConflictError):
             await transactions.store.commit(uid, old.revision, change)

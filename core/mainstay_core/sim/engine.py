@@ -195,12 +195,16 @@ class Process:
 class Task:
     """One thread of a process."""
 
-    __slots__ = ("_process", "_steps", "_woken", "done")
+    __slots__ = ("_began", "_process", "_steps", "_woken", "done")
 
     def __init__(self, process: Process, steps: Steps[None] | Coroutine[Any, Any, None]) -> None:
         self._process, self._steps = process, steps
-        self._woken = False
+        self._woken = self._began = False
         self.done = False
+
+    def __del__(self) -> None:
+        if not self._began:  # its process has ended before: nobody forgot to await it
+            self._steps.close()
 
     def wake(self) -> None:
         """Go on soon."""
@@ -213,6 +217,7 @@ class Task:
         self._woken = False
         if self.done:
             return
+        self._began = True
         try:
             wait = self._steps.send(None)
         except StopIteration:

@@ -1,7 +1,7 @@
-"""Whoever makes the pods: brings up others for those that end, as many as the api wants.
+"""The maker of pods: it brings up others for those that end, as many as the api wants.
 
-Stands for a kubelet with the operator (``mainstay_core.pool.repair``), or for the provider of
-local mode. It decides nothing about the job.
+It stands for a kubelet with the operator, or for the pool of local mode. What to make, end and
+tell is decided by :mod:`mainstay_core.pool.repair`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.scaling import PodPlan, plan_pods
 from mainstay_core.coordinator.state import CoordinatorState, uid_of
 from mainstay_core.job.phase import JobPhase
+from mainstay_core.pool.losses import PodDemand
+from mainstay_core.pool.observed import ObservedPod, PodPhase
+from mainstay_core.pool.repair import RepairPolicy, plan_repair
 from mainstay_core.sim.api import Request
 from mainstay_core.sim.engine import Process, Steps, Violation
 from mainstay_core.sim.launcher import Launcher
@@ -19,7 +22,7 @@ from mainstay_core.sim.network import Unreachable
 from mainstay_core.sim.supervisor import Supervisor
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import LeaveRequested
-from mainstay_core.wire.facts import PodGone
+from mainstay_core.wire.facts import Fact, PodGone
 
 PROVIDER = "provider"
 MAX_PODS = 80
@@ -28,6 +31,8 @@ LOOK_S = 0.5
 """How often the api's wishes are looked at."""
 NOTICE_S = 4.0
 """How long it may take until somebody hears of a node that vanished."""
+NOT_WANTED = "it is not wanted any more"
+POLICY = RepairPolicy(max_repairs=MAX_PODS)
 KILL_AFTER_S = 15.0
 """A pod that was told to end, and has had its time for handing over, is killed then."""
 
@@ -42,6 +47,8 @@ class Pod:
     lives: int = 1
     told: bool = False
     """Whether it was told to end."""
+    ends_by_s: float = 0.0
+    """When it is killed then."""
 
     def kill(self, *, silent: bool = False) -> None:
         """Kill everything on it."""
@@ -69,7 +76,9 @@ class Provider(Process):
         self.world, self._max_pods = world, max_pods
         self.follows = follows
         self.pods: dict[str, Pod] = {}
-        self._num_made = self._num_making = 0
+        self._num_made = self._num_coming = 0
+        self._making: set[PodUid] = set()
+        """Pods that are on their way, by names that they have until then."""
         self._telling: set[PodUid] = set()
 
     def begin(self, num_pods: int) -> None:
@@ -112,44 +121,67 @@ class Provider(Process):
         return supervisor.alive and supervisor.state.registered and not supervisor.state.ending
 
     def _repair(self, state: CoordinatorState, wanted: PodPlan) -> None:
-        stands = state.phase is JobPhase.SUSPENDED
-        living = {uid_of(p) for p in state.pods if not p.gone}
-        for uid in living - set(self.pods):
-            if uid not in self._telling:
-                self.spawn(self._tell_gone(uid))
-        ending = set(wanted.ending)
-        kept = [p for p in self.pods.values() if not p.told and p.uid not in wanted.leaving]
-        kept = [p for p in kept if p.uid not in ending]
-        if self.world.scenario.restarts_in_place:
-            # In a cluster nobody has to register first to be ended.
-            unknown = [p for p in reversed(kept) if p.uid not in living]
-            surplus = len(kept) if stands else len(kept) - wanted.num_pods
-            ending |= {p.uid for p in unknown[: max(0, surplus)]}
-            kept = [p for p in kept if p.uid not in ending]
-        for uid in sorted(ending & set(self.pods)):
-            self._end(self.pods[uid])
-        for _ in range(wanted.num_pods - len(kept) - self._num_making):
-            self._num_making += 1
+        now_s = self.world.clock(PROVIDER)
+        repair = plan_repair(
+            before={},
+            pods=self._observe(),
+            nodes=None,
+            demand=PodDemand(
+                suspended=state.phase is JobPhase.SUSPENDED,
+                num_pods=wanted.num_pods,
+                leaving=frozenset(wanted.leaving),
+                ending=wanted.ending,
+                living={uid_of(p): uid_of(p) for p in state.pods if not p.gone},
+            ),
+            policy=POLICY,
+            now_s=now_s,
+        )
+        for fact in repair.tell:
+            if fact.pod not in self._telling:
+                self.spawn(self._tell(fact))
+        for end in repair.end:
+            if end.uid in self.pods:
+                self._end(self.pods[end.uid])
+            self._making.discard(end.uid)
+        for _ in repair.make:
             self.spawn(self._make_later())
+
+    def _observe(self) -> tuple[ObservedPod, ...]:
+        """Return the pods that there are, and those that are on their way."""
+        seen = [
+            ObservedPod(
+                uid=pod.uid,
+                name=pod.uid,
+                index=number,
+                phase=PodPhase.RUNNING,
+                terminating=pod.told,
+                ends_by_s=pod.ends_by_s,
+                ended_for=NOT_WANTED if pod.told else "",
+            )
+            for number, pod in enumerate(self.pods.values())
+        ]
+        coming = enumerate(sorted(self._making), len(seen))
+        return (*seen, *(ObservedPod(uid=uid, name=uid, index=i) for i, uid in coming))
 
     def _end(self, pod: Pod) -> None:
         """SIGTERM; SIGKILL when it does not end."""
-        if pod.told:
-            return
-        pod.told = True
+        late_s = self.world.config.handover_s + KILL_AFTER_S
+        pod.told, pod.ends_by_s = True, self.world.clock(PROVIDER) + late_s
         supervisor = pod.supervisor
-        supervisor.after(0.0, supervisor.feed, LeaveRequested("it is not wanted any more"))
+        supervisor.after(0.0, supervisor.feed, LeaveRequested(NOT_WANTED))
         if not supervisor.alive:
             pod.kill()
-        late_s = self.world.config.handover_s + KILL_AFTER_S
         self.after(late_s, pod.kill)
 
     # Pods -------------------------------------------------------------------
 
     def _make_later(self) -> Steps[None]:
+        self._num_coming += 1
+        uid = PodUid(f"coming{self._num_coming}")
+        self._making.add(uid)
         yield self.world.pace.startup_s()
-        self._num_making -= 1
-        if not self.world.store.last.terminal:
+        if uid in self._making and not self.world.store.last.terminal:
+            self._making.remove(uid)
             self._make_pod()
 
     def _make_pod(self) -> None:
@@ -189,7 +221,9 @@ class Provider(Process):
             return
         pod.kill()
         del self.pods[pod.uid]
-        yield from self._tell_gone(pod.uid)
+        at_s = self.world.clock(PROVIDER)
+        gone = PodGone(pod=pod.uid, evidence="a process of it ended", observed_at_s=at_s)
+        yield from self._tell(gone)
         if self.follows:
             return
         yield self.world.pace.startup_s()
@@ -204,10 +238,8 @@ class Provider(Process):
         pod.supervisor.parent = pod.launcher
         self._watch(pod)
 
-    def _tell_gone(self, uid: PodUid) -> Steps[None]:
-        at_s = self.world.clock(PROVIDER)
-        fact = PodGone(pod=uid, evidence="a process of it ended", observed_at_s=at_s)
-        self._telling.add(uid)
+    def _tell(self, fact: Fact) -> Steps[None]:
+        self._telling.add(fact.pod)
         while (yield from self.ask("facts", (fact,))) in (0, 503):
             yield TELL_AGAIN_S
-        self._telling.discard(uid)
+        self._telling.discard(fact.pod)
