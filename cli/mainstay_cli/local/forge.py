@@ -87,7 +87,7 @@ class Forge:
             return
         if frame.kind == "launched":
             pid = int(frame.head["pid"])
-            future.set_result(self._children.adopt(f"launcher of {pod}", pid))
+            future.set_result(self._children.adopt(pid))
         else:
             reason = frame.head.get("reason")
             future.set_exception(RemoteProtocolError(f"no launcher for {pod}: {reason}"))
@@ -115,7 +115,5 @@ def start_forge(
             str(theirs.fileno()),
         ]
         command += [f"--preload={module}" for module in preload]
-        child = children.spawn(
-            "forge", command, log=log, environment=env, pass_fds=(theirs.fileno(),)
-        )
+        child = children.spawn(command, log=log, environment=env, pass_fds=(theirs.fileno(),))
     return Forge(children, child, ours)

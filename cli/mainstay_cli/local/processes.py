@@ -27,8 +27,7 @@ class Child:
     An adopted process (a child of our child) has no exit code: its result is None.
     """
 
-    def __init__(self, name: str, pid: int, popen: subprocess.Popen[bytes] | None) -> None:
-        self.name = name
+    def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None) -> None:
         self.pid = pid
         self.popen = popen
         loop = asyncio.get_running_loop()
@@ -88,7 +87,6 @@ class ChildProcesses:
 
     def spawn(
         self,
-        name: str,
         command: Sequence[str],
         *,
         log: Path,
@@ -108,14 +106,14 @@ class ChildProcesses:
                 cwd=cwd,
                 start_new_session=True,
             )
-        child = Child(name, popen.pid, popen)
+        child = Child(popen.pid, popen)
         self._known.add(popen.pid)
         self._watch(child)
         return child
 
-    def adopt(self, name: str, pid: int) -> Child:
+    def adopt(self, pid: int) -> Child:
         """Watch a process that a child of ours started in a group of its own."""
-        child = Child(name, pid, None)
+        child = Child(pid, None)
         self._watch(child)
         return child
 

@@ -38,7 +38,7 @@ async def start_redis(
         *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         *("--dir", str(directory), "--daemonize", "no"),
     ]
-    child = children.spawn("redis", command, log=log, environment=env)
+    child = children.spawn(command, log=log, environment=env)
     while not child.ended.done():
         if await _answers(socket):
             return child

@@ -263,7 +263,6 @@ class _LocalRun:
                 "MAINSTAY_NUM_SLOTS": str(self._file.job.shape.ranks_per_pod),
             }
             return children.spawn(
-                f"supervisor of {name}",
                 [sys.executable, "-m", "mainstay_agent"],
                 log=directory / "supervisor.log",
                 environment=environment,

@@ -112,9 +112,7 @@ class Services:
             *(sys.executable, "-m", "mainstay_api"),
         ]
         log = self._log("api")
-        self._api = self._children.spawn(
-            "api", command, log=log, environment=self._settings.environment
-        )
+        self._api = self._children.spawn(command, log=log, environment=self._settings.environment)
         while not await self._client.is_ready():
             if self._api.ended.done():
                 raise MachineError(f"the api ended at once: {last_line(log)} (see {log})")

@@ -39,7 +39,6 @@ def test_everything_a_run_started_ends_with_it_even_what_left_its_group(tmp_path
     async def scenario() -> tuple[int, int]:
         async with families.ChildProcesses() as children:
             child = children.spawn(
-                "g",
                 [sys.executable, "-c", GRANDPARENT],
                 log=tmp_path / "log",
                 environment=os.environ,
@@ -73,7 +72,6 @@ def test_the_end_of_a_child_is_noticed_with_its_code(tmp_path: Path) -> None:
     async def scenario() -> int | None:
         async with families.ChildProcesses() as children:
             child = children.spawn(
-                "c",
                 [sys.executable, "-c", "raise SystemExit(7)"],
                 log=tmp_path / "log",
                 environment=os.environ,
@@ -93,7 +91,7 @@ def test_the_rest_of_a_group_ends_with_its_leader(tmp_path: Path) -> None:
     async def scenario() -> int:
         async with families.ChildProcesses() as children:
             child = children.spawn(
-                "c", [sys.executable, "-c", code], log=tmp_path / "log", environment=os.environ
+                [sys.executable, "-c", code], log=tmp_path / "log", environment=os.environ
             )
             await child.ended
             pid = int((tmp_path / "log").read_text())
