@@ -7,7 +7,9 @@ export PYTHON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos cluster sim bench lint verify crd manifests images format lock clean
+# Tests that run at the same time: what needs a cluster, and the rest (tests/lanes.py).
+LANES ?= 2
+.PHONY: help setup demo quick test chaos cluster sim bench lint verify crd manifests images format lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,8 +20,11 @@ setup: ## Make .venv at the locked versions (the others do it when needed)
 demo: setup ## Train, kill a pod and a trainer with -9, go on, compare the bits with an undisturbed run
 	@$(BIN)/mainstay local demo
 
-test: setup ## All tests, a quick share of the fault matrix included
-	@$(BIN)/python -m pytest -ra $(ARGS)
+quick: setup ## Tests for the edit loop: no cluster, no trainer processes (LANES=0: in one process)
+	@$(BIN)/python -m pytest -ra -n $(LANES) --quick $(ARGS)
+
+test: setup ## All tests, a quick share of the fault matrix included (LANES=0: in one process)
+	@$(BIN)/python -m pytest -ra -n $(LANES) $(ARGS)
 
 chaos: setup ## The whole fault matrix, and 40 faults drawn from a seed (ARGS for pytest)
 	@$(BIN)/python -m pytest -ra -v -m chaos tests/chaos tests/e2e tests/cluster $(ARGS)

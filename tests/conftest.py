@@ -1,19 +1,30 @@
-"""What all tests share: the fixtures of a real Kubernetes (tests/cluster/README.md)."""
+"""What all tests share: the fixtures of a real Kubernetes (tests/cluster/README.md), and lanes."""
 
+from __future__ import annotations
+
+import pytest
+from tests import lanes
 from tests.cluster.fixtures import (
     cluster,
     control_plane,
+    put_last,
     pytest_collection_finish,
-    pytest_collection_modifyitems,
     pytest_runtest_protocol,
     pytest_sessionfinish,
 )
+from tests.lanes import pytest_addoption, pytest_xdist_make_scheduler
 
 __all__ = [
     "cluster",
     "control_plane",
+    "pytest_addoption",
     "pytest_collection_finish",
-    "pytest_collection_modifyitems",
     "pytest_runtest_protocol",
     "pytest_sessionfinish",
+    "pytest_xdist_make_scheduler",
 ]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    put_last(items)
+    lanes.arrange(config, items)

@@ -23,6 +23,8 @@ from tests.cluster.control_plane import ControlPlane
 FIXTURES = {"cluster", "control_plane"}
 ROOT = Path(__file__).parents[2]
 PREPARE = [sys.executable, "-m", "tests.cluster", "prepare"]
+FIRST_WORKER = "gw0"
+"""The first to get work, so the one that needs the programs."""
 _BUILD = pytest.StashKey["subprocess.Popen[str]"]()
 
 
@@ -30,8 +32,8 @@ def needs_cluster(item: pytest.Item) -> bool:
     return bool(FIXTURES & set(getattr(item, "fixturenames", ())))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cluster tests last, those of the control plane before those of nodes.
+def put_last(items: list[pytest.Item]) -> None:
+    """Sort: cluster tests last, those of the control plane before those of nodes.
 
     Of these the release's come first: Helm takes over nothing that others have made.
     """
@@ -49,6 +51,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     images = "platform" in wanted and os.getuid() == 0
     tools = bool(FIXTURES & wanted) and not os.environ.get("KUBEBUILDER_ASSETS")
     if session.config.option.collectonly or not (images or (tools and not toolbox.are_built())):
+        return
+    if os.environ.get("PYTEST_XDIST_WORKER", FIRST_WORKER) != FIRST_WORKER:
         return
     session.config.stash[_BUILD] = subprocess.Popen(
         ["nice", "-n", "15", *PREPARE, *(["images"] if images else [])],
