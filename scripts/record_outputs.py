@@ -8,9 +8,10 @@ The sections:
 files         CRD and its reference, manifests, golden wire messages: their text
 chart         what Helm renders of the chart, by values (needs helm)
 conversation  a job told to the api by hand: every answer, every GET route, the stream, OpenAPI
-runs          the examples, undisturbed and with faults: digests and losses of every step
-rest          the GET routes during a local run (which fields they have) and after it (all of it)
 sim           what is summed up of simulated jobs
+rest          the GET routes during a local run (which fields they have) and after it (all of it)
+run           the examples, undisturbed and with faults: digests and losses of every step;
+              `--only run:demo` is one of them
 
 What no two runs share (times, random names, ports, pids) is replaced before it is written. The
 checkout in DIR runs in its own .venv, by its commands and over HTTP, so that any version can be
@@ -22,10 +23,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +69,7 @@ SECTIONS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "conversation": conversation.record,
     "sim": record_sim,
     "rest": examples.record_rest,
-    "runs": examples.record_runs,
+    **{f"run:{name}": partial(examples.record_run, name) for name in examples.EXAMPLES},
 }
 
 
@@ -121,18 +124,23 @@ def main() -> int:
     options = parser.parse_args()
     if options.compare:
         return compare(*options.compare)
-    names = options.only.split(",")
-    unknown = sorted(set(names) - SECTIONS.keys())
-    if options.out is None or unknown:
-        parser.error(
-            f"unknown sections: {', '.join(unknown)}" if unknown else "OUT.json is missing"
-        )
+    wanted = options.only.split(",")
+    if options.out is None:
+        parser.error("OUT.json is missing")
+    tree = options.tree.resolve()
+    if Path(sys.prefix) != tree / ".venv":
+        python = str(tree / ".venv/bin/python")
+        os.execv(python, [python, __file__, *sys.argv[1:]])
+    names = [name for name in SECTIONS if {name, name.partition(":")[0]} & {*wanted}]
+    unknown = {*wanted} - {*SECTIONS, "run"}
+    if unknown:
+        parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
     recorded = {}
     for name in names:
         began_s = time.monotonic()
-        recorded[name] = SECTIONS[name](options.tree.resolve())
+        recorded[name] = SECTIONS[name](tree)
         sys.stderr.write(f"== {name}: {time.monotonic() - began_s:.0f} s\n")
-    options.out.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+        options.out.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
     return 0
 
 

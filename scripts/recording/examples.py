@@ -75,32 +75,26 @@ class Example:
 CUSTOM = {"entrypoint": "examples/custom_model.py:workload", "config": {"width": 64, "layers": 4}}
 EXAMPLES = {
     "quickstart": Example(file="quickstart.yaml"),
-    "quickstart, broken": Example(file="quickstart.yaml", faults=TWO_STAGES),
+    "quickstart broken": Example(file="quickstart.yaml", faults=TWO_STAGES),
     "demo": Example(file="demo.yaml"),
-    "demo, broken": Example(file="demo.yaml", faults="demo-faults.yaml"),
+    "demo broken": Example(file="demo.yaml", faults="demo-faults.yaml"),
     "inner": Example(file="inner.yaml"),
-    "inner, broken": Example(file="inner.yaml", faults=TWO_STAGES),
+    "inner broken": Example(file="inner.yaml", faults=TWO_STAGES),
     "own loop": Example(file="own-loop.yaml"),
-    "own loop, broken": Example(file="own-loop.yaml", faults=OWN_LOOP),
+    "own loop broken": Example(file="own-loop.yaml", faults=OWN_LOOP),
     "custom model": Example(file="quickstart.yaml", workload=CUSTOM),
-    "custom model, broken": Example(file="quickstart.yaml", workload=CUSTOM, faults=TWO_STAGES),
+    "custom model broken": Example(file="quickstart.yaml", workload=CUSTOM, faults=TWO_STAGES),
     "llama-tiny": Example(file="llama-tiny.yaml", training={"steps": 40}),
     "chaos": Example(file="chaos.yaml", training={"steps": 120}),
-    "chaos, broken": Example(file="chaos.yaml", training={"steps": 120}, faults=TWO_STAGES),
+    "chaos broken": Example(file="chaos.yaml", training={"steps": 120}, faults=TWO_STAGES),
 }
 
 
-def record_runs(tree: Path) -> dict[str, Any]:
-    """Return the bits of every example, and how it got there."""
-    return {name: _record_run(tree, name, example) for name, example in EXAMPLES.items()}
-
-
-def _record_run(tree: Path, name: str, example: Example) -> dict[str, Any]:
-    began_s = time.monotonic()
-    with _started(tree, example) as run:
+def record_run(name: str, tree: Path) -> dict[str, Any]:
+    """Return the bits of an example, and how it got there."""
+    with _started(tree, EXAMPLES[name]) as run:
         code = run.process.wait(GIVE_UP_S)
         report = _read(run.directory / "report.json")
-        sys.stderr.write(f"{name}: exit code {code}, {time.monotonic() - began_s:.0f} s\n")
         if code != 0:
             sys.stderr.write(run.output()[-MAX_TAIL:])
     return {
@@ -126,7 +120,7 @@ def _record_run(tree: Path, name: str, example: Example) -> dict[str, Any]:
 def record_rest(tree: Path) -> dict[str, Any]:
     """Return the answers of all GET routes beside a broken run, and after one that was not."""
     fields: dict[str, set[str]] = {}
-    with _started(tree, EXAMPLES["quickstart, broken"], "--keep") as run, run.connect() as client:
+    with _started(tree, EXAMPLES["quickstart broken"], "--keep") as run, run.connect() as client:
         while not run.has_ended():
             known = run.names(client)
             for path, reply in run.ask(client):
