@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def encode(value: Any) -> Any:
     """Return ``value`` as JSON-ready dicts, lists, strings and numbers."""
-    # The most frequent first: states of large jobs have a hundred thousand values.
+    # The most frequent type comes first: states of large jobs have a hundred thousand values.
     kind: type = type(value)
     if value is None or kind in _PLAIN:
         return value

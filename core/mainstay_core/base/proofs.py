@@ -20,7 +20,7 @@ def prove(secret: str, *asked: object) -> str:
     """
     if not secret:
         return ""
-    # Each part with its length, so that no two questions are written alike.
+    # Each part carries its length, so that no two questions are written alike.
     parts = [str(part).encode() for part in asked]
     text = b"".join(b"%d:%b" % (len(part), part) for part in parts)
     return hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()

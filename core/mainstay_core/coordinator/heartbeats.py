@@ -29,7 +29,7 @@ class HeartbeatLag:
             seen_us: when each pod was last heard, in microseconds of one clock.
             heartbeat_s: the interval of heartbeats.
         """
-        # Only forward: a store that fell back shows older times.
+        # Times only go forward: a store that fell back shows older ones.
         self.heard = {pod for pod, at in seen_us.items() if at > self._seen.get(pod, at)}
         newest = max(seen_us.values(), default=0)
         passed_s = (newest - self._newest) / 1e6 if self._newest else 0.0

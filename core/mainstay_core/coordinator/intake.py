@@ -70,11 +70,11 @@ def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: floa
     here = known is not None and not (known.gone or placeholder)
     if known is not None and here and known.registration == registration:
         return Transition(state=state, reason="already registered")
-    # What a restored plan says of a pod has no process: whoever registers has always been there.
+    # A pod known from a recovered plan names no process: the first that registers is the old one.
     replaced = known is not None and (known.gone or _is_another(known.registration, registration))
     if replaced and not placeholder:
         state = end_all(state, registration.pod, "its supervisor was replaced", now_s, now_s)
-    # A pod that leaves never changes its mind, whatever becomes of its supervisor.
+    # A pod that leaves goes on leaving, whatever becomes of its supervisor.
     pod = known if known is not None else PodState(registration=registration)
     pod = replace(
         pod, registration=registration, gone=False, why="", gone_at_s=0.0, placeholder=False
@@ -142,7 +142,7 @@ def _check_known(state: CoordinatorState, fact: Fact, supervisor: str) -> None:
         why = "is unknown" if pod is None else f"counts as gone ({pod.why})"
         raise UnregisteredPodError(f"pod {fact.pod} {why}: register it, then tell its trainers")
     if supervisor and not pod.placeholder and supervisor != pod.registration.supervisor:
-        # Sent before it ended, or by one that does not know that it was replaced.
+        # The pod sent it before it ended, or does not know that it was replaced.
         raise UnregisteredPodError(f"pod {fact.pod} has another supervisor, not {supervisor}")
     if isinstance(fact, Leaving):
         return
@@ -471,7 +471,7 @@ def lose_pod(
     state = end_all(state, uid, why or "its pod is gone", at_s, now_s, sure=sure)
     state = with_pod(state, replace(pod, gone=True, why=why, gone_at_s=at_s))
     if sure:
-        # Nothing of a pod without a known node comes back under its name.
+        # A pod without a known node is its own domain, and never comes back under its name.
         state = replace(state, domains={n: d for n, d in state.domains.items() if n != uid})
     return Transition(
         state=state,

@@ -57,7 +57,7 @@ def _leaves(
 ) -> Transition:
     name = pod.registration.name
     if pod.leaving:
-        # A drained pod may be told to end later: then there is a limit.
+        # A drained pod that is told to end later gets a time limit then.
         limited = replace(pod, leave_by_s=pod.leave_by_s or leave_by_s)
         changed = state if limited == pod else with_pod(state, limited)
         return Transition(state=changed, reason=f"pod {name} is known to leave")

@@ -51,7 +51,7 @@ def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     overdue = now_s - since_s >= state.config.startup_deadline_s
     if not overdue and len(usable_slots(state, now_s)) < wanted * len(state.shape.positions):
         return Transition(state=state)
-    # Only now: before, the lowest slot could still be one that comes up later.
+    # Not earlier: the lowest slot, which sets the fingerprint, might have come up later.
     state, refusals = _same_arithmetic(state, now_s)
     result = Transition(state=state, actions=refusals)
     for num_replicas in range(wanted, (least if overdue else wanted) - 1, -1):
@@ -195,7 +195,7 @@ def _recover(
     answer = ladder.decide(situation(state, len(lost), now_s))
     takers = usable_slots(state, now_s)
     if answer.row is ladder.Row.WAIT:
-        # Whoever is held back disturbs nobody in a job that stands still.
+        # A trainer that is held back disturbs nobody in a job that stands still.
         answer = ladder.decide(situation(state, len(lost), math.inf))
         takers = usable_slots(state, math.inf)
     if answer.row is ladder.Row.MASK:
@@ -264,7 +264,7 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     if _is_finishing(state):
         return _decide_finishing(state)
     if state.suspend:
-        # Some stage has no state left to save: what is on the disk is what there is.
+        # Some stage has no state left to save: the checkpoint on the disk is all that remains.
         return suspend_now(state, now_s)
     lost = lost_members(state)
     if not lost:

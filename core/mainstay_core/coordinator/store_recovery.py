@@ -88,7 +88,7 @@ def note_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Tra
         return Transition(state=heard, reason=f"{theirs} is no news")
     ours = state.plan.quorum if state.plan is not None else None
     if ours is not None and theirs.id == ours.id and state.restored == str(ours):
-        # Both come from supervisors. Either will do, as a plan above both follows.
+        # Both plans come from supervisors. Either will do, as a plan above both follows.
         rival = replace(state, rivals=(*state.rivals, theirs.nonce))
         return Transition(
             state=note_heard(rival, (event.pod,)), reason=f"{theirs} is held beside {ours}"
@@ -113,7 +113,7 @@ def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Trans
     before, state = state.server, replace(state, server=event.server)
     if not before or state.terminal:
         return Transition(state=state, reason="the store is known by its process")
-    # What was told since may be forgotten, the plan being the same: all pods tell it again.
+    # The plan may be the same while facts reported since are lost: all pods report them again.
     state = replace(state, restored_at_s=now_s)
     if state.plan is None:
         return Transition(state=state, reason="the store was started again: pods tell all again")
@@ -232,7 +232,7 @@ def _with_slots(state: CoordinatorState, plan: Plan) -> CoordinatorState:
     for known in (*state.slots, *(SlotState(slot=s) for s in members if state.slot(s) is None)):
         member = members.get(known.slot)
         if member is None:
-            # Its trainer may be another one by now: its supervisor tells of it again.
+            # The slot may have another trainer by now: its supervisor reports it again.
             slots.append(replace(known, incarnation=None, restarting=False))
         elif member.incarnation in known.ended:
             slots.append(replace(known, incarnation=None, stage=member.rank.stage))

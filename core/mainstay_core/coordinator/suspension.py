@@ -67,7 +67,7 @@ def note_paused(state: CoordinatorState, fact: Paused, now_s: float) -> Transiti
     state = replace(
         state,
         paused=tuple(sorted({*state.paused, member.index})),
-        # Whoever pauses has settled, even if a store that fell back does not know it.
+        # A member that pauses has settled, even if a store that fell back does not know it.
         settled_at_s={member.index: at_s, **state.settled_at_s},
         step=max(state.step, fact.step or 0),
         durable=max(state.durable, fact.durable or 0),
@@ -142,7 +142,7 @@ def resume_now(state: CoordinatorState, now_s: float) -> Transition:
         state,
         phase=JobPhase.FORMING,
         forming_since_s=now_s,
-        # Trainers that came meanwhile were not listened to: all tell of themselves again.
+        # Facts of trainers that came meanwhile were ignored: all trainers are reported again.
         restored_at_s=now_s,
         restarted_id=state.last_id + 1,
         settled_at_s={},

@@ -65,7 +65,7 @@ def draw(choices: Choices, num_faults: int, seed: int) -> tuple[Group, ...]:
 
     Anchors have no place in time yet: :func:`pack` gives them one.
     """
-    # A text of its own per job and seed: neighbours have nothing in common.
+    # Each job and seed has a text of its own, so that the draws of neighbours are unrelated.
     rng = random.Random(f"{seed}/{choices.shape}")
     groups: list[Group] = []
     left = num_faults
@@ -159,7 +159,7 @@ def _in_recovery(rng: random.Random, choices: Choices, name: Callable[[], str]) 
     during = rng.choice(("settle", "mask", "heal", "heal-source"))
     second = dict(target)
     if during == "heal-source":
-        # The lowest cell of the stage that has the state gives it.
+        # The lowest cell of the stage that has the state is the source.
         second["replica"] = 1 if target["replica"] == 0 else 0
     elif during != "heal":
         second = _other_rank(rng, choices.shape, target)
@@ -197,7 +197,7 @@ def _entry(
     if rng.random() < 0.35:
         at["delayMs"] = rng.choice((1, 5, 20, 60))
     if action in ("stop", "disconnect"):
-        # Mostly short; sometimes long enough to be given up and to come back.
+        # The stop is mostly short. Sometimes the pod is given up and comes back.
         long_s = choices.heartbeat_timeout_s + 1
         entry["forSeconds"] = rng.choices((0.3, 1.0, long_s), (3, 3, 1))[0]
     return entry

@@ -246,7 +246,7 @@ def _parse_at(
         other = known[beside]
         step, soon, after = other.step, other.soon, other.after
         if other.during is not None:
-            # A recovery has no step of its own: only that the other has fired says when.
+            # A recovery has no step of its own: the fault is due once the other one has fired.
             step, soon = job.shape.steps, False
     return _At(
         step=step,

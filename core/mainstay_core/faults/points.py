@@ -162,7 +162,7 @@ class FaultPoint:
         if self.after is not None:
             past = self.after in (*view.fired, *view.over)
             return past and view.whole and step >= self.step
-        # Whoever has no program is watched from outside, which may miss a step.
+        # A target without a program is watched from outside, which may miss a step.
         later_will_do = self.soon or self.replica is None
         return step == self.step or (later_will_do and step > self.step)
 

@@ -61,7 +61,7 @@ def build_crd() -> dict[str, Any]:
         "kind": "CustomResourceDefinition",
         "metadata": {
             "name": f"{PLURAL}.{GROUP}",
-            # Helm leaves it when the chart goes: with it would go every job.
+            # Helm keeps the CRD when the chart goes: every job would go with it.
             "annotations": {"helm.sh/resource-policy": "keep"},
             "labels": {
                 "app.kubernetes.io/name": "mainstay",
@@ -128,7 +128,7 @@ def build_schema() -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            # A rule names the name, and the server asks that its path is declared.
+            # A rule refers to the name, and the server requires a declared path.
             "metadata": {
                 "type": "object",
                 "properties": {"name": {"type": "string", "maxLength": 253}},

@@ -188,7 +188,7 @@ class _Flow:
         self._problem = problem
         self._off_host = num_types * problem.shards_per_lane + 1
         self._movement = (num_types + 1) * self._off_host
-        # Stands for every replica with a free place: a type may go anywhere, at one price.
+        # Stands for all replicas with a free place: a type may go to any, at one price.
         self._anywhere = 1 + max(problem.living)
         self._where: list[int] = [-1] * num_types
         self._assigned: dict[int, list[int]] = {r: [] for r in sorted(problem.living)}
@@ -264,7 +264,7 @@ class _Flow:
                 if replica not in distance or reached < distance[replica]:
                     distance[replica] = reached
                     via[replica] = t
-                    # At equal cost a place that ends the path, the emptier the better.
+                    # At equal cost, prefer a place that ends the path, and the emptiest one.
                     heapq.heappush(heap, (reached, load, replica))
                     if load < self._problem.depth:
                         bound = reached

@@ -65,7 +65,7 @@ to 28 marks were proved optimal by distributed.net (2004 to 2022)."""
 
 EULER_MASCHERONI = 0.5772156649015329
 
-# Effort, not correctness: what the searches below may spend before they settle for less.
+# Bounds on the effort of the searches below, after which they settle for less.
 _MAX_SEARCH_NODES = 20_000
 _MAX_VARIANT_CANDIDATES = 64
 

@@ -39,7 +39,7 @@ def note_saves(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action,
     state = replace(state, durable=durable, writers_free=not saves.busy)
     if saves.safe is None or saves.safe.version <= max(durable, state.safe):
         return state, ()
-    # Complete only once a status says so: the lowest member may die before it has renamed.
+    # It is complete only once a status says so: the lowest member may die before it renames.
     state = replace(state, safe=saves.safe.version, writers_free=False)
     rename = RenameCheckpoint(saves.safe.version, saves.safe.nonce)
     return state, (rename,) if state.index == 0 else ()

@@ -178,7 +178,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         settled, settlement=outcome, step_plan=outcome.step, refused_in=outcome.refused_in
     )
     if mine is StateAction.STAY and state.held and state.held_in <= outcome.refused_in:
-        # The votes that refused the step did not reach this rank: it learns it from the others.
+        # The votes that refused the step did not reach this rank: the others' reports tell it.
         return _begin(replace(settled, held=(), mark=None), tell, DropHeld())
     if mine is StateAction.STAY:
         return _begin(replace(settled, mark=None), tell)
@@ -328,7 +328,7 @@ def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> 
         tell = SendFact(fact_of(state, Failed, evidence=verdict.reason))
         return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
     if worn:
-        # Reducing the same partials does not help: one of them may be what is wrong.
+        # Reducing the same partials again does not help: one of them may be wrong.
         state = replace(state, recomputed=state.recomputed + 1)
     if verdict.state_bad or worn:
         # What the chain of a bad state computed is bad in all its stages: nothing held is kept.

@@ -146,14 +146,14 @@ def _undecided(plan: Plan, state_bad: Sequence[int]) -> bool:
 def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:
     problems = []
     for members in plan.positions:
-        # By text: a NaN that all cells share is no disagreement, yet it differs from itself.
+        # Compared as text: a NaN that all cells share is no disagreement, but differs from itself.
         seen = {(votes[m.index].gradient, repr(votes[m.index].norms_sq)) for m in members}
         if len(seen) > 1:
             stage = members[0].rank.stage
             problems.append(f"stage {stage}: its cells disagree on the reduced gradient")
     if problems:
         return problems
-    # What inner ranks hold in copies is computed by each, and must come to the same bits.
+    # Each inner rank computes the copies by itself, and must come to the same bits.
     return [
         f"stage {stage}: its inner ranks disagree on what they hold in copies"
         for stage in range(plan.num_stages)

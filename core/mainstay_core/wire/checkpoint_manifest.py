@@ -106,7 +106,7 @@ def identity_of(config: JobConfig) -> dict[str, str]:
     }
     entries |= _flat("workload.config", config.workload)
     if config.entrypoint.startswith("mainstay_train."):
-        # Where the data lies does not matter; what it is, the fingerprint says.
+        # The place of the data does not matter. The fingerprint says what the data is.
         entries.pop("workload.config.data.path", None)
     return dict(sorted(entries.items()))
 
