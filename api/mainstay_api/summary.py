@@ -27,6 +27,17 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import entry_of, protections_of
 from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.page import (
+    CheckpointState,
+    JobPage,
+    PodLine,
+    PodNumbers,
+    PodsPage,
+    RecoveryLine,
+    RecoveryOverview,
+    ReplicaCounts,
+    Training,
+)
 from mainstay_core.wire.recoveries import Recovery
 
 UNSETTLED = (JobPhase.RECOVERING, JobPhase.WAITING)
@@ -61,7 +72,7 @@ def show_page(
     recoveries: Sequence[Recovery],
     newest: Iterable[LedgerEntry],
     now_s: float,
-) -> dict[str, Any]:
+) -> JobPage:
     """Return the job on one page.
 
     Args:
@@ -71,47 +82,55 @@ def show_page(
         now_s: wall clock.
     """
     now = _in_force(state)
-    return {
+    entry = entry_of(state.fingerprints)
+    return JobPage(
         **_name_and_state(state),
-        "recovering": state.phase in UNSETTLED,
-        "quorum": now["quorum"],
-        "all_reduce_stack": now["all_reduce_stack"],
-        "replicas": {
-            "whole": now["replicas"],
-            "wanted": state.wanted,
-            "min": state.shape.min_replicas,
-            "lanes": state.shape.lanes,
-            "followers": now["followers"],
-        },
-        "pods": _pods(state),
-        "training": _training(state, recoveries, tuple(newest), now_s),
-        "recovery": _recovery(state, recoveries),
-        "checkpoint": {
-            "every_steps": state.shape.checkpoint_every_steps,
-            "step": state.durable,
-            "problem": state.checkpoint_problem,
-        },
-        "held_back": sum(s.held_until_s > now_s for s in state.slots),
-        "created_at_s": state.created_at_s,
-        **show_protections(state),
-    }
+        recovering=state.phase in UNSETTLED,
+        quorum=state.in_force.quorum if state.in_force else None,
+        all_reduce_stack=now["all_reduce_stack"],
+        replicas=ReplicaCounts(
+            whole=now["replicas"],
+            wanted=state.wanted,
+            min=state.shape.min_replicas,
+            lanes=state.shape.lanes,
+            followers=now["followers"],
+        ),
+        pods=_pods(state),
+        training=_training(state, recoveries, tuple(newest), now_s),
+        recovery=_recovery(state, recoveries),
+        checkpoint=CheckpointState(
+            every_steps=state.shape.checkpoint_every_steps,
+            step=state.durable,
+            problem=state.checkpoint_problem,
+        ),
+        held_back=sum(s.held_until_s > now_s for s in state.slots),
+        created_at_s=state.created_at_s,
+        entry=entry or None,
+        protections=protections_of(state.shape, entry),
+    )
 
 
-def show_pods(state: CoordinatorState) -> dict[str, Any]:
+def show_pods(state: CoordinatorState) -> PodsPage:
     """Return how many pods the job needs now, which to end, and what the living ones are for."""
-    living = [
-        {
-            "uid": p.registration.pod,
-            "name": p.registration.name,
-            "address": p.registration.address,
-            "domain": p.registration.domain,
-            "serving": state.in_force is not None and has_members(state, p.registration.pod),
-            "leaving": p.leaving,
-        }
-        for p in state.pods
-        if not p.gone
-    ]
-    return {"state": state.phase.value, **codec.encode(plan_pods(state)), "pods": living}
+    wanted = plan_pods(state)
+    return PodsPage(
+        state=state.phase,
+        num_pods=wanted.num_pods,
+        leaving=wanted.leaving,
+        ending=wanted.ending,
+        pods=tuple(
+            PodLine(
+                uid=p.registration.pod,
+                name=p.registration.name,
+                address=p.registration.address,
+                domain=p.registration.domain,
+                serving=state.in_force is not None and has_members(state, p.registration.pod),
+                leaving=p.leaving,
+            )
+            for p in state.pods
+            if not p.gone
+        ),
+    )
 
 
 def show_protections(state: CoordinatorState) -> dict[str, Any]:
@@ -126,7 +145,7 @@ def _name_and_state(state: CoordinatorState) -> dict[str, Any]:
         "uid": state.config.job,
         "name": state.config.name,
         "namespace": state.config.namespace,
-        "state": state.phase.value,
+        "state": state.phase,
         "reason": state.waiting.reason if state.waiting else state.outcome,
         "suspend": state.suspend,
     }
@@ -175,17 +194,17 @@ def _held_back(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
     ]
 
 
-def _pods(state: CoordinatorState) -> dict[str, int]:
+def _pods(state: CoordinatorState) -> PodNumbers:
     spares = [p for p in spare_pods(state) if not p.leaving]
     up = {s.slot.pod for s in state.slots if s.incarnation is not None and not s.refused}
-    return {
-        "wanted": plan_pods(state).num_pods,
-        "living": sum(not p.gone for p in state.pods),
-        "serving": sum(not p.gone and has_members(state, uid_of(p)) for p in state.pods),
-        "leaving": len(leaving_pods(state)),
-        "spares_wanted": state.config.spares,
-        "spares_free": sum(uid_of(p) in up for p in spares),
-    }
+    return PodNumbers(
+        wanted=plan_pods(state).num_pods,
+        living=sum(not p.gone for p in state.pods),
+        serving=sum(not p.gone and has_members(state, uid_of(p)) for p in state.pods),
+        leaving=len(leaving_pods(state)),
+        spares_wanted=state.config.spares,
+        spares_free=sum(uid_of(p) in up for p in spares),
+    )
 
 
 def _training(
@@ -193,20 +212,20 @@ def _training(
     recoveries: Sequence[Recovery],
     entries: Sequence[LedgerEntry],
     now_s: float,
-) -> dict[str, Any]:
+) -> Training:
     again = sum(r.lost_steps + r.redone_steps for r in recoveries)
     committed_at_s = max((e.committed_at_s for e in entries), default=None)
     still = state.terminal or state.phase is JobPhase.SUSPENDED
     until_s = committed_at_s if still and committed_at_s else now_s
-    return {
-        "step": state.step,
-        "steps": state.shape.steps,
-        "loss": next((e.loss for e in reversed(entries)), None),
-        "step_seconds": median(state.step_seconds) or None,
-        "committed_at_s": committed_at_s,
-        "goodput": state.step / (state.step + again) if state.step else None,
-        "ettr": _ettr(state, until_s),
-    }
+    return Training(
+        step=state.step,
+        steps=state.shape.steps,
+        loss=next((e.loss for e in reversed(entries)), None),
+        step_seconds=median(state.step_seconds) or None,
+        committed_at_s=committed_at_s,
+        goodput=state.step / (state.step + again) if state.step else None,
+        ettr=_ettr(state, until_s),
+    )
 
 
 def _ettr(state: CoordinatorState, until_s: float) -> float | None:
@@ -218,30 +237,30 @@ def _ettr(state: CoordinatorState, until_s: float) -> float | None:
     return min(1.0, done * median(state.step_seconds) / elapsed_s)
 
 
-def _recovery(state: CoordinatorState, recoveries: Sequence[Recovery]) -> dict[str, Any]:
+def _recovery(state: CoordinatorState, recoveries: Sequence[Recovery]) -> RecoveryOverview:
     open_ids = {o.recovery.quorum.id for o in state.recoveries}
     closed = [r for r in recoveries if r.quorum.id not in open_ids]
-    return {
-        "active": [_short(o.recovery) for o in state.recoveries],
-        "last": _short(closed[-1]) if closed else None,
-        "counts": dict(Counter(r.method.value for r in recoveries)),
-        "lost_steps": sum(r.lost_steps for r in recoveries),
-        "approximate": sum(not r.exact for r in recoveries),
-    }
+    return RecoveryOverview(
+        active=tuple(_short(o.recovery) for o in state.recoveries),
+        last=_short(closed[-1]) if closed else None,
+        counts=dict(Counter(r.method.value for r in recoveries)),
+        lost_steps=sum(r.lost_steps for r in recoveries),
+        approximate=sum(not r.exact for r in recoveries),
+    )
 
 
-def _short(recovery: Recovery) -> dict[str, Any]:
-    return {
-        "quorum": str(recovery.quorum),
-        "method": recovery.method.value,
-        "exact": recovery.exact,
-        "fault": recovery.fault,
-        "reason": recovery.reason,
-        "from_step": recovery.from_step,
-        "lost_steps": recovery.lost_steps,
-        "started_at_s": recovery.started_at_s,
-        "first_commit_after_s": recovery.first_commit_after_s,
-        "slots": [str(s) for s in recovery.slots],
-        "done": recovery.done,
+def _short(recovery: Recovery) -> RecoveryLine:
+    return RecoveryLine(
+        quorum=str(recovery.quorum),
+        method=recovery.method,
+        exact=recovery.exact,
+        fault=recovery.fault,
+        reason=recovery.reason,
+        from_step=recovery.from_step,
+        lost_steps=recovery.lost_steps,
+        started_at_s=recovery.started_at_s,
+        first_commit_after_s=recovery.first_commit_after_s,
+        slots=tuple(str(s) for s in recovery.slots),
+        done=recovery.done,
         **codec.encode(recovery.times),
-    }
+    )

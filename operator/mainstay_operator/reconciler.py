@@ -237,7 +237,7 @@ class Reconciler:
             if state.deadline and not (state.demand is not None and state.demand.over):
                 await self._api.stop_job(view.uid)
             if time.time() - state.demand_at_s >= self._settings.poll_s:
-                demand = status_values.read_demand(await self._api.fetch(view.uid, "pods"))
+                demand = status_values.demand_of(await self._api.fetch_pods(view.uid))
                 state.known = (state.known & {p.uid for p in self.pods.list()}) | {*demand.living}
                 state.demand = replace(demand, known=frozenset(state.known))
                 state.demand_at_s = time.time()
@@ -342,14 +342,14 @@ class Reconciler:
 
     async def _write_status(self) -> None:
         state, now_s = self._state, time.time()
-        await self._fetch_summary(now_s)
+        await self._fetch_page(now_s)
         seen = self._seen()
         counts = {state: getattr(seen.pods, state) for state in POD_STATES}
         self._metrics.show_pods(self.view.uid, self.view.namespace, self.view.name, counts)
         status = status_values.build_status(
             replace(self.view, status=dict(state.status)),
             seen,
-            state.summary,
+            state.page,
             state.record,
             now_s,
         ) | quarantine.show(self._quarantine.state)
@@ -361,17 +361,17 @@ class Reconciler:
         if await self._actuator.write_status(self.view, status):
             state.status, state.status_at_s = status, now_s
 
-    async def _fetch_summary(self, now_s: float) -> None:
+    async def _fetch_page(self, now_s: float) -> None:
         state = self._state
-        due = now_s - state.summary_at_s >= min(self._settings.poll_s, self._settings.status_s)
-        ended = state.summary is not None and state.summary["state"] in TERMINAL
+        due = now_s - state.page_at_s >= min(self._settings.poll_s, self._settings.status_s)
+        ended = state.page is not None and state.page.state in TERMINAL
         if state.api_problem or not due or ended or self.view.invalid:
             return
         try:
-            state.summary = await self._api.fetch(self.view.uid, "summary")
-            state.summary_at_s = now_s
-            total = sum(state.summary["recovery"]["counts"].values())
-            mark = 2 * total - len(state.summary["recovery"]["active"])
+            state.page = await self._api.fetch_page(self.view.uid)
+            state.page_at_s = now_s
+            recovery = state.page.recovery
+            mark = 2 * sum(recovery.counts.values()) - len(recovery.active)
             if mark != state.recoveries_reported:
                 recoveries = await self._api.fetch_recoveries(self.view.uid)
                 await self._report_recoveries(recoveries)
@@ -390,7 +390,7 @@ class Reconciler:
     def _seen(self) -> ObservedJob:
         state, view = self._state, self.view
         pods, demand = self.pods.list(), state.demand
-        summary = status_values.read_summary(state.summary) if state.summary is not None else None
+        summary = status_values.summary_of(state.page) if state.page is not None else None
         wanted = demand.num_pods if demand is not None else (view.job.num_pods if view.job else 0)
         spares = view.job.spec.spares.replicas if view.job else 0
         return ObservedJob(

@@ -12,6 +12,7 @@ from mainstay_core.pool.losses import PodDemand
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.facts import Location
+from mainstay_core.wire.page import JobPage
 from mainstay_operator.status import PodRecord
 
 
@@ -24,8 +25,9 @@ class ReconcilerState:
     demand_at_s: float = 0.0
     known: set[PodUid] = field(default_factory=set)
     """Pods that the api has ever taken for living."""
-    summary: Mapping[str, Any] | None = None
-    summary_at_s: float = 0.0
+    page: JobPage | None = None
+    """What the api said of the job last."""
+    page_at_s: float = 0.0
     api_problem: str = "the api has not been asked yet"
     submitted: int = -1
     """Generation that the api was given last."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mainstay_core.base.ids import PodUid
-from mainstay_core.job.phase import TERMINAL
+from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.pool.conditions import (
     JobSummary,
     ObservedJob,
@@ -19,6 +18,7 @@ from mainstay_core.pool.conditions import (
 )
 from mainstay_core.pool.losses import Loss, LossCause, PodDemand
 from mainstay_core.pool.observed import ObservedPod
+from mainstay_core.wire.page import JobPage, PodsPage, RecoveryOverview
 from mainstay_operator.resources import JobView, parse_time, show_time
 
 MAX_RECENT = 256
@@ -86,33 +86,32 @@ class PodRecord:
         return record
 
 
-def read_demand(reply: Mapping[str, Any]) -> PodDemand:
-    """Return what the api says about pods."""
-    pods = reply.get("pods") or ()
+def demand_of(page: PodsPage) -> PodDemand:
+    """Return what the api says about pods as a repair takes it."""
     return PodDemand(
-        over=reply["state"] in TERMINAL,
-        suspended=reply["state"] == "suspended",
-        num_pods=int(reply["num_pods"]),
-        leaving=frozenset(PodUid(uid) for uid in reply["leaving"]),
-        ending=tuple(PodUid(uid) for uid in reply["ending"]),
-        living={PodUid(p["uid"]): p["name"] for p in pods},
-        serving=sum(bool(p["serving"]) for p in pods),
+        over=page.state in TERMINAL,
+        suspended=page.state is JobPhase.SUSPENDED,
+        num_pods=page.num_pods,
+        leaving=frozenset(page.leaving),
+        ending=page.ending,
+        living={p.uid: p.name for p in page.pods},
+        serving=sum(p.serving for p in page.pods),
     )
 
 
-def read_summary(reply: Mapping[str, Any]) -> JobSummary:
-    """Return the api's summary of a job as conditions take it."""
-    replicas, active = reply["replicas"], reply["recovery"]["active"]
+def summary_of(page: JobPage) -> JobSummary:
+    """Return the api's page of a job as conditions take it."""
+    open_ones = [r for r in page.recovery.active if not r.done]
     return JobSummary(
-        state=reply["state"],
-        reason=reply.get("reason") or "",
-        steps=int(reply["training"]["steps"]),
-        replicas=int(replicas["whole"]),
-        replicas_wanted=int(replicas["wanted"]),
-        recovering=tuple(r["fault"] for r in active if not r.get("done")),
-        method=next((r["method"] for r in active if not r.get("done")), ""),
-        checkpoint_problem=reply["checkpoint"].get("problem") or "",
-        durable=int(reply["checkpoint"].get("step") or 0),
+        state=page.state,
+        reason=page.reason,
+        steps=page.training.steps,
+        replicas=page.replicas.whole,
+        replicas_wanted=page.replicas.wanted,
+        recovering=tuple(r.fault for r in open_ones),
+        method=open_ones[0].method if open_ones else "",
+        checkpoint_problem=page.checkpoint.problem,
+        durable=page.checkpoint.step,
     )
 
 
@@ -124,7 +123,7 @@ def read_state(status: Mapping[str, Any]) -> tuple[State, str] | None:
 def build_status(
     view: JobView,
     seen: ObservedJob,
-    summary: Mapping[str, Any] | None,
+    page: JobPage | None,
     record: PodRecord,
     now_s: float,
 ) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def build_status(
     Args:
         view: the job, with its status so far.
         seen: what conditions are derived from.
-        summary: the api's newest summary; None if there was none yet.
+        page: the api's newest page of the job; None if there was none yet.
         record: what is remembered of pods.
         now_s: wall clock.
     """
@@ -164,8 +163,8 @@ def build_status(
         },
     }
     status |= _times(old, state.value, now)
-    if summary is not None:
-        status |= _of_summary(summary)
+    if page is not None:
+        status |= _of_page(page)
     else:
         kept = ("training", "quorum", "recovery", "protection")
         status |= {key: old[key] for key in kept if key in old}
@@ -195,75 +194,64 @@ def _times(old: Mapping[str, Any], state: str, now: str) -> dict[str, Any]:
     return times
 
 
-def _of_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    training, replicas = summary["training"], summary["replicas"]
+def _of_page(page: JobPage) -> dict[str, Any]:
+    training, replicas = page.training, page.replicas
     shown: dict[str, Any] = {
         "training": _without_none(
-            step=training["step"],
-            steps=training["steps"],
-            loss=_number(training.get("loss"), 6),
-            stepSeconds=_number(training.get("step_seconds"), 3),
-            ettr=_number(training.get("ettr"), 3),
+            step=training.step,
+            steps=training.steps,
+            loss=_number(training.loss, 6),
+            stepSeconds=_number(training.step_seconds, 3),
+            ettr=_number(training.ettr, 3),
         ),
-        "recovery": _recovery(summary["recovery"]),
+        "recovery": _recovery(page.recovery),
     }
-    if summary.get("quorum"):
+    if page.quorum is not None:
         shown["quorum"] = {
-            "id": show_quorum(summary["quorum"]),
-            "replicas": replicas["whole"],
-            "replicasWanted": replicas["wanted"],
-            "followers": replicas["followers"],
-            "allReduceStack": summary["all_reduce_stack"],
+            "id": str(page.quorum),
+            "replicas": replicas.whole,
+            "replicasWanted": replicas.wanted,
+            "followers": replicas.followers,
+            "allReduceStack": page.all_reduce_stack,
         }
-    if summary.get("entry"):
+    if page.entry:
         shown["protection"] = {
-            "entry": summary["entry"],
-            "items": [
-                {"name": p["name"], "on": p["given"], "reason": p["why"]}
-                for p in summary.get("protections") or ()
-            ],
+            "entry": page.entry,
+            "items": [{"name": p.name, "on": p.given, "reason": p.why} for p in page.protections],
         }
     return shown
 
 
-def _recovery(recovery: Mapping[str, Any]) -> dict[str, Any]:
-    counts: Mapping[str, int] = recovery["counts"]
+def _recovery(recovery: RecoveryOverview) -> dict[str, Any]:
     shown: dict[str, Any] = {
-        "total": sum(counts.values()),
+        "total": sum(recovery.counts.values()),
         "active": [
             {
-                "fault": r["fault"][:MAX_SENTENCE],
-                "method": r["method"],
-                "reason": r["reason"][:MAX_SENTENCE],
-                "quorum": show_quorum(r["quorum"]),
-                "startedAt": show_time(r["started_at_s"]),
+                "fault": r.fault[:MAX_SENTENCE],
+                "method": r.method.value,
+                "reason": r.reason[:MAX_SENTENCE],
+                "quorum": r.quorum,
+                "startedAt": show_time(r.started_at_s),
             }
-            for r in recovery["active"][:MAX_ACTIVE]
+            for r in recovery.active[:MAX_ACTIVE]
         ],
-        "counts": [{"method": m, "count": n} for m, n in sorted(counts.items())],
+        "counts": [{"method": m, "count": n} for m, n in sorted(recovery.counts.items())],
     }
-    last = recovery.get("last")
-    if last:
-        seconds = {name: _number(last.get(f"{name}_s"), 3) for name in TIMES}
-        finished_s = last["started_at_s"] + (last.get("first_commit_after_s") or 0.0)
+    last = recovery.last
+    if last is not None:
+        seconds = {name: _number(getattr(last, f"{name}_s"), 3) for name in TIMES}
+        finished_s = last.started_at_s + (last.first_commit_after_s or 0.0)
         shown["last"] = {
-            "fault": last["fault"][:MAX_SENTENCE],
-            "method": last["method"],
-            "exact": last["exact"],
-            "reason": last["reason"][:MAX_SENTENCE],
-            "quorum": show_quorum(last["quorum"]),
-            "fromStep": last["from_step"],
+            "fault": last.fault[:MAX_SENTENCE],
+            "method": last.method.value,
+            "exact": last.exact,
+            "reason": last.reason[:MAX_SENTENCE],
+            "quorum": last.quorum,
+            "fromStep": last.from_step,
             "finishedAt": show_time(finished_s),
             "seconds": {name: text for name, text in seconds.items() if text is not None},
         }
     return shown
-
-
-def show_quorum(quorum: Any) -> str:
-    """Return a quorum as people see it, from its fields or its text."""
-    if isinstance(quorum, Mapping):
-        return f"q{quorum['id']}-{quorum['nonce']}"
-    return str(quorum)
 
 
 def _number(value: float | None, digits: int) -> str | None:

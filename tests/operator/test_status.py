@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 from tests.operator.test_builders import view
 
+from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ContainerEnd, ObservedPod
+from mainstay_core.wire.page import JobPage, PodsPage
 from mainstay_core.wire.recoveries import read_recovery
 from mainstay_operator import narrator
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket
 from mainstay_operator.settings import parse
-from mainstay_operator.status import PodRecord, build_status, is_urgent, read_demand, read_summary
+from mainstay_operator.status import PodRecord, build_status, demand_of, is_urgent, summary_of
 
 RECOVERY: dict[str, Any] = {
     "quorum": "q2-ab",
@@ -60,10 +62,10 @@ def loss(index: int, cause: LossCause = LossCause.FAILED, node: str = "n1") -> L
 
 
 def test_the_status_is_what_the_schema_says() -> None:
-    seen = ObservedJob(initialized=True, summary=read_summary(SUMMARY))
+    seen = ObservedJob(initialized=True, summary=summary_of(codec.decode(JobPage, SUMMARY)))
     record = PodRecord(made=6).with_losses([loss(3)])
 
-    status = build_status(view(), seen, SUMMARY, record, 2000.0)
+    status = build_status(view(), seen, codec.decode(JobPage, SUMMARY), record, 2000.0)
 
     TrainingJobStatus.model_validate_json(json.dumps(status))
     assert status["state"] == "Running"
@@ -91,7 +93,7 @@ def test_wishes_are_read_from_the_api_s_reply() -> None:
     pods.append({"uid": "b", "name": "demo-1", "serving": False, "leaving": ""})
     reply = {"state": "running", "num_pods": 3, "leaving": ["b"], "ending": ["b"], "pods": pods}
 
-    demand = read_demand(reply)
+    demand = demand_of(codec.decode(PodsPage, reply))
 
     assert (demand.num_pods, demand.serving, demand.over) == (3, 1, False)
     assert demand.living == {"a": "demo-0", "b": "demo-1"}

@@ -176,7 +176,7 @@ async def show_summary(uid: UidDep, transactions: TransactionsDep) -> JSONRespon
     entries = await transactions.store.fetch_ledger(uid, keys)
     recoveries = await transactions.store.fetch_recoveries(uid)
     newest = [entries[key] for key in keys if key in entries]
-    return JSONResponse(show_page(state, recoveries, newest, transactions.now_s()))
+    return JSONResponse(codec.encode(show_page(state, recoveries, newest, transactions.now_s())))
 
 
 @router.get("/{job}/plan", responses=examples.PLAN_REPLY)
@@ -280,7 +280,7 @@ async def drain_pod(uid: UidDep, transactions: TransactionsDep, body: NewDrain) 
 async def show_wanted_pods(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """How many pods the job needs now, and which to end: for whoever makes them."""
     state = await transactions.load(uid)
-    return JSONResponse(show_pods(state))
+    return JSONResponse(codec.encode(show_pods(state)))
 
 
 @router.post("/{job}/provider/facts", dependencies=[Depends(require_operator)])

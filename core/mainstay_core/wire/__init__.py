@@ -6,6 +6,7 @@
 - ``recoveries``: the record of a recovery and its five times
 - ``formats``: which formats are understood, and what format 1 says in other words
 - ``facts``: what pods tell the api: registrations, heartbeats and facts
+- ``page``: what the api tells the operator: a job on one page, and the pods that it wants
 - ``api``: what a supervisor asks of the api, what it is answered, and what a failed request means
 - ``routes``: the api's routes as programs call them
 - ``checkpoint_manifest``: what lies in a directory of durable checkpoints

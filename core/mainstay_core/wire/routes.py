@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
@@ -26,10 +27,13 @@ from mainstay_core.wire.api import (
 )
 from mainstay_core.wire.facts import Fact, Heartbeat, Location, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.page import JobPage, PodsPage
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Recovery, read_recovery
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +86,25 @@ class JobApi(ABC):
         path = f"/v1/jobs/{job}/{what}" if what else f"/v1/jobs/{job}"
         return await self.send(Request(method="GET", path=path))
 
+    async def fetch_page(self, job: str) -> JobPage:
+        """Return the job on one page."""
+        return await self._read(job, "summary", partial(codec.decode, JobPage))
+
+    async def fetch_pods(self, job: str) -> PodsPage:
+        """Return how many pods the job needs now, and which to end."""
+        return await self._read(job, "pods", partial(codec.decode, PodsPage))
+
     async def fetch_recoveries(self, job: str) -> tuple[Recovery, ...]:
         """Return what was done about each fault of the job, oldest first."""
+        return await self._read(job, "recoveries", lambda reply: tuple(map(read_recovery, reply)))
+
+    async def _read(self, job: str, what: str, read: Callable[[Any], T]) -> T:
+        reply = await self.fetch(job, what)
         try:
-            return tuple(read_recovery(item) for item in await self.fetch(job, "recoveries"))
+            return read(reply)
         except RemoteProtocolError as error:
-            raise ApiError(
-                f"what the api says of recoveries is not understood: {error}", Failure.BROKEN
-            ) from error
+            why = f"what the api says of {what} is not understood: {error}"
+            raise ApiError(why, Failure.BROKEN) from error
 
     async def inject_faults(self, job: str, faults: Sequence[Any]) -> list[dict[str, Any]]:
         """Give faults, as in a faults file, to the running job; return them as it lists them."""

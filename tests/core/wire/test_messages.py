@@ -18,7 +18,9 @@ from tests.core.plans import make_plan
 from mainstay_core.base.codec import decode, dumps, encode
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
-from mainstay_core.wire import facts, ledger, plan, recoveries, votes
+from mainstay_core.job.phase import JobPhase
+from mainstay_core.job.protections import Protection
+from mainstay_core.wire import facts, ledger, page, plan, recoveries, votes
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.wire.formats import UnknownFormatError
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
@@ -58,6 +60,20 @@ PLAN = make_plan(
 )
 FINAL = FinalDigests(
     stage=1, version=9, params="p" * 32, masters="m" * 32, optimizer="o" * 32, data="d" * 32
+)
+
+LINE = page.RecoveryLine(
+    quorum="q7-5eed",
+    method=Method.MASK,
+    exact=True,
+    fault="pod-a/1 ended",
+    reason="every stage has a holder",
+    from_step=4,
+    lost_steps=1,
+    started_at_s=1700000003.5,
+    first_commit_after_s=0.5,
+    slots=("pod-a/1",),
+    detect_s=0.01,
 )
 
 EXAMPLES: dict[str, Any] = {
@@ -199,6 +215,34 @@ EXAMPLES: dict[str, Any] = {
         redone_steps=0,
         done=True,
     ),
+    "job-page": page.JobPage(
+        uid="u",
+        name="demo",
+        namespace="training",
+        state=JobPhase.RECOVERING,
+        reason="waits",
+        recovering=True,
+        quorum=QUORUM,
+        all_reduce_stack=2,
+        replicas=page.ReplicaCounts(whole=1, wanted=2, min=1, lanes=4, followers=1),
+        pods=page.PodNumbers(wanted=5, living=4, serving=3, leaving=1, spares_wanted=1),
+        training=page.Training(step=4, steps=60, loss=2.5, step_seconds=0.5, goodput=0.75),
+        recovery=page.RecoveryOverview(
+            active=(LINE,), last=LINE, counts={"mask": 2}, lost_steps=1, approximate=0
+        ),
+        checkpoint=page.CheckpointState(every_steps=10, step=2, problem="the disk is full"),
+        held_back=1,
+        created_at_s=1700000000.5,
+        entry="blocks",
+        protections=(Protection("mask", True, "the others go on"),),
+    ),
+    "pods-page": page.PodsPage(
+        state=JobPhase.RUNNING,
+        num_pods=3,
+        leaving=(POD,),
+        ending=(POD,),
+        pods=(page.PodLine(uid=POD, name="demo-0", address="127.0.0.2", serving=True),),
+    ),
     "recovery-of-who-differs": Recovery(
         fault=f"a collective failed, told by pod-a/1: {DIFFER}",
         method=Method.REFORM,
@@ -236,14 +280,24 @@ def test_what_any_format_says_is_understood_alike(path: Path) -> None:
     assert read(EXAMPLES[path.stem], json.loads(path.read_text())) == EXAMPLES[path.stem]
 
 
-@pytest.mark.parametrize("name", ["fact-parked", "recovery"])
+@pytest.mark.parametrize("name", ["fact-parked", "recovery", "job-page", "pods-page"])
 def test_a_format_that_nobody_knows_yet_is_refused_by_name(name: str) -> None:
-    data = {**encode(EXAMPLES[name]), "format": 3}
-    with pytest.raises(UnknownFormatError, match="comes in format 3, known here are 1 to 2"):
+    data = encode(EXAMPLES[name])
+    known = data["format"]
+    data["format"] = known + 1
+    told = f"comes in format {known + 1}, known here are 1 to {known}"
+    with pytest.raises(UnknownFormatError, match=told):
         read(EXAMPLES[name], data)
     for nothing in ("2", 0, True):
         with pytest.raises(RemoteProtocolError, match="is no format"):
             read(EXAMPLES[name], {**data, "format": nothing})
+
+
+@pytest.mark.parametrize("name", ["job-page", "pods-page"])
+def test_an_api_of_the_version_before_names_no_format(name: str) -> None:
+    data = encode(EXAMPLES[name])
+    del data["format"]
+    assert read(EXAMPLES[name], data) == EXAMPLES[name]
 
 
 @pytest.mark.parametrize("data", [[], {}, {"kind": "up"}, {"kind": "pod-gone"}, {"kind": ["x"]}])
@@ -268,6 +322,8 @@ def test_a_newer_peer_may_say_more_anywhere(name: str) -> None:
     data = extended(encode(example))
     if name == "fact-trainer-up":
         del data["fingerprint"]["from_the_future"]  # free text, not fields
+    if name == "job-page":
+        del data["recovery"]["counts"]["from_the_future"]  # by method
 
     assert read(example, data) == example
 
@@ -288,7 +344,7 @@ def test_every_message_has_a_golden_file() -> None:
         collect(example)
     wanted = {
         kind
-        for room in (plan, votes, ledger, recoveries)
+        for room in (plan, votes, ledger, recoveries, page)
         for kind in vars(room).values()
         if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
     }
