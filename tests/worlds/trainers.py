@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -58,10 +58,11 @@ from mainstay_core.rank.events import (
     WriteCheckpoint,
 )
 from mainstay_core.rank.machine import Phase
+from mainstay_core.rank.reports import Ballot, last_status, vote_of
 from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Member, Partial, Plan
-from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, TypeStat, Vote
+from mainstay_core.wire.votes import Commit, SaveStatus, SettleReport, TypeStat, Vote
 
 CORRUPT = "corrupt"
 Table: TypeAlias = tuple[Supply, ...]
@@ -849,8 +850,7 @@ class PlayedTrainers:
             if trainer.background:
                 trainer.background.pop(0)()
                 return _HALF
-            status = LastStatus(**asdict(_save_status(trainer)), state=action.state)
-            return self._post(trainer, key, status)
+            return self._post(trainer, key, last_status(_save_status(trainer), action.state))
         return self._gathered(trainer, key, SavesGathered)
 
     def _make_vote(self, trainer: Trainer, action: CastVote) -> Vote:
@@ -865,14 +865,10 @@ class PlayedTrainers:
             for t in range(s.partial.first, s.partial.last + 1)
         ]
         last = self.shape.stages - 1
-        return Vote(
-            step=action.step,
-            attempt=action.attempt,
-            ok=trainer.checked,
-            problem="" if trainer.checked else "its own check failed",
+        ballot = Ballot(
             norms_sq=(2.0 + stage, 1.0 + inner),
             gradient=bits("gradient", trainer.reduced) if trainer.checked else CORRUPT,
-            state=state.digest,
+            copies=bits("copies", stage, action.step),
             stats=tuple(
                 TypeStat(
                     type=t,
@@ -882,11 +878,11 @@ class PlayedTrainers:
                 )
                 for t in own
             ),
-            newest_plan=newest.quorum.id,
-            newest_nonce=newest.quorum.nonce,
-            **asdict(_save_status(trainer)),
-            copies=bits("copies", stage, action.step),
         )
+        vote = vote_of(state, action, newest, ballot, _save_status(trainer))
+        if trainer.checked:
+            return vote
+        return replace(vote, ok=False, problem="its own check failed")
 
     def _apply(self, trainer: Trainer, action: Apply) -> Event:
         step, position = trainer.state.version, trainer.state.member_position
