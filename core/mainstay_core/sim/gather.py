@@ -92,7 +92,9 @@ class GatherServer:
                     if isinstance(action.message, Abort) and end in self._present:
                         self._checks.told(self._present[end].quorum, self._present[end].index)
             else:
+                # A closed end is told nothing by the played network; a socket's end is reported.
                 action.connection.close()
+                self._on_end(action.connection)
 
     def _check_told(self, end: End) -> None:
         """A member has ended its quorum, or its connection has."""
