@@ -24,6 +24,7 @@ import argparse
 import difflib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -104,13 +105,19 @@ def compare(first: Path, second: Path) -> int:
     for name in sorted(left.keys() ^ right.keys()):
         print(f"/{name}: not compared, it is only in {first if name in left else second}")
     both = left.keys() & right.keys()
-    found = list(
-        find_differences(*({name: record[name] for name in both} for record in (left, right)))
-    )
-    for difference in found:
-        print(difference)
-    print(f"{len(found)} differences in {', '.join(sorted(both))}")
+    found: dict[str, list[str]] = {}
+    for name in sorted(both):
+        for difference in find_differences(left[name], right[name], f"/{name}"):
+            found.setdefault(_kind(difference), []).append(difference)
+    for alike in found.values():
+        print(alike[0] + (f"\n    (and {len(alike) - 1} more like it)" if alike[1:] else ""))
+    print(f"{len(found)} kinds of differences in {', '.join(sorted(both))}")
     return 1 if found else 0
+
+
+def _kind(difference: str) -> str:
+    """Return a difference without what tells it from others like it: answer and place in a list."""
+    return re.sub(r"/\d+(?=[/:])", "/*", re.sub(r"^/conversation/\d+ [^/]*", "", difference))
 
 
 def main() -> int:

@@ -97,6 +97,8 @@ def record_run(name: str, tree: Path) -> dict[str, Any]:
         report = _read(run.directory / "report.json")
         if code != 0:
             sys.stderr.write(run.output()[-MAX_TAIL:])
+    # Which pod has which place is chance.
+    known = {f"{pod}/": "POD/" for pod in report.get("pods", {}).values()}
     return {
         "exit": code,
         "version": report.get("version"),
@@ -112,7 +114,8 @@ def record_run(name: str, tree: Path) -> dict[str, Any]:
                 {key: r[key] for key in ("method", "exact", "fault", "reason", "from_step")}
                 for r in report.get("recoveries", [])
                 if r["method"] != "join"
-            ]
+            ],
+            known,
         ),
     }
 
