@@ -15,7 +15,7 @@ from dataclasses import replace
 from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.counts import count_pods, find_problems
-from mainstay_core.pool.losses import Loss, PodDemand, find_losses
+from mainstay_core.pool.losses import Loss, PodDemand, demand_of, find_losses
 from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.pool.repair import Repair, plan_repair
 from mainstay_core.wire.api import ApiError, Failure
@@ -237,7 +237,7 @@ class Reconciler:
             if state.deadline and not (state.demand is not None and state.demand.over):
                 await self._api.stop_job(view.uid)
             if time.time() - state.demand_at_s >= self._settings.poll_s:
-                demand = status_values.demand_of(await self._api.fetch_pods(view.uid))
+                demand = demand_of(await self._api.fetch_pods(view.uid))
                 state.known = (state.known & {p.uid for p in self.pods.list()}) | {*demand.living}
                 state.demand = replace(demand, known=frozenset(state.known))
                 state.demand_at_s = time.time()

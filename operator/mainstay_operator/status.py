@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.pool.conditions import (
     JobSummary,
     ObservedJob,
@@ -16,9 +15,9 @@ from mainstay_core.pool.conditions import (
     derive_state,
     with_times,
 )
-from mainstay_core.pool.losses import Loss, LossCause, PodDemand
+from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
-from mainstay_core.wire.page import JobPage, PodsPage, RecoveryOverview
+from mainstay_core.wire.page import JobPage, RecoveryOverview
 from mainstay_operator.resources import JobView, parse_time, show_time
 
 MAX_RECENT = 256
@@ -84,19 +83,6 @@ class PodRecord:
                 recent=(*record.recent, item)[-MAX_RECENT:],
             )
         return record
-
-
-def demand_of(page: PodsPage) -> PodDemand:
-    """Return what the api says about pods as a repair takes it."""
-    return PodDemand(
-        over=page.state in TERMINAL,
-        suspended=page.state is JobPhase.SUSPENDED,
-        num_pods=page.num_pods,
-        leaving=frozenset(page.leaving),
-        ending=page.ending,
-        living={p.uid: p.name for p in page.pods},
-        serving=sum(p.serving for p in page.pods),
-    )
 
 
 def summary_of(page: JobPage) -> JobSummary:

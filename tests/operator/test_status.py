@@ -15,13 +15,13 @@ from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ContainerEnd, ObservedPod
-from mainstay_core.wire.page import JobPage, PodsPage
+from mainstay_core.wire.page import JobPage
 from mainstay_core.wire.recoveries import read_recovery
 from mainstay_operator import narrator
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket
 from mainstay_operator.settings import parse
-from mainstay_operator.status import PodRecord, build_status, demand_of, is_urgent, summary_of
+from mainstay_operator.status import PodRecord, build_status, is_urgent, summary_of
 
 RECOVERY: dict[str, Any] = {
     "quorum": "q2-ab",
@@ -86,17 +86,6 @@ def test_only_conditions_and_state_are_urgent() -> None:
 
     assert not is_urgent({**base, "training": {"step": 1}}, {**base, "training": {"step": 2}})
     assert is_urgent({**base, "state": "Recovering"}, base)
-
-
-def test_wishes_are_read_from_the_api_s_reply() -> None:
-    pods = [{"uid": "a", "name": "demo-0", "serving": True, "leaving": ""}]
-    pods.append({"uid": "b", "name": "demo-1", "serving": False, "leaving": ""})
-    reply = {"state": "running", "num_pods": 3, "leaving": ["b"], "ending": ["b"], "pods": pods}
-
-    demand = demand_of(codec.decode(PodsPage, reply))
-
-    assert (demand.num_pods, demand.serving, demand.over) == (3, 1, False)
-    assert demand.living == {"a": "demo-0", "b": "demo-1"}
 
 
 def test_a_restarted_container_is_told_unless_it_was_told_to_end() -> None:

@@ -7,6 +7,7 @@ would: pods are made and start to end; ``pod`` and ``node`` say what is seen of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,8 @@ class PoolDriver(Driver):
         self._living: list[str] = []
         self._counted: dict[PodUid, float] = {}
         self._policy = RepairPolicy()
+        self._names_once = False
+        self._highest = 0
 
     def commands(self) -> dict[str, Command]:
         return {
@@ -55,9 +58,10 @@ class PoolDriver(Driver):
 
     def _set_policy(self, call: Call) -> list[str]:
         usual = RepairPolicy()
+        self._names_once = call.flag("names-once")
         self._policy = RepairPolicy(
             max_repairs=call.count("max-repairs", usual.max_repairs),
-            window_s=call.number("window", usual.window_s),
+            window_s=math.inf if call.flag("no-window") else call.number("window", usual.window_s),
             stuck_image_s=call.number("stuck-image", usual.stuck_image_s),
             force_delete_s=call.number("force-delete", usual.force_delete_s),
             ignore_cordon=call.flag("ignore-cordon"),
@@ -115,6 +119,8 @@ class PoolDriver(Driver):
             seen |= {"terminating": True, "grace_s": grace_s, "ends_by_s": self._now_s + grace_s}
         if call.has("failed"):
             seen |= {"phase": PodPhase.FAILED, "ready": False, "failure": call.get("failed")}
+        if call.has("saw"):
+            seen |= {"evidence": call.get("saw"), "terminating": False, "ends_by_s": 0.0}
         if call.flag("out-of-memory"):
             seen |= {"out_of_memory": True}
         if call.flag("succeeded"):
@@ -179,6 +185,7 @@ class PoolDriver(Driver):
             demand=demand,
             counted=self._counted.values(),
             accounted=self._counted.keys(),
+            taken=range(self._highest + 1) if self._names_once else (),
             policy=self._policy,
             now_s=self._now_s,
         )
@@ -217,6 +224,7 @@ class PoolDriver(Driver):
         for index in repair.make:
             name = f"demo-{index}"
             self._made[name] = self._made.get(name, 0) + 1
+            self._highest = max(self._highest, index)
             self._pods[name] = ObservedPod(
                 uid=PodUid(f"{name}.{self._made[name]}"),
                 name=name,

@@ -110,6 +110,7 @@ RULES = (
     "pool filled",
     "pool of a suspended job",
     "pool of an ended job",
+    "pool of local mode",
     "redone from what is held",
     "refused vote recomputed",
     "refused votes learnt from reports",

@@ -7,7 +7,8 @@
 - ``services``: starts Redis and the api, and starts them again when they end
 - ``redis_server``: starts a real redis-server on a Unix socket
 - ``forge``: asks the forge to fork launchers
-- ``pool``: makes pods as processes and sees them end
+- ``pods``: makes pods as processes and sees them end
+- ``pool``: keeps as many pods as the job needs, by the operator's decision
 - ``faults``: carries out injected faults on Redis and the api
 - ``runs``: finds the runs that a command can ask about
 - ``checkpoint_files``: finds durable checkpoints and the jobs that may go on from them

@@ -29,6 +29,7 @@ from mainstay_cli.base.state_dir import RunRecord, StateDir
 from mainstay_cli.local import manifests, preflight
 from mainstay_cli.local.faults import ProcessFaults
 from mainstay_cli.local.forge import Forge, start_forge
+from mainstay_cli.local.pods import Kubelet
 from mainstay_cli.local.pool import LocalPool
 from mainstay_cli.local.processes import Child, ChildProcesses
 from mainstay_cli.local.services import Services, ServiceSettings
@@ -167,7 +168,7 @@ class _LocalRun:
                 pool = self._make_pool(children, forge, client, uid, address_network)
                 async with _background(
                     services.keep(),
-                    pool.run(self._file.job.num_pods),
+                    pool.run(),
                     _watch_forge(forge, self._state),
                     ProcessFaults(client, uid, services).run(),
                 ) as background:
@@ -248,8 +249,6 @@ class _LocalRun:
         uid: str,
         address_network: str,
     ) -> LocalPool:
-        num_pods = self._file.job.num_pods
-
         def start_supervisor(pod: str, name: str, address: str) -> Child:
             directory = self._state.pod_dir(pod)
             environment = self._environment() | {
@@ -268,16 +267,21 @@ class _LocalRun:
                 environment=environment,
             )
 
-        return LocalPool(
-            children=children,
+        job = self._file.job
+        kubelet = Kubelet(
             forge=forge,
-            client=client,
-            job=uid,
-            name=self._file.job.metadata.name,
+            name=job.metadata.name,
             network=address_network,
             make_pod_dir=self._state.pod_dir,
             start_supervisor=start_supervisor,
-            max_replacements=REPLACEMENTS_PER_POD * num_pods,
+        )
+        return LocalPool(
+            kubelet=kubelet,
+            children=children,
+            client=client,
+            job=uid,
+            handover_s=job.spec.recovery.handover_seconds,
+            max_repairs=REPLACEMENTS_PER_POD * job.num_pods,
         )
 
     def _service_settings(self) -> ServiceSettings:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.pool.observed import Disruption, EndCause, ObservedNode, ObservedPod
 from mainstay_core.wire.facts import PodGone
+from mainstay_core.wire.page import PodsPage
 
 
 class LossCause(enum.StrEnum):
@@ -76,6 +78,19 @@ class PodDemand:
     """Pods that it has ever taken for living, as far as is known."""
 
 
+def demand_of(page: PodsPage) -> PodDemand:
+    """Return what the api says about pods as a repair takes it."""
+    return PodDemand(
+        over=page.state in TERMINAL,
+        suspended=page.state is JobPhase.SUSPENDED,
+        num_pods=page.num_pods,
+        leaving=frozenset(page.leaving),
+        ending=page.ending,
+        living={p.uid: p.name for p in page.pods},
+        serving=sum(p.serving for p in page.pods),
+    )
+
+
 def find_losses(
     before: Mapping[PodUid, ObservedPod],
     pods: Iterable[ObservedPod],
@@ -99,6 +114,7 @@ def find_losses(
         else:
             name, node = known.name, known.node
             cause, evidence = _why_lost(known, nodes, exists=pod is not None)
+            evidence = known.evidence or evidence
         losses.append(
             Loss(uid=uid, name=name, node=node, cause=cause, evidence=evidence, at_s=now_s)
         )

@@ -74,6 +74,8 @@ class ObservedPod:
     disruption_why: str = ""
     failure: str = ""
     """Why its phase is Failed, with the container and its exit code."""
+    evidence: str = ""
+    """How it ended, in the words of whoever saw its processes; empty where only the cluster did."""
     out_of_memory: bool = False
     """Whether it failed for want of memory."""
     stuck: str = ""

@@ -8,6 +8,7 @@ is, never on which event came first, so they are the same after an absence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ class RepairPolicy:
     """Counted losses within the window that are made good; places beyond it stay empty until the
     window has moved on."""
     window_s: float = 3600.0
+    """Infinite where there is one budget for the whole run, as in local mode."""
     stuck_image_s: float = 60.0
     """A pod whose image cannot be pulled on its node, while others have it, is replaced then."""
     force_delete_s: float = 0.0
@@ -331,8 +333,11 @@ def _reason(counts: RepairCounts, policy: RepairPolicy) -> str:
     if counts.ended:
         parts.append(f"{counts.ended} are ended")
     if counts.held_back:
+        within, limit = "in this run", f"{policy.max_repairs} are replaced at most"
+        if math.isfinite(policy.window_s):
+            within = f"within {policy.window_s:.0f} s"
+            limit = f"recovery.window.maxRepairs is {policy.max_repairs}"
         parts.append(
-            f"{counts.held_back} are not made: {counts.spent} pods were lost within "
-            f"{policy.window_s:.0f} s, and recovery.window.maxRepairs is {policy.max_repairs}"
+            f"{counts.held_back} are not made: {counts.spent} pods were lost {within}, and {limit}"
         )
     return ", ".join(parts)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.losses import LossCause, PodDemand
+from mainstay_core.pool.losses import LossCause, PodDemand, demand_of
 from mainstay_core.pool.observed import (
     OUT_OF_SERVICE,
     Disruption,
@@ -21,6 +22,7 @@ from mainstay_core.pool.observed import (
 )
 from mainstay_core.pool.repair import KEEP_FAILED, Repair, RepairPolicy, free_indexes, plan_repair
 from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.page import PodsPage
 
 NOW_S = 10_000.0
 
@@ -391,3 +393,43 @@ def test_a_repair_that_was_carried_out_leaves_nothing_to_make(
     again = repair(after, wanted, nodes=nodes)
 
     assert again.make == ()
+
+
+def test_the_demand_is_read_from_the_api_s_reply() -> None:
+    pods = [{"uid": "a", "name": "demo-0", "serving": True, "leaving": ""}]
+    pods.append({"uid": "b", "name": "demo-1", "serving": False, "leaving": ""})
+    reply = {"state": "running", "num_pods": 3, "leaving": ["b"], "ending": ["b"], "pods": pods}
+
+    demand = demand_of(codec.decode(PodsPage, reply))
+
+    assert (demand.num_pods, demand.serving, demand.over) == (3, 1, False)
+    assert demand.living == {"a": "demo-0", "b": "demo-1"}
+
+
+@pytest.mark.parametrize("state", ["complete", "failed", "stopped"])
+def test_a_job_that_has_ended_is_over(state: str) -> None:
+    reply = {"state": state, "num_pods": 0, "leaving": [], "ending": []}
+
+    demand = demand_of(codec.decode(PodsPage, reply))
+
+    assert demand.over
+    assert not demand.suspended
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"phase": PodPhase.FAILED, "failure": "x"}, LossCause.FAILED),
+        ({"phase": PodPhase.FAILED, "failure": "x", "ended_for": "scaled"}, LossCause.ENDED),
+        ({"phase": PodPhase.SUCCEEDED}, LossCause.LEFT),
+    ],
+)
+def test_whoever_saw_the_processes_end_says_it_in_other_words(
+    fields: dict[str, Any], cause: LossCause
+) -> None:
+    ended = pod(0, evidence="its supervisor (pid 7) ended by signal 9", **fields)
+
+    done = repair([ended], demand(1, 0), before=seen(pod(0)))
+
+    assert [loss.cause for loss in done.losses] == [cause]
+    assert [fact.evidence for fact in done.tell] == ["its supervisor (pid 7) ended by signal 9"]

@@ -1,0 +1,197 @@
+"""Pods as processes: each is two process groups, its supervisor's and its launcher's with trainers.
+
+What a kubelet does for pods is done here. A launcher that ends with an error is started again. When
+the supervisor ends the whole pod has ended, and the rest of it is killed. How many pods there are
+to be is decided in :mod:`mainstay_cli.local.pool`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mainstay_cli.base.exits import CliError, ExitCode
+from mainstay_cli.local.forge import Forge
+from mainstay_cli.local.processes import Child
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import PodUid
+from mainstay_core.pool.observed import ObservedPod, PodPhase
+
+logger = logging.getLogger(__name__)
+
+RELAUNCH_AFTER_S = 0.2
+"""Between two launchers of a pod; if its supervisor ends meanwhile, the pod has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodOutcome:
+    """How a pod ended."""
+
+    by_itself: bool
+    """Both halves exited with code 0: the job has ended, or the pod's work was handed over."""
+    evidence: str
+    killed: bool
+    """Something outside of the pod ended it, as an injected fault does: it could have lived on."""
+
+
+@dataclass(slots=True, eq=False)
+class Pod:
+    """One pod: its identity, its place and its two processes."""
+
+    uid: PodUid
+    name: str
+    index: int
+    address: str
+    directory: Path
+    """By a path that is short enough for Unix sockets in it."""
+    supervisor: Child
+    launcher: Child | None = None
+    """None until the forge has forked it."""
+    made_at_s: float = field(default_factory=time.time)
+    started_s: float = field(default_factory=time.monotonic)
+    """When its newest launcher started."""
+    told_for: str = ""
+    """Why it was told to end; empty if it was not."""
+    ends_by_s: float = 0.0
+    end: PodOutcome | None = None
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Signal both process groups."""
+        self.supervisor.signal_group(number)
+        if self.launcher is not None:
+            self.launcher.signal_group(number)
+
+    def tell_to_end(self, why: str, within_s: float) -> None:
+        """Send SIGTERM to the supervisor, which hands the pod's work over before it ends."""
+        self.told_for, self.ends_by_s = why, time.time() + within_s
+        self.supervisor.signal_group(signal.SIGTERM)
+
+    def observe(self) -> ObservedPod:
+        """Return the pod as decisions take it."""
+        end = self.end
+        phase = PodPhase.RUNNING if self.launcher is not None else PodPhase.PENDING
+        if end is not None:
+            phase = PodPhase.SUCCEEDED if end.by_itself else PodPhase.FAILED
+        terminating = bool(self.told_for) and end is None
+        return ObservedPod(
+            uid=self.uid,
+            name=self.name,
+            index=self.index,
+            phase=phase,
+            ready=phase is PodPhase.RUNNING,
+            terminating=terminating,
+            ends_by_s=self.ends_by_s if terminating else 0.0,
+            ended_for=self.told_for,
+            failure=end.evidence if end is not None and not end.by_itself else "",
+            evidence=end.evidence if end is not None else "",
+            created_at_s=self.made_at_s,
+        )
+
+    def evidence(self) -> str:
+        """Return how the process ended whose end is the pod's."""
+        if not self.supervisor.ended.done():
+            assert self.launcher is not None
+            return f"its launcher (pid {self.launcher.pid}) ended"
+        code = self.supervisor.ended.result()
+        how = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
+        return f"its supervisor (pid {self.supervisor.pid}) ended {how}"
+
+
+StartSupervisor = Callable[[str, str, str], Child]
+"""Starts the supervisor of (uid, name, address)."""
+MayRelaunch = Callable[[Pod, bool], bool]
+"""Says whether a pod gets another launcher, given whether the last one was killed from outside."""
+
+
+class Kubelet:
+    """Makes pods and sees them end.
+
+    Args:
+        forge: forks the launchers.
+        name: of the job; pods are named after it.
+        network: first three bytes of the pods' addresses, ``127.x.y``.
+        make_pod_dir: makes a pod's directory.
+        start_supervisor: starts a supervisor process.
+    """
+
+    def __init__(
+        self,
+        *,
+        forge: Forge,
+        name: str,
+        network: str,
+        make_pod_dir: Callable[[str], Path],
+        start_supervisor: StartSupervisor,
+    ) -> None:
+        self._forge = forge
+        self._name = name
+        self._network = network
+        self._make_pod_dir = make_pod_dir
+        self._start_supervisor = start_supervisor
+
+    def make(self, index: int) -> Pod:
+        """Start a pod's supervisor and return the pod; :meth:`run` starts the rest of it."""
+        name = f"{self._name}-{index}"
+        uid = f"{name}-{secrets.token_hex(3)}"
+        # .1 belongs to the run itself, and 254 addresses last: the oldest pods are long gone.
+        address = f"{self._network}.{2 + (index - 1) % 252}"
+        directory = self._make_pod_dir(uid)
+        supervisor = self._start_supervisor(uid, name, address)
+        return Pod(PodUid(uid), name, index, address, directory, supervisor)
+
+    async def run(self, pod: Pod, may_relaunch: MayRelaunch) -> None:
+        """Run a pod to its end, which is noted in it.
+
+        Raises:
+            CliError: the forge forks no launcher.
+        """
+        await self._launch(pod)
+        await self._watch(pod, may_relaunch)
+        by_itself = await self._has_ended_by_itself(pod)
+        pod.end = PodOutcome(
+            by_itself=by_itself,
+            evidence="its work was handed over" if by_itself else pod.evidence(),
+            killed=await self._was_killed(pod),
+        )
+        if not by_itself:
+            pod.kill()
+
+    async def _was_killed(self, pod: Pod) -> bool:
+        """Return whether the process that ended first was killed from outside."""
+        if pod.supervisor.ended.done():
+            return pod.supervisor.ended.result() == -signal.SIGKILL
+        return await self._forge.exit_code(pod.uid) == -signal.SIGKILL
+
+    async def _launch(self, pod: Pod) -> None:
+        try:
+            pod.launcher = await self._forge.launch(pod.uid, pod.directory, pod.address)
+        except RemoteProtocolError as error:
+            pod.supervisor.signal_group(signal.SIGKILL)
+            raise CliError(str(error), ExitCode.FAILED) from error
+        pod.started_s = time.monotonic()
+
+    async def _watch(self, pod: Pod, may_relaunch: MayRelaunch) -> None:
+        """Wait until a pod has ended; meanwhile start launchers again that end with an error."""
+        while True:
+            assert pod.launcher is not None
+            ends = [pod.supervisor.ended, pod.launcher.ended]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if pod.supervisor.ended.done() or await self._forge.exit_code(pod.uid) == 0:
+                return
+            await asyncio.wait([pod.supervisor.ended], timeout=RELAUNCH_AFTER_S)
+            if pod.supervisor.ended.done() or not may_relaunch(pod, await self._was_killed(pod)):
+                return
+            logger.warning("pod %s: %s; another one is started", pod.name, pod.evidence())
+            await self._launch(pod)
+
+    async def _has_ended_by_itself(self, pod: Pod) -> bool:
+        """Return whether both halves exit with code 0."""
+        if not pod.supervisor.ended.done() and await self._forge.exit_code(pod.uid) == 0:
+            await asyncio.shield(pod.supervisor.ended)
+        return pod.supervisor.ended.done() and pod.supervisor.ended.result() == 0
