@@ -72,7 +72,7 @@ def is_sentence_name(name: str) -> bool:
 
 
 class _Function:
-    """What is a sentence within one function."""
+    """Finds what is a sentence within one function."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._made = set(names)

@@ -27,6 +27,11 @@ MAX_MODULE_LINES = 500
 """An alarm: a longer module probably holds two ideas."""
 MAX_FUNCTION_LINES = 70
 PRODUCT = ("agent", "api", "cli", "core", "operator", "scripts")
+RIDDLE = re.compile(r"(Of|What|Who|Whom|Whose|Whether|How|Where|When|Why|That) ")
+MIN_SUMMARY_WORDS = 3
+DESCRIBES_FIELDS = ("core/mainstay_core/job/spec.py", "core/mainstay_core/job/sections.py")
+DESCRIBES_FIELDS += ("core/mainstay_core/job/status.py",)
+"""Docstrings here are the texts of ``kubectl explain``, where the field's name is the subject."""
 LISTED = re.compile(r"^- ``(\w+)``: \S", re.MULTILINE)
 """A file in the list that a room's ``__init__.py`` gives, in reading order."""
 MENTION = re.compile(r"`((?:agent|api|cli|core|tests|benchmarks|examples|docs|scripts)/[\w./-]+)`")
@@ -98,6 +103,20 @@ def find_long_code(path: Path) -> list[str]:
     return faults
 
 
+def find_riddles(path: Path) -> list[str]:
+    """Summaries of modules and classes that do not say what the thing is."""
+    if path.as_posix().startswith(DESCRIBES_FIELDS):
+        return []
+    faults = []
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef):
+            summary = (ast.get_docstring(node) or "").partition("\n")[0]
+            if summary and (RIDDLE.match(summary) or len(summary.split()) < MIN_SUMMARY_WORDS):
+                line = getattr(node, "lineno", 1)
+                faults.append(f"{path}:{line}: does not say what it is: {summary!r}")
+    return faults
+
+
 def find_unlisted_files(paths: list[Path]) -> list[str]:
     """Rooms whose ``__init__.py`` does not list exactly the files that lie in them."""
     rooms: dict[Path, set[str]] = {}
@@ -131,6 +150,7 @@ def main() -> int:
             faults += find_machine_names(path)
         if path.suffix == ".py" and path.parts[0] in PRODUCT:
             faults += find_long_code(path)
+            faults += find_riddles(path)
         if path.suffix == ".md":
             faults += find_dead_mentions(path)
     print("\n".join(faults) or f"{len(paths)} files keep the rules of the tree")

@@ -1,4 +1,4 @@
-"""How a fact in the body of a request is read: in the newest format, or in an older one."""
+"""Reads a fact in the body of a request, in the newest format or in an older one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of a job as a whole: in short, on one page, and the pods that it wants.
+"""Summaries of a job: in short, on one page, and the pods that it wants.
 
 The page is for whoever shows or keeps its status: the operator, tables, alerts. It is bounded:
 nothing in it grows with the number of ranks or of steps.

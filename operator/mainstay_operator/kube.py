@@ -54,7 +54,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldCause:
-    """What the Kubernetes API finds wrong with one field of an object."""
+    """A fault that the Kubernetes API finds in one field of an object."""
 
     field: str
     code: str

@@ -1,4 +1,4 @@
-"""What Helm renders of the chart, object by object."""
+"""Renders the chart with Helm, object by object."""
 
 from __future__ import annotations
 

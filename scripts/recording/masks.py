@@ -1,4 +1,4 @@
-"""What no two runs share, replaced by words: times, random names, ports, pids."""
+"""Replaces by words what no two runs share: times, random names, ports, pids."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ EXECUTABLE = frozenset({Row.HAND_OVER, Row.MASK, Row.RESTART, Row.WAIT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageHolders:
-    """How many exact copies of the state of one stage, or of one of its inner ranks, are left."""
+    """The exact copies that are left of one stage's state, or of one of its inner ranks' state."""
 
     stage: int
     inner: int | None = None

@@ -1,4 +1,4 @@
-"""How a refusal of the coordinator, or trouble with its store, is answered: status and name.
+"""Answers to requests that fail: a status and a name for each refusal and each store failure.
 
 Programs tell answers apart by the name; a supervisor goes by it
 (:class:`mainstay_core.wire.api.ApiRefused`).

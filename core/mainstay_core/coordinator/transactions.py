@@ -63,7 +63,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What one decision makes durable and visible, at once or not at all."""
+    """The changes that one decision makes durable and visible, at once or not at all."""
 
     state: CoordinatorState
     plan: Plan | None = None
@@ -80,7 +80,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatReply:
-    """What the store knows when a heartbeat is noted."""
+    """The store's answer when a heartbeat is noted."""
 
     known: bool
     """False: the pod has to register first."""
@@ -109,7 +109,7 @@ def heartbeat_reply(pod: PodUid, reply: BeatReply) -> HeartbeatReply:
 
 
 class JobStore(Protocol):
-    """What the transactions of one job need of a store.
+    """A store of one job, as its transactions need it.
 
     Every method may raise StoreUnavailableError.
     """
@@ -162,7 +162,7 @@ def report_of(held: HeldJob) -> PlanReported | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerNews:
-    """What is new in entries that a supervisor tells."""
+    """The news in the ledger entries that a supervisor tells."""
 
     fresh: tuple[LedgerEntry, ...]
     """Entries to write."""

@@ -86,7 +86,7 @@ class During(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the plan in force says to a process that asks whether a fault is due."""
+    """The plan in force, as a process sees it that asks whether a fault is due."""
 
     fired: tuple[str, ...] = ()
     """Faults that had fired when the plan was made."""

@@ -33,7 +33,7 @@ class QuorumAborted(MainstayError):  # noqa: N818 - a state, not a failure
 
 
 class ClientProtocol(Generic[Body]):
-    """What one member says to its gather server, and what it knows of the quorum.
+    """One member's side of the gather: a machine without sockets.
 
     Whoever drives it sends what :meth:`opened`, :meth:`post`, :meth:`abort` and
     :meth:`leave` return, and closes the connection once :attr:`ended` is set.

@@ -1,4 +1,4 @@
-"""What a member and its gather server say to each other, as values and as frames.
+"""The messages between a member and its gather server, as values and as frames.
 
 Bodies and plans are opaque here. On a socket a body is bytes and a plan is JSON; the
 simulation carries the values themselves and never makes bytes of them.

@@ -65,7 +65,7 @@ class _Room(Generic[Connection, Body]):
 
 @dataclass(slots=True)
 class _Member(Generic[Connection, Body]):
-    """Who has joined through one connection."""
+    """A member that has joined through one connection."""
 
     room: _Room[Connection, Body]
     index: int
@@ -73,7 +73,7 @@ class _Member(Generic[Connection, Body]):
 
 
 class ServerProtocol(Generic[Connection, Body]):
-    """What a gather server answers to whom.
+    """The gather server: a machine without sockets.
 
     Whoever drives it reports what happens to connections and carries out the returned
     actions in order. The end of a connection is reported whoever has closed it.

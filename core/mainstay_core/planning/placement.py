@@ -72,7 +72,7 @@ _MAX_VARIANT_CANDIDATES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where each shard type is hosted.
+    """The lanes that host each shard type.
 
     Attributes:
         hosts: per type (``lanes * shards_per_lane`` of them) its host lanes,

@@ -17,7 +17,7 @@ from mainstay_core.pool.counts import PodCounts
 
 
 class ConditionType(enum.StrEnum):
-    """What is told about a job, in the order of the status."""
+    """The types of a job's conditions, in the order of the status."""
 
     INITIALIZED = "Initialized"
     """The job is known to the api and its objects are made."""
@@ -59,7 +59,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """What the api says of a job, in short."""
+    """The api's short summary of a job."""
 
     state: str
     """A ``JobPhase``, as text."""

@@ -1,4 +1,4 @@
-"""How many pods of each sort a job has, and what keeps some of them from starting."""
+"""Counts a job's pods of each sort, and names what keeps some of them from starting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mainstay_core.pool.repair import Repair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodCounts:
-    """How many pods there are, of how many."""
+    """The numbers of a job's pods: present and wanted."""
 
     wanted: int = 0
     ready: int = 0

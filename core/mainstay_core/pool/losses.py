@@ -14,7 +14,7 @@ from mainstay_core.wire.page import PodsPage
 
 
 class LossCause(enum.StrEnum):
-    """Why a pod is no more. The values are reasons of Events."""
+    """The causes of a pod's loss. The values are reasons of Events."""
 
     ENDED = "PodEnded"
     """The operator ended it, as the api or the job asked."""
@@ -59,7 +59,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodDemand:
-    """What the api says about a job's pods."""
+    """The pods that the api wants and knows of a job."""
 
     over: bool = False
     """The job has ended."""

@@ -1,4 +1,4 @@
-"""What is seen of a job's pods and of nodes in a cluster: plain values.
+"""A job's pods and the nodes of a cluster as they are observed: plain values.
 
 Whoever watches a cluster makes these of what it sees; decisions
 (:mod:`mainstay_core.pool.repair`, :mod:`mainstay_core.pool.conditions`) take nothing
@@ -17,7 +17,7 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 class PodPhase(enum.StrEnum):
-    """Where a pod's life is, as the cluster says."""
+    """The phases of a pod's life, as the cluster names them."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -27,7 +27,7 @@ class PodPhase(enum.StrEnum):
 
 
 class Disruption(enum.StrEnum):
-    """Why the cluster itself ends a pod."""
+    """The reasons for which the cluster itself ends a pod."""
 
     PREEMPTED = "preempted"
     EVICTED = "evicted"
@@ -40,7 +40,7 @@ class Disruption(enum.StrEnum):
 
 
 class EndCause(enum.StrEnum):
-    """Why the operator ends a pod, as far as anything is decided by it."""
+    """The reasons for which the operator ends a pod, as far as a decision depends on them."""
 
     OTHER = "other"
     IMAGE = "image"
@@ -97,7 +97,7 @@ class ObservedPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerEnd:
-    """How a container of a pod ended that is started again in the same pod."""
+    """The end of a container that is started again in the same pod."""
 
     container: str
     restarts: int
@@ -108,7 +108,7 @@ class ContainerEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Taint:
-    """What keeps pods away from a node."""
+    """A taint, which keeps pods away from a node."""
 
     key: str
     effect: str

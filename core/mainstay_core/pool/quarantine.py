@@ -17,7 +17,7 @@ MAX_MISMATCHES = 256
 
 
 class QuarantineMode(enum.StrEnum):
-    """What happens to a repeat offender; ``recovery.quarantine.mode``."""
+    """The treatments of a repeat offender; ``recovery.quarantine.mode``."""
 
     OFF = "Off"
     DRY_RUN = "DryRun"
@@ -84,7 +84,7 @@ class QuarantineState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinePlan:
-    """What to do now."""
+    """The actions of a quarantine now: nodes to avoid, to taint and to let out."""
 
     state: QuarantineState
     new: tuple[Quarantined, ...] = ()

@@ -41,7 +41,7 @@ HINT_TAINTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPolicy:
-    """What a repair may do."""
+    """The bounds of a repair."""
 
     max_repairs: int = 10
     """Counted losses within the window that are made good; places beyond it stay empty until the
@@ -69,7 +69,7 @@ class PodEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairCounts:
-    """How many pods a repair is about."""
+    """The numbers of pods that a repair is about."""
 
     kept: int = 0
     wanted: int = 0
@@ -83,7 +83,7 @@ class RepairCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What to do about a job's pods now. All of it may be done at once."""
+    """The actions on a job's pods now. All of them may be done at once."""
 
     make: tuple[int, ...] = ()
     """Indexes of the pods to make."""

@@ -1,4 +1,4 @@
-"""What a trainer is connected to for the plan it has adopted, and how that ends.
+"""Decides which connections a trainer keeps, ends and makes for the plan that it has adopted.
 
 Two kinds of connections with different lives: the quorum's (gather, stage group, a running
 heal) end with the quorum; the chain's pipeline group lives as long as its own cells stay
@@ -59,7 +59,7 @@ class Ends(Protocol):
 
 
 class Groups(Ends, Protocol):
-    """What connects the ranks of a chain."""
+    """The groups that connect the ranks of a chain."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""What one rank has written of durable checkpoints, as its votes say it (protocol section 10).
+"""The durable checkpoints that one rank has written, as its votes say it (protocol section 10).
 
 Parts are written and versions renamed in the background. Here is only what follows from that
 for the rank's next status: which attempt's part is safe, and which version is complete.

@@ -1,4 +1,4 @@
-"""What a trainer tells: its status, its votes, and the ledger's entries of its position."""
+"""Makes a trainer's reports: its status, its votes, and the ledger entries of its position."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ with what it had not told yet. Under load that is more than the last one."""
 
 @dataclass(slots=True)
 class Status:
-    """What a trainer says of itself periodically; changed by its main thread only."""
+    """A trainer's periodic status. Its main thread alone changes it."""
 
     phase: str = "idle"
     waiting: bool = True
@@ -62,7 +62,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """What a rank has computed for a vote."""
+    """The results of a rank that enter its vote."""
 
     norms_sq: tuple[float, ...]
     """Squared norm of the reduced gradient, by block of its stage."""

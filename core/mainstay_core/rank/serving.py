@@ -1,4 +1,4 @@
-"""When a trainer's state may be copied by a joiner, and when a copy is good (protocol section 7).
+"""Decides when a joiner may copy a trainer's state, and when a copy is good (protocol section 7).
 
 Parameters are only written by apply, apply needs the joiner's vote, and the joiner votes
 after its copy. So a state that is complete at a quorum's version stays so, without a lock,

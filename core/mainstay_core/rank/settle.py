@@ -29,7 +29,7 @@ from mainstay_core.wire.votes import Commit, SettleReport
 
 
 class StateAction(enum.StrEnum):
-    """What a rank does to come to the settled version."""
+    """The ways in which a rank comes to the settled version."""
 
     STAY = "stay"
     ROLL = "roll"
@@ -47,7 +47,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """Who computes what in one step, and whose copy counts."""
+    """The work of one step: who computes which type, and whose copy counts."""
 
     todo: Mapping[int, tuple[int, ...]]
     """The shard types that each replica's chain computes, in order."""

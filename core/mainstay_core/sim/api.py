@@ -49,7 +49,7 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a supervisor or the provider asks."""
+    """A request of a supervisor or of the provider."""
 
     route: str
     body: Any

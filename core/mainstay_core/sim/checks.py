@@ -1,4 +1,4 @@
-"""What must hold after every event: protocol section 11, and the coordinator's own invariants."""
+"""Checks the invariants after every event: protocol section 11, and the coordinator's own."""
 
 from __future__ import annotations
 

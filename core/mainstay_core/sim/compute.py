@@ -24,7 +24,7 @@ FORWARD, BACKWARD = 0, 1
 
 
 class Compute:
-    """What computes one position: state, partials, interpreter and reducer of one cell.
+    """Computes one position on terms: state, partials, interpreter and reducer of one cell.
 
     Args:
         position: which: by stage, then by inner rank.

@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """How long a message takes between nodes, in s."""
+    """The time that a message takes between nodes, in s."""
 
     base_s: float = 5e-4
     tail_s: float = 0.0
@@ -172,7 +172,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class Listener:
-    """Who answers at an address."""
+    """A listener at an address."""
 
     process: Process
     accept: Callable[[End], None] | None = None

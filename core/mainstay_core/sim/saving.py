@@ -1,4 +1,4 @@
-"""What a simulated trainer writes to the shared disk, in the background.
+"""Writes a simulated trainer's checkpoints to the shared disk, in the background.
 
 As ``mainstay_train.state.controller``: parts and renames take their time while the steps
 go on; votes say what is safe, what is still being written and what is durable.

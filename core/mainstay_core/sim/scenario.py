@@ -1,4 +1,4 @@
-"""What a seed means: the job's shape, its surroundings, and the faults it meets."""
+"""Draws a scenario from a seed: the job's shape, its surroundings, and the faults it meets."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long things take, in s: (least, most) each."""
+    """The durations of a run, in s: (least, most) each."""
 
     rng: random.Random
     block: tuple[float, float] = (0.005, 0.03)

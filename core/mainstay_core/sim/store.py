@@ -44,7 +44,7 @@ class Item:
 
 @dataclass(slots=True)
 class Data:
-    """What is stored."""
+    """The contents of the store."""
 
     state: CoordinatorState | None
     """None: the job is not there."""

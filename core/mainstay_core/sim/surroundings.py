@@ -1,4 +1,4 @@
-"""What surrounds every process of a run: time, network, disk, store, and what watches them."""
+"""The surroundings of every process of a run: time, network, disk, store, and their checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mainstay_core.wire.plan import Plan
 
 
 class Strikes(Protocol):
-    """Where the code of a process tells that a fault may strike; it raises if that is the end."""
+    """The places in a process's code where a fault may strike; it raises if that ends it."""
 
     def reach(self, trainer: Any, point: str) -> None:
         """A trainer is at a point."""
@@ -33,7 +33,7 @@ class Strikes(Protocol):
 
 
 class Surroundings:
-    """What surrounds the processes of one run.
+    """The surroundings that the processes of one run share.
 
     Args:
         scenario: what is drawn of the seed.

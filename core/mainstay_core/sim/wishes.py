@@ -18,7 +18,7 @@ REFUSED = (409, 422)
 
 
 class Wishes:
-    """What is wanted of one run's job.
+    """The wishes for one run's job: suspensions and numbers of replicas.
 
     Args:
         provider: in whose name the api is asked.

@@ -19,7 +19,7 @@ CALM_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a run."""
+    """The outcome of a run."""
 
     seed: int
     violation: str = ""

@@ -60,7 +60,7 @@ class Flag(Protocol):
 
 
 class ApiPort(Protocol):
-    """How requests reach the api, and how time passes meanwhile.
+    """The way of requests to the api, and the passing of time meanwhile.
 
     Every request raises ApiUnavailable without an answer, and ApiRefused if the answer is no.
     """

@@ -42,7 +42,7 @@ class SlotPhase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorLimits:
-    """How long a supervisor waits before it acts. All times are in seconds."""
+    """The times that a supervisor waits before it acts, in seconds."""
 
     max_restarts: int = 10
     """Restarts of one slot without a commit in between. More than these cannot mend what is

@@ -46,7 +46,7 @@ class Thanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
-    """What a supervisor does about the answer to its offer."""
+    """The action that follows the answer to a supervisor's offer."""
 
     give: Given | None = None
     """To send in the same conversation, which ends after one more answer; None ends it now."""

@@ -1,4 +1,4 @@
-"""What a supervisor holds of its job, for a store that has lost it (protocol section 9)."""
+"""The job as a supervisor holds it, for a store that has lost it (protocol section 9)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class LauncherState:
-    """One launcher."""
+    """The state of one launcher."""
 
     children: tuple[Child, ...] = ()
     stopping: bool = False

@@ -1,4 +1,4 @@
-"""What waits to be heard by the api: facts until each is answered, ledger entries in batches.
+"""Holds what the api has not confirmed: facts until each is answered, ledger entries in batches.
 
 Facts decide how fast a recovery starts, so all that wait are told in one request. A fact that
 the api refuses must not take the others along: the batch is then told again one by one.
@@ -89,7 +89,7 @@ class FactOutbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What follows from the api's answer to a batch, in this order."""
+    """The consequences of the api's answer to a batch, in this order."""
 
     outbox: FactOutbox
     register: bool = False

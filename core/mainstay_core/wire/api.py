@@ -1,4 +1,4 @@
-"""What a supervisor asks of the api, what the api answers, and what a failed request means."""
+"""The values of a supervisor's requests and of the api's answers, and the kinds of failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldJob:
-    """What a supervisor holds of its job."""
+    """The state of a job as one of its supervisors holds it."""
 
     pod: PodUid
     config: JobConfig
@@ -54,7 +54,7 @@ class HeldJob:
 
 
 class Failure(enum.Enum):
-    """What a failed request means for the program that sent it."""
+    """The kinds of failed requests, by what they mean for the program that sent them."""
 
     UNREACHED = "unreached"
     """Nobody answered."""

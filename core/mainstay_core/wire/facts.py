@@ -244,7 +244,7 @@ def modernized_fact(data: Any) -> Any:
 
 
 class Phase(enum.StrEnum):
-    """Where a rank is. The same words in heartbeats, faults, reports and status."""
+    """The phases of a rank: the same words in heartbeats, faults, reports and status."""
 
     IDLE = "idle"
     PARKED = "parked"

@@ -1,4 +1,4 @@
-"""What the api tells the operator: a job on one page, and the pods that it wants.
+"""The api's page about a job for the operator, and its page of the pods that the job wants.
 
 Each says its format; a reader that does not know it refuses the answer by name.
 """
@@ -32,7 +32,7 @@ class ReplicaCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNumbers:
-    """How many pods there are, by what they do."""
+    """The numbers of a job's pods, by what they do."""
 
     wanted: int = 0
     living: int = 0
@@ -44,7 +44,7 @@ class PodNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How far the training is; None for what is not known yet."""
+    """The progress of the training; None for what is not known yet."""
 
     step: int
     """Number of committed steps."""
@@ -157,7 +157,7 @@ class PodLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodsPage:
-    """How many pods a job needs now, and which to end."""
+    """The pods that a job needs now, and those to end."""
 
     format: int = PAGE_FORMAT
     state: JobPhase

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request."""
+    """A request to the api, without a transport."""
 
     method: str
     path: str
@@ -48,7 +48,7 @@ class Request:
 
 
 class JobApi(ABC):
-    """What people and the process provider ask of the api: one method for each request.
+    """The requests of people and of the process provider: one method for each.
 
     Every method raises ApiError where the request failed.
     """
@@ -154,7 +154,7 @@ class JobApi(ABC):
 
 
 class SupervisorApi(ABC):
-    """What a supervisor asks of the api about its job: one method for each request.
+    """The requests of a supervisor about its job: one method for each.
 
     Every method raises ApiUnavailable without an answer, and ApiRefused if the answer is no.
 

@@ -92,7 +92,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleReport:
-    """What a rank holds when a quorum settles (protocol sections 4 and 6)."""
+    """A rank's report of what it holds when a quorum settles (protocol sections 4 and 6)."""
 
     index: int
     valid: bool
