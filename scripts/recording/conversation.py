@@ -51,7 +51,7 @@ def record(tree: Path) -> dict[str, Any]:
 
 
 class Conversation:
-    """What is said to the api, and what it answers.
+    """Records a conversation with the api: requests and answers.
 
     Args:
         client: of the api.
