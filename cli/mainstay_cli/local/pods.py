@@ -31,7 +31,7 @@ RELAUNCH_AFTER_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOutcome:
-    """How a pod ended."""
+    """The end of a pod."""
 
     by_itself: bool
     """Both halves exited with code 0: the job has ended, or the pod's work was handed over."""
