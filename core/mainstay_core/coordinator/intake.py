@@ -340,7 +340,9 @@ def _all_settled(state: CoordinatorState) -> Transition:
             state = replace(state, started_step=state.settled_step or 0)
     if state.phase is JobPhase.RECOVERING:
         state = replace(state, phase=JobPhase.RUNNING)
-    message = f"all members of {plan.quorum} go on at step {state.settled_step}"
+    # After a store's recovery it is by commits that all are known to have settled.
+    step_at = state.step if state.settled_step is None else state.settled_step
+    message = f"all members of {plan.quorum} go on at step {step_at}"
     state, closed = close_known(state)
     actions = tuple(RecordRecovery(recovery=r) for r in closed)
     settled = Announce(code="Settled", message=message)
