@@ -98,7 +98,7 @@ def record_run(name: str, tree: Path) -> dict[str, Any]:
         if code != 0:
             sys.stderr.write(run.output()[-MAX_TAIL:])
     # Which pod has which place is chance.
-    known = {f"{pod}/": "POD/" for pod in report.get("pods", {}).values()}
+    known = dict.fromkeys(sorted(report.get("pods", {}).values(), key=len, reverse=True), "POD")
     return {
         "exit": code,
         "version": report.get("version"),
