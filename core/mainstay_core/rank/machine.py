@@ -272,6 +272,9 @@ def _on_saves(state: RankState, event: SavesGathered) -> Transition:
         return _refused(state, verdict, ())  # no vote comes any more that would find it
     saves = judge_saves(state.plan, event.statuses)
     state, actions, done = checkpoints.end_round(state, saves)
+    if must_adopt(state):
+        # As in _compute: its PlanSeen is over, and nothing would wake this rank once it has ended.
+        return _adopt(state, *actions, Leave())
     return _end(state, *actions) if done else _share_saves(state, *actions)
 
 
