@@ -120,7 +120,7 @@ class _Points:
     @property
     def _state(self) -> Any:
         assert self._session is not None
-        return self._session._state
+        return self._session.state
 
     def _halt(self, point: str) -> None:
         if point not in self._wanted:

@@ -11,7 +11,3 @@ from mainstay_core.base.errors import MainstayError
 
 class JobOver(MainstayError):  # noqa: N818 - a state, not a failure
     """The job is complete, and this trainer has nothing left to do in it."""
-
-
-class HealFailed(MainstayError):  # noqa: N818 - a state, not a failure
-    """A copy of a living cell's state did not complete or has not its announced digest."""

@@ -55,31 +55,6 @@ class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
             self.ended = True
             self.changed.notify_all()
 
-    def reduce_group(self, position: int) -> Group | None:
-        """Return the group of the position's members, connected; None when there is only this one.
-
-        Raises:
-            GroupEnded: a member is gone or the quorum ended.
-        """
-        group, is_new = self.begin_reduce_group(position)
-        if group is not None and is_new:
-            group.connect()
-        return group
-
-    def pipeline(self, agreed: str) -> ChainGroups | None:
-        """Return the groups of this rank's chain, connected; None where a chain is a single rank.
-
-        Args:
-            agreed: as for :meth:`begin_pipeline`.
-
-        Raises:
-            GroupEnded: a cell of the chain is gone, or a plan took it apart.
-        """
-        groups, is_new = self.begin_pipeline(agreed)
-        if groups is not None and is_new:
-            groups.connect()
-        return groups
-
     def _join(self, plan: Plan, index: int) -> GatherClient:
         return GatherClient(
             plan.rendezvous.gather,

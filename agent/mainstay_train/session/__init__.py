@@ -1,8 +1,7 @@
 """Runs one rank: carries out what the rank's machine decides, and talks to the supervisor.
 
-- ``session``: carries out what the state machine decides
+- ``session``: what core needs to carry out what the state machine decides
 - ``uplink``: the connection to the supervisor
-- ``reporting``: tells status, facts and ledger entries
 - ``fault_points``: fires injected faults at named actions
 - ``failing``: tells why a job cannot run before there is a session
 - ``loop``: the session that a user's own training loop gets

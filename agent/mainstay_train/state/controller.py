@@ -103,7 +103,7 @@ class Checkpointing:
         self._background.wait_idle()
         return self.status()
 
-    def load(self, engine: Engine, version: int) -> events.Event:
+    def load(self, engine: Engine, version: int) -> events.StateLoaded | events.LoadFailed:
         """Read a version into the engine's state: StateLoaded or LoadFailed.
 
         Raises:

@@ -13,16 +13,15 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import PREFIX, pack, pack_head, parse_head, parse_prefix
-from mainstay_core.rank.serving import copy_problem
+from mainstay_core.rank.serving import HealFailed, copy_problem
 from mainstay_train.base import job_secret, network_cut
-from mainstay_train.base.aborts import HealFailed
 from mainstay_train.base.sockets import socket_lock
 from mainstay_train.comm.group import foreign_sockets
 from mainstay_train.exact import digests
@@ -249,44 +248,3 @@ class HealClient:
                 read_exactly(connection, _bytes_of(staged))
                 flat.tensor.copy_(staged.view(flat.tensor.dtype))
         return str(head["digest"])
-
-
-def copy_from_any(
-    client: HealClient,
-    state: StageState,
-    sources: Sequence[tuple[int, str]],
-    *,
-    quorum: str,
-    position: int,
-    version: int,
-    expected: str,
-) -> str:
-    """Copy from the first source that can give the state; returns the digest of the masters.
-
-    Args:
-        client: ends with the quorum.
-        state: receives the bytes.
-        sources: (member index, heal address), best first.
-        quorum: the rest is as for :meth:`HealClient.copy`.
-        position: as there.
-        version: as there.
-        expected: as there.
-
-    Raises:
-        HealFailed: no source gave it; the last one's reason.
-    """
-    last = HealFailed(f"no member like this one has version {version}")
-    for source, peer in sources:
-        try:
-            return client.copy(
-                state,
-                peer=peer,
-                quorum=quorum,
-                position=position,
-                version=version,
-                expected=expected,
-            )
-        except HealFailed as failure:
-            logger.warning("healing from member %d failed: %s", source, failure)
-            last = failure
-    raise last

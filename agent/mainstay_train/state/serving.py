@@ -19,16 +19,11 @@ class ServedState:
         self._served: Wanted | None = None
         self._state: StageState | None = None
 
-    def open(self, served: Wanted, state: StageState) -> None:
-        """``state`` is complete as ``served`` says: requests for it are answered."""
+    def serve(self, served: Wanted | None, state: StageState | None) -> None:
+        """Answer requests for ``served``, which ``state`` is; None: a new quorum settles."""
         with self._connections.changed:
             self._served, self._state = served, state
             self._connections.changed.notify_all()
-
-    def close(self) -> None:
-        """A new quorum settles: nothing is known to be complete."""
-        with self._connections.changed:
-            self._served = self._state = None
 
     def state_at(self, quorum: str, position: int, version: int) -> StageState | None:
         """Wait until the state is there; None once this trainer has moved past the quorum."""

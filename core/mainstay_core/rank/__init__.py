@@ -11,4 +11,5 @@
 - ``reports``: what a rank tells: its status, votes and ledger entries
 - ``serving``: when a rank's state may be copied, and when a copy is good
 - ``connections``: what a rank is connected to for its plan, and how that ends
+- ``session``: the order in which a trainer carries out what its machine decides
 """

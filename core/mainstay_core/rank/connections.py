@@ -120,6 +120,10 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
                 self._interrupt()
             self._guard.notify_all()
 
+    def has_newer(self, known: int) -> bool:
+        """Return whether a plan has arrived whose quorum has an id above ``known``."""
+        return self.newest is not None and self.newest.quorum.id > known
+
     def adopt(self, plan: Plan, index: int) -> GatherT:
         """Enter a quorum: leave the former, keep the pipeline if the chain is the same.
 
@@ -135,6 +139,8 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             if self._interrupt():
                 raise QuorumAborted("a newer plan is known")
             self._gather = self._join(plan, index)
+            # A joiner of the former quorum may wait for its state: it is refused now.
+            self._guard.notify_all()
             return self._gather
 
     def leave_quorum(self) -> None:

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mainstay_core.base.errors import MainstayError
 from mainstay_core.wire.plan import Plan
+
+
+class HealFailed(MainstayError):  # noqa: N818 - a state, not a failure
+    """A copy of a living cell's state did not complete or has not its announced digest."""
 
 
 @dataclass(frozen=True, slots=True)

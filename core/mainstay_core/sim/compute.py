@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mainstay_core.planning.partials import grow
 from mainstay_core.planning.program import Action, Op, compile_compute
+from mainstay_core.rank.reports import Ballot
 from mainstay_core.rank.settle import Supply
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Steps
 from mainstay_core.sim.groups import Group
+from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import TypeStat
 
@@ -197,7 +199,37 @@ class Compute:
             values += came[peer].get(supply.partial, ("missing",))
         return terms.reduced(tuple(values))
 
-    def stats(self, table: Iterable[Supply], index: int, step: int) -> tuple[TypeStat, ...]:
+    def gradient_digest(self) -> str:
+        """Return the term of the reduced gradient."""
+        return terms.term("gradient", self.reduced)
+
+    def apply(self) -> None:
+        """Apply the reduced gradient."""
+        assert self.reduced is not None
+        self.params = terms.applied(self.params, self.reduced)
+
+    def make_ballot(self, table: Iterable[Supply], index: int, step: int) -> Ballot:
+        """Return what enters the vote of member ``index``, to whom the table credits types."""
+        return Ballot(
+            norms_sq=(2.0 + self.stage, 1.0 + self.inner),
+            gradient=self.gradient_digest(),
+            copies=terms.term("copies", self.stage, step),
+            stats=self._stats(table, index, step),
+        )
+
+    def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:
+        """Return the terms at the end of the job."""
+        return FinalDigests(
+            stage=self.stage,
+            inner=self.inner,
+            version=version,
+            params=self.params,
+            masters=masters,
+            optimizer=self.params,
+            data=data,
+        )
+
+    def _stats(self, table: Iterable[Supply], index: int, step: int) -> tuple[TypeStat, ...]:
         """Of the types that the table credits to member ``index``."""
         return tuple(
             self._stat(shard_type, step)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mainstay_core.gather.frames import Join
 from mainstay_core.rank.connections import QuorumConnections
-from mainstay_core.sim.engine import Process, Signal, Steps
+from mainstay_core.sim.engine import Process, Signal
 from mainstay_core.sim.gather import GatherClient
 from mainstay_core.sim.groups import Group
 from mainstay_core.sim.network import Network
@@ -32,20 +32,6 @@ class Connections(QuorumConnections[GatherClient, Group, Group]):
         self._incarnation, self._connect_s = incarnation, connect_s
         self.on_plan: Callable[[Plan], None] = _ignore
         """Called with a plan that came another way than by the uplink."""
-
-    def reduce_group(self, position: int) -> Steps[Group | None]:
-        """Return the group of the position's members, connected."""
-        group, is_new = self.begin_reduce_group(position)
-        if group is not None and is_new:
-            yield from group.connect()
-        return group
-
-    def pipeline(self, agreed: str) -> Steps[Group | None]:
-        """Return the group of this cell's chain, connected."""
-        group, is_new = self.begin_pipeline(agreed)
-        if group is not None and is_new:
-            yield from group.connect()
-        return group
 
     def _join(self, plan: Plan, index: int) -> GatherClient:
         join = Join(

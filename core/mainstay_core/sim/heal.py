@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mainstay_core.rank.serving import Wanted, copy_problem, may_copy
+from mainstay_core.rank.serving import HealFailed, Wanted, copy_problem, may_copy
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Listener, Network
 from mainstay_core.wire.plan import Plan
-
-
-class HealFailed(Exception):  # noqa: N818 - as in the trainer
-    """A source is gone, refuses, or sent other bits than announced."""
 
 
 class HealServer:

@@ -1,4 +1,4 @@
-"""Writes a simulated trainer's checkpoints to the shared disk, in the background.
+"""Loads a simulated trainer's checkpoints, and writes them in the background.
 
 As ``mainstay_train.state.controller``: parts and renames take their time while the steps
 go on; votes say what is safe, what is still being written and what is durable.
@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from mainstay_core.rank import events
 from mainstay_core.rank.own_saves import OwnSaves
-from mainstay_core.sim.disk import Part
+from mainstay_core.sim import terms
+from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.disk import DamagedError, Part
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.wire.votes import SaveStatus
@@ -23,7 +25,7 @@ class Saving:
         world: has the disk.
         process: the trainer; the thread ends with it.
         changed: fired when something is written.
-        tell_complete: told of every version that this rank has renamed.
+        report: called with what became of a version that this rank has renamed.
     """
 
     def __init__(
@@ -31,28 +33,41 @@ class Saving:
         world: Surroundings,
         process: Process,
         changed: Signal,
-        tell_complete: Callable[[int], None],
+        report: Callable[[int, str], None],
     ) -> None:
         self._world, self._process, self._changed = world, process, changed
-        self._tell_complete = tell_complete
+        self._report = report
         self._saves, self._running = OwnSaves(), 0
 
     def status(self) -> SaveStatus:
         """What to say of it in a vote."""
         return self._saves.told(busy=self._running > 0)
 
-    def look(self) -> int:
+    def newest_complete(self) -> int:
         """Return the newest version on the disk that looks complete."""
         newest = self._world.disk.newest_complete()
         self._saves = self._saves.found(newest)
         return newest
 
-    def write(self, action: events.WriteCheckpoint, nonce: str, position: int, params: str) -> None:
+    def load(self, cell: Compute, version: int) -> Steps[events.StateLoaded | events.LoadFailed]:
+        """Read a version into the cell's state; version 0 is the initial one."""
+        yield self._world.pace.copy_s()
+        if version == 0:
+            cell.params = terms.initial_state(cell.position)
+            return events.StateLoaded(cell.params, None, "")
+        try:
+            part = self._world.disk.load(version)[cell.position]
+        except DamagedError as error:
+            return events.LoadFailed(str(error))
+        cell.params = part.params
+        return events.StateLoaded(part.params, part.commit, part.commit_chain)
+
+    def write(self, action: events.WriteCheckpoint, cell: Compute, nonce: str) -> None:
         """Copy the state now; its part becomes safe later."""
-        part = Part(params, action.commit, action.commit_chain)
+        part = Part(cell.params, action.commit, action.commit_chain)
         self._running += 1
         self._saves = self._saves.begin(action.version, nonce)
-        self._process.spawn(self._write(action.version, nonce, position, part))
+        self._process.spawn(self._write(action.version, nonce, cell.position, part))
 
     def void(self, version: int) -> None:
         """Never call the part of a version safe."""
@@ -76,7 +91,7 @@ class Saving:
         if world.disk.finish(action.version, action.nonce):
             world.checks.durable(action.version)
         self._saves = self._saves.renamed(action.version)
-        self._tell_complete(self._saves.status.durable)
+        self._report(self._saves.status.durable, "")
         self._done()
 
     def _done(self) -> None:

@@ -19,9 +19,11 @@ from mainstay_core.gather.server import Send, ServerProtocol
 from mainstay_core.rank import checkpoints, settle, votes
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_core.rank.events import DropHeld, StateLoaded
+from mainstay_core.rank.events import Apply, DropHeld, StateLoaded
+from mainstay_core.rank.session import RankSession
 from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.engine import Sleep
 from mainstay_core.sim.gather import GatherClient
 from mainstay_core.sim.store import Store
 from mainstay_core.sim.trainer import Trainer
@@ -200,29 +202,28 @@ def _reduce_in_place(compute: Compute, *args: Any) -> Any:
         raise
 
 
-_APPLY = vars(Trainer)["_apply"]
+_PERFORM = vars(Trainer)["perform"]
 
 
-def _apply_interrupted(trainer: Trainer, commit: Any) -> Any:
-    event = yield from _APPLY(trainer, commit)
+async def _apply_interrupted(trainer: Trainer, action: Any) -> Any:
+    outcome = await _PERFORM(trainer, action)
     gather = trainer.connections._gather
-    if gather is not None and gather.ended is not None:
-        assert trainer.compute is not None
-        trainer.compute.params = terms.term("torn", trainer.compute.params)
-    return event
+    if isinstance(action, Apply) and gather is not None and gather.ended is not None:
+        assert trainer.cell is not None
+        trainer.cell.params = terms.term("torn", trainer.cell.params)
+    return outcome
 
 
-def _load_later(trainer: Trainer, action: Any) -> Any:
+async def _load_later(trainer: Trainer, action: Any) -> Any:
     """Whoever heals votes before its copy is there."""
     if action.expected and action.sources:
-        compute = trainer._engine()
-        compute.params = terms.term("not yet", action.expected)
-        yield 0.0
+        trainer.made_cell().params = terms.term("not yet", action.expected)
+        await Sleep(0.0)
         return StateLoaded(action.expected)
-    return (yield from _LOAD_STATE(trainer, action))
+    return await _LOAD_STATE(trainer, action)
 
 
-_LOAD_STATE = vars(Trainer)["_load_state"]
+_LOAD_STATE = vars(RankSession)["_load_state"]
 
 
 def _outdated_by_any(plan: Plan | None, fact: Any) -> bool:
@@ -311,12 +312,12 @@ MUTANTS = {
     ),
     "abort-in-apply": Mutant(
         "an abort interrupts apply",
-        [(Trainer, "_apply", _apply_interrupted)],
+        [(Trainer, "perform", _apply_interrupted)],
         ("kill-trainer",),
     ),
     "heal-outside": Mutant(
         "the step does not wait for whoever heals",
-        [(Trainer, "_load_state", _load_later)],
+        [(RankSession, "_load_state", _load_later)],
         ("kill-trainer",),
     ),
     "planned-outdates": Mutant(

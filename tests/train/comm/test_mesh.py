@@ -165,11 +165,15 @@ def run_place(pipe, store, stages, size, position):
         inner=inner_mesh(config, "cpu", index),
     )
     engine.state.initialize(SEED)
-    chain = connections.pipeline("")
+    chain, is_new = connections.begin_pipeline("")
+    if is_new:
+        chain.connect()
     first = described(reduced(engine, chain))
     assert connections.pipeline_name == (chain.name if chain else "")
     engine.drop_held()
-    again = described(reduced(engine, connections.pipeline(connections.pipeline_name)))
+    kept, is_new = connections.begin_pipeline(connections.pipeline_name)
+    assert not is_new
+    again = described(reduced(engine, kept))
     assert again["bits"] == first["bits"], "a chain that stays keeps its groups"
     pipe.send(first)
 

@@ -8,8 +8,8 @@ from tests.train.stages import build_stage
 
 from mainstay_core.base import proofs
 from mainstay_core.base.frames import pack, pack_head
+from mainstay_core.rank.serving import HealFailed
 from mainstay_train.base import job_secret
-from mainstay_train.base.aborts import HealFailed
 from mainstay_train.model import workload
 from mainstay_train.state.heal import HealClient, HealServer, masters_digest, read_frame
 

@@ -1,0 +1,503 @@
+"""Carries out what a rank's machine decides, action by action, and tells its supervisor of it.
+
+A shell subclasses :class:`RankSession`. It owns the sockets, the arithmetic, the disk and the
+clocks. The procedures await nothing but what the shell defines. In a trainer that blocks the main
+thread, so a procedure never suspends (:func:`run_blocking`). In the simulation it waits in played
+time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from mainstay_core.gather.client import QuorumAborted
+from mainstay_core.planning.program import Action, Op
+from mainstay_core.rank import events, machine
+from mainstay_core.rank.connections import Ends, GroupEnded, QuorumConnections
+from mainstay_core.rank.reports import Ballot, EntryLog, Status, entry_of, last_status, vote_of
+from mainstay_core.rank.serving import HealFailed, Wanted
+from mainstay_core.rank.settle import StateAction, Supply
+from mainstay_core.rank.state import fact_of
+from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
+from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, Vote
+
+T = TypeVar("T")
+MessageT = TypeVar("MessageT", SettleReport, Vote, LastStatus)
+ConnectionsT = TypeVar("ConnectionsT", bound=QuorumConnections[Any, Any, Any])
+
+
+def run_blocking(procedure: Coroutine[Any, Any, T]) -> T:
+    """Run a procedure whose shell blocks instead of suspending; return its result."""
+    try:
+        procedure.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    procedure.close()
+    raise AssertionError("a procedure of a blocking shell was suspended")
+
+
+class Writer(Protocol):
+    """The writer of a trainer's checkpoints, as far as steps do not wait for it."""
+
+    def newest_complete(self) -> int:
+        """Look at the disk; return the newest version that can be read, 0 without one."""
+
+    def status(self) -> SaveStatus:
+        """Return what to say of this rank's writing in a vote."""
+
+    def void(self, version: int) -> None:
+        """Never call the part of a version safe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedStep:
+    """The state of a rank after a step, and what it sent into the step's reduction."""
+
+    digest: str
+    """Digest of all masters that the rank holds."""
+    masters: str
+    """Digest of the masters that count for its position in the ledger."""
+    partials: tuple[PartialDigest, ...] = ()
+
+
+class RankSession(ABC, Generic[ConnectionsT]):
+    """One life of a trainer without its sockets, its arithmetic and its disk.
+
+    Args:
+        state: of the rank, before its first plan.
+        connections: what the trainer is connected to for its plan.
+        writer: of its checkpoints.
+    """
+
+    def __init__(self, state: machine.RankState, connections: ConnectionsT, writer: Writer) -> None:
+        self.state, self.connections, self.writer = state, connections, writer
+        self.status = Status()
+        self._reports: tuple[SettleReport, ...] = ()
+        self._gradient = ""
+        """Digest of the reduced gradient, once it is known."""
+        self._log = EntryLog()
+
+    # What the shell does: time and messages ---------------------------------------
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """Return the wall clock, in seconds."""
+
+    @abstractmethod
+    def lap_s(self) -> float:
+        """Return the seconds since this was asked before, or since the start."""
+
+    @abstractmethod
+    def send_status(self) -> None:
+        """Send the status to the supervisor."""
+
+    @abstractmethod
+    def send_fact(self, fact: RankFact) -> None:
+        """Send a fact to the supervisor."""
+
+    @abstractmethod
+    def send_entry(self, entry: LedgerEntry, *, post: bool) -> None:
+        """Send a ledger entry to the supervisor; with ``post`` it mirrors the entry to the api."""
+
+    @abstractmethod
+    def moved(self, before: machine.RankState, event: events.Event, reason: str) -> None:
+        """Take note of a transition of the state machine."""
+
+    @abstractmethod
+    def warn(self, text: str) -> None:
+        """Log that one of several attempts failed."""
+
+    # What the shell does: others --------------------------------------------------
+
+    @abstractmethod
+    async def wait_newer(self, known: int) -> None:
+        """Wait for a plan whose quorum has an id above ``known``."""
+
+    @abstractmethod
+    async def post(self, key: str, message: SettleReport | Vote | LastStatus) -> None:
+        """Give a message to all members.
+
+        Raises:
+            QuorumAborted: the quorum ended first.
+        """
+
+    @abstractmethod
+    async def gathered(self, key: str, kind: type[MessageT]) -> tuple[MessageT, ...]:
+        """Wait for the messages that all members gave for ``key``, in index order.
+
+        Raises:
+            QuorumAborted: the quorum ended first.
+        """
+
+    @abstractmethod
+    async def connect(self, groups: Any) -> None:
+        """Connect groups that are not connected yet.
+
+        Raises:
+            GroupEnded: somebody is gone, or the groups were shut meanwhile.
+        """
+
+    @abstractmethod
+    def make_heal_client(self) -> Ends:
+        """Return what copies a state for :meth:`copy`."""
+
+    @abstractmethod
+    async def copy(self, client: Any, address: str, wanted: Wanted, expected: str) -> str:
+        """Copy another cell's state into this one; return the digest of its masters.
+
+        Args:
+            client: ends with the quorum.
+            address: where the source serves.
+            wanted: the state that is asked for.
+            expected: the masters' digest that the quorum's reports name; "" if none does.
+
+        Raises:
+            HealFailed: the source is gone, refuses, or sent other bits than announced.
+        """
+
+    @abstractmethod
+    def serve(self, served: Wanted | None) -> None:
+        """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""
+
+    # What the shell does: arithmetic and disk ---------------------------------------
+
+    @abstractmethod
+    async def reach(self, action: Action) -> None:
+        """Take note that an action of the program is about to run."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Allocate what computes the adopted plan's stage, unless that is there."""
+
+    @abstractmethod
+    async def compute_types(self, types: Sequence[int], groups: Any) -> None:
+        """Run types through this cell; complete ones are held, whatever happens.
+
+        Args:
+            types: in this order.
+            groups: of the chain; None where a chain is a single rank.
+
+        Raises:
+            GroupEnded: the chain broke.
+        """
+
+    @abstractmethod
+    def held(self) -> tuple[Partial, ...]:
+        """Return the complete partials."""
+
+    @abstractmethod
+    def drop_held(self) -> None:
+        """Free all partials."""
+
+    @abstractmethod
+    async def reduce(self, group: Any, table: Sequence[Supply], members: Sequence[int]) -> None:
+        """Reduce the position's gradient in canonical order.
+
+        Args:
+            group: the position's members; None where there is one only.
+            table: supplies in canonical order.
+            members: indices of the members, in the group's order.
+
+        Raises:
+            GroupEnded: a member is gone; partials are as before.
+        """
+
+    @abstractmethod
+    def gradient_digest(self) -> str:
+        """Return the digest of the reduced gradient."""
+
+    @abstractmethod
+    def make_ballot(self, step: int, table: Sequence[Supply]) -> Ballot:
+        """Return the results that enter the vote on ``step``; the table credits its types."""
+
+    @abstractmethod
+    async def apply(self, commit: Commit) -> AppliedStep:
+        """Apply the reduced gradient."""
+
+    @abstractmethod
+    def final_digests(self, data: str) -> FinalDigests:
+        """Return the digests at the end of the job; ``data`` is that of all samples consumed."""
+
+    @abstractmethod
+    async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
+        """Read a version from the disk; version 0 is the seed's initial state."""
+
+    @abstractmethod
+    def write_part(self, action: events.WriteCheckpoint) -> None:
+        """Copy this position's part now and write it in the background."""
+
+    @abstractmethod
+    def rename(self, action: events.RenameCheckpoint) -> None:
+        """Complete an attempt in the background; :meth:`tell_checkpoint` says what came of it."""
+
+    @abstractmethod
+    async def wait_written(self) -> SaveStatus:
+        """Wait until nothing is being written; return what to say of it then."""
+
+    # The loop ------------------------------------------------------------------------
+
+    async def follow_plans(self) -> None:
+        """Follow the plans until the shell ends it."""
+        outcome = await self.proceed(None)
+        while True:
+            if isinstance(outcome, events.Compute):
+                outcome = await self.compute(outcome)
+            outcome = await self.proceed(outcome)
+
+    async def proceed(self, event: events.Event | None) -> events.Event | events.Compute:
+        """Let the machine take an event, and carry out what it asks for.
+
+        Args:
+            event: the outcome of the action before; None at the start.
+
+        Returns:
+            The outcome of what was asked for; or Compute, which is the caller's to carry out.
+        """
+        actions: tuple[events.Action, ...] = (events.WaitForPlan(),)
+        if event is not None:
+            if self.connections.newest is not None:
+                self.state = machine.saw_plan(self.state, self.connections.newest)
+            before = self.state
+            transition = machine.step(before, event)
+            self.state, actions = transition.state, transition.actions
+            if self.status.moved(self.state):
+                self.send_status()
+            self.moved(before, event, transition.reason)
+        outcome = None
+        for action in actions:
+            if isinstance(action, events.Compute):
+                return action
+            try:
+                outcome = await self.perform(action)
+            except QuorumAborted as end:
+                outcome = events.QuorumLost(end.why, end.suspects)
+        assert outcome is not None, f"no event after {actions}"
+        return outcome
+
+    async def perform(self, action: events.Action) -> events.Event | None:
+        """Carry out an action; return its outcome, None for one that has none.
+
+        Raises:
+            QuorumAborted: the quorum ended meanwhile.
+        """
+        match action:
+            case events.WaitForPlan():
+                return await self._wait_for_plan()
+            case events.Settle():
+                return await self._settle(action)
+            case events.LoadState():
+                return await self._load_state(action)
+            case events.Reduce():
+                return await self._reduce(action)
+            case events.CastVote():
+                return await self._vote(action)
+            case events.Apply():
+                return await self._apply(action.commit)
+            case events.ShareSaves():
+                return await self._share_saves(action)
+            case events.WriteCheckpoint():
+                await self._begin(Op.CHECKPOINT)
+                self.write_part(action)
+            case _:
+                self._perform_at_once(action)
+        return None
+
+    def _perform_at_once(self, action: events.Action) -> None:
+        match action:
+            case events.SendFact():
+                self._send_fact(action.fact)
+            case events.DropHeld():
+                self.drop_held()
+                self._gradient = ""
+            case events.Leave():
+                self.connections.leave()
+            case events.RenameCheckpoint():
+                self.rename(action)
+            case events.VoidSave():
+                self.writer.void(action.version)
+            case events.Finish():
+                self._finish()
+            case _:
+                raise AssertionError(f"unknown action {action}")
+
+    # Actions that wait -----------------------------------------------------------------
+
+    async def _wait_for_plan(self) -> events.Event:
+        known = self.state.newest.quorum.id if self.state.newest else -1
+        self.status.waits()
+        await self.wait_newer(known)
+        return events.PlanSeen()
+
+    async def _settle(self, action: events.Settle) -> events.Event:
+        self.serve(None)
+        self.status.waits()
+        self.connections.adopt(action.plan, action.report.index)
+        await self.reach(Action(Op.SETTLE, self.state.member_stage))
+        report = replace(
+            action.report,
+            pipeline=self.connections.pipeline_name,
+            durable=self.writer.newest_complete(),
+        )
+        await self.post("settle", report)
+        # A joiner allocates its stage while the others finish their step, not while they wait.
+        self.prepare()
+        self._reports = await self.gathered("settle", SettleReport)
+        return events.ReportsGathered(self._reports)
+
+    async def _load_state(self, action: events.LoadState) -> events.Event:
+        self.prepare()
+        if action.action is StateAction.LOAD:
+            return await self.load(action.version)
+        await self._begin(Op.HEAL)
+        client = self.connections.healing(self.make_heal_client())
+        wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
+        why = f"no member of position {wanted.position} has version {wanted.version}"
+        for source in action.sources:
+            address = self._reports[source].heal_address
+            try:
+                masters = await self.copy(client, address, wanted, action.expected)
+            except HealFailed as failure:
+                why = str(failure)
+                self.warn(f"healing from member {source} failed: {why}")
+            else:
+                return events.StateLoaded(masters)
+        return events.LoadFailed(why)
+
+    async def compute(self, action: events.Compute) -> events.Event:
+        """Run the types of an action through this rank's chain."""
+        self.prepare()
+        try:
+            groups = None
+            if action.types:
+                begun = self.connections.begin_pipeline(self.state.agreed_pipeline)
+                groups = await self._connected(*begun)
+            await self.compute_types(action.types, groups)
+        except GroupEnded as end:
+            self.connections.fail_pipeline(str(end))
+            return events.ComputeBroken(self.held(), f"the chain broke: {end}")
+        return events.TodoDone(self.held())
+
+    async def _reduce(self, action: events.Reduce) -> events.Event:
+        self.prepare()
+        await self._begin(Op.REDUCE)
+        self._gradient = ""
+        position = self.state.member_position
+        members = [m.index for m in self.plan.position_members(position)]
+        try:
+            group = await self._connected(*self.connections.begin_reduce_group(position))
+            await self.reduce(group, action.table, members)
+        except GroupEnded as end:
+            return events.QuorumLost(*self.connections.fail_quorum(str(end)))
+        return events.Reduced()
+
+    async def _connected(self, groups: T, is_new: bool) -> T:
+        if groups is not None and is_new:
+            await self.connect(groups)
+        return groups
+
+    async def _vote(self, action: events.CastVote) -> events.Event:
+        await self._begin(Op.VOTE)
+        newest = self.connections.newest or self.plan
+        assert self.state.step_plan is not None
+        table = self.state.step_plan.table[self.state.member_position]
+        ballot = self.make_ballot(action.step, table)
+        self._gradient = ballot.gradient
+        vote = vote_of(self.state, action, newest, ballot, self.writer.status())
+        key = f"vote/{action.step}/{action.attempt}"
+        await self.post(key, vote)
+        return events.VotesGathered(await self.gathered(key, Vote))
+
+    async def _apply(self, commit: Commit) -> events.Event:
+        await self._begin(Op.APPLY)
+        if not self._gradient:  # rolled forward: it was reduced in a quorum without our vote
+            self._gradient = self.gradient_digest()
+        done = await self.apply(commit)
+        self._record(commit, done)
+        return events.Applied(done.digest, commit)
+
+    async def _share_saves(self, action: events.ShareSaves) -> events.Event:
+        self.status.waits()
+        status = last_status(await self.wait_written(), action.state)
+        key = f"save/{action.round}"
+        await self.post(key, status)
+        return events.SavesGathered(await self.gathered(key, LastStatus))
+
+    # What is told --------------------------------------------------------------------------
+
+    def tell(self, fact: RankFact) -> None:
+        """Tell the api, through the supervisor, what was learnt just now."""
+        self.send_fact(replace(fact, observed_at_s=self.now_s()))
+
+    def tell_checkpoint(self, durable: int, problem: str) -> None:
+        """Tell that a version is complete, or why it is late or failed (any thread).
+
+        Args:
+            durable: newest complete version.
+            problem: empty if a version was completed.
+        """
+        self.tell(
+            fact_of(
+                self.state,
+                Checkpoint,
+                complete=not problem,
+                durable=durable,
+                evidence=problem,
+            )
+        )
+
+    def _send_fact(self, fact: RankFact) -> None:
+        self.tell(fact)
+        if isinstance(fact, Settled):
+            state = self.state
+            self.serve(Wanted(str(self.plan.quorum), state.member_position, state.version))
+            if state.is_lowest:
+                self._log = self._log.takes_over()
+
+    def _finish(self) -> None:
+        data = self.state.commit.data_total if self.state.commit else ""
+        final = self.final_digests(data)
+        self._repeat_entries()
+        self.tell(fact_of(self.state, Finished, final=final))
+
+    def _record(self, commit: Commit, done: AppliedStep) -> None:
+        """Give the ledger the entry of a step that is applied."""
+        entry = entry_of(
+            self.state,
+            commit,
+            gradient=self._gradient,
+            masters=done.masters,
+            partials=done.partials,
+            step_s=self.lap_s(),
+            now_s=self.now_s(),
+        )
+        self._repeat_entries()
+        post = self.state.is_lowest
+        self._log = self._log.add(entry, post=post)
+        self.send_entry(entry, post=post)
+
+    def _repeat_entries(self) -> None:
+        self._log, entries = self._log.again()
+        for entry in entries:
+            self.send_entry(entry, post=True)
+
+    # Helpers -----------------------------------------------------------------------------------
+
+    async def begin(self, action: Action) -> None:
+        """Take note, before every action of a program: progress, and injected faults."""
+        self.status.begins(action)
+        await self.reach(action)
+
+    async def _begin(self, op: Op) -> None:
+        await self.begin(Action(op, self.state.member_stage))
+
+    @property
+    def plan(self) -> Plan:
+        """The adopted plan."""
+        assert self.state.plan is not None
+        return self.state.plan

@@ -1,0 +1,305 @@
+"""The order in which a trainer carries out what its machine decides: one rank, all else played."""
+
+# ruff: noqa: ARG002 - the played shell needs little of what it is given
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from tests.core.plans import make_plan, slot_of
+
+from mainstay_core.base.ids import Incarnation
+from mainstay_core.gather.client import QuorumAborted
+from mainstay_core.planning.partials import grow_all
+from mainstay_core.planning.program import Action
+from mainstay_core.rank import events
+from mainstay_core.rank.connections import GroupEnded, QuorumConnections
+from mainstay_core.rank.reports import Ballot
+from mainstay_core.rank.serving import HealFailed, Wanted
+from mainstay_core.rank.session import AppliedStep, RankSession, run_blocking
+from mainstay_core.rank.settle import StateAction
+from mainstay_core.rank.state import RankState
+from mainstay_core.wire.facts import RankFact
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
+from mainstay_core.wire.plan import Chain, Partial, Plan
+from mainstay_core.wire.votes import Commit, SaveStatus, SettleReport, TypeStat
+
+STEPS = 2
+
+
+class Over(Exception):  # noqa: N818 - a state, not a failure
+    """There is no further plan."""
+
+
+class Changed(nullcontext[None]):
+    def notify_all(self) -> None: ...
+
+
+class Gather:
+    ended: QuorumAborted | None = None
+
+    def leave(self) -> None: ...
+    def abort(self, why: str) -> None:
+        self.ended = QuorumAborted(why, (0,))
+
+
+class HealClient:
+    def shutdown(self, why: str) -> None: ...
+
+
+class Connections(QuorumConnections[Any, Any, Any]):
+    def _join(self, plan: Plan, index: int) -> Gather:
+        return Gather()
+
+    def _group(self, name: str, plan: Plan, rank: int, size: int) -> Any:
+        raise AssertionError("a rank that is alone needs no group")
+
+    def _chain_groups(self, name: str, plan: Plan, chain: Chain) -> Any:
+        raise AssertionError("a chain of one rank needs no group")
+
+    def _drop(self, group: Any) -> None: ...
+
+
+class Writer:
+    def newest_complete(self) -> int:
+        return 0
+
+    def status(self) -> SaveStatus:
+        return SaveStatus()
+
+    def void(self, version: int) -> None: ...
+
+
+class Played(RankSession[Connections]):
+    """A trainer alone in its quorum; ``done`` is what it was asked for, in order."""
+
+    def __init__(self, plan: Plan, life: str = "a.1") -> None:
+        state = RankState(
+            slot=slot_of(life),
+            incarnation=Incarnation(life),
+            num_steps=STEPS,
+            shards_per_lane=1,
+            clip_norm=None,
+            heal_address="",
+        )
+        super().__init__(state, Connections(Changed()), Writer())
+        self.connections.see(plan)
+        self.done: list[str] = []
+        self.facts: list[RankFact] = []
+        self.entries: list[tuple[int, bool]] = []
+        self.copies: dict[str, str] = {}
+        self.breaks = ""
+        self._partials: tuple[Partial, ...] = ()
+        self._time_s = 0.0
+
+    def now_s(self) -> float:
+        self._time_s += 1
+        return self._time_s
+
+    def lap_s(self) -> float:
+        return 0.5
+
+    def send_status(self) -> None: ...
+
+    def send_fact(self, fact: RankFact) -> None:
+        self.facts.append(fact)
+        self.done.append(f"tell {fact.kind}")
+
+    def send_entry(self, entry: LedgerEntry, *, post: bool) -> None:
+        self.entries.append((entry.step, post))
+        self.done.append(f"entry {entry.step}")
+
+    def moved(self, before: RankState, event: events.Event, reason: str) -> None: ...
+
+    def warn(self, text: str) -> None:
+        self.done.append(text)
+
+    async def wait_newer(self, known: int) -> None:
+        if not self.connections.has_newer(known):
+            raise Over
+
+    async def post(self, key: str, message: Any) -> None:
+        if key == self.breaks:
+            self.breaks = ""
+            raise QuorumAborted("somebody died", (0,))
+        self.done.append(f"post {key}")
+        self._posted = message
+
+    async def gathered(self, key: str, kind: Any) -> Any:
+        assert isinstance(self._posted, kind)
+        return (self._posted,)
+
+    async def connect(self, groups: Any) -> None:
+        raise AssertionError("nothing to connect")
+
+    def make_heal_client(self) -> HealClient:
+        return HealClient()
+
+    async def copy(self, client: Any, address: str, wanted: Wanted, expected: str) -> str:
+        self.done.append(f"copy of version {wanted.version} from {address}")
+        if address not in self.copies:
+            raise HealFailed("it is gone")
+        return self.copies[address]
+
+    def serve(self, served: Wanted | None) -> None:
+        self.done.append(f"serve {served.version if served else None}")
+
+    async def reach(self, action: Action) -> None:
+        self.done.append(action.op.value)
+
+    def prepare(self) -> None: ...
+
+    async def compute_types(self, types: Sequence[int], groups: Any) -> None:
+        if self.breaks == "chain":
+            self.breaks = ""
+            raise GroupEnded("a cell is gone")
+        self.done.append(f"compute {list(types)}")
+        self._partials = tuple(sorted(grow_all(self._partials, types, 1)))
+
+    def held(self) -> tuple[Partial, ...]:
+        return self._partials
+
+    def drop_held(self) -> None:
+        self._partials = ()
+
+    async def reduce(self, group: Any, table: Sequence[Any], members: Sequence[int]) -> None:
+        if self.breaks == "reduction":
+            self.breaks = ""
+            raise GroupEnded("a member is gone")
+        self.done.append(f"reduce over {list(members)}")
+
+    def gradient_digest(self) -> str:
+        return f"gradient {self.state.version}"
+
+    def make_ballot(self, step: int, table: Sequence[Any]) -> Ballot:
+        stat = TypeStat(type=0, loss_sum=1.0, tokens=4, data="00" * 16)
+        return Ballot(norms_sq=(1.0,), gradient=self.gradient_digest(), copies="", stats=(stat,))
+
+    async def apply(self, commit: Commit) -> AppliedStep:
+        self.done.append(f"apply {commit.step}")
+        return AppliedStep(digest=f"state {commit.step + 1}", masters="counted")
+
+    def final_digests(self, data: str) -> FinalDigests:
+        version = self.state.version
+        return FinalDigests(
+            stage=0, version=version, params="", masters="", optimizer="", data=data
+        )
+
+    async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
+        self.done.append(f"load {version}")
+        return events.StateLoaded(f"state {version}", None, "")
+
+    def write_part(self, action: events.WriteCheckpoint) -> None: ...
+    def rename(self, action: events.RenameCheckpoint) -> None: ...
+
+    async def wait_written(self) -> SaveStatus:
+        return SaveStatus()
+
+
+def run(session: Played) -> list[str]:
+    with pytest.raises(Over):
+        run_blocking(session.follow_plans())
+    return session.done
+
+
+def step(number: int) -> list[str]:
+    return [
+        "compute [0]",
+        "REDUCE",
+        "reduce over [0]",
+        "VOTE",
+        f"post vote/{number}/0",
+        "APPLY",
+        f"apply {number}",
+        f"entry {number}",
+    ]
+
+
+def test_a_rank_settles_loads_serves_and_trains_to_the_end() -> None:
+    session = Played(make_plan({0: ["a.1"]}))
+
+    done = run(session)
+
+    expected = ["serve None", "SETTLE", "post settle", "load 0", "tell settled", "serve 0"]
+    assert [d for d in done if d != "tell adopted"] == [
+        *expected,
+        *step(0),
+        *step(1),
+        "tell finished",
+    ]
+    assert session.entries == [(0, True), (1, True)]
+    times = [fact.observed_at_s for fact in session.facts]
+    assert times == sorted(times)
+    assert times[0] > 0
+
+
+def test_an_aborted_exchange_parks_the_rank() -> None:
+    session = Played(make_plan({0: ["a.1"]}))
+    session.breaks = "vote/0/0"
+
+    done = run(session)
+
+    assert done[-1] == "tell parked"
+    assert session.facts[-1].evidence == "somebody died"
+
+
+def test_a_broken_reduction_ends_the_quorum_for_all_and_parks_the_rank() -> None:
+    session = Played(make_plan({0: ["a.1"]}))
+    session.breaks = "reduction"
+
+    assert run(session)[-1] == "tell parked"
+    assert session.connections.gather().ended is not None
+    assert session.facts[-1].evidence == "a member is gone"
+
+
+def test_a_broken_chain_keeps_what_is_complete() -> None:
+    session = Played(make_plan({0: ["a.1"]}))
+    session.breaks = "chain"
+
+    assert run(session)[-1] == "tell parked"
+    assert session.connections.gather().ended is None, "the quorum is the coordinator's to end"
+
+
+def test_a_joiner_copies_from_the_first_source_that_can_give_its_state() -> None:
+    session = Played(make_plan({0: ["a.1"]}))
+    run(session)
+    session.done.clear()
+    session.copies = {"second": "the state"}
+    reports = (
+        SettleReport(index=0, valid=True, heal_address="first"),
+        SettleReport(index=1, valid=True, heal_address="second"),
+    )
+    session._reports = reports
+    heal = events.LoadState(StateAction.HEAL, version=2, sources=(0, 1), expected="")
+
+    outcome = run_blocking(session.perform(heal))
+
+    assert outcome == events.StateLoaded("the state")
+    assert session.done == [
+        "HEAL",
+        "copy of version 2 from first",
+        "healing from member 0 failed: it is gone",
+        "copy of version 2 from second",
+    ]
+    session.copies = {}
+    assert run_blocking(session.perform(heal)) == events.LoadFailed("it is gone")
+
+
+def test_a_rank_that_takes_over_the_ledger_tells_the_last_entries_again() -> None:
+    session = Played(make_plan({0: ["a.1"]}))
+    run(session)
+    session._log = session._log.add(session._log.entries[-1], post=False).takes_over()
+    session.entries.clear()
+
+    session._finish()
+
+    assert session.entries == [(0, True), (1, True), (1, True)]
+
+
+def test_a_blocking_shell_never_suspends() -> None:
+    with pytest.raises(AssertionError, match="suspended"):
+        run_blocking(asyncio.sleep(0))
