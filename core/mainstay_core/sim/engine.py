@@ -166,6 +166,7 @@ class Process:
         self.alive, self.vanished = False, silent
         self.engine.say(self.name, "is killed" if not silent else "vanishes with its node")
         self.backlog.clear()
+        self.engine.close_unbegun(self)
         ends, self.at_end = self.at_end, []
         for end in ends:
             end(silent)
@@ -195,29 +196,31 @@ class Process:
 class Task:
     """One thread of a process."""
 
-    __slots__ = ("_began", "_process", "_steps", "_woken", "done")
+    __slots__ = ("_steps", "_woken", "done", "process")
 
     def __init__(self, process: Process, steps: Steps[None] | Coroutine[Any, Any, None]) -> None:
-        self._process, self._steps = process, steps
-        self._woken = self._began = False
+        self.process, self._steps = process, steps
+        self._woken = False
         self.done = False
+        process.engine.unbegun.add(self)
 
-    def __del__(self) -> None:
-        if not self._began:  # its process has ended before: nobody forgot to await it
-            self._steps.close()
+    def close(self) -> None:
+        """Never begin: Python takes a coroutine that is only dropped for one that is forgotten."""
+        self.done = True
+        self._steps.close()
 
     def wake(self) -> None:
         """Go on soon."""
         if not self._woken:
             self._woken = True
-            engine = self._process.engine
-            self._process.after(engine.rng.random() * WAKE_S, self._resume)
+            engine = self.process.engine
+            self.process.after(engine.rng.random() * WAKE_S, self._resume)
 
     def _resume(self) -> None:
         self._woken = False
         if self.done:
             return
-        self._began = True
+        self.process.engine.unbegun.discard(self)
         try:
             wait = self._steps.send(None)
         except StopIteration:
@@ -230,7 +233,7 @@ class Task:
             wait.add(self)
         else:
             self._woken = True
-            self._process.after(wait, self._resume)
+            self.process.after(wait, self._resume)
 
 
 class Engine:
@@ -247,6 +250,8 @@ class Engine:
         self.num_events = 0
         self.tracing = tracing
         self.trace: list[str] = []
+        self.unbegun: set[Task] = set()
+        """Threads that have not taken their first step."""
         self._heap: list[
             tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]
         ] = []
@@ -277,6 +282,12 @@ class Engine:
         self.num_events += 1
         call(*args)
         return True
+
+    def close_unbegun(self, process: Process | None = None) -> None:
+        """Close the threads of a process that have not begun; None: those of all processes."""
+        for task in [t for t in self.unbegun if process is None or t.process is process]:
+            self.unbegun.remove(task)
+            task.close()
 
     def say(self, who: str, what: str) -> None:
         """Add a line to the trace."""

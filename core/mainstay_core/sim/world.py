@@ -60,6 +60,8 @@ class World(Stage):
         except (AssertionError, LookupError, TypeError, ValueError, MainstayError) as error:
             violation = f"{type(error).__name__}: {error}"
             where = traceback.format_exc(limit=-6)
+        finally:
+            self.engine.close_unbegun()
         engine = self.engine
         return Outcome(
             seed=self.scenario.seed,

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from inspect import getcoroutinestate
+
 import pytest
 from tests.core.sim.mutants import MUTANTS, find
 
-from mainstay_core.sim import draw, simulate
+from mainstay_core.sim import World, draw, simulate
+from mainstay_core.sim.engine import Engine, Process
 from mainstay_core.sim.scenario import PLANNED
 
 SEEDS_PER_TEST = 10
@@ -55,6 +58,28 @@ def test_a_run_is_a_function_of_its_seed() -> None:
     one, other = (simulate(draw(7), tracing=True) for _ in range(2))
     assert one == other
     assert one.trace
+
+
+def test_a_thread_that_never_begins_is_closed() -> None:
+    async def thread() -> None: ...
+
+    engine = Engine(0)
+    process, other = (Process(engine, name, "node") for name in "ab")
+    killed, left = thread(), thread()
+    process.spawn(killed)
+    other.spawn(left)
+    process.kill()
+    assert getcoroutinestate(killed) == "CORO_CLOSED"
+    assert getcoroutinestate(left) == "CORO_CREATED"
+    engine.close_unbegun()
+    assert getcoroutinestate(left) == "CORO_CLOSED"
+
+
+def test_a_run_leaves_no_thread_that_never_began() -> None:
+    for seed in range(8):
+        world = World(draw(seed, kinds=("kill-api",)))
+        world.run()
+        assert not world.engine.unbegun, f"seed {seed}"
 
 
 @pytest.mark.parametrize(
