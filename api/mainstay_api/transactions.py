@@ -11,14 +11,13 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from mainstay_api.auth import JobName
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import JobStore, Store, history_line
-from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import JobUid, QuorumId
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
@@ -26,7 +25,6 @@ from mainstay_core.coordinator.events import (
     Event,
     JobSubmitted,
     PlanReported,
-    PlanStored,
     RecordRecovery,
     StopRequested,
     Transition,
@@ -178,14 +176,7 @@ class Transactions:
             StoreConflictError: others decided first, too often in a row.
             StoreUnavailableError: nothing is known to have changed; repeat.
         """
-        transition = await self._job(uid).in_turn(event, held)
-        plan = transition.plan
-        if plan is not None:
-            durable = PlanStored(quorum=plan.quorum, at_s=self._clock())
-            task = asyncio.create_task(self._note_stored(uid, durable))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
-        return transition
+        return await self._job(uid).apply(event, held)
 
     def unknown_job(self, uid: JobUid) -> UnknownJobError:
         """Return the error of a job that has vanished, and forget what its names were."""
@@ -193,13 +184,16 @@ class Transactions:
         self._names.clear()
         return UnknownJobError(f"job {uid} has vanished from the store")
 
-    async def _note_stored(self, uid: JobUid, event: PlanStored) -> None:
-        """Record when the plan was durable: the plan is out by then, so nobody waits for this."""
-        await asyncio.sleep(NOTE_AFTER_S)
-        try:
-            await self.apply(uid, event)
-        except MainstayError as error:
-            logger.warning("the time of %s is not recorded: %s", event.quorum, error)
+    def note_later(self, procedure: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a procedure a moment later, while nobody waits for it."""
+
+        async def run() -> None:
+            await asyncio.sleep(NOTE_AFTER_S)
+            await procedure()
+
+        task = asyncio.create_task(run())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def aclose(self) -> None:
         """Wait for the records that are still being written."""
@@ -258,6 +252,12 @@ class _Job(JobTransactions):
                 return await self.decide(event, held)
         except TimeoutError as error:
             raise StoreUnavailableError("no decision in time; the store hangs") from error
+
+    def note_later(self, procedure: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._service.note_later(procedure)
+
+    def warn(self, text: str) -> None:
+        logger.warning("%s: %s", self._uid, text)
 
     def conflicted(self) -> None:
         self._service.metrics.conflicts.inc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -317,6 +318,41 @@ def test_the_heartbeat_watch_forms_the_same_quorum_again_after_the_probe(own_red
         await closing(transactions)
 
     asyncio.run(suspect())
+
+
+def test_it_is_recorded_when_a_plan_was_stored_that_nobody_asked_for(own_redis: Any) -> None:
+    """A plan that follows from a look at the heartbeats, not from a request."""
+
+    async def probe() -> None:
+        times = itertools.count(1000)
+        transactions = Transactions(
+            RedisStore(own_redis.url), SETTINGS, Metrics(), clock=lambda: float(next(times))
+        )
+        uid = JobUid("looked-at")
+        assert await transactions.create(config(uid, probe_s=10.0), {})
+        crew = Crew(uid, transactions)
+        await crew.start()
+        await crew.settle()
+        plan = (await transactions.load(uid)).plan
+        assert plan is not None
+        member = plan.members[0]
+        parked = Parked(
+            pod=member.slot.pod, slot=0, incarnation=member.incarnation, quorum=plan.quorum
+        )
+        await transactions.apply(uid, FactsReported(facts=(parked,)))
+        for _ in range(20):
+            looked = await transactions.look(uid, HeartbeatLag())
+            if looked is not None and looked.plan is not None:
+                break
+        await transactions.aclose()
+        state = await transactions.load(uid)
+        assert state.plan is not None
+        assert state.plan.quorum.id == 2
+        (opened,) = (o for o in state.recoveries if o.recovery.quorum == state.plan.quorum)
+        assert opened.durable_s > state.plan.created_at_s
+        await transactions.store.aclose()
+
+    asyncio.run(probe())
 
 
 def test_silence_counts_while_others_are_heard() -> None:

@@ -12,9 +12,10 @@ simulation.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from mainstay_core.base.errors import MainstayError, StoreConflictError
 from mainstay_core.base.ids import PodUid, QuorumId
@@ -22,6 +23,7 @@ from mainstay_core.coordinator.events import (
     Action,
     Event,
     PlanReported,
+    PlanStored,
     RecordRecovery,
     StepsCommitted,
     StoreReopened,
@@ -219,6 +221,14 @@ class JobTransactions(ABC):
         """Take note of a lost race."""
 
     @abstractmethod
+    def note_later(self, procedure: Callable[[], Coroutine[Any, Any, None]]) -> object:
+        """Run a procedure in the background, once a plan is on its way to the supervisors."""
+
+    @abstractmethod
+    def warn(self, text: str) -> None:
+        """Log that something was not recorded."""
+
+    @abstractmethod
     async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
         """Call :meth:`decide` when no other call of this process runs."""
 
@@ -244,6 +254,24 @@ class JobTransactions(ABC):
     @abstractmethod
     def unknown_job(self) -> UnknownJobError:
         """Return the error of a job that the store has lost."""
+
+    async def apply(self, event: Event, held: QuorumId | None = None) -> Transition:
+        """Decide on an event in turn, and have it recorded when its plan was stored.
+
+        Arguments, result and errors are those of :meth:`decide`.
+        """
+        outcome = await self.in_turn(event, held)
+        if outcome.plan is not None:
+            stored = PlanStored(quorum=outcome.plan.quorum, at_s=self.now_s())
+            self.note_later(partial(self._note_stored, stored))
+        return outcome
+
+    async def _note_stored(self, event: PlanStored) -> None:
+        """Record when a plan was stored: the plan is out by then, so nobody waits for this."""
+        try:
+            await self.in_turn(event, None)
+        except MainstayError as error:
+            self.warn(f"the time of {event.quorum} is not recorded: {error}")
 
     async def decide(self, event: Event, held: QuorumId | None = None) -> Transition:
         """Decide on an event, make the outcome durable and visible, and return it.
@@ -326,7 +354,7 @@ class JobTransactions(ABC):
             committed_at_s=max(e.committed_at_s for e in entries),
             step_s=max(e.step_s for e in entries),
         )
-        self.committed(newest, await self.in_turn(event, None))
+        self.committed(newest, await self.apply(event))
 
     async def look(self, silence: HeartbeatLag) -> Transition | None:
         """Have the coordinator know who is silent, and who was heard that it waits for.
@@ -346,4 +374,4 @@ class JobTransactions(ABC):
         held = await self._store.fetch_held(wanted) if wanted else {}
         # Whoever holds a plan that the store does not know has to tell it first.
         heard = tuple(pod for pod in wanted if pod in held and not is_behind(state, held[pod]))
-        return await self.in_turn(Tick(behind_s=behind_s, heard=heard), None)
+        return await self.apply(Tick(behind_s=behind_s, heard=heard))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,6 @@ from mainstay_core.coordinator.events import (
     DrainRequested,
     Event,
     FactsReported,
-    PlanStored,
     PodRegistered,
     SuspendRequested,
     Transition,
@@ -105,14 +105,15 @@ class Api(Process, JobTransactions):
     async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
         """Decide; one at a time in this process."""
         async with self._turn:
-            outcome = await self.decide(event, held)
-        if outcome.plan is not None:
-            self.spawn(self._note_durable(outcome.plan))
-        return outcome
+            return await self.decide(event, held)
 
-    async def _note_durable(self, plan: Plan) -> None:
-        with suppress(MainstayError):
-            await self.in_turn(PlanStored(quorum=plan.quorum, at_s=self.now_s()), None)
+    def note_later(self, procedure: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a procedure beside the others."""
+        self.spawn(procedure())
+
+    def warn(self, text: str) -> None:
+        """Trace that something was not recorded."""
+        self.engine.say(self.name, text)
 
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         """Have it checked whether that may be."""
@@ -149,7 +150,7 @@ class Api(Process, JobTransactions):
             case "heartbeats":
                 return Reply(200, body=heartbeat_reply(body.pod, await self.beat(body)))
             case "facts":
-                outcome = await self.in_turn(FactsReported(facts=body), held)
+                outcome = await self.apply(FactsReported(facts=body), held)
                 return Reply(409 if outcome.stale else 200, plan=outcome.state.plan)
             case "ledger":
                 await self.add_to_ledger(body, held)
@@ -157,15 +158,15 @@ class Api(Process, JobTransactions):
             case "restore":
                 return await self._restore(body)
             case "drain":
-                await self.in_turn(DrainRequested(pod=body), None)
+                await self.apply(DrainRequested(pod=body))
             case "scale":
-                await self.in_turn(body, None)
+                await self.apply(body)
             case "suspend":
-                await self.in_turn(SuspendRequested(suspend=body), None)
+                await self.apply(SuspendRequested(suspend=body))
         return Reply(200, plan=await self._store_here.call(lambda data: data.plan))
 
     async def _register(self, registration: PodRegistration, held: QuorumId | None) -> Registration:
-        await self.in_turn(PodRegistered(registration=registration), held)
+        await self.apply(PodRegistered(registration=registration), held)
         plan, cursor = await self._store_here.call(lambda data: (data.plan, data.cursor))
         state = (await self.load()).state
         return Registration(
@@ -177,7 +178,7 @@ class Api(Process, JobTransactions):
         report = None if held is None else report_of(held)
         if report is None:
             return Reply(200)
-        return Reply(200, plan=(await self.in_turn(report, None)).state.plan)
+        return Reply(200, plan=(await self.apply(report)).state.plan)
 
     # HeartbeatLag -------------------------------------------------------------------------
 
