@@ -20,9 +20,9 @@ from mainstay_api.bodies import BodyTooLargeError
 from mainstay_api.store_protocol import DeletedJobError
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
 from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator.problems import PROBLEMS
 from mainstay_core.coordinator.store_recovery import StoreBehindError
-from mainstay_core.coordinator.transactions import StoreUnavailableError, UnknownJobError
 
 logger = logging.getLogger(__name__)
 

@@ -38,13 +38,13 @@ from mainstay_api.store_protocol import DeletedJobError, StreamItem, stream_item
 from mainstay_core.base import codec
 from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
-from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.transactions import (
+from mainstay_core.coordinator.job_store import (
     BeatReply,
     Change,
     Snapshot,
     StoreUnavailableError,
 )
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
@@ -71,7 +71,8 @@ async def _call(pending: Any) -> Any:
         raise StoreUnavailableError(f"Redis: {str(error) or type(error).__name__}") from error
 
 
-# What Redis does in one step: scripts in Lua.
+# What Redis does in one step: scripts in Lua. mainstay_core.coordinator.job_store says the same on
+# values, and a test compares the two.
 COMMIT = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return false end
 local version = redis.call('HINCRBY', KEYS[1], 'version', 1)

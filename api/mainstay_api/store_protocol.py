@@ -18,8 +18,14 @@ from mainstay_core.coordinator.events import (
     Inject,
     PublishPlan,
 )
+from mainstay_core.coordinator.job_store import (
+    STREAM_KINDS,
+    BeatReply,
+    Change,
+    Snapshot,
+    UnknownJobError,
+)
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.transactions import BeatReply, Change, Snapshot, UnknownJobError
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
@@ -90,6 +96,9 @@ class JobStore:
     async def beat(self, heartbeat: Heartbeat) -> BeatReply:
         return await self._store.beat(self._uid, heartbeat)
 
+    async def fetch_plan(self) -> tuple[str | None, str, str]:
+        return await self._store.fetch_plan(self._uid)
+
     async def fetch_seen(self) -> dict[PodUid, int]:
         return await self._store.fetch_seen(self._uid)
 
@@ -106,20 +115,25 @@ class JobStore:
 
 def stream_items(action: Action, now_s: float) -> tuple[tuple[str, str], ...]:
     """Return an action's entry in the job's stream, as (kind, JSON), if it has one."""
+    kind = STREAM_KINDS.get(type(action))
+    return () if kind is None else ((kind, _data(action, now_s)),)
+
+
+def _data(action: Action, now_s: float) -> str:
     match action:
         case PublishPlan(plan=plan):
-            return (("plan", codec.dumps(plan)),)
+            return codec.dumps(plan)
         case Inject(fault=fault, pod=pod):
-            return (("inject", json.dumps({**codec.encode(fault), "pod": pod})),)
+            return json.dumps({**codec.encode(fault), "pod": pod})
         case AddFaults(faults=faults):
-            return (("faults", codec.dumps(faults)),)
+            return codec.dumps(faults)
         case AddFired(fault=name):
-            return (("fired", json.dumps({"fault": name})),)
+            return json.dumps({"fault": name})
         case EndJob(state=state, reason=reason):
-            return (("stop", json.dumps({"state": state.value, "reason": reason})),)
+            return json.dumps({"state": state.value, "reason": reason})
         case Announce():
-            return (("event", history_line(action, now_s)),)
-    return ()
+            return history_line(action, now_s)
+    raise AssertionError(f"{action} has no entry in the stream")
 
 
 def history_line(announce: Announce, now_s: float) -> str:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from mainstay_api.store_protocol import Store, StreamItem
 from mainstay_api.tasks import end_tasks
 from mainstay_core.base.ids import JobUid
-from mainstay_core.coordinator.transactions import StoreUnavailableError
+from mainstay_core.coordinator.job_store import PUSHED, StoreUnavailableError
 from mainstay_core.job.phase import TERMINAL
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,6 @@ BLOCK_S = 5.0
 RETRY_S = 0.2
 """After the store was not reached."""
 MAX_QUEUED = 1000
-PUSHED = frozenset({"plan", "inject", "faults", "fired", "stop"})
-"""Kinds of entries that supervisors get; the others are history."""
 
 
 class Streams:

@@ -30,13 +30,9 @@ from mainstay_core.coordinator.events import (
     Transition,
 )
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
+from mainstay_core.coordinator.job_store import BeatReply, StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.transactions import (
-    BeatReply,
-    JobTransactions,
-    StoreUnavailableError,
-    UnknownJobError,
-)
+from mainstay_core.coordinator.transactions import JobTransactions
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry

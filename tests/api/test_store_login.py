@@ -13,7 +13,7 @@ from tests.api.conftest import find_redis
 
 from mainstay_api.__main__ import open_store
 from mainstay_api.settings import Settings
-from mainstay_core.coordinator.transactions import StoreUnavailableError
+from mainstay_core.coordinator.job_store import StoreUnavailableError
 
 # A character that a url could not hold.
 PASSWORD = "s3/cr@t:"

@@ -28,7 +28,7 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.invariants import check_invariants
-from mainstay_core.coordinator.transactions import Change, Snapshot, StoreUnavailableError
+from mainstay_core.coordinator.job_store import Change, Snapshot, StoreUnavailableError
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import (
     Heartbeat,

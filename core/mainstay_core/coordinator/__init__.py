@@ -22,6 +22,7 @@
 - ``publishing``: makes a decision visible: a new plan, or the end of the job
 - ``records``: the record of each recovery and its five times
 - ``store_recovery``: what is believed when the store lost the job or fell back
+- ``job_store``: what a store keeps of one job, and what its scripts do to that
 - ``transactions``: makes decisions durable: load, decide, compare-and-set, and again
 - ``problems``: how a refusal, or trouble with the store, is answered
 - ``watch``: which jobs a replica of the api looks at for silence, and when

@@ -13,8 +13,8 @@ from mainstay_core.base.errors import (
     StoreConflictError,
 )
 from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator.store_recovery import StoreBehindError
-from mainstay_core.coordinator.transactions import StoreUnavailableError, UnknownJobError
 
 PROBLEMS: dict[type[MainstayError], tuple[int, str]] = {
     UnregisteredPodError: (409, "unregistered"),

@@ -4,9 +4,9 @@ A replica of the api holds nothing that another one would need: the state is in 
 all replicas share, and a change of it names the version from which it was decided. Whoever
 lost that race loads again and decides again (protocol section 8).
 
-The procedures await nothing but :class:`JobStore` and what a subclass of
-:class:`JobTransactions` defines, so asyncio drives them in the api, and simulated time in the
-simulation.
+The procedures await nothing but a store (:mod:`mainstay_core.coordinator.job_store`) and what a
+subclass of :class:`JobTransactions` defines, so asyncio drives them in the api, and simulated time
+in the simulation.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from mainstay_core.base.errors import MainstayError, StoreConflictError
 from mainstay_core.base.ids import PodUid, QuorumId
 from mainstay_core.coordinator.events import (
-    Action,
     Event,
     PlanReported,
     PlanStored,
-    RecordRecovery,
     StepsCommitted,
     StoreReopened,
     Tick,
@@ -32,67 +30,19 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.intake import UnregisteredPodError
-from mainstay_core.coordinator.state import CoordinatorState, pods_moved
+from mainstay_core.coordinator.job_store import (
+    BeatReply,
+    JobStore,
+    Snapshot,
+    UnknownJobError,
+    change_of,
+)
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.store_recovery import is_behind, refuse_behind
 from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.api import HeartbeatReply, HeldJob
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
-from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.recoveries import Recovery
-
-
-class UnknownJobError(MainstayError):
-    """The store has no such job (any more)."""
-
-
-class StoreUnavailableError(MainstayError):
-    """The store is not reached: nothing was decided, ask again."""
-
-
-# What is stored ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A job's state and the revision that a change of it must name."""
-
-    revision: int
-    state: CoordinatorState
-    server: str
-    """Name of the store's process that it was read from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """The changes that one decision makes durable and visible, at once or not at all."""
-
-    state: CoordinatorState
-    plan: Plan | None = None
-    shown: tuple[Action, ...] = ()
-    """Actions, some of which are entries of the job's stream."""
-    recoveries: tuple[Recovery, ...] = ()
-    arrived: tuple[PodUid, ...] = ()
-    """Pods that count as heard now."""
-    gone: tuple[PodUid, ...] = ()
-    """Pods whose heartbeats are refused from now on."""
-    at_s: float = 0.0
-    """Wall clock of the decision."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeatReply:
-    """The store's answer when a heartbeat is noted."""
-
-    known: bool
-    """False: the pod has to register first."""
-    quorum: QuorumId | None
-    """Of the newest plan."""
-    phase: JobPhase | None
-    """None: there is no such job."""
-    restored_at_s: float = 0.0
-    """When the job was last restored from a supervisor's plan; 0: never."""
-
 
 STANDING = frozenset({*TERMINAL, JobPhase.SUSPENDED})
 """Phases for which a supervisor ends."""
@@ -108,42 +58,6 @@ def heartbeat_reply(pod: PodUid, reply: BeatReply) -> HeartbeatReply:
         raise UnregisteredPodError(f"pod {pod} is unknown or counts as gone")
     state = reply.phase.value if reply.phase in STANDING and reply.phase else "running"
     return HeartbeatReply(quorum=reply.quorum, state=state, restored_at_s=reply.restored_at_s)
-
-
-class JobStore(Protocol):
-    """A store of one job, as its transactions need it.
-
-    Every method may raise StoreUnavailableError.
-    """
-
-    async def load(self) -> Snapshot | None: ...
-
-    async def commit(self, revision: int, change: Change) -> None:
-        """Make a change durable, if the state still has ``revision``.
-
-        Raises:
-            StoreConflictError: somebody else decided first.
-        """
-
-    async def beat(self, heartbeat: Heartbeat) -> BeatReply: ...
-    async def fetch_seen(self) -> Mapping[PodUid, int]: ...
-    async def fetch_held(self, pods: Sequence[PodUid]) -> Mapping[PodUid, QuorumId | None]: ...
-    async def fetch_ledger(self, keys: Sequence[LedgerKey]) -> Mapping[LedgerKey, LedgerEntry]: ...
-    async def put_ledger(self, entries: Sequence[LedgerEntry]) -> None: ...
-
-
-def change_of(before: CoordinatorState, outcome: Transition, now_s: float) -> Change:
-    """Return what a transition makes durable and visible."""
-    arrived, gone = pods_moved(before, outcome.state)
-    return Change(
-        state=outcome.state,
-        plan=outcome.plan,
-        shown=outcome.actions,
-        recoveries=tuple(a.recovery for a in outcome.actions if isinstance(a, RecordRecovery)),
-        arrived=arrived,
-        gone=gone,
-        at_s=now_s,
-    )
 
 
 def report_of(held: HeldJob) -> PlanReported | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from mainstay_core.base.errors import MainstayError, StoreConflictError
@@ -16,24 +15,25 @@ from mainstay_core.coordinator.events import (
     Event,
     FactsReported,
     PodRegistered,
+    PublishPlan,
     SuspendRequested,
     Transition,
 )
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
+from mainstay_core.coordinator.job_store import (
+    Change,
+    StoreUnavailableError,
+    StreamEntry,
+    UnknownJobError,
+)
 from mainstay_core.coordinator.problems import problem_of
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.transactions import (
-    Change,
-    JobTransactions,
-    StoreUnavailableError,
-    UnknownJobError,
-    heartbeat_reply,
-    report_of,
-)
+from mainstay_core.coordinator.transactions import JobTransactions, heartbeat_reply, report_of
 from mainstay_core.coordinator.watch import Watch
+from mainstay_core.job.phase import TERMINAL
 from mainstay_core.sim.engine import Process, Sleep, Turn
 from mainstay_core.sim.network import End, Exchange, Listener
-from mainstay_core.sim.store import Data, Item, Reached
+from mainstay_core.sim.store import Reached
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.wire.api import HeldJob, Registration
 from mainstay_core.wire.facts import PodRegistration
@@ -163,14 +163,14 @@ class Api(Process, JobTransactions):
                 await self.apply(body)
             case "suspend":
                 await self.apply(SuspendRequested(suspend=body))
-        return Reply(200, plan=await self._store_here.call(lambda data: data.plan))
+        return Reply(200, plan=(await self._store_here.fetch_plan())[0])
 
     async def _register(self, registration: PodRegistration, held: QuorumId | None) -> Registration:
         await self.apply(PodRegistered(registration=registration), held)
-        plan, cursor = await self._store_here.call(lambda data: (data.plan, data.cursor))
+        plan, cursor, _ = await self._store_here.fetch_plan()
         state = (await self.load()).state
         return Registration(
-            config=state.config, plan=plan, cursor=str(cursor), restored_at_s=state.restored_at_s
+            config=state.config, plan=plan, cursor=cursor, restored_at_s=state.restored_at_s
         )
 
     async def _restore(self, held: HeldJob | None) -> Reply:
@@ -216,19 +216,17 @@ class Api(Process, JobTransactions):
 
     async def _follow(self, end: End, cursor: int) -> None:
         """Send the current plan, what was missed, and then what comes."""
-        call = self._store_here.call
+        store = self._store_here
         try:
-            plan, upto, ended = await call(
-                lambda data: (data.plan, data.cursor, data.state and data.state.terminal)
-            )
+            plan, position, phase = await store.fetch_plan()
+            upto = int(position)
             if plan is not None:
-                end.send(Item(0, "plan", plan))
-            for item in await call(
-                lambda data: [i for i in data.after(cursor) if i.number <= upto]
-            ):
-                end.send(item)
-            if ended:
-                end.send(Item(0, "stop", None))
+                end.send((0, plan))
+            for entry in await store.read_stream(cursor):
+                if entry.number <= upto:
+                    end.send(_told(entry))
+            if phase in TERMINAL:
+                end.send((0, None))
         except StoreUnavailableError:
             end.close()
             return
@@ -241,16 +239,16 @@ class Api(Process, JobTransactions):
     async def _read(self, cursor: int) -> None:
         while True:
             try:
-                items = await self._store_here.call(partial(_after, cursor))
+                entries = await self._store_here.read_stream(cursor)
             except StoreUnavailableError:
                 await Sleep(RETRY_S)
                 continue
-            for item in items:
-                cursor = item.number
+            for entry in entries:
+                cursor = entry.number
                 for end, upto in self._streams.items():
-                    if item.number > upto:
-                        end.send(item)
-            if not items:
+                    if entry.number > upto:
+                        end.send(_told(entry))
+            if not entries:
                 await self.world.store.changed
 
 
@@ -268,5 +266,6 @@ class _FaultyStore(Reached):
         faults.reach_api(self._api, change, "api-committed")
 
 
-def _after(cursor: int, data: Data) -> list[Item]:
-    return data.after(cursor)
+def _told(entry: StreamEntry) -> tuple[int, Plan | None]:
+    """What a supervisor is told: the entry's number, and a plan; None: the job is over."""
+    return entry.number, entry.action.plan if isinstance(entry.action, PublishPlan) else None

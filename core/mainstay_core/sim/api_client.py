@@ -8,7 +8,6 @@ from mainstay_core.base.ids import QuorumId
 from mainstay_core.sim.api import Reply, Request
 from mainstay_core.sim.engine import Awaited, Flag, Process, Signal, Sleep, Turn
 from mainstay_core.sim.network import End, Unreachable
-from mainstay_core.sim.store import Item
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import Ended, Event, PlanReceived
 from mainstay_core.wire.api import (
@@ -92,9 +91,9 @@ class ApiClient:
             ended = True
             changed.fire()
 
-        def came(item: Item) -> None:
-            event = PlanReceived(item.body) if isinstance(item.body, Plan) else Ended("it is over")
-            take(str(item.number or ""), event)
+        def came(told: tuple[int, Plan | None]) -> None:
+            number, plan = told
+            take(str(number or ""), PlanReceived(plan) if plan else Ended("it is over"))
 
         def connected(end: End) -> None:
             end.on_message, end.on_end = came, over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from mainstay_core.coordinator.transactions import Change
+from mainstay_core.coordinator.job_store import Change
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Process, ProcessKilled

@@ -108,7 +108,7 @@ class Provider(Process):
     def _keep(self) -> Steps[None]:
         while not self.world.store.last.terminal:
             yield LOOK_S
-            state = self.world.store.data.state
+            state = self.world.store.state
             if state is not None:
                 self._repair(state, plan_pods(state))
             elif not any(self._knows(pod) for pod in self.pods.values()):

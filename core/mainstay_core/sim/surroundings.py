@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.coordinator import machine
-from mainstay_core.coordinator.transactions import Change
+from mainstay_core.coordinator.job_store import Change
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Engine, Process

@@ -74,7 +74,7 @@ class Wishes:
         self.end_suspension()
 
     def _stands(self) -> bool:
-        state = self._world.store.data.state
+        state = self._world.store.state
         if state is None:
             return False
         if not state.suspend and self._is_refused():
@@ -118,7 +118,7 @@ class Wishes:
             yield LOOK_S
 
     def _agrees(self, wanted: bool) -> bool:
-        state = self._world.store.data.state
+        state = self._world.store.state
         return state is None or state.suspend is wanted or self._is_refused()
 
     @property

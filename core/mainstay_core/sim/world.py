@@ -81,7 +81,7 @@ class World(Stage):
         while not self.store.last.terminal:
             if not engine.step():
                 raise Violation("I5: nothing can happen any more")
-            gone = self.store.data.state is None and not self.provider.follows
+            gone = self.store.state is None and not self.provider.follows
             if gone and not self._is_known():
                 self.checks.seen["abandoned"] += 1
                 return

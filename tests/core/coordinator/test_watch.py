@@ -16,9 +16,10 @@ from mainstay_core.base.errors import (
 from mainstay_core.base.ids import JobUid, QuorumId
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.job_store import UnknownJobError
 from mainstay_core.coordinator.problems import problem_of
 from mainstay_core.coordinator.store_recovery import StoreBehindError
-from mainstay_core.coordinator.transactions import UnknownJobError, find_news
+from mainstay_core.coordinator.transactions import find_news
 from mainstay_core.coordinator.watch import Watch
 from mainstay_core.wire.api import ApiRefused
 from mainstay_core.wire.ledger import LedgerEntry

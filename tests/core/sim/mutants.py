@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.coordinator.job_store import StoredJob
 from mainstay_core.gather.frames import Abort, Gathered, Join, Post
 from mainstay_core.gather.server import Send, ServerProtocol
 from mainstay_core.rank import checkpoints, settle, votes
@@ -25,7 +26,6 @@ from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Sleep
 from mainstay_core.sim.gather import GatherClient
-from mainstay_core.sim.store import Store
 from mainstay_core.sim.trainer import Trainer
 from mainstay_core.supervisor import conversation, outbox, slots
 from mainstay_core.supervisor import machine as supervisor_machine
@@ -334,7 +334,7 @@ MUTANTS = {
     ),
     "no-compare-and-set": Mutant(
         "two api replicas commit from one base",
-        [(Store, "compare_and_set", False)],
+        [(StoredJob, "is_current", lambda *_: True)],
         ("kill-trainer", "kill-two"),
     ),
     "pauses-unsaved": Mutant(
