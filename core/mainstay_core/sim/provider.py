@@ -14,7 +14,7 @@ from mainstay_core.coordinator.state import CoordinatorState, uid_of
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.pool.losses import PodDemand
 from mainstay_core.pool.observed import ObservedPod, PodPhase
-from mainstay_core.pool.repair import RepairPolicy, plan_repair
+from mainstay_core.pool.repair import Repair, RepairPolicy, plan_repair
 from mainstay_core.sim.api import Request
 from mainstay_core.sim.engine import Process, Steps, Violation
 from mainstay_core.sim.launcher import Launcher
@@ -22,7 +22,7 @@ from mainstay_core.sim.network import Unreachable
 from mainstay_core.sim.supervisor import Supervisor
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import LeaveRequested
-from mainstay_core.wire.facts import Fact, PodGone
+from mainstay_core.wire.facts import Fact
 
 PROVIDER = "provider"
 MAX_PODS = 80
@@ -76,13 +76,14 @@ class Provider(Process):
         self.world, self._max_pods = world, max_pods
         self.follows = follows
         self.pods: dict[str, Pod] = {}
-        self._num_made = self._num_coming = 0
+        self._num_made = self._num_coming = self._num_kept = 0
         self._making: set[PodUid] = set()
         """Pods that are on their way, by names that they have until then."""
         self._telling: set[PodUid] = set()
 
     def begin(self, num_pods: int) -> None:
         """Make the first pods, and keep them from then on."""
+        self._num_kept = num_pods
         for _ in range(num_pods):
             self._make_pod()
         if self.follows:
@@ -121,21 +122,14 @@ class Provider(Process):
         return supervisor.alive and supervisor.state.registered and not supervisor.state.ending
 
     def _repair(self, state: CoordinatorState, wanted: PodPlan) -> None:
-        now_s = self.world.clock(PROVIDER)
-        repair = plan_repair(
-            before={},
-            pods=self._observe(),
-            nodes=None,
-            demand=PodDemand(
-                suspended=state.phase is JobPhase.SUSPENDED,
-                num_pods=wanted.num_pods,
-                leaving=frozenset(wanted.leaving),
-                ending=wanted.ending,
-                living={uid_of(p): uid_of(p) for p in state.pods if not p.gone},
-            ),
-            policy=POLICY,
-            now_s=now_s,
+        demand = PodDemand(
+            suspended=state.phase is JobPhase.SUSPENDED,
+            num_pods=wanted.num_pods,
+            leaving=frozenset(wanted.leaving),
+            ending=wanted.ending,
+            living={uid_of(p): uid_of(p) for p in state.pods if not p.gone},
         )
+        repair = self._plan(demand)
         for fact in repair.tell:
             if fact.pod not in self._telling:
                 self.spawn(self._tell(fact))
@@ -144,7 +138,17 @@ class Provider(Process):
                 self._end(self.pods[end.uid])
             self._making.discard(end.uid)
         for _ in repair.make:
-            self.spawn(self._make_later())
+            self.spawn(self._arrive(self._announce()))
+
+    def _plan(self, demand: PodDemand, *lost: ObservedPod) -> Repair:
+        return plan_repair(
+            before={},
+            pods=(*self._observe(), *lost),
+            nodes=None,
+            demand=demand,
+            policy=POLICY,
+            now_s=self.world.clock(PROVIDER),
+        )
 
     def _observe(self) -> tuple[ObservedPod, ...]:
         """Return the pods that there are, and those that are on their way."""
@@ -175,10 +179,13 @@ class Provider(Process):
 
     # Pods -------------------------------------------------------------------
 
-    def _make_later(self) -> Steps[None]:
+    def _announce(self) -> PodUid:
         self._num_coming += 1
         uid = PodUid(f"coming{self._num_coming}")
         self._making.add(uid)
+        return uid
+
+    def _arrive(self, uid: PodUid) -> Steps[None]:
         yield self.world.pace.startup_s()
         if uid in self._making and not self.world.store.last.terminal:
             self._making.remove(uid)
@@ -221,13 +228,28 @@ class Provider(Process):
             return
         pod.kill()
         del self.pods[pod.uid]
-        at_s = self.world.clock(PROVIDER)
-        gone = PodGone(pod=pod.uid, evidence="a process of it ended", observed_at_s=at_s)
-        yield from self._tell(gone)
-        if self.follows:
-            return
-        yield self.world.pace.startup_s()
-        self._make_pod()
+        repair = self._repair_loss(pod.uid)
+        coming = [self._announce() for _ in repair.make]
+        for fact in repair.tell:
+            yield from self._tell(fact)
+        for uid in coming:
+            yield from self._arrive(uid)
+
+    def _repair_loss(self, uid: PodUid) -> Repair:
+        """Return what follows from a loss; if nobody is asked, as many pods stay as there were."""
+        lost = ObservedPod(
+            uid=uid,
+            name=uid,
+            index=len(self.pods),
+            phase=PodPhase.FAILED,
+            evidence="a process of it ended",
+        )
+        demand = PodDemand(
+            num_pods=0 if self.follows else self._num_kept,
+            leaving=frozenset(pod.uid for pod in self.pods.values() if pod.told),
+            living={PodUid(known): known for known in (uid, *self.pods, *self._making)},
+        )
+        return self._plan(demand, lost)
 
     def _restart(self, pod: Pod) -> None:
         pod.lives += 1
