@@ -28,6 +28,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.digest import total
 from mainstay_core.base.errors import IntegrityError, MainstayError, brief
 from mainstay_core.planning.program import Op
+from mainstay_core.rank.saves import find_outdated
 from mainstay_core.wire.checkpoint_manifest import (
     MANIFEST,
     PART,
@@ -262,12 +263,11 @@ class CheckpointDirectory:
         A torn version does not count as kept.
         """
         good = [v for v in self._entries(self._root, "") if self._problem(v) is None]
-        kept = sorted(good, reverse=True)[: self._keep]
         # An earlier run's versions stand in until there are enough of our own.
-        oldest = min(kept) if len(kept) >= self._keep else 0
+        outdated = find_outdated(good, self._keep)
         for path in self._root.iterdir():
             version, kind = parse_name(path.name) or (-1, "")
-            limit = max(kept) if kind == "tmp" else oldest - 1
+            limit = outdated.unfinished if kind == "tmp" else outdated.complete
             if 0 <= version <= limit and kind in ("", "tmp", "bad"):
                 shutil.rmtree(path, ignore_errors=True)
 

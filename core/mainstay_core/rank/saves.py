@@ -8,7 +8,7 @@ to the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mainstay_core.wire.plan import Plan
@@ -33,6 +33,30 @@ class Saves:
     """Members that still write."""
     durable: int = 0
     """Newest complete version that any member knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outdated:
+    """The versions on a disk that no settle can choose any more."""
+
+    complete: int
+    """Complete versions up to this one go, readable or not."""
+    unfinished: int
+    """Attempts to write a version up to this one go."""
+
+
+def find_outdated(good: Iterable[int], keep: int) -> Outdated:
+    """Return what is older than all versions that are kept.
+
+    Args:
+        good: complete versions that look readable. One that is torn is never kept.
+        keep: number of versions to keep; with fewer of them nothing complete goes.
+    """
+    kept = sorted(good, reverse=True)[:keep]
+    return Outdated(
+        complete=min(kept) - 1 if len(kept) >= keep else -1,
+        unfinished=max(kept, default=-1),
+    )
 
 
 def writer_of(plan: Plan, index: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mainstay_core.rank.saves import find_outdated
 from mainstay_core.sim.engine import Violation
 from mainstay_core.wire.votes import Commit
 
@@ -63,7 +64,7 @@ class Disk:
         if set(parts) != set(range(self.positions)):
             raise Violation(f"checkpoint {version} is renamed with parts {sorted(parts)} only")
         self.complete[version] = parts
-        self._retain(version)
+        self._retain()
         return True
 
     def load(self, version: int) -> dict[int, Part]:
@@ -79,8 +80,9 @@ class Disk:
             raise DamagedError(f"checkpoint {version} does not have its digest")
         return self.complete[version]
 
-    def _retain(self, newest: int) -> None:
-        for version in sorted(self.complete, reverse=True)[self.keep :]:
+    def _retain(self) -> None:
+        outdated = find_outdated((v for v in self.complete if v not in self.torn), self.keep)
+        for version in [v for v in self.complete if v <= outdated.complete]:
             del self.complete[version]
-        for key in [key for key in self.unfinished if key[0] <= newest]:
+        for key in [key for key in self.unfinished if key[0] <= outdated.unfinished]:
             del self.unfinished[key]
