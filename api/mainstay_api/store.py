@@ -34,7 +34,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from mainstay_api.store_protocol import DeletedJobError, StreamItem, stream_items
+from mainstay_api.store_protocol import DeletedJobError, stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
@@ -45,6 +45,7 @@ from mainstay_core.coordinator.job_store import (
     StoreUnavailableError,
 )
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey

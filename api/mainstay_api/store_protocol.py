@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mainstay_core.base import codec
@@ -26,6 +25,7 @@ from mainstay_core.coordinator.job_store import (
     UnknownJobError,
 )
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
@@ -33,17 +33,6 @@ from mainstay_core.wire.recoveries import Recovery
 
 class DeletedJobError(UnknownJobError):
     """The job was deleted: it is not made again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamItem:
-    """One entry of a job's stream."""
-
-    id: str
-    kind: str
-    """``plan``, ``inject``, ``stop`` or ``event``."""
-    data: str
-    """JSON."""
 
 
 class Store(Protocol):
@@ -98,6 +87,9 @@ class JobStore:
 
     async def fetch_plan(self) -> tuple[str | None, str, str]:
         return await self._store.fetch_plan(self._uid)
+
+    async def read_stream(self, after: str, block_s: float | None) -> tuple[StreamItem, ...]:
+        return await self._store.read_stream(self._uid, after, block_s)
 
     async def fetch_seen(self) -> dict[PodUid, int]:
         return await self._store.fetch_seen(self._uid)

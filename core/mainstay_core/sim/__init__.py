@@ -19,6 +19,7 @@ invariant of the protocol that did not hold, if any.
 - ``api_client``: a supervisor's way to the api
 - ``supervisor``: the shell of a pod's supervisor
 - ``store``: the store of the api
+- ``streams``: the job's stream at one replica of the api
 - ``api``: one replica of the api
 - ``provider``: makes pods
 - ``wishes``: suspensions and scalings that somebody asks for

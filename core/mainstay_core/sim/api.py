@@ -15,7 +15,6 @@ from mainstay_core.coordinator.events import (
     Event,
     FactsReported,
     PodRegistered,
-    PublishPlan,
     SuspendRequested,
     Transition,
 )
@@ -23,17 +22,16 @@ from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.job_store import (
     Change,
     StoreUnavailableError,
-    StreamEntry,
     UnknownJobError,
 )
 from mainstay_core.coordinator.problems import problem_of
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.transactions import JobTransactions, heartbeat_reply, report_of
 from mainstay_core.coordinator.watch import Watch
-from mainstay_core.job.phase import TERMINAL
 from mainstay_core.sim.engine import Process, Sleep, Turn
-from mainstay_core.sim.network import End, Exchange, Listener
+from mainstay_core.sim.network import Exchange, Listener
 from mainstay_core.sim.store import Reached
+from mainstay_core.sim.streams import Stream
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.wire.api import HeldJob, Registration
 from mainstay_core.wire.facts import PodRegistration
@@ -44,7 +42,6 @@ TICK_PENDING_S = 0.1
 TICK_IDLE_S = 1.0
 LEASE_S = 3.0
 MAX_CONFLICTS = 64
-RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +73,8 @@ class Api(Process, JobTransactions):
         self._store_here = _FaultyStore(world.store, self)
         JobTransactions.__init__(self, self._store_here, MAX_CONFLICTS)
         self._turn = Turn()
-        self._streams: dict[End, int] = {}
-        self._reading = False
-        listener = Listener(self, accept=self._accept, serve=self._serve)
+        stream = Stream(self, self._store_here)
+        listener = Listener(self, accept=stream.accept, serve=self._serve)
         world.network.listen(name, listener)
         self.spawn(self._tick())
 
@@ -202,55 +198,6 @@ class Api(Process, JobTransactions):
                 await watch.round(self.engine.now_s)
             await Sleep(TICK_PENDING_S)
 
-    # Streams -------------------------------------------------------------------------
-
-    def _accept(self, end: End) -> None:
-        def opened(cursor: int) -> None:
-            self.spawn(self._follow(end, cursor))
-
-        def ended(why: str) -> None:
-            del why
-            self._streams.pop(end, None)
-
-        end.on_message, end.on_end = opened, ended
-
-    async def _follow(self, end: End, cursor: int) -> None:
-        """Send the current plan, what was missed, and then what comes."""
-        store = self._store_here
-        try:
-            plan, position, phase = await store.fetch_plan()
-            upto = int(position)
-            if plan is not None:
-                end.send((0, plan))
-            for entry in await store.read_stream(cursor):
-                if entry.number <= upto:
-                    end.send(_told(entry))
-            if phase in TERMINAL:
-                end.send((0, None))
-        except StoreUnavailableError:
-            end.close()
-            return
-        if end.open:
-            self._streams[end] = upto
-            if not self._reading:
-                self._reading = True
-                self.spawn(self._read(upto))
-
-    async def _read(self, cursor: int) -> None:
-        while True:
-            try:
-                entries = await self._store_here.read_stream(cursor)
-            except StoreUnavailableError:
-                await Sleep(RETRY_S)
-                continue
-            for entry in entries:
-                cursor = entry.number
-                for end, upto in self._streams.items():
-                    if entry.number > upto:
-                        end.send(_told(entry))
-            if not entries:
-                await self.world.store.changed
-
 
 class _FaultyStore(Reached):
     """The store as this replica reaches it; faults strike before and after a commit."""
@@ -264,8 +211,3 @@ class _FaultyStore(Reached):
         faults.reach_api(self._api, change, "api-decided")
         await super().commit(version, change)
         faults.reach_api(self._api, change, "api-committed")
-
-
-def _told(entry: StreamEntry) -> tuple[int, Plan | None]:
-    """What a supervisor is told: the entry's number, and a plan; None: the job is over."""
-    return entry.number, entry.action.plan if isinstance(entry.action, PublishPlan) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mainstay_core.base.ids import QuorumId
+from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.sim.api import Reply, Request
 from mainstay_core.sim.engine import Awaited, Flag, Process, Signal, Sleep, Turn
 from mainstay_core.sim.network import End, Unreachable
@@ -91,13 +92,13 @@ class ApiClient:
             ended = True
             changed.fire()
 
-        def came(told: tuple[int, Plan | None]) -> None:
-            number, plan = told
-            take(str(number or ""), PlanReceived(plan) if plan else Ended("it is over"))
+        def came(item: StreamItem) -> None:
+            is_plan = isinstance(item.data, Plan)
+            take(item.id, PlanReceived(item.data) if is_plan else Ended("it is over"))
 
         def connected(end: End) -> None:
             end.on_message, end.on_end = came, over
-            end.send(int(cursor or 0))
+            end.send(cursor)
             opened()
 
         network, address = self._world.network, self._world.pick_api()

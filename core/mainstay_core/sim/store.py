@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.coordinator.events import PublishPlan
 from mainstay_core.coordinator.job_store import (
     PUSHED,
     BeatReply,
@@ -23,6 +24,7 @@ from mainstay_core.coordinator.job_store import (
     StreamEntry,
 )
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.coordinator.stream import StreamItem, order
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Awaited, Engine, Signal, Steps
 from mainstay_core.sim.network import Network
@@ -191,13 +193,20 @@ class Reached:
     async def fetch_plan(self) -> tuple[Plan | None, str, str]:
         """Return the newest plan, the stream position at which it is current, and the phase."""
         return await self._read(
-            lambda job: (job.plan, str(job.cursor), job.state.phase.value), (None, "0", "")
+            lambda job: (job.plan, f"{job.cursor}-0", job.state.phase.value), (None, "0-0", "")
         )
 
-    async def read_stream(self, cursor: int) -> tuple[StreamEntry, ...]:
-        """Return the entries after ``cursor`` that supervisors get."""
+    async def read_stream(self, after: str, block_s: float | None) -> tuple[StreamItem, ...]:
+        """Return the entries after a position; wait once for a change if there are none."""
+        cursor, store = order(after)[0], self._store
         entries = await self._read(lambda job: job.after(cursor), ())
-        return tuple(entry for entry in entries if entry.kind in PUSHED)
+        # Redis answers a blocked read at once if something came while the first answer travelled.
+        if not entries and block_s is not None and not (store.job and store.job.after(cursor)):
+            await store.changed
+        return tuple(
+            StreamItem(id=f"{entry.number}-0", kind=entry.kind, data=_data(entry))
+            for entry in entries
+        )
 
     async def fetch_seen(self) -> dict[PodUid, int]:
         """Return when each pod was last heard, in microseconds."""
@@ -220,3 +229,7 @@ class Reached:
     async def hold_lease(self, holder: str, lease_s: float) -> bool:
         """Take or renew the watcher's lease."""
         return await self._call(lambda: self._store.hold_lease(holder, lease_s))
+
+
+def _data(entry: StreamEntry) -> Plan | None:
+    return entry.action.plan if isinstance(entry.action, PublishPlan) else None
