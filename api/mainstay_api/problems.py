@@ -6,7 +6,6 @@ a 409 about a quorum carries the current plan as well.
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any
 
@@ -18,7 +17,9 @@ from starlette.exceptions import HTTPException
 
 from mainstay_api.bodies import BodyTooLargeError
 from mainstay_api.store_protocol import DeletedJobError
+from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
+from mainstay_core.coordinator.answers import StaleFactsError
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator.problems import PROBLEMS
@@ -65,22 +66,12 @@ def unknown_job(job: str) -> ProblemError:
     )
 
 
-def stale_facts(detail: str, plan: str | None) -> ProblemError:
-    """Return the answer to facts about an older quorum: the current plan goes with it."""
-    return ProblemError(
-        409,
-        "stale",
-        detail,
-        "adopt the plan in this reply; tell only what concerns its quorum",
-        plan=json.loads(plan) if plan else None,
-    )
-
-
 def install(app: FastAPI) -> None:
     """Translate the exceptions of core, store and framework at this boundary."""
     app.add_exception_handler(ProblemError, _problem)
     app.add_exception_handler(InvalidSpecError, _invalid)
     app.add_exception_handler(UnregisteredPodError, _unregistered)
+    app.add_exception_handler(StaleFactsError, _stale)
     app.add_exception_handler(StoreBehindError, _behind)
     app.add_exception_handler(RemoteProtocolError, _conflict)
     app.add_exception_handler(StoreConflictError, _busy)
@@ -115,6 +106,15 @@ async def _unregistered(request: Request, error: Exception) -> JSONResponse:
     job = request.path_params.get("job", "{job}")
     todo = f"POST /v1/jobs/{job}/agent/pods, then tell all its trainers again"
     return _answer(*PROBLEMS[UnregisteredPodError], str(error), todo)
+
+
+async def _stale(request: Request, error: Exception) -> JSONResponse:
+    """The current plan goes with the answer."""
+    del request
+    assert isinstance(error, StaleFactsError)
+    plan = codec.encode(error.plan) if error.plan else None
+    todo = "adopt the plan in this reply; tell only what concerns its quorum"
+    return _answer(*PROBLEMS[StaleFactsError], str(error), todo, plan=plan)
 
 
 async def _behind(request: Request, error: Exception) -> JSONResponse:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from mainstay_api.auth import JobName
@@ -20,11 +20,11 @@ from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import JobStore, Store, history_line
 from mainstay_core.base.ids import JobUid, QuorumId
 from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.answers import SupervisorAnswers
 from mainstay_core.coordinator.events import (
     Announce,
     Event,
     JobSubmitted,
-    PlanReported,
     RecordRecovery,
     StopRequested,
     Transition,
@@ -32,10 +32,11 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.job_store import BeatReply, StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.transactions import JobTransactions
 from mainstay_core.job.config import JobConfig
+from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -113,17 +114,15 @@ class Transactions:
         for uid in sorted(gone):
             self.metrics.drop_job(uid)
 
-    async def recover(
-        self, config: JobConfig, manifest: dict[str, Any], report: PlanReported | None
-    ) -> Transition | None:
+    async def recover(self, held: HeldJob) -> Plan | None:
         """Make a lost job again, or learn a plan that a supervisor holds and the store does not.
 
         Returns:
-            What became of the plan; None without one (the job is to form anew).
+            The newest plan; None without one (the job is to form anew).
         """
-        if await self.create(config, manifest):
-            logger.warning("job %s was not in the store: made again", config.job)
-        return None if report is None else await self.apply(config.job, report)
+        if await self.create(held.config, held.manifest):
+            logger.warning("job %s was not in the store: made again", held.config.job)
+        return await self.job(held.config.job).take_held(held)
 
     async def resolve(self, job: str) -> JobUid | None:
         """Return the uid that ``job`` is, or names: ``name``, in a cluster ``namespace:name``."""
@@ -150,9 +149,10 @@ class Transactions:
 
     async def load(self, uid: JobUid) -> CoordinatorState:
         """Return the job's state."""
-        return (await self._job(uid).load()).state
+        return (await self.job(uid).load()).state
 
-    def _job(self, uid: JobUid) -> _Job:
+    def job(self, uid: JobUid) -> SupervisorAnswers:
+        """Return one job as its supervisors see it."""
         job = self._jobs.get(uid)
         if job is None:
             job = self._jobs[uid] = _Job(self, uid)
@@ -172,7 +172,7 @@ class Transactions:
             StoreConflictError: others decided first, too often in a row.
             StoreUnavailableError: nothing is known to have changed; repeat.
         """
-        return await self._job(uid).apply(event, held)
+        return await self.job(uid).apply(event, held)
 
     def unknown_job(self, uid: JobUid) -> UnknownJobError:
         """Return the error of a job that has vanished, and forget what its names were."""
@@ -195,34 +195,12 @@ class Transactions:
         """Wait for the records that are still being written."""
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    async def beat(self, uid: JobUid, heartbeat: Heartbeat) -> BeatReply:
-        """Note that a pod is alive.
-
-        Raises:
-            StoreBehindError: it holds a plan that is not known here.
-            UnknownJobError: the store has lost the job.
-        """
-        reply = await self._job(uid).beat(heartbeat)
-        if reply.known:
-            self.metrics.count_heartbeat(uid)
-        return reply
-
     async def look(self, uid: JobUid, silence: HeartbeatLag) -> Transition | None:
         """Look at a job for silence; None once it has ended."""
-        return await self._job(uid).look(silence)
-
-    async def add_to_ledger(
-        self, uid: JobUid, entries: Sequence[LedgerEntry], held: QuorumId | None = None
-    ) -> None:
-        """Write entries; a step whose positions are all there is committed for the coordinator.
-
-        Raises:
-            StoreBehindError: the teller's plan is not known here; nothing was written.
-        """
-        await self._job(uid).add_to_ledger(entries, held)
+        return await self.job(uid).look(silence)
 
 
-class _Job(JobTransactions):
+class _Job(SupervisorAnswers):
     """One job's transactions, one after the other in this process.
 
     Args:
@@ -237,6 +215,12 @@ class _Job(JobTransactions):
 
     def now_s(self) -> float:
         return self._service.now_s()
+
+    async def beat(self, heartbeat: Heartbeat) -> BeatReply:
+        reply = await super().beat(heartbeat)
+        if reply.known:
+            self._service.metrics.count_heartbeat(self._uid)
+        return reply
 
     def step(self, state: CoordinatorState, event: Event) -> Transition:
         return machine.step(state, event, self.now_s(), self._service.draw_nonce())

@@ -22,11 +22,10 @@ from mainstay_api.deps import (
     require_agent,
 )
 from mainstay_api.facts import ToldFact
-from mainstay_api.problems import ProblemError, stale_facts
+from mainstay_api.problems import ProblemError
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.events import FactsReported, FaultFired, PodRegistered
-from mainstay_core.coordinator.transactions import heartbeat_reply, report_of
+from mainstay_core.coordinator.events import FaultFired
 from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
@@ -73,16 +72,14 @@ async def register_pod(
     uid: UidDep, transactions: TransactionsDep, held: HeldDep, registration: PodRegistration
 ) -> JSONResponse:
     """Introduce a pod. Repeating it is harmless; a pod that counted as gone is back."""
-    await transactions.apply(uid, PodRegistered(registration=registration), held)
-    plan, cursor, _ = await transactions.store.fetch_plan(uid)
-    state = await transactions.load(uid)
+    answer = await transactions.job(uid).register(registration, held)
     return JSONResponse(
         {
-            "config": codec.encode(state.config),
+            "config": codec.encode(answer.config),
             "manifest": await transactions.store.fetch_manifest(uid),
-            "restored_at_s": state.restored_at_s,
-            "plan": json.loads(plan) if plan else None,
-            "cursor": cursor,
+            "restored_at_s": answer.restored_at_s,
+            "plan": json.loads(answer.plan) if answer.plan else None,
+            "cursor": answer.cursor,
         }
     )
 
@@ -92,8 +89,7 @@ async def take_heartbeat(
     uid: UidDep, transactions: TransactionsDep, heartbeat: Heartbeat
 ) -> JSONResponse:
     """Note that a pod is alive, and say which quorum is the newest."""
-    reply = await transactions.beat(uid, heartbeat)
-    answer = codec.encode(heartbeat_reply(heartbeat.pod, reply))
+    answer = codec.encode(await transactions.job(uid).take_heartbeat(heartbeat))
     return JSONResponse({**answer, "now_s": transactions.now_s()})
 
 
@@ -102,13 +98,8 @@ async def note_facts(
     uid: UidDep, transactions: TransactionsDep, held: HeldDep, body: Facts
 ) -> JSONResponse:
     """Learn facts and answer with the current plan; 409 with it when all facts are stale."""
-    outcome = await transactions.apply(
-        uid, FactsReported(facts=body.facts, supervisor=body.supervisor), held
-    )
-    plan = codec.encode(outcome.state.plan) if outcome.state.plan else None
-    if outcome.stale:
-        raise stale_facts(outcome.reason, json.dumps(plan) if plan else None)
-    return JSONResponse({"plan": plan})
+    plan = await transactions.job(uid).take_facts(body.facts, body.supervisor, held)
+    return JSONResponse({"plan": codec.encode(plan) if plan else None})
 
 
 @router.post("/ledger")
@@ -116,7 +107,7 @@ async def add_to_ledger(
     uid: UidDep, transactions: TransactionsDep, held: HeldDep, body: Entries
 ) -> dict[str, int]:
     """Mirror entries of the ledger. Telling one twice changes nothing."""
-    await transactions.add_to_ledger(uid, body.entries, held)
+    await transactions.job(uid).add_to_ledger(body.entries, held)
     return {"entries": len(body.entries)}
 
 
@@ -155,8 +146,7 @@ async def recover_store(
             f"this is a restoration of {named}, the token is that of {caller.job}",
             "restore your own job, as the api gave it to you",
         )
-    outcome = await transactions.recover(body.config, body.manifest, report_of(body))
-    plan = outcome.state.plan if outcome is not None else None
+    plan = await transactions.recover(body)
     return JSONResponse({"plan": codec.encode(plan) if plan is not None else None})
 
 

@@ -25,6 +25,7 @@
 - ``job_store``: what a store keeps of one job, and what its scripts do to that
 - ``stream``: what a listener to the job's stream gets, and in which order
 - ``transactions``: makes decisions durable: load, decide, compare-and-set, and again
+- ``answers``: what a replica of the api answers supervisors
 - ``problems``: how a refusal, or trouble with the store, is answered
 - ``watch``: which jobs a replica of the api looks at for silence, and when
 - ``injection``: injected faults: given, drawn for spares, recorded

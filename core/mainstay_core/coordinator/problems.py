@@ -12,12 +12,14 @@ from mainstay_core.base.errors import (
     RemoteProtocolError,
     StoreConflictError,
 )
+from mainstay_core.coordinator.answers import StaleFactsError
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator.store_recovery import StoreBehindError
 
 PROBLEMS: dict[type[MainstayError], tuple[int, str]] = {
     UnregisteredPodError: (409, "unregistered"),
+    StaleFactsError: (409, "stale"),
     StoreBehindError: (409, "store-behind"),
     UnknownJobError: (404, "unknown-job"),
     RemoteProtocolError: (409, "conflict"),

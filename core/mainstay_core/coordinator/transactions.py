@@ -18,10 +18,9 @@ from functools import partial
 from typing import Any
 
 from mainstay_core.base.errors import MainstayError, StoreConflictError
-from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.base.ids import QuorumId
 from mainstay_core.coordinator.events import (
     Event,
-    PlanReported,
     PlanStored,
     StepsCommitted,
     StoreReopened,
@@ -29,7 +28,6 @@ from mainstay_core.coordinator.events import (
     Transition,
 )
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
-from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.job_store import (
     BeatReply,
     JobStore,
@@ -39,39 +37,8 @@ from mainstay_core.coordinator.job_store import (
 )
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.store_recovery import is_behind, refuse_behind
-from mainstay_core.job.phase import TERMINAL, JobPhase
-from mainstay_core.wire.api import HeartbeatReply, HeldJob
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
-
-STANDING = frozenset({*TERMINAL, JobPhase.SUSPENDED})
-"""Phases for which a supervisor ends."""
-
-
-def heartbeat_reply(pod: PodUid, reply: BeatReply) -> HeartbeatReply:
-    """Return what a supervisor is answered.
-
-    Raises:
-        UnregisteredPodError: the pod is unknown, or counts as gone.
-    """
-    if not reply.known and reply.phase is not JobPhase.SUSPENDED:
-        raise UnregisteredPodError(f"pod {pod} is unknown or counts as gone")
-    state = reply.phase.value if reply.phase in STANDING and reply.phase else "running"
-    return HeartbeatReply(quorum=reply.quorum, state=state, restored_at_s=reply.restored_at_s)
-
-
-def report_of(held: HeldJob) -> PlanReported | None:
-    """Return what a supervisor tells of its plan; None if it held none."""
-    if held.plan is None:
-        return None
-    return PlanReported(
-        pod=held.pod,
-        plan=held.plan,
-        step=held.step,
-        fingerprint=held.fingerprint,
-        fired=held.fired,
-    )
-
 
 # Ledger entries --------------------------------------------------------------------
 

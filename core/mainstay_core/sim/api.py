@@ -10,11 +10,10 @@ from typing import Any
 from mainstay_core.base.errors import MainstayError, StoreConflictError
 from mainstay_core.base.ids import JobUid, QuorumId
 from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.answers import StaleFactsError, SupervisorAnswers
 from mainstay_core.coordinator.events import (
     DrainRequested,
     Event,
-    FactsReported,
-    PodRegistered,
     SuspendRequested,
     Transition,
 )
@@ -26,15 +25,13 @@ from mainstay_core.coordinator.job_store import (
 )
 from mainstay_core.coordinator.problems import problem_of
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.transactions import JobTransactions, heartbeat_reply, report_of
 from mainstay_core.coordinator.watch import Watch
 from mainstay_core.sim.engine import Process, Sleep, Turn
 from mainstay_core.sim.network import Exchange, Listener
 from mainstay_core.sim.store import Reached
 from mainstay_core.sim.streams import Stream
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.wire.api import HeldJob, Registration
-from mainstay_core.wire.facts import PodRegistration
+from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 
@@ -64,14 +61,14 @@ class Reply:
     body: Any = None
 
 
-class Api(Process, JobTransactions):
+class Api(Process, SupervisorAnswers):
     """One replica, one life of it."""
 
     def __init__(self, world: Surroundings, name: str, life: int) -> None:
         Process.__init__(self, world.engine, f"{name}.{life}", name)
         self.world = world
         self._store_here = _FaultyStore(world.store, self)
-        JobTransactions.__init__(self, self._store_here, MAX_CONFLICTS)
+        SupervisorAnswers.__init__(self, self._store_here, MAX_CONFLICTS)
         self._turn = Turn()
         stream = Stream(self, self._store_here)
         listener = Listener(self, accept=stream.accept, serve=self._serve)
@@ -135,19 +132,19 @@ class Api(Process, JobTransactions):
             if answer is None:
                 raise
             status, name = answer
-            reply = Reply(status, error=name, body=str(error))
+            plan = error.plan if isinstance(error, StaleFactsError) else None
+            reply = Reply(status, plan, name, str(error))
         exchange.reply(reply)
 
     async def _route(self, request: Request) -> Reply:
         body, held = request.body, request.held
         match request.route:
             case "pods":
-                return Reply(200, body=await self._register(body, held))
+                return Reply(200, body=await self.register(body, held))
             case "heartbeats":
-                return Reply(200, body=heartbeat_reply(body.pod, await self.beat(body)))
+                return Reply(200, body=await self.take_heartbeat(body))
             case "facts":
-                outcome = await self.apply(FactsReported(facts=body), held)
-                return Reply(409 if outcome.stale else 200, plan=outcome.state.plan)
+                return Reply(200, plan=await self.take_facts(body, "", held))
             case "ledger":
                 await self.add_to_ledger(body, held)
                 return Reply(200)
@@ -161,20 +158,9 @@ class Api(Process, JobTransactions):
                 await self.apply(SuspendRequested(suspend=body))
         return Reply(200, plan=(await self._store_here.fetch_plan())[0])
 
-    async def _register(self, registration: PodRegistration, held: QuorumId | None) -> Registration:
-        await self.apply(PodRegistered(registration=registration), held)
-        plan, cursor, _ = await self._store_here.fetch_plan()
-        state = (await self.load()).state
-        return Registration(
-            config=state.config, plan=plan, cursor=cursor, restored_at_s=state.restored_at_s
-        )
-
     async def _restore(self, held: HeldJob | None) -> Reply:
         await self._store_here.create(machine.initial(self.world.config, self.now_s()))
-        report = None if held is None else report_of(held)
-        if report is None:
-            return Reply(200)
-        return Reply(200, plan=(await self.apply(report)).state.plan)
+        return Reply(200, plan=None if held is None else await self.take_held(held))
 
     # HeartbeatLag -------------------------------------------------------------------------
 

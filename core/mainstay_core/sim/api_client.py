@@ -56,8 +56,13 @@ class ApiClient:
 
     async def register(self, registration: PodRegistration) -> Registration:
         """Introduce the pod."""
-        answer: Registration = (await self._ask("pods", registration)).body
-        return answer
+        answer = (await self._ask("pods", registration)).body
+        return Registration(
+            config=answer.config,
+            plan=answer.plan,
+            cursor=answer.cursor,
+            restored_at_s=answer.restored_at_s,
+        )
 
     async def recover_store(self, held: HeldJob) -> None:
         """Tell what is held of a job that is lost."""
