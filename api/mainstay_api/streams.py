@@ -85,7 +85,7 @@ class Streams:
                 ending.add_done_callback(self._leaving.discard)
 
 
-class _JobStream(JobStream):
+class _JobStream(JobStream["_Queue"]):
     """One job's stream, with its reader.
 
     Args:
@@ -98,9 +98,11 @@ class _JobStream(JobStream):
         self._uid = uid
         self.reader: asyncio.Task[None] | None = None
 
-    def start_reader(self, cursor: str) -> None:
-        if self.reader is None or self.reader.done():
-            self.reader = asyncio.create_task(self.read(cursor))
+    def start_reader(self, cursor: str) -> bool:
+        if self.reader is not None and not self.reader.done():
+            return False
+        self.reader = asyncio.create_task(self.read(cursor))
+        return True
 
     def tell_end(self, phase: str) -> str:
         return json.dumps({"state": phase, "reason": ""})

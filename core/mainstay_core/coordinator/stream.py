@@ -7,9 +7,9 @@ every entry as it comes, each once. One reader of the store serves all listeners
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from mainstay_core.coordinator.job_store import PUSHED, StoreUnavailableError
 from mainstay_core.job.phase import TERMINAL
@@ -59,7 +59,10 @@ class Listener(Protocol):
         """Wait for the next item; None: it was cut off, or has left."""
 
 
-class JobStream(ABC):
+ListenerT = TypeVar("ListenerT", bound=Listener)
+
+
+class JobStream(ABC, Generic[ListenerT]):
     """One job's stream, without a transport.
 
     Args:
@@ -68,12 +71,14 @@ class JobStream(ABC):
 
     def __init__(self, store: StreamStore) -> None:
         self._store = store
-        self.listeners: dict[Listener, None] = {}
+        self.listeners: dict[ListenerT, None] = {}
         """In the order in which they came."""
+        self._read_from = "0-0"
+        """Where the reader began: what came before it gives to nobody."""
 
     @abstractmethod
-    def start_reader(self, cursor: str) -> None:
-        """Run :meth:`read` from ``cursor`` in the background, unless it runs already."""
+    def start_reader(self, cursor: str) -> bool:
+        """Run :meth:`read` from ``cursor`` in the background; False if it runs already."""
 
     @abstractmethod
     def tell_end(self, phase: str) -> Any:
@@ -83,7 +88,9 @@ class JobStream(ABC):
     async def pause(self, delay_s: float, why: str) -> None:
         """Let time pass after a failure."""
 
-    async def follow(self, listener: Listener, last_id: str | None) -> AsyncIterator[StreamItem]:
+    async def follow(
+        self, listener: ListenerT, last_id: str | None
+    ) -> AsyncGenerator[StreamItem, None]:
         """Yield what the listener is to get, until it is cut off or leaves.
 
         Args:
@@ -96,27 +103,31 @@ class JobStream(ABC):
         # First of all: what is put there from now on is not missed, and comes after the rest.
         self.listeners[listener] = None
         plan, cursor, phase = await self._store.fetch_plan()
-        self.start_reader(cursor)
+        if self.start_reader(cursor):
+            self._read_from = cursor
         if plan is not None:
             yield StreamItem(id=cursor if last_id is None else "", kind="plan", data=plan)
-        async for item in self._missed(last_id, cursor):
+        # A listener whose answer overtook this one's may have had the reader begin further on.
+        upto = max(cursor, self._read_from, key=order)
+        async for item in self._missed(cursor if last_id is None else last_id, upto):
             yield item
         if phase in TERMINAL:
             yield StreamItem(id="", kind="stop", data=self.tell_end(phase))
-        while (item := await listener.take()) is not None:
-            if not item.id or order(item.id) > order(cursor):
-                yield item
+        while (came := await listener.take()) is not None:
+            if not came.id or order(came.id) > order(upto):
+                yield came
 
-    async def _missed(self, last_id: str | None, cursor: str) -> AsyncIterator[StreamItem]:
-        after = last_id
-        while after is not None and order(after) < order(cursor):
+    async def _missed(self, after: str, upto: str) -> AsyncGenerator[StreamItem, None]:
+        while order(after) < order(upto):
             items = await self._store.read_stream(after, None)
             for item in items:
-                if order(item.id) > order(cursor):
+                if order(item.id) > order(upto):
                     return
                 if item.kind in PUSHED:
                     yield item
-            after = items[-1].id if items else None
+            if not items:
+                return
+            after = items[-1].id
 
     async def read(self, cursor: str) -> None:
         """Give entries after ``cursor`` to all listeners, for ever."""

@@ -199,9 +199,11 @@ class Reached:
     async def read_stream(self, after: str, block_s: float | None) -> tuple[StreamItem, ...]:
         """Return the entries after a position; wait once for a change if there are none."""
         cursor, store = order(after)[0], self._store
-        entries = await self._read(lambda job: job.after(cursor), ())
+        nothing: tuple[StreamEntry, ...] = ()
+        entries = await self._read(lambda job: job.after(cursor), nothing)
+        newest = store.job.cursor if store.job is not None else 0
         # Redis answers a blocked read at once if something came while the first answer travelled.
-        if not entries and block_s is not None and not (store.job and store.job.after(cursor)):
+        if not entries and block_s is not None and newest <= cursor:
             await store.changed
         return tuple(
             StreamItem(id=f"{entry.number}-0", kind=entry.kind, data=_data(entry))

@@ -9,7 +9,7 @@ from mainstay_core.sim.network import End
 from mainstay_core.sim.store import Reached
 
 
-class Stream(JobStream):
+class Stream(JobStream["_Queue"]):
     """The job's stream at one replica.
 
     Args:
@@ -22,11 +22,13 @@ class Stream(JobStream):
         self._process = process
         self._reads = False
 
-    def start_reader(self, cursor: str) -> None:
+    def start_reader(self, cursor: str) -> bool:
         """Read the stream, for as long as the replica lives."""
-        if not self._reads:
-            self._reads = True
-            self._process.spawn(self.read(cursor))
+        if self._reads:
+            return False
+        self._reads = True
+        self._process.spawn(self.read(cursor))
+        return True
 
     def tell_end(self, phase: str) -> None:
         """Return nothing: that it is over is all."""
@@ -45,8 +47,10 @@ class Stream(JobStream):
             self.listeners.pop(listener, None)
             listener.cut()
 
-        end.on_message = lambda last: self._process.spawn(self._send(end, listener, last))
-        end.on_end = ended
+        def asked(last: str) -> None:
+            self._process.spawn(self._send(end, listener, last))
+
+        end.on_message, end.on_end = asked, ended
 
     async def _send(self, end: End, listener: _Queue, last: str) -> None:
         try:
@@ -58,7 +62,7 @@ class Stream(JobStream):
 
 
 class _Queue:
-    """What one listener is still to get."""
+    """The entries that one listener has not got yet."""
 
     def __init__(self) -> None:
         self._items: list[StreamItem] = []
