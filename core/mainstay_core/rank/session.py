@@ -441,15 +441,8 @@ class RankSession(ABC, Generic[ConnectionsT]):
             durable: newest complete version.
             problem: empty if a version was completed.
         """
-        self.tell(
-            fact_of(
-                self.state,
-                Checkpoint,
-                complete=not problem,
-                durable=durable,
-                evidence=problem,
-            )
-        )
+        fields = {"complete": not problem, "durable": durable, "evidence": problem}
+        self.tell(fact_of(self.state, Checkpoint, **fields))
 
     def _send_fact(self, fact: RankFact) -> None:
         self.tell(fact)

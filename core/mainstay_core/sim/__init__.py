@@ -12,13 +12,13 @@ invariant of the protocol that did not hold, if any.
 - ``heal``: copies of state
 - ``compute``: the arithmetic of a position, on terms
 - ``connections``: the connections of a trainer under its plan
-- ``saving``: what a trainer writes to the disk
+- ``saving``: what a trainer reads from the disk and writes to it
 - ``surroundings``: what surrounds every process of a run
-- ``trainer``: the shell around the rank's state machine
+- ``trainer``: what a rank's session needs, played
 - ``launcher``: the shell of a pod's launcher
 - ``api_client``: a supervisor's way to the api
 - ``supervisor``: the shell of a pod's supervisor
-- ``store``: the store of the api
+- ``store``: the server that stores the job
 - ``streams``: the job's stream at one replica of the api
 - ``api``: one replica of the api
 - ``provider``: makes pods
