@@ -78,17 +78,14 @@ class Api(Process, SupervisorAnswers):
     # What transactions ask of their process ------------------------------------------
 
     def now_s(self) -> float:
-        """Return the wall clock of this replica."""
         return self.world.clock(self.node)
 
     def step(self, state: CoordinatorState, event: Event) -> Transition:
-        """Have the coordinator decide, and its invariants checked."""
         outcome = machine.step(state, event, self.now_s(), self.world.draw_name())
         self.world.checks.decided(state, outcome)
         return outcome
 
     def decided(self, outcome: Transition) -> None:
-        """Trace what became durable."""
         if self.engine.tracing and outcome.actions:
             self.engine.say(self.name, outcome.reason)
 
@@ -96,27 +93,22 @@ class Api(Process, SupervisorAnswers):
         """Nobody counts lost races here."""
 
     async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
-        """Decide; one at a time in this process."""
         async with self._turn:
             return await self.decide(event, held)
 
     def note_later(self, procedure: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a procedure beside the others."""
         self.spawn(procedure())
 
     def warn(self, text: str) -> None:
-        """Trace that something was not recorded."""
         self.engine.say(self.name, text)
 
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
-        """Have it checked whether that may be."""
         self.world.checks.same_entry(old, new)
 
     def committed(self, newest: LedgerEntry, outcome: Transition) -> None:
         """Nobody counts steps here."""
 
     def unknown_job(self) -> UnknownJobError:
-        """Return the error of a job that the store has lost."""
         return UnknownJobError("the job has vanished from the store")
 
     # Requests ------------------------------------------------------------------------

@@ -55,7 +55,6 @@ class ApiClient:
         return reply
 
     async def register(self, registration: PodRegistration) -> Registration:
-        """Introduce the pod."""
         answer = (await self._ask("pods", registration)).body
         return Registration(
             config=answer.config,
@@ -65,30 +64,24 @@ class ApiClient:
         )
 
     async def recover_store(self, held: HeldJob) -> None:
-        """Tell what is held of a job that is lost."""
         await self._ask("restore", held)
 
     async def post_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
-        """Say that the pod lives."""
         answer: HeartbeatReply = (await self._ask("heartbeats", heartbeat)).body
         return answer
 
     async def post_facts(self, facts: tuple[Fact, ...]) -> Plan | None:
-        """Tell facts."""
         return (await self._ask("facts", facts)).plan
 
     async def post_ledger(self, entries: tuple[LedgerEntry, ...]) -> None:
-        """Mirror ledger entries."""
         await self._ask("ledger", entries)
 
     async def fetch_plan(self) -> Plan | None:
-        """Return the newest plan."""
         return (await self._ask("plan", None)).plan
 
     async def follow(
         self, cursor: str, opened: Callable[[], None], take: Callable[[str, Event | None], None]
     ) -> None:
-        """Read the stream until it ends."""
         changed, ended = Signal(), False
 
         def over(why: str) -> None:
@@ -112,22 +105,17 @@ class ApiClient:
             await changed
 
     async def sleep(self, delay_s: float) -> None:
-        """Let time pass."""
         await Sleep(delay_s)
 
     def now_s(self) -> float:
-        """Return the simulated time, which is as monotonic as can be."""
         return self._world.engine.now_s
 
     def flag(self) -> Flag:
-        """Return something to wait for."""
         return Flag()
 
     def lock(self) -> Turn:
-        """Return something that one task at a time holds."""
         return Turn()
 
     def say(self, level: str, text: str) -> None:
-        """Trace what a log would say."""
         if level != "debug":
             self._world.engine.say(self._process.name, text)

@@ -172,32 +172,26 @@ class Reached:
         return await self._call(lambda: without if store.job is None else read(store.job))
 
     async def load(self) -> Snapshot | None:
-        """Return the job's state."""
         store = self._store
         return await self._read(
             lambda job: Snapshot(revision=job.revision, state=job.state, server=store.server), None
         )
 
     async def create(self, state: CoordinatorState) -> bool:
-        """Make the job, if it is not there."""
         return await self._call(lambda: self._store.create(state))
 
     async def commit(self, revision: int, change: Change) -> None:
-        """Make a change durable and visible."""
         await self._call(lambda: self._store.commit(revision, change))
 
     async def beat(self, heartbeat: Heartbeat) -> BeatReply:
-        """Note that a pod is alive."""
         return await self._call(lambda: self._store.beat(heartbeat))
 
     async def fetch_plan(self) -> tuple[Plan | None, str, str]:
-        """Return the newest plan, the stream position at which it is current, and the phase."""
         return await self._read(
             lambda job: (job.plan, f"{job.cursor}-0", job.state.phase.value), (None, "0-0", "")
         )
 
     async def read_stream(self, after: str, block_s: float | None) -> tuple[StreamItem, ...]:
-        """Return the entries after a position; wait once for a change if there are none."""
         cursor, store = order(after)[0], self._store
         nothing: tuple[StreamEntry, ...] = ()
         entries = await self._read(lambda job: job.after(cursor), nothing)
@@ -211,25 +205,20 @@ class Reached:
         )
 
     async def fetch_seen(self) -> dict[PodUid, int]:
-        """Return when each pod was last heard, in microseconds."""
         return await self._read(lambda job: dict(job.seen_us), {})
 
     async def fetch_held(self, pods: Sequence[PodUid]) -> dict[PodUid, QuorumId | None]:
-        """Return what the pods' last heartbeats named, where there are any."""
         return await self._read(
             lambda job: {p: job.beats[p].quorum for p in pods if p in job.beats}, {}
         )
 
     async def fetch_ledger(self, keys: Sequence[LedgerKey]) -> dict[LedgerKey, LedgerEntry]:
-        """Return the entries that there are."""
         return await self._read(lambda job: {k: job.ledger[k] for k in keys if k in job.ledger}, {})
 
     async def put_ledger(self, entries: Sequence[LedgerEntry]) -> None:
-        """Write entries over what is there."""
         await self._call(lambda: self._store.put_ledger(entries))
 
     async def hold_lease(self, holder: str, lease_s: float) -> bool:
-        """Take or renew the watcher's lease."""
         return await self._call(lambda: self._store.hold_lease(holder, lease_s))
 
 

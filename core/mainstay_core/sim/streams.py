@@ -23,7 +23,6 @@ class Stream(JobStream["_Queue"]):
         self._reads = False
 
     def start_reader(self, cursor: str) -> bool:
-        """Read the stream, for as long as the replica lives."""
         if self._reads:
             return False
         self._reads = True
@@ -34,7 +33,6 @@ class Stream(JobStream["_Queue"]):
         """Return nothing: that it is over is all."""
 
     async def pause(self, delay_s: float, why: str) -> None:
-        """Let time pass."""
         self._process.engine.say(self._process.name, why)
         await Sleep(delay_s)
 

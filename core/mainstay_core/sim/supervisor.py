@@ -69,15 +69,12 @@ class Supervisor(Process, Pod):
             super().feed(event)
 
     def now_s(self) -> float:
-        """Return the wall clock of the pod."""
         return self.world.clock(self.pod)
 
     def draw_nonce(self) -> str:
-        """Return a name that nobody else has."""
         return self.world.draw_name()
 
     def log(self, reason: str) -> None:
-        """Trace a reason."""
         if self.engine.tracing and reason:
             self.engine.say(self.name, reason)
 
@@ -98,15 +95,12 @@ class Supervisor(Process, Pod):
             self.wake_at(now_due_s)
 
     def call_later(self, delay_s: float, call: Callable[[Plan], None], plan: Plan) -> None:
-        """Call after a while."""
         self.after(delay_s, call, plan)
 
     def hold(self, plan: Plan) -> None:
-        """Have the gather server answer with a plan."""
         self._gather.hold(plan)
 
     def offer_to(self, address: str, plan: Plan) -> None:
-        """Offer a plan to another supervisor."""
 
         def opened(end: End) -> None:
             def answered(answer: Any) -> None:
@@ -125,14 +119,12 @@ class Supervisor(Process, Pod):
         self.world.network.connect(self, address, opened, _ignore, OFFER_TIMEOUT_S)
 
     def send_trainers(self, action: Forward | StopTrainers) -> None:
-        """Send a plan, or the word to stop."""
         frame = ("plan", action.plan) if isinstance(action, Forward) else ("stop", None)
         for slot in action.slots:
             if slot in self._trainers:
                 self._trainers[slot][1].send(frame)
 
     def send_launcher(self, action: Fork | Signal) -> None:
-        """Have the launcher fork or signal a trainer."""
         if self.launcher is None:
             return
         if isinstance(action, Fork):
@@ -141,7 +133,6 @@ class Supervisor(Process, Pod):
             self.launcher.send(SignalAsked(action.slot, action.number))
 
     async def wait_quiet(self) -> None:
-        """Wait until nobody is connected to the gather server."""
         while not self._gather.is_quiet:
             await self._gather.quiet
 
@@ -163,7 +154,6 @@ class Supervisor(Process, Pod):
             self.kill()
 
     def registration(self) -> PodRegistration:
-        """Return what the pod introduces itself with."""
         assert self.parent is not None
         return PodRegistration(
             pod=self.pod,

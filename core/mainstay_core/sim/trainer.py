@@ -118,33 +118,26 @@ class Trainer(Process, RankSession[Connections]):
     # What a session asks of its shell: time and messages ---------------------------------
 
     def now_s(self) -> float:
-        """Return the wall clock of the pod."""
         return self.world.clock(self.slot.pod)
 
     def lap_s(self) -> float:
-        """Return what the ledger says of every step."""
         return STEP_S
 
     def send_status(self) -> None:
-        """Send the status to the supervisor."""
         self._send("status", self.status.of_slot(self.slot.index))
 
     def send_fact(self, fact: object) -> None:
-        """Send a fact to the supervisor."""
         self._send("fact", fact)
 
     def send_entry(self, entry: object, *, post: bool) -> None:
-        """Send a ledger entry to the supervisor."""
         self._send("ledger", entry, post)
 
     def moved(self, before: machine.RankState, event: events.Event, reason: str) -> None:
-        """Have a transition checked."""
         if self.engine.tracing:
             self.engine.say(self.name, f"{self.state.phase}: {reason}")
         self.world.checks.moved(self, before, event)
 
     def warn(self, text: str) -> None:
-        """Trace that one of several attempts failed."""
         self.engine.say(self.name, text)
 
     # The points at which faults strike ---------------------------------------------------
@@ -169,13 +162,12 @@ class Trainer(Process, RankSession[Connections]):
         return outcome
 
     async def compute(self, action: events.Compute) -> events.Event:
-        """Run the types of an action, with the point before it."""
         self.waits_in = "Compute"
         await self.point("Compute")
         return await super().compute(action)
 
     async def reach(self, action: Action) -> None:
-        """An action of the program begins: it takes a while."""
+        """Take the time that computing takes; a fault may strike first."""
         self.waits_in = str(action)
         self.world.faults.reach(self, action.op.value)
         if action.op in (Op.FORWARD, Op.BACKWARD_INPUT):
@@ -187,37 +179,30 @@ class Trainer(Process, RankSession[Connections]):
     # Others --------------------------------------------------------------------------------
 
     async def wait_newer(self, known: int) -> None:
-        """Wait for a plan whose quorum has an id above ``known``."""
         while not self.connections.has_newer(known):
             await self.connections.changed
 
     async def post(self, key: str, message: object) -> None:
-        """Give a message to all members."""
         await Awaited(self.connections.gather().post(key, message))
         await self.point(POSTED[key.partition("/")[0]])
 
     async def gathered(self, key: str, kind: type[MessageT]) -> tuple[MessageT, ...]:
-        """Wait for the messages of all members."""
         del kind
         return await Awaited(self.connections.gather().wait(key))
 
     async def connect(self, groups: Any) -> None:
-        """Connect a group."""
         await Awaited(groups.connect())
 
     def make_heal_client(self) -> HealClient:
-        """Return what copies a state."""
         return HealClient(self, self.world.network, self.connections.changed)
 
     async def copy(self, client: HealClient, address: str, wanted: Wanted, expected: str) -> str:
-        """Copy another cell's state into this one."""
         cell = self.made_cell()
         cell.params = await Awaited(client.copy(address, wanted, expected))
         await self.point("healed")
         return cell.params
 
     def serve(self, served: Wanted | None) -> None:
-        """Answer joiners who ask for ``served``."""
         self.heal_server.serves = served
         if served is not None:
             self.connections.changed.fire()
@@ -225,7 +210,6 @@ class Trainer(Process, RankSession[Connections]):
     # Arithmetic and disk ---------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make the cell of the adopted plan's position, unless that is there."""
         position, shape = self.state.member_position, self.world.config.shape
         if self.cell is None or self.cell.position != position:
             self.cell = Compute(
@@ -244,20 +228,16 @@ class Trainer(Process, RankSession[Connections]):
         return self.cell
 
     async def compute_types(self, types: Sequence[int], groups: Any) -> None:
-        """Run types through the cell."""
         await Awaited(self.made_cell().run(types, self.state.version, groups))
 
     def held(self) -> tuple[Any, ...]:
-        """Return the complete partials."""
         return self.made_cell().held()
 
     def drop_held(self) -> None:
-        """Free all partials."""
         if self.cell is not None:
             self.cell.drop_held()
 
     async def reduce(self, group: Any, table: Sequence[Any], members: Sequence[int]) -> None:
-        """Reduce the position's gradient."""
         cell = self.made_cell()
         await Awaited(
             cell.reduce(
@@ -271,15 +251,12 @@ class Trainer(Process, RankSession[Connections]):
         self.world.faults.corrupt_gradient(self, cell)
 
     def gradient_digest(self) -> str:
-        """Return the term of the reduced gradient."""
         return self.made_cell().gradient_digest()
 
     def make_ballot(self, step: int, table: Sequence[Any]) -> Any:
-        """Return the results that enter the vote on a step."""
         return self.made_cell().make_ballot(table, self.state.index, step)
 
     async def apply(self, commit: Commit) -> AppliedStep:
-        """Apply the reduced gradient."""
         cell = self.made_cell()
         await Sleep(self.world.pace.apply_s() * self.slow)
         cell.apply()
@@ -288,22 +265,17 @@ class Trainer(Process, RankSession[Connections]):
         return AppliedStep(digest=cell.params, masters=cell.params)
 
     def final_digests(self, data: str) -> Any:
-        """Return the terms at the end of the job."""
         return self.made_cell().final_digests(self.state.version, self.state.digest, data)
 
     async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
-        """Read a version from the disk."""
         return await Awaited(self._saving.load(self.made_cell(), version))
 
     def write_part(self, action: events.WriteCheckpoint) -> None:
-        """Copy this position's part now and write it in the background."""
         self._saving.write(action, self.made_cell(), self.plan.quorum.nonce)
 
     def rename(self, action: events.RenameCheckpoint) -> None:
-        """Complete an attempt in the background."""
         self._saving.complete(action)
 
     async def wait_written(self) -> SaveStatus:
-        """Wait until nothing is being written."""
         await Awaited(self._saving.wait_idle())
         return self._saving.status()
