@@ -4,7 +4,7 @@ Each failed join costs the other ranks a settle. So the second end in a row with
 between holds a slot back for ``hold_back_s``. Each further end doubles that time, up to
 ``hold_back_max_s``. The same is counted for each failure domain (for each pod where no domain is
 known): a pod made anew on a bad node does not start with a clean record. A commit in which a member
-votes clears the count of its slot and of its domain.
+votes clears the count and ends the hold-back of its slot and of its domain.
 
 A slot that is held back blocks nobody: a spare or another trainer takes its place at once. A
 restart disturbs nobody, so it does not wait for a hold-back.
@@ -72,14 +72,14 @@ def _remembered(
 def clear_failures(state: CoordinatorState) -> CoordinatorState:
     """Return the state after a commit.
 
-    It clears the failures of all members, as they voted for it.
+    It clears the failures of all members and ends their hold-backs, as they voted for it.
     """
     assert state.plan is not None
     living = [m for m in state.plan.members if is_living(state, m)]
     clean = [
-        replace(slot, failures=0)
+        replace(slot, failures=0, held_until_s=0.0)
         for member in living
-        if (slot := state.slot(member.slot)) is not None and slot.failures
+        if (slot := state.slot(member.slot)) is not None and (slot.failures or slot.held_until_s)
     ]
     state = with_slots(state, clean)
     working = {domain_of(state, m.slot.pod) for m in living}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from mainstay_core.coordinator.backoff import clear_failures
+from mainstay_core.coordinator.state import with_slot
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 
@@ -63,6 +66,19 @@ def test_a_commit_clears_the_record(start: Start) -> None:
     world.settle()
     world.commit()
     assert world.state.domains == {}
+
+
+def test_a_commit_ends_the_hold_back_of_the_slots_that_voted_and_of_no_other(start: Start) -> None:
+    world = start(spares=1, replicas=2, lanes=2, stages=1)
+    state = world.state
+    for slot in state.slots:
+        state = with_slot(state, replace(slot, failures=0, held_until_s=1e9))
+
+    held = {slot.slot: slot.held_until_s for slot in clear_failures(state).slots}
+
+    members = {m.slot for m in world.plan.members}
+    assert {slot for slot, until_s in held.items() if not until_s} == members
+    assert len(held) == len(members) + 1
 
 
 def test_a_pod_made_anew_on_a_bad_node_is_held_back_too(start: Start) -> None:
