@@ -222,6 +222,15 @@ class _Job(SupervisorAnswers):
             self._service.metrics.count_heartbeat(self._uid)
         return reply
 
+    async def add_to_ledger(
+        self, entries: Sequence[LedgerEntry], held: QuorumId | None = None
+    ) -> None:
+        await super().add_to_ledger(entries, held)
+        # Not only by the replica that commits a step: others have series of the job as well.
+        name = await self._service.fetch_name(self._uid)
+        if name is not None:
+            self._service.metrics.name_job(self._uid, name.namespace, name.name)
+
     def step(self, state: CoordinatorState, event: Event) -> Transition:
         return machine.step(state, event, self.now_s(), self._service.draw_nonce())
 
@@ -254,9 +263,7 @@ class _Job(SupervisorAnswers):
                 logger.log(level, "%s: %s: %s", self._uid, action.code, action.message)
 
     def committed(self, newest: LedgerEntry, outcome: Transition) -> None:
-        metrics, config = self._service.metrics, outcome.state.config
-        metrics.name_job(self._uid, config.namespace, config.name)
-        metrics.count_step(self._uid, newest, outcome.state.step)
+        self._service.metrics.count_step(self._uid, newest, outcome.state.step)
 
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         message = (
