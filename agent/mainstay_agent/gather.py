@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.gather.frames import decode_for_server, encode
@@ -70,7 +69,7 @@ class GatherServer:
 
     def hold(self, plan: Plan) -> None:
         """Give this plan to whoever joins an older quorum from now on."""
-        self._protocol.hold(plan.quorum.id, codec.encode(plan))
+        self._protocol.hold(plan.quorum.id, plan)
 
     # What follows is called by connections.
 

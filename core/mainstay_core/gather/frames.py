@@ -1,7 +1,7 @@
 """The messages between a member and its gather server, as values and as frames.
 
-Bodies and plans are opaque here. On a socket a body is bytes and a plan is JSON; the
-simulation carries the values themselves and never makes bytes of them.
+Bodies and plans are opaque here. On a socket a body is bytes, and a plan becomes JSON when it is
+sent; the simulation carries the values themselves and never makes bytes of them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, pack, pack_head
 
@@ -98,7 +99,7 @@ def encode(message: Join | Post[bytes] | Abort | Leave | Gathered[bytes] | Newer
             head = {"kind": "gathered", "key": message.key, "sizes": sizes}
             return pack_head(head, len(total)) + total
         case Newer():
-            return pack({"kind": "plan", "plan": message.plan})
+            return pack({"kind": "plan", "plan": codec.encode(message.plan)})
 
 
 def decode_for_server(frame: Frame) -> Join | Post[bytes] | Abort | Leave:

@@ -106,7 +106,7 @@ class ServerProtocol(Generic[Connection, Body]):
 
         Args:
             number: id of the plan's quorum.
-            plan: the plan as it is to be sent.
+            plan: the plan; few members ever need it, so it is made JSON for them alone.
         """
         self._number, self._plan = number, plan
 

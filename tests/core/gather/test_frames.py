@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.core.plans import make_plan
 
-from mainstay_core.base import proofs
+from mainstay_core.base import codec, proofs
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import PREFIX, Frame, FrameParser
 from mainstay_core.gather.frames import (
@@ -72,6 +73,12 @@ def test_what_a_server_answers_has_these_bytes(message: Gathered[bytes] | Abort)
 def test_a_newer_plan_travels_as_it_was_given() -> None:
     assert encode(NEWER) == PREFIX.pack(len(NEWER_HEAD), 0) + NEWER_HEAD
     assert decode_for_member(parse(encode(NEWER))) == NEWER
+
+
+def test_a_newer_plan_may_be_given_as_a_value_and_travels_as_json() -> None:
+    plan = make_plan({0: ["a.1"]})
+    (frame,) = FrameParser().feed(encode(Newer(plan=plan)))
+    assert decode_for_member(frame) == Newer(plan=codec.encode(plan))
 
 
 def test_proof_and_suspects_may_be_left_out() -> None:
