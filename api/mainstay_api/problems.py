@@ -24,6 +24,7 @@ from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator.problems import PROBLEMS
 from mainstay_core.coordinator.store_recovery import StoreBehindError
+from mainstay_core.wire.formats import UnknownFormatError
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(UnregisteredPodError, _unregistered)
     app.add_exception_handler(StaleFactsError, _stale)
     app.add_exception_handler(StoreBehindError, _behind)
+    app.add_exception_handler(UnknownFormatError, _unknown_format)
     app.add_exception_handler(RemoteProtocolError, _conflict)
     app.add_exception_handler(StoreConflictError, _busy)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
@@ -128,6 +130,13 @@ async def _conflict(request: Request, error: Exception) -> JSONResponse:
     return _answer(
         *PROBLEMS[RemoteProtocolError], str(error), "read the job again; it has moved on"
     )
+
+
+async def _unknown_format(request: Request, error: Exception) -> JSONResponse:
+    del request
+    logger.error("a message is newer than this api: %s", error)
+    todo = "update the api, then tell this again"
+    return _answer(*PROBLEMS[UnknownFormatError], str(error), todo)
 
 
 async def _busy(request: Request, error: Exception) -> JSONResponse:

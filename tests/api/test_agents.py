@@ -92,7 +92,8 @@ def test_a_supervisor_of_the_version_before_tells_facts_in_format_1(job: Any) ->
 def test_a_fact_of_a_format_that_is_not_known_is_refused_by_name(job: Any) -> None:
     member = job.start()["members"][0]
     reply = job.fact("parked", member["slot"]["pod"], member["incarnation"], format=3, status=422)
-    assert reply["error"] == "malformed"
+    # Unlike one that is malformed it is told again.
+    assert reply["error"] == "unknown-format"
     assert "Fact comes in format 3, known here are 1 to 2" in reply["detail"]
 
 

@@ -16,6 +16,8 @@ from mainstay_core.coordinator.answers import StaleFactsError
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator.store_recovery import StoreBehindError
+from mainstay_core.wire.api import UNKNOWN_FORMAT
+from mainstay_core.wire.formats import UnknownFormatError
 
 PROBLEMS: dict[type[MainstayError], tuple[int, str]] = {
     UnregisteredPodError: (409, "unregistered"),
@@ -23,6 +25,7 @@ PROBLEMS: dict[type[MainstayError], tuple[int, str]] = {
     StoreBehindError: (409, "store-behind"),
     UnknownJobError: (404, "unknown-job"),
     RemoteProtocolError: (409, "conflict"),
+    UnknownFormatError: (422, UNKNOWN_FORMAT),
     InvalidSpecError: (422, "invalid-spec"),
     StoreConflictError: (503, "busy"),
     StoreUnavailableError: (503, "store-unavailable"),

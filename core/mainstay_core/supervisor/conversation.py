@@ -234,19 +234,24 @@ class Conversation:
         try:
             plan = await self._port.post_facts(batch)
         except ApiUnavailable as error:
-            if not self._away:
-                why = f"facts: the api does not answer ({error}); trying again"
-                self._port.say("warning", why)
-            self._away = True
-            return Away()
+            return self._not_heard("warning", f"facts: the api does not answer ({error})")
         except ApiRefused as refusal:
             if refusal.is_unknown:
                 return Unknown()
+            if refusal.is_not_understood:
+                return self._not_heard("error", f"facts: the api is too old for them ({refusal})")
             self._away = False
             self._port.say("info", f"{', '.join(f.kind for f in batch)} refused: {refusal}")
             return Refused(refusal.plan)
         self._away = False
         return Heard(plan)
+
+    def _not_heard(self, level: str, why: str) -> Away:
+        """Say once why facts are told again."""
+        if not self._away:
+            self._port.say(level, f"{why}; trying again")
+        self._away = True
+        return Away()
 
     async def mirror_ledger(self) -> None:
         """Mirror the entries that wait, for ever: what comes meanwhile is the next batch."""

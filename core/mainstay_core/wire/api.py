@@ -93,6 +93,10 @@ def failure_of(status: int) -> Failure:
     return _FAILURES.get(status, Failure.REFUSED if 400 <= status < 500 else Failure.BROKEN)
 
 
+UNKNOWN_FORMAT = "unknown-format"
+"""Name of the problem that a message is of a newer format than the api knows."""
+
+
 class ApiError(MainstayError):
     """A request to the api failed.
 
@@ -148,6 +152,14 @@ class ApiRefused(ApiError):  # noqa: N818 - an answer, not a mistake of ours
     def is_unknown(self) -> bool:
         """Whether the api does not know the job, the pod or our plan: register again."""
         return self.failure is Failure.UNKNOWN or self.error in ("unregistered", "store-behind")
+
+    @property
+    def is_not_understood(self) -> bool:
+        """Whether the api is older than what was told: it understands that once it is up to date.
+
+        Unlike a refusal this says nothing about what was told.
+        """
+        return self.error == UNKNOWN_FORMAT
 
     @property
     def is_deleted(self) -> bool:

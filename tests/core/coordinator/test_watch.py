@@ -22,6 +22,7 @@ from mainstay_core.coordinator.store_recovery import StoreBehindError
 from mainstay_core.coordinator.transactions import find_news
 from mainstay_core.coordinator.watch import Watch
 from mainstay_core.wire.api import ApiRefused
+from mainstay_core.wire.formats import UnknownFormatError
 from mainstay_core.wire.ledger import LedgerEntry
 
 JOB = JobUid("job")
@@ -109,6 +110,7 @@ def test_an_entry_is_written_if_it_is_news_and_other_bits_of_a_newer_quorum_cont
         (UnknownJobError("x"), True),
         (RemoteProtocolError("x"), False),
         (InvalidSpecError("field", "x"), False),
+        (UnknownFormatError("x"), False),
     ],
 )
 def test_a_supervisor_registers_again_where_it_is_not_known_and_nowhere_else(
