@@ -8,15 +8,16 @@ not live. So a repeated or late fact cannot cause a second recovery.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.facts import Location, PodRegistration
+from mainstay_core.wire.formats import suspicion_of_format_1
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
@@ -141,6 +142,11 @@ class Suspicion:
     """Wall clock of the first reporter."""
     differing: tuple[Slot, ...] = ()
     """Slots whose state differed in the votes, as the first reporter tells."""
+
+    @staticmethod
+    def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the JSON of a suspicion with its slots, whatever the api that stored the state."""
+        return data if "differing" in data else suspicion_of_format_1(data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

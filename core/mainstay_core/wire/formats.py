@@ -64,6 +64,14 @@ def recovery_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, "differing": _differing_slots(f"{data.get('fault')}; {data.get('reason')}")}
 
 
+def suspicion_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a suspicion of a job's stored state with the differing slots.
+
+    Only its sentence named them when facts had format 1.
+    """
+    return {**data, "differing": _differing_slots(str(data.get("evidence")))}
+
+
 def _differing_slots(sentence: str) -> list[dict[str, Any]]:
     """Return the slots (as JSON) whose state differed, if a sentence of format 1 names them."""
     found = _DIFFERING.search(sentence)

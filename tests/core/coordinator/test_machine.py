@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.base.ids import QuorumId
+from mainstay_core.base import codec
+from mainstay_core.base.ids import PodUid, QuorumId, Slot
+from mainstay_core.coordinator.state import Suspicion
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
@@ -443,6 +445,19 @@ def test_a_failed_collective_without_evidence_forms_the_same_quorum_again(start:
     assert [m.slot for m in plan.members] == [m.slot for m in before.members]
     assert all(c.formed_in == before.quorum for c in plan.chains)
     assert plan.rendezvous.pod != before.rendezvous.pod
+
+
+def test_a_suspicion_that_the_version_before_stored_still_says_whose_state_differed() -> None:
+    told = {
+        "first_s": 1.0,
+        "reporters": [{"pod": "a", "index": 0}],
+        "suspects": [],
+        "evidence": "parameters of r0.s1.i0 on pod-a/1 differ from the rest of the stage",
+        "observed_at_s": 1.0,
+    }
+    slot = Slot(pod=PodUid("pod-a"), index=1)
+    assert codec.decode(Suspicion, told).differing == (slot,)
+    assert codec.decode(Suspicion, {**told, "differing": []}).differing == ()
 
 
 def test_a_slot_suspected_twice_is_left_out(start: Start) -> None:
