@@ -51,6 +51,9 @@ EXCEPTIONS: Mapping[str, str] = {
     "core/mainstay_core/wire/formats.py:_differing_slots": (
         "format 1 of facts and recoveries has the slots in a sentence; this is its only reader"
     ),
+    "operator/mainstay_operator/observed.py:_ended_as": (
+        "the operator of the version before says in a sentence alone why it ended a pod"
+    ),
     "core/mainstay_core/base/errors.py:brief": "shortens what people are shown",
     "agent/mainstay_train/comm/group.py:_brief": "takes a backend's advice from what is shown",
 }

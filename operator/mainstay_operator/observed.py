@@ -65,7 +65,7 @@ def observe_pod(body: Mapping[str, Any]) -> ObservedPod:
         terminating=terminating,
         ends_by_s=parse_time(metadata.get("deletionTimestamp")),
         ended_for=said.get(ENDED_FOR, ""),
-        ended_as=EndCause.IMAGE if said.get(ENDED_AS) == EndCause.IMAGE else EndCause.OTHER,
+        ended_as=_ended_as(said),
         disruption=_DISRUPTIONS.get(code_of(target), Disruption.OTHER) if disrupted else None,
         disruption_why=str(target.get("message", "")) if disrupted else "",
         failure=failure,
@@ -77,6 +77,18 @@ def observe_pod(body: Mapping[str, Any]) -> ObservedPod:
         container_ends=_ends(containers),
         tolerations=tuple(_see_toleration(t) for t in spec.get("tolerations") or ()),
     )
+
+
+def _ended_as(annotations: Mapping[str, str]) -> EndCause:
+    """Return the cause for which the operator ended a pod.
+
+    The operator of the version before wrote the sentence alone, so its beginning is the cause.
+    """
+    told = annotations.get(ENDED_AS)
+    if told is None:
+        is_image = annotations.get(ENDED_FOR, "").startswith("its image cannot be pulled")
+        return EndCause.IMAGE if is_image else EndCause.OTHER
+    return EndCause.IMAGE if told == EndCause.IMAGE else EndCause.OTHER
 
 
 def _see_toleration(body: Mapping[str, Any]) -> Toleration:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import Loss, LossCause
-from mainstay_core.pool.observed import Disruption, Toleration
+from mainstay_core.pool.observed import Disruption, EndCause, Toleration
 from mainstay_operator.observed import observe_pod
+from mainstay_operator.resources import ENDED_AS, ENDED_FOR
 from mainstay_operator.status import PodRecord
+
+OLD_IMAGE_SENTENCE = "its image cannot be pulled on node n1, where others have theirs: no such tag"
 
 
 def pod(status: dict[str, Any], **spec: Any) -> dict[str, Any]:
@@ -38,6 +43,26 @@ def test_since_when_a_pod_is_ready_and_why_it_is_disrupted_are_conditions() -> N
 
     assert (seen.ready, seen.ready_since_s) == (True, 100.0)
     assert seen.disruption is Disruption.TAINTED
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cause"),
+    [
+        ({}, EndCause.OTHER),
+        ({ENDED_FOR: "the job does not need it", ENDED_AS: "other"}, EndCause.OTHER),
+        ({ENDED_FOR: OLD_IMAGE_SENTENCE, ENDED_AS: "image"}, EndCause.IMAGE),
+        ({ENDED_FOR: OLD_IMAGE_SENTENCE, ENDED_AS: "other"}, EndCause.OTHER),
+        ({ENDED_FOR: OLD_IMAGE_SENTENCE}, EndCause.IMAGE),
+        ({ENDED_FOR: "node n1 is cordoned"}, EndCause.OTHER),
+    ],
+)
+def test_a_pod_that_the_operator_of_the_version_before_ended_keeps_its_cause(
+    annotations: dict[str, str], cause: EndCause
+) -> None:
+    body = pod({})
+    body["metadata"]["annotations"] = annotations
+
+    assert observe_pod(body).ended_as is cause
 
 
 def test_a_node_without_the_image_is_shunned_now_and_for_a_while() -> None:
