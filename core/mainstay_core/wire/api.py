@@ -93,6 +93,14 @@ def failure_of(status: int) -> Failure:
     return _FAILURES.get(status, Failure.REFUSED if 400 <= status < 500 else Failure.BROKEN)
 
 
+def is_no_answer(status: int) -> bool:
+    """Return whether an HTTP status settles nothing, so that the request is sent again later.
+
+    The server cannot answer now or has failed, or it has been asked too often.
+    """
+    return status >= 500 or status == 429
+
+
 UNKNOWN_FORMAT = "unknown-format"
 """Name of the problem that a message is of a newer format than the api knows."""
 

@@ -24,6 +24,7 @@ from mainstay_core.wire.api import (
     HeldJob,
     Registration,
     failure_of,
+    is_no_answer,
 )
 from mainstay_core.wire.facts import Fact, Heartbeat, Location, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
@@ -241,7 +242,7 @@ def read_failure(status: int, content: bytes) -> ApiUnavailable | ApiRefused:
         status: HTTP status, 400 or more.
         content: body of the answer.
     """
-    if status >= 500 or status == 429:
+    if is_no_answer(status):
         said = content[:200].decode(errors="replace")
         return ApiUnavailable(f"{status}: {said}", failure_of(status))
     body = read_object(content)

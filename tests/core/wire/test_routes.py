@@ -8,7 +8,14 @@ import pytest
 from tests.core.plans import make_plan
 
 from mainstay_core.base.codec import encode
-from mainstay_core.wire.api import ApiError, ApiRefused, ApiUnavailable, Failure, failure_of
+from mainstay_core.wire.api import (
+    ApiError,
+    ApiRefused,
+    ApiUnavailable,
+    Failure,
+    failure_of,
+    is_no_answer,
+)
 from mainstay_core.wire.routes import explain, read_failure, read_object
 
 ANSWERS = {401, 403, 404, 408, 409, 410, 413, 422, 429}
@@ -71,6 +78,10 @@ def test_a_supervisor_registers_again_where_the_api_does_not_know_it() -> None:
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_supervisor_asks_again_where_there_was_no_answer(status: int) -> None:
     assert isinstance(read_failure(status, b"<html>"), ApiUnavailable)
+
+
+def test_which_status_settles_nothing_is_one_rule() -> None:
+    assert {s for s in ANSWERS | AWAY | BROKEN if is_no_answer(s)} == {429, 500, 502, 503}
 
 
 def test_a_refusal_carries_the_plan_in_force() -> None:
