@@ -77,6 +77,11 @@ class Metrics:
             ["resource"],
             registry=self.registry,
         )
+        self.recoveries_unread = Counter(
+            "mainstay_operator_recoveries_unread",
+            "Recoveries that the api shows and this operator cannot read",
+            registry=self.registry,
+        )
         self.jobs = Gauge("mainstay_operator_jobs", "Jobs that are kept", registry=self.registry)
         self.resync_age = Gauge(
             "mainstay_operator_resync_age_seconds",

@@ -244,7 +244,7 @@ class Reconciler:
             state.api_problem = ""
             state.unknown_since_s = 0.0
         except ApiError as error:
-            state.api_problem = str(error)
+            state.note_api_error(error)
             if error.failure is Failure.UNKNOWN:
                 submission.note_unknown(state, self.pods.list())
 
@@ -322,7 +322,7 @@ class Reconciler:
         try:
             await self._api.post_facts(self.view.uid, repair.tell)
         except ApiError as error:
-            self._state.api_problem = str(error)
+            self._state.note_api_error(error)
             return False
         self._state.demand_at_s = 0.0
         return True
@@ -374,11 +374,20 @@ class Reconciler:
             mark = 2 * sum(recovery.counts.values()) - len(recovery.active)
             if mark != state.recoveries_reported:
                 recoveries = await self._api.fetch_recoveries(self.view.uid)
-                await self._report_recoveries(recoveries)
-                await self._quarantine.judge(self.view, recoveries, now_s)
+                self._report_unread(recoveries.unread)
+                await self._report_recoveries(recoveries.read)
+                await self._quarantine.judge(self.view, recoveries.read, now_s)
                 state.recoveries_reported = mark
         except ApiError as error:
-            state.api_problem = str(error)
+            state.note_api_error(error)
+
+    def _report_unread(self, unread: Sequence[str]) -> None:
+        """Say once of each recovery that it cannot be read: nothing else may depend on it."""
+        new = unread[self._state.num_unread :]
+        for why in new:
+            logger.error("%s: %s; it is left out", self.view.name, why)
+        self._metrics.recoveries_unread.inc(len(new))
+        self._state.num_unread = len(unread)
 
     async def _report_recoveries(self, recoveries: Sequence[Recovery]) -> None:
         since_s = self._started_s - EVENTS_OLD_S
@@ -398,6 +407,7 @@ class Reconciler:
             invalid=view.invalid or (state.refused if state.demand is None else ""),
             refused=state.refused,
             api_problem=state.api_problem,
+            is_api_understood=state.api_failure is not Failure.NOT_UNDERSTOOD,
             summary=summary,
             pods=count_pods(pods, demand, wanted, spares),
             suspend=view.suspend,

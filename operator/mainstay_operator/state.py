@@ -11,6 +11,7 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import PodDemand
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
+from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.facts import Location
 from mainstay_core.wire.page import JobPage
 from mainstay_operator.status import PodRecord
@@ -29,6 +30,8 @@ class ReconcilerState:
     """What the api said of the job last."""
     page_at_s: float = 0.0
     api_problem: str = "the api has not been asked yet"
+    api_failure: Failure = Failure.UNREACHED
+    """The kind of that problem; it says nothing while there is none."""
     submitted: int = -1
     """Generation that the api was given last."""
     refused: str = ""
@@ -51,6 +54,8 @@ class ReconcilerState:
     status: Mapping[str, Any] = field(default_factory=dict)
     status_at_s: float = 0.0
     recoveries_reported: int = -1
+    num_unread: int = 0
+    """Recoveries that cannot be read, as far as they were told of."""
     resync_at_s: float = 0.0
     reported_ends: dict[tuple[PodUid, str], int] = field(default_factory=dict)
     """Restarts by pod and container that were told as Events."""
@@ -60,3 +65,7 @@ class ReconcilerState:
     told: set[tuple[str, str]] = field(default_factory=set)
     """Reason and key of what was told of recoveries."""
     deadline: str = ""
+
+    def note_api_error(self, error: ApiError) -> None:
+        """Remember why the api says nothing now."""
+        self.api_problem, self.api_failure = str(error), error.failure

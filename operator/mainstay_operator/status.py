@@ -214,7 +214,7 @@ def _recovery(recovery: RecoveryOverview) -> dict[str, Any]:
         "active": [
             {
                 "fault": r.fault[:MAX_SENTENCE],
-                "method": r.method.value,
+                "method": r.method,
                 "reason": r.reason[:MAX_SENTENCE],
                 "quorum": r.quorum,
                 "startedAt": show_time(r.started_at_s),
@@ -229,7 +229,7 @@ def _recovery(recovery: RecoveryOverview) -> dict[str, Any]:
         finished_s = last.started_at_s + (last.first_commit_after_s or 0.0)
         shown["last"] = {
             "fault": last.fault[:MAX_SENTENCE],
-            "method": last.method.value,
+            "method": last.method,
             "exact": last.exact,
             "reason": last.reason[:MAX_SENTENCE],
             "quorum": last.quorum,

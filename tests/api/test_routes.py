@@ -13,7 +13,7 @@ from tests.api.conftest import MANIFEST
 from mainstay_core.base.ids import PodUid
 from mainstay_core.wire.api import ApiError, Failure, failure_of
 from mainstay_core.wire.facts import Location, PodGone
-from mainstay_core.wire.routes import JobApi, Request, explain, read_answer
+from mainstay_core.wire.routes import JobApi, RecoveryList, Request, explain, read_answer
 
 
 class Calls(JobApi):
@@ -42,7 +42,7 @@ def test_a_job_is_created_looked_at_stopped_and_deleted(api: Any) -> None:
 
     assert done(calls.fetch(uid))["state"] == "forming"
     assert done(calls.fetch(uid, "members")) == []
-    assert done(calls.fetch_recoveries(uid)) == ()
+    assert done(calls.fetch_recoveries(uid)) == RecoveryList(read=())
     done(calls.stop_job(uid))
     assert done(calls.fetch(uid))["state"] == "stopped"
     done(calls.delete_job(uid))

@@ -91,6 +91,8 @@ class ObservedJob:
     """Why the newest change of the specification was not taken."""
     api_problem: str = ""
     """Why the api has not said anything lately; empty if it has."""
+    is_api_understood: bool = True
+    """False if the problem is that its answer cannot be read."""
     summary: JobSummary | None = None
     """The newest that the api said; None before the first time."""
     pods: PodCounts = field(default_factory=PodCounts)
@@ -193,7 +195,7 @@ def _initialized(seen: ObservedJob) -> Condition:
             type=kind, status=True, reason="ObjectsMade", message="the job is known to the api"
         )
     if seen.api_problem and seen.before and seen.before[0] is not State.PENDING:
-        return Condition(type=kind, status=None, reason="ApiUnreachable", message=seen.api_problem)
+        return _api_problem(seen, kind)
     why = seen.api_problem or "objects are being made"
     return Condition(type=kind, status=False, reason="Starting", message=why)
 
@@ -203,10 +205,15 @@ def _unknown(seen: ObservedJob, kind: ConditionType) -> Condition | None:
     if seen.summary is not None and seen.summary.over:
         return None
     if seen.api_problem:
-        return Condition(type=kind, status=None, reason="ApiUnreachable", message=seen.api_problem)
+        return _api_problem(seen, kind)
     if seen.summary is None:
         return Condition(type=kind, status=None, reason="Starting", message="nothing is known yet")
     return None
+
+
+def _api_problem(seen: ObservedJob, kind: ConditionType) -> Condition:
+    reason = "ApiUnreachable" if seen.is_api_understood else "ApiNotUnderstood"
+    return Condition(type=kind, status=None, reason=reason, message=seen.api_problem)
 
 
 def _ready(seen: ObservedJob) -> Condition:

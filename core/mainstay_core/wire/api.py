@@ -62,6 +62,8 @@ class Failure(enum.Enum):
     """The api cannot answer now, e.g. because its store is away."""
     BROKEN = "broken"
     """The api, or a server on the way to it, made a mistake."""
+    NOT_UNDERSTOOD = "not-understood"
+    """It answered, and the answer cannot be read: one of the two is of another version."""
     BUSY = "busy"
     """The request came too slowly, or too many came."""
     UNAUTHORIZED = "unauthorized"
@@ -125,7 +127,7 @@ class ApiError(MainstayError):
     @property
     def is_answer(self) -> bool:
         """Whether the api, or who guards it, understood the request and said no."""
-        return not self.is_away and self.failure is not Failure.BROKEN
+        return not self.is_away and self.failure not in (Failure.BROKEN, Failure.NOT_UNDERSTOOD)
 
     @property
     def is_final(self) -> bool:

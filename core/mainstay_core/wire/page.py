@@ -13,7 +13,6 @@ from mainstay_core.base.ids import PodUid, QuorumId
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
 from mainstay_core.wire.formats import format_of
-from mainstay_core.wire.plan import Method
 
 PAGE_FORMAT = 1
 """Format of both. An answer that names none has format 1, as those of the version before."""
@@ -62,7 +61,8 @@ class RecoveryLine:
     """A recovery in short; the five times, in seconds, are None until they are known."""
 
     quorum: str
-    method: Method
+    method: str
+    """A ``Method``, as text: it is only shown, and a newer api may know more of them."""
     exact: bool
     fault: str
     reason: str

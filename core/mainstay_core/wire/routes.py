@@ -48,6 +48,15 @@ class Request:
     """JSON value; None: the request has no body."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryList:
+    """A job's recoveries, oldest first, as far as they can be read."""
+
+    read: tuple[Recovery, ...]
+    unread: tuple[str, ...] = ()
+    """For each of the others why it cannot be read: a newer api wrote it."""
+
+
 class JobApi(ABC):
     """The requests of people and of the process provider: one method for each.
 
@@ -95,9 +104,9 @@ class JobApi(ABC):
         """Return how many pods the job needs now, and which to end."""
         return await self._read(job, "pods", partial(codec.decode, PodsPage))
 
-    async def fetch_recoveries(self, job: str) -> tuple[Recovery, ...]:
-        """Return what was done about each fault of the job, oldest first."""
-        return await self._read(job, "recoveries", lambda reply: tuple(map(read_recovery, reply)))
+    async def fetch_recoveries(self, job: str) -> RecoveryList:
+        """Return what was done about each fault of the job."""
+        return await self._read(job, "recoveries", read_recoveries)
 
     async def _read(self, job: str, what: str, read: Callable[[Any], T]) -> T:
         reply = await self.fetch(job, what)
@@ -105,7 +114,7 @@ class JobApi(ABC):
             return read(reply)
         except RemoteProtocolError as error:
             why = f"what the api says of {what} is not understood: {error}"
-            raise ApiError(why, Failure.BROKEN) from error
+            raise ApiError(why, Failure.NOT_UNDERSTOOD) from error
 
     async def inject_faults(self, job: str, faults: Sequence[Any]) -> list[dict[str, Any]]:
         """Give faults, as in a faults file, to the running job; return them as it lists them."""
@@ -222,6 +231,25 @@ class SupervisorApi(ABC):
 
     async def _post(self, path: str, body: Any) -> dict[str, Any]:
         return await self.send(Request(method="POST", path=f"{self.base}/{path}", body=body))
+
+
+def read_recoveries(data: Any) -> RecoveryList:
+    """Return a job's recoveries from the JSON list that the api shows.
+
+    One that cannot be read takes none of the others along.
+
+    Raises:
+        RemoteProtocolError: it is no list.
+    """
+    if not isinstance(data, list):
+        raise RemoteProtocolError(f"recoveries: expected a list, got {type(data).__name__}")
+    read, unread = [], []
+    for number, item in enumerate(data, 1):
+        try:
+            read.append(read_recovery(item))
+        except RemoteProtocolError as error:
+            unread.append(f"recovery {number} of {len(data)}: {error}")
+    return RecoveryList(read=tuple(read), unread=tuple(unread))
 
 
 def read_object(content: bytes) -> dict[str, Any]:

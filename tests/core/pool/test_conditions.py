@@ -52,6 +52,13 @@ def test_a_job_that_trains() -> None:
     assert derive_state(seen())[0] is State.RUNNING
 
 
+def test_what_a_newer_api_says_is_unknown_and_no_outage() -> None:
+    conditions = shown(seen(api_problem="a phase that is not known", is_api_understood=False))
+
+    assert conditions["Ready"] == (None, "ApiNotUnderstood")
+    assert conditions["Recovering"] == (None, "ApiNotUnderstood")
+
+
 def test_a_job_that_lost_a_replica_and_recovers() -> None:
     summary = JobSummary(
         state="running",

@@ -20,7 +20,7 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
-from mainstay_core.wire import facts, ledger, page, plan, recoveries, votes
+from mainstay_core.wire import facts, ledger, page, plan, recoveries, routes, votes
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.wire.formats import UnknownFormatError
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
@@ -298,6 +298,33 @@ def test_an_api_of_the_version_before_names_no_format(name: str) -> None:
     data = encode(EXAMPLES[name])
     del data["format"]
     assert read(EXAMPLES[name], data) == EXAMPLES[name]
+
+
+def test_one_recovery_that_cannot_be_read_takes_no_other_along() -> None:
+    known = recoveries.show_recovery(EXAMPLES["recovery"])
+    newer = {**known, "format": recoveries.RECOVERY_FORMAT + 1}
+    listed = routes.read_recoveries([known, {**known, "method": "rebuild"}, newer, known])
+
+    assert listed.read == (EXAMPLES["recovery"],) * 2
+    method, form = listed.unread
+    assert method == "recovery 2 of 4: Recovery.method: 'rebuild' is not a valid Method"
+    assert form.startswith("recovery 3 of 4: Recovery comes in format 3")
+    with pytest.raises(RemoteProtocolError, match="expected a list"):
+        routes.read_recoveries({"detail": "no"})
+
+
+def test_a_page_may_show_a_method_that_only_a_newer_api_knows() -> None:
+    data = encode(EXAMPLES["job-page"])
+    data["recovery"]["active"] = [{**encode(LINE), "method": "rebuild"}]
+    (line,) = read(EXAMPLES["job-page"], data).recovery.active
+    assert line.method == "rebuild"
+
+
+@pytest.mark.parametrize("name", ["job-page", "pods-page"])
+def test_a_phase_that_only_a_newer_api_knows_is_refused_by_name(name: str) -> None:
+    data = encode(EXAMPLES[name]) | {"state": "dreaming"}
+    with pytest.raises(RemoteProtocolError, match=r"Page\.state: 'dreaming' is not"):
+        read(EXAMPLES[name], data)
 
 
 @pytest.mark.parametrize("data", [[], {}, {"kind": "up"}, {"kind": "pod-gone"}, {"kind": ["x"]}])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
 import pytest
 from tests.core.plans import make_plan
@@ -16,7 +18,7 @@ from mainstay_core.wire.api import (
     failure_of,
     is_no_answer,
 )
-from mainstay_core.wire.routes import explain, read_failure, read_object
+from mainstay_core.wire.routes import JobApi, Request, explain, read_failure, read_object
 
 ANSWERS = {401, 403, 404, 408, 409, 410, 413, 422, 429}
 AWAY = {503}
@@ -60,6 +62,29 @@ def test_an_explanation_says_what_is_wrong_and_what_to_do(body: object, said: st
 
 def test_a_page_of_somebody_else_is_cut() -> None:
     assert explain(b"<html>" + b"x" * 100, 10) == "<html>xxxx"
+
+
+class Answering(JobApi):
+    """An api that answers everything with one value."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    async def send(self, request: Request) -> Any:
+        del request
+        return self.answer
+
+
+def test_an_answer_that_cannot_be_read_is_no_outage_and_no_refusal() -> None:
+    newer = Answering({"state": "dreaming", "num_pods": 3, "leaving": [], "ending": []})
+
+    with pytest.raises(ApiError, match=r"PodsPage\.state: 'dreaming'") as caught:
+        asyncio.run(newer.fetch_pods("demo"))
+
+    assert caught.value.failure is Failure.NOT_UNDERSTOOD
+    assert not caught.value.is_away
+    assert not caught.value.is_answer
+    assert not caught.value.is_final
 
 
 def refused(status: int, **body: object) -> ApiRefused:
