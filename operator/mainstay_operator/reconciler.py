@@ -15,7 +15,8 @@ from dataclasses import replace
 from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.counts import count_pods, find_problems
-from mainstay_core.pool.losses import Loss, PodDemand, demand_of, find_losses
+from mainstay_core.pool.losses import Loss, PodDemand, demand_of
+from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.pool.repair import Repair, plan_repair
 from mainstay_core.wire.api import ApiError, Failure
@@ -86,7 +87,12 @@ class Reconciler:
         self._settings = settings
         self._metrics = metrics
         self._wake = asyncio.Event()
-        self._state = ReconcilerState(record=PodRecord.of_status(view.status), status=view.status)
+        record = PodRecord.of_status(view.status)
+        self._state = ReconcilerState(
+            record=record,
+            status=view.status,
+            memory=PoolMemory(counted=tuple(record.counted_times())),
+        )
         self._quarantine = NodeQuarantine(view.status, pods, actuator)
         self._started_s = time.time()
         self._began_s: float | None = None
@@ -197,13 +203,12 @@ class Reconciler:
     async def _report_losses(self) -> None:
         """Tell of pods that are gone at once, by what the api was last heard to want."""
         state = self._state
-        words = self.pods.last_words
-        state.before |= {uid: pod for uid, pod in words.items() if uid in state.before}
-        words.clear()
+        state.memory = state.memory.with_last_words(self.pods.last_words)
+        self.pods.last_words.clear()
         if state.demand is None:
             return
-        losses = find_losses(
-            state.before, self.pods.list(), self._nodes(), state.demand, time.time()
+        losses = state.memory.find_untold(
+            self.pods.list(), self._nodes(), state.demand, time.time()
         )
         facts = [loss.fact() for loss in losses if loss.uid in state.demand.living]
         if not facts:
@@ -240,6 +245,7 @@ class Reconciler:
                 demand = demand_of(await self._api.fetch_pods(view.uid))
                 state.known = (state.known & {p.uid for p in self.pods.list()}) | {*demand.living}
                 state.demand = replace(demand, known=frozenset(state.known))
+                state.memory = state.memory.after_hearing(demand)
                 state.demand_at_s = time.time()
             state.api_problem = ""
             state.unknown_since_s = 0.0
@@ -253,22 +259,19 @@ class Reconciler:
     async def _repair(self, demand: PodDemand) -> None:
         state, view, now_s = self._state, self.view, time.time()
         pods = self.pods.list()
+        nodes = quarantine.without(self._nodes(), self._quarantine.state)
         settings = self._settings
-        counted = state.record.counted_times()
-        before = state.before
         policy = view.repair_policy(
             force_delete_s=settings.force_delete_s,
             image_pull_s=settings.image_pull_s,
             ignore_cordon=settings.ignore_cordon,
         )
         repair = plan_repair(
-            before=before,
+            memory=state.memory,
             pods=pods,
-            nodes=quarantine.without(self._nodes(), self._quarantine.state),
+            nodes=nodes,
             demand=demand,
-            accounted=state.accounted,
             taken=state.taken,
-            counted=counted,
             policy=policy,
             now_s=now_s,
         )
@@ -290,10 +293,7 @@ class Reconciler:
         state.taken |= {e.index for e in errors if isinstance(e, NameTakenError)}
         notes += narrator.of_repair(repair, made, errors)
         notes += narrator.of_container_ends(pods, state.reported_ends)
-        lost = {loss.uid for loss in repair.losses}
-        state.before = {p.uid: p for p in [*pods, *made] if p.uid not in lost and not p.ended}
-        if not told:
-            state.before |= {uid: before[uid] for uid in lost if uid in before}
+        state.memory = state.memory.after_look([*pods, *made], nodes, repair.losses, told=told)
         await self._actuator.tell(view, notes)
 
     def _note_refusal(self, errors: Sequence[Exception], now_s: float) -> None:
@@ -310,9 +310,8 @@ class Reconciler:
         state = self._state
         if state.demand is not None and state.demand.over:
             return []  # they have done their work
-        new = [loss for loss in losses if loss.uid not in state.accounted]
+        state.memory, new = state.memory.account(losses)
         state.record = state.record.with_losses(new)
-        state.accounted |= {loss.uid for loss in new}
         self._metrics.note_losses(new)
         return narrator.of_losses(new)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import PodDemand
-from mainstay_core.pool.observed import ObservedPod
+from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.facts import Location
@@ -22,6 +22,8 @@ class ReconcilerState:
     """A reconciler's memory between two looks. All of it can be found out again."""
 
     record: PodRecord
+    memory: PoolMemory
+    """What is remembered of pods between two passes."""
     demand: PodDemand | None = None
     demand_at_s: float = 0.0
     known: set[PodUid] = field(default_factory=set)
@@ -39,10 +41,6 @@ class ReconcilerState:
     unknown_since_s: float = 0.0
     objects_at_s: float = -math.inf
     min_available: int = -1
-    before: dict[PodUid, ObservedPod] = field(default_factory=dict)
-    """Pods that lived at the last pass, and lost ones that the api was not told of yet."""
-    accounted: set[PodUid] = field(default_factory=set)
-    """Losses that were told as Events and counted."""
     taken: set[int] = field(default_factory=set)
     """Indexes whose names belong to pods of somebody else."""
     repair: Repair | None = None

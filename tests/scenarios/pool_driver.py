@@ -14,7 +14,8 @@ from typing import Any
 from tests.scenarios.scenario_files import Call, Command, Driver
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.losses import PodDemand, is_lost
+from mainstay_core.pool.losses import PodDemand
+from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.observed import (
     Disruption,
     ObservedNode,
@@ -34,11 +35,10 @@ class PoolDriver(Driver):
         self._now_s = 0.0
         self._pods: dict[str, ObservedPod] = {}
         self._nodes: dict[str, ObservedNode] | None = None
-        self._before: dict[PodUid, ObservedPod] = {}
+        self._memory = PoolMemory()
         self._made: dict[str, int] = {}
         self._demand = PodDemand(num_pods=0)
         self._living: list[str] = []
-        self._counted: dict[PodUid, float] = {}
         self._policy = RepairPolicy()
         self._names_once = False
         self._highest = 0
@@ -116,7 +116,7 @@ class PoolDriver(Driver):
             seen |= {"phase": PodPhase.PENDING, "ready": False}
         if call.flag("deleted"):
             grace_s = call.number("grace", 30.0)
-            seen |= {"terminating": True, "grace_s": grace_s, "ends_by_s": self._now_s + grace_s}
+            seen |= {"terminating": True, "ends_by_s": self._now_s + grace_s}
         if call.has("failed"):
             seen |= {"phase": PodPhase.FAILED, "ready": False, "failure": call.get("failed")}
         if call.has("saw"):
@@ -178,13 +178,13 @@ class PoolDriver(Driver):
             known=self._demand.known | {self._pods_uid(name) for name in self._living},
         )
         self._demand = replace(self._demand, known=demand.known)
+        memory = replace(self._memory, before={}) if restarted else self._memory
+        self._memory = memory.after_hearing(demand)
         repair = plan_repair(
-            before={} if restarted else self._before,
+            memory=self._memory,
             pods=self._pods.values(),
             nodes=self._nodes,
             demand=demand,
-            counted=self._counted.values(),
-            accounted=self._counted.keys(),
             taken=range(self._highest + 1) if self._names_once else (),
             policy=self._policy,
             now_s=self._now_s,
@@ -207,7 +207,7 @@ class PoolDriver(Driver):
 
     def _carry_out(self, repair: Repair) -> None:
         lost = {loss.uid for loss in repair.losses}
-        self._counted |= {loss.uid: loss.at_s for loss in repair.losses if loss.counts}
+        self._memory, _ = self._memory.account(repair.losses)
         self._living = [name for name in self._living if self._pods_uid(name) not in lost]
         for end in repair.end:
             pod = self._pods[end.name]
@@ -231,7 +231,9 @@ class PoolDriver(Driver):
                 index=index,
                 created_at_s=self._now_s,
             )
-        self._before = {p.uid: p for p in self._pods.values() if not is_lost(p, self._nodes)}
+        self._memory = self._memory.after_look(
+            self._pods.values(), self._nodes, repair.losses, told=True
+        )
 
     def _uid(self, call: Call, name: str) -> PodUid:
         if name not in self._pods:

@@ -38,6 +38,10 @@ class PodOutcome:
     evidence: str
     killed: bool
     """Something outside of the pod ended it, as an injected fault does: it could have lived on."""
+    at_s: float
+    """Wall clock."""
+    lifetime_s: float
+    """Since its newest launcher started."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +64,10 @@ class Pod:
     """Why it was told to end; empty if it was not."""
     ends_by_s: float = 0.0
     end: PodOutcome | None = None
+
+    def lifetime_s(self) -> float:
+        """Return the seconds since the newest launcher started."""
+        return time.monotonic() - self.started_s
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Signal both process groups."""
@@ -90,6 +98,7 @@ class Pod:
             ended_for=self.told_for,
             failure=end.evidence if end is not None and not end.by_itself else "",
             evidence=end.evidence if end is not None else "",
+            ended_at_s=end.at_s if end is not None else 0.0,
             created_at_s=self.made_at_s,
         )
 
@@ -153,11 +162,14 @@ class Kubelet:
         """
         await self._launch(pod)
         await self._watch(pod, may_relaunch)
+        at_s, lifetime_s = time.time(), pod.lifetime_s()
         by_itself = await self._has_ended_by_itself(pod)
         pod.end = PodOutcome(
             by_itself=by_itself,
             evidence="its work was handed over" if by_itself else pod.evidence(),
             killed=await self._was_killed(pod),
+            at_s=at_s,
+            lifetime_s=lifetime_s,
         )
         if not by_itself:
             pod.kill()

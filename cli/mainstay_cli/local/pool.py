@@ -2,7 +2,8 @@
 
 It looks at its pods and asks the api which are needed, as the operator does in a cluster. What
 follows is core's to decide (:func:`mainstay_core.pool.repair.plan_repair`): which pods are lost and
-told of, which are made, which are told to end. Here it is only done.
+told of, which are made, which are told to end. Here it is only done. Losses are told first, by what
+the api was last heard to want: an api that is away hides none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode
@@ -21,6 +22,7 @@ from mainstay_cli.local.processes import ChildProcesses
 from mainstay_cli.local.redis_server import last_line
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import Loss, LossCause, PodDemand, demand_of
+from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair, RepairPolicy, plan_repair
 from mainstay_core.wire.api import ApiError, Failure
@@ -68,13 +70,9 @@ class LocalPool:
         self._policy = RepairPolicy(max_repairs=max_repairs, window_s=math.inf)
         self._look_s = look_s
         self._pods: dict[PodUid, Pod] = {}
-        self._before: dict[PodUid, ObservedPod] = {}
-        """Living pods at the last look."""
+        self._memory = PoolMemory()
         self._demand: PodDemand | None = None
         """What the api said last."""
-        self._counted: list[float] = []
-        """When the losses were, and the launchers' ends, that burn the budget of repairs."""
-        self._accounted: set[PodUid] = set()
         self._num_made = 0
         self._num_quick_ends = 0
         self._num_held_back = 0
@@ -107,57 +105,66 @@ class LocalPool:
     async def _look(self, group: asyncio.TaskGroup) -> None:
         """See how the pods are, ask what is needed, and do what follows."""
         pods = [pod.observe() for pod in self._pods.values()]
+        await self._report_losses(pods)
         try:
             demand = demand_of(await self._client.fetch_pods(self._job))
         except ApiError as error:
             logger.debug("how many pods are needed is not known: %s", error)
             return
-        self._demand = demand
+        self._demand, self._memory = demand, self._memory.after_hearing(demand)
         if demand.over or self._stopping.is_set():
             return  # what ends now has done its work
         repair = plan_repair(
-            before=self._before,
+            memory=self._memory,
             pods=pods,
             nodes=None,
             demand=demand,
-            counted=self._counted,
-            accounted=self._accounted,
             # A name is never used again: the numbers say which pod came after which.
             taken=range(self._num_made + 1),
             policy=self._policy,
             now_s=time.time(),
         )
         logger.debug("%s", repair.reason)
-        for loss in repair.losses:
-            self._account(loss, demand)
+        self._account(repair.losses)
         if not await self._tell(repair.tell):
             return  # all of it follows again from what is seen then
-        self._before = {p.uid: p for p in pods if not p.ended}
         if repair.losses:
             self._children.reap_orphans()
         self._end_pods(repair, ended={p.uid for p in pods if p.ended})
-        self._make_pods(repair, group)
+        made = self._make_pods(repair, group)
+        self._memory = self._memory.after_look([*pods, *made], None, repair.losses, told=True)
+
+    async def _report_losses(self, pods: Sequence[ObservedPod]) -> None:
+        """Tell at once which pods have failed or were ended.
+
+        What has left by itself waits for what the api says next: the job may be over.
+        """
+        demand = self._demand
+        if demand is None or demand.over or self._stopping.is_set():
+            return
+        found = self._memory.find_untold(pods, None, demand, time.time())
+        losses = [loss for loss in found if loss.cause is not LossCause.LEFT]
+        self._account(losses)
+        await self._tell([loss.fact() for loss in losses if loss.uid in demand.living])
 
     # --- what a repair says ----------------------------------------------------------------------
 
-    def _account(self, loss: Loss, demand: PodDemand) -> None:
-        """Count a lost pod and say that it is gone, once, however often it is seen.
+    def _account(self, losses: Iterable[Loss]) -> None:
+        """Count lost pods and say that they are gone, once, however often that is seen.
 
         Raises:
             CliError: too many pods in a row have ended as soon as they started.
         """
-        pod = self._pods.get(loss.uid)
-        if loss.uid in self._accounted or pod is None or pod.end is None:
-            return
-        self._accounted.add(loss.uid)
-        if loss.counts:
-            self._counted.append(loss.at_s)
-        meant = loss.cause in (LossCause.LEFT, LossCause.ENDED) or loss.uid in demand.leaving
-        if meant:
-            logger.info("pod %s has left: %s", loss.name, loss.evidence)
-            return
-        self._count_end(pod, killed=pod.end.killed)
-        logger.warning("pod %s is gone: %s", loss.name, loss.evidence)
+        self._memory, new = self._memory.account(losses)
+        for loss in new:
+            pod = self._pods.get(loss.uid)
+            if pod is None or pod.end is None:
+                continue
+            if loss.leaving or loss.cause in (LossCause.LEFT, LossCause.ENDED):
+                logger.info("pod %s has left: %s", loss.name, loss.evidence)
+                continue
+            self._count_end(pod, killed=pod.end.killed, lifetime_s=pod.end.lifetime_s)
+            logger.warning("pod %s is gone: %s", loss.name, loss.evidence)
 
     async def _tell(self, facts: Sequence[Fact]) -> bool:
         """Tell the api; return whether it has heard or has no use for it."""
@@ -180,18 +187,18 @@ class LocalPool:
             else:
                 self._pods[end.uid].tell_to_end(end.why, self._handover_s)
 
-    def _make_pods(self, repair: Repair, group: asyncio.TaskGroup) -> None:
+    def _make_pods(self, repair: Repair, group: asyncio.TaskGroup) -> list[ObservedPod]:
         if repair.held_back > self._num_held_back:
             logger.warning("no more pods are made: the budget of replacements is used up")
         self._num_held_back = repair.held_back
-        if self._stopping.is_set():
-            return
-        for index in repair.make:
+        made: list[ObservedPod] = []
+        for index in repair.make if not self._stopping.is_set() else ():
             pod = self._kubelet.make(index)
             self._num_made = max(self._num_made, index)
             self._pods[pod.uid] = pod
-            self._before[pod.uid] = pod.observe()
+            made.append(pod.observe())
             group.create_task(self._run_pod(pod))
+        return made
 
     # --- pods ------------------------------------------------------------------------------------
 
@@ -206,14 +213,15 @@ class LocalPool:
             CliError: too many pods in a row have ended as soon as they started.
         """
         leaves = pod.told_for or (self._demand is not None and pod.uid in self._demand.leaving)
-        if self._stopping.is_set() or leaves or len(self._counted) >= self._policy.max_repairs:
+        num_counted = len(self._memory.counted)
+        if self._stopping.is_set() or leaves or num_counted >= self._policy.max_repairs:
             return False
-        self._counted.append(time.time())
-        self._count_end(pod, killed=killed)
+        self._memory = self._memory.count(time.time())
+        self._count_end(pod, killed=killed, lifetime_s=pod.lifetime_s())
         return True
 
-    def _count_end(self, pod: Pod, *, killed: bool) -> None:
-        quick = not killed and time.monotonic() - pod.started_s < QUICK_END_S
+    def _count_end(self, pod: Pod, *, killed: bool, lifetime_s: float) -> None:
+        quick = not killed and lifetime_s < QUICK_END_S
         self._num_quick_ends = self._num_quick_ends + 1 if quick else 0
         if self._num_quick_ends >= MAX_QUICK_ENDS:
             log = pod.directory / "supervisor.log"

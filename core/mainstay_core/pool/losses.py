@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import PodUid
@@ -46,11 +46,13 @@ class Loss:
     cause: LossCause
     evidence: str
     at_s: float
+    leaving: bool = False
+    """Whether it was to leave anyway: another pod was asked for in its place before it was lost."""
 
     @property
     def counts(self) -> bool:
         """Whether it burns the budget of replacements."""
-        return self.cause in COUNTED
+        return self.cause in COUNTED and not self.leaving
 
     def fact(self) -> PodGone:
         """Return what the api is told."""
@@ -97,8 +99,18 @@ def find_losses(
     nodes: Mapping[str, ObservedNode] | None,
     demand: PodDemand,
     now_s: float,
+    leaving: Set[PodUid] = frozenset(),
 ) -> tuple[Loss, ...]:
-    """Return the pods that are surely gone, of those seen before and those the api counts on."""
+    """Return the pods that are surely gone, of those seen before and those the api counts on.
+
+    Args:
+        before: pods that lived at the last look.
+        pods: pod objects that exist now.
+        nodes: by name; None if nodes are not watched.
+        demand: what the api says.
+        now_s: wall clock: when a pod was lost that nobody saw end.
+        leaving: pods that were to leave anyway.
+    """
     now = {p.uid: p for p in pods}
     concerned = sorted({*before, *demand.living})
     losses = []
@@ -106,7 +118,7 @@ def find_losses(
         pod = now.get(uid)
         if pod is not None and not is_lost(pod, nodes):
             continue
-        known = pod or before.get(uid)
+        known, at_s = pod or before.get(uid), now_s
         if known is None:
             name = demand.living[uid]
             evidence = f"there is no pod {name} with uid {uid}"
@@ -114,9 +126,17 @@ def find_losses(
         else:
             name, node = known.name, known.node
             cause, evidence = _why_lost(known, nodes, exists=pod is not None)
-            evidence = known.evidence or evidence
+            evidence, at_s = known.evidence or evidence, known.ended_at_s or now_s
         losses.append(
-            Loss(uid=uid, name=name, node=node, cause=cause, evidence=evidence, at_s=now_s)
+            Loss(
+                uid=uid,
+                name=name,
+                node=node,
+                cause=cause,
+                evidence=evidence,
+                at_s=at_s,
+                leaving=uid in leaving,
+            )
         )
     return tuple(losses)
 

@@ -76,6 +76,8 @@ class ObservedPod:
     """Why its phase is Failed, with the container and its exit code."""
     evidence: str = ""
     """How it ended, in the words of whoever saw its processes; empty where only the cluster did."""
+    ended_at_s: float = 0.0
+    """When it ended, by whoever saw its processes; 0 where only the cluster did."""
     out_of_memory: bool = False
     """Whether it failed for want of memory."""
     stuck: str = ""

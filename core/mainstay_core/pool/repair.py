@@ -9,17 +9,12 @@ is, never on which event came first, so they are the same after an absence.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.losses import (
-    Loss,
-    PodDemand,
-    find_losses,
-    has_lost_node,
-    is_lost,
-)
+from mainstay_core.pool.losses import Loss, PodDemand, has_lost_node, is_lost
+from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.observed import EndCause, ObservedNode, ObservedPod, Taint
 from mainstay_core.wire.facts import Fact, Leaving
 
@@ -102,12 +97,10 @@ class Repair:
 
 def plan_repair(
     *,
-    before: Mapping[PodUid, ObservedPod],
+    memory: PoolMemory,
     pods: Iterable[ObservedPod],
     nodes: Mapping[str, ObservedNode] | None,
     demand: PodDemand,
-    counted: Iterable[float] = (),
-    accounted: Set[PodUid] = frozenset(),
     taken: Iterable[int] = (),
     policy: RepairPolicy,
     now_s: float,
@@ -115,19 +108,17 @@ def plan_repair(
     """Return what to do so that the cluster becomes what the api wants.
 
     Args:
-        before: living pods at the last look, by UID; empty at the first.
+        memory: what is remembered of the looks before; empty at the first.
         pods: pod objects that exist now.
         nodes: by name; None if nodes are not watched.
         demand: what the api says.
-        counted: times of the counted losses so far.
-        accounted: pods whose loss is among them already.
         taken: indexes that cannot be used, though no pod of the job has them.
         policy: what a repair may do.
         now_s: wall clock.
     """
     existing = sorted(pods, key=lambda p: (p.index, p.uid))
     living = [p for p in existing if not is_lost(p, nodes)]
-    losses = find_losses(before, existing, nodes, demand, now_s)
+    losses = memory.find_losses(existing, nodes, demand, now_s)
     leaves = {p.uid: why for p in living if (why := why_leaving(p, nodes, policy))}
     tell: list[Fact] = [loss.fact() for loss in losses if loss.uid in demand.living]
     tell += [
@@ -140,8 +131,8 @@ def plan_repair(
     ending += _forced(existing, nodes, demand, policy, now_s)
     wanted = 0 if demand.over or demand.suspended else demand.num_pods
     missing = max(0, wanted - len(kept))
+    counted = memory.account(losses)[0].counted
     spent = sum(at_s > now_s - policy.window_s for at_s in counted)
-    spent += sum(loss.counts and loss.uid not in accounted for loss in losses)
     held_back = min(missing, max(0, spent - policy.max_repairs))
     make = free_indexes([*(p.index for p in existing), *taken], missing - held_back)
     counts = RepairCounts(

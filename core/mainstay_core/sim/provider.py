@@ -13,6 +13,7 @@ from mainstay_core.coordinator.scaling import PodPlan, plan_pods
 from mainstay_core.coordinator.state import CoordinatorState, uid_of
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.pool.losses import PodDemand
+from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.observed import ObservedPod, PodPhase
 from mainstay_core.pool.repair import Repair, RepairPolicy, plan_repair
 from mainstay_core.sim.api import Request
@@ -142,7 +143,7 @@ class Provider(Process):
 
     def _plan(self, demand: PodDemand, *lost: ObservedPod) -> Repair:
         return plan_repair(
-            before={},
+            memory=PoolMemory(),
             pods=(*self._observe(), *lost),
             nodes=None,
             demand=demand,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -59,6 +60,8 @@ class PlayedMachine:
         }
         self.gone: set[str] = set()
         self.told: list[str] = []
+        self.told_at_s: list[float] = []
+        """When the facts were observed, by those who told them."""
         self.running: asyncio.Task[None] | None = None
         self.outage = 0
         """How many requests of the api are in vain."""
@@ -81,6 +84,7 @@ class PlayedMachine:
         for fact in facts:
             name = next(n for n, uid in self.uids.items() if uid == fact.pod)
             self.told.append(f"{name} {fact.kind}: {fact.evidence}")
+            self.told_at_s.append(fact.observed_at_s)
             self.gone.add(fact.pod)
 
     async def _note_request(self) -> None:
@@ -324,6 +328,53 @@ def test_a_loss_is_told_when_the_api_is_back(tmp_path: Path) -> None:
         assert machine.told == ["demo-1 pod-gone: its supervisor (pid 1) ended by signal 9"]
 
     play(tmp_path, story)
+
+
+def test_a_loss_is_said_while_the_api_is_away_and_told_with_the_time_of_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(machine: PlayedMachine) -> None:
+        machine.wishes["num_pods"] = 1
+        async with running(machine):
+            await machine.until(lambda: "demo-1" in machine.launchers)
+            await machine.looks()
+            machine.outage = 1_000_000
+            machine.supervisors["demo-1"].end(3)
+            await machine.until(lambda: bool(caplog.messages))
+            said_at_s = time.time()
+            assert caplog.messages == [
+                "pod demo-1 is gone: its supervisor (pid 1) ended with code 3"
+            ]
+            await machine.looks(3)
+            machine.outage = 0
+            await machine.until(lambda: "demo-2" in machine.launchers)
+
+        assert machine.told == ["demo-1 pod-gone: its supervisor (pid 1) ended with code 3"]
+        assert machine.told_at_s[0] <= said_at_s
+
+    with caplog.at_level(logging.WARNING, "mainstay_cli"):
+        play(tmp_path, story)
+    assert len(caplog.messages) == 1
+
+
+def test_a_pod_that_leaves_and_fails_on_the_way_burns_no_budget(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(machine: PlayedMachine) -> None:
+        machine.wishes["num_pods"] = 1
+        async with running(machine, max_repairs=1):
+            await machine.until(lambda: "demo-1" in machine.launchers)
+            machine.wishes["leaving"] = [machine.uids["demo-1"]]
+            await machine.until(lambda: "demo-2" in machine.launchers)
+            machine.wishes["leaving"] = []  # the api names no pod that it takes for gone
+            machine.supervisors["demo-1"].end(1)
+            await machine.until(lambda: bool(machine.told))
+            machine.supervisors["demo-2"].end(1)
+            await machine.until(lambda: "demo-3" in machine.launchers)
+
+    with caplog.at_level(logging.WARNING, "mainstay_cli"):
+        play(tmp_path, story)
+    assert caplog.messages == ["pod demo-2 is gone: its supervisor (pid 2) ended with code 1"]
 
 
 def test_pods_that_end_as_soon_as_they_start_end_the_run_with_what_they_said(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import LossCause, PodDemand, demand_of
+from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.observed import (
     OUT_OF_SERVICE,
     Disruption,
@@ -50,7 +51,9 @@ def demand(num_pods: int, *living: int, **fields: Any) -> PodDemand:
 
 
 def repair(pods: list[ObservedPod], wanted: PodDemand, **fields: Any) -> Repair:
-    given = {"before": {}, "nodes": None, "policy": RepairPolicy(), "now_s": NOW_S, **fields}
+    names = ("before", "counted", "accounted", "leaving")
+    memory = PoolMemory(**{name: fields.pop(name) for name in names if name in fields})
+    given = {"memory": memory, "nodes": None, "policy": RepairPolicy(), "now_s": NOW_S, **fields}
     return plan_repair(pods=pods, demand=wanted, **given)
 
 
@@ -282,6 +285,19 @@ def test_a_loss_that_was_counted_is_not_counted_again() -> None:
 
     assert repair([lost], demand(1), **again, accounted={uid(0)}).held_back == 0
     assert repair([lost], demand(1, 0), **again).held_back == 1
+
+
+def test_a_pod_that_was_to_leave_anyway_burns_no_budget_though_it_fails() -> None:
+    failed = pod(0, phase=PodPhase.FAILED, failure="code 1")
+    policy = RepairPolicy(max_repairs=0)
+
+    def held_back(wanted: PodDemand, **fields: Any) -> int:
+        return repair([failed], wanted, before=seen(pod(0)), policy=policy, **fields).held_back
+
+    assert held_back(demand(1, 0)) == 1
+    assert held_back(demand(1, 0, leaving=frozenset({uid(0)}))) == 0
+    # The api names it no more once it is known to be gone.
+    assert held_back(demand(1), leaving=frozenset({uid(0)})) == 0
 
 
 def test_preemption_and_drain_never_use_the_budget_up() -> None:
