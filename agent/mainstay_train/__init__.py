@@ -1,8 +1,9 @@
 """Trains in the user's image: blocks, exact reduction, optimizer, checkpoints, launcher.
 
-A user imports this package and never a room of it. Importing it does not import torch;
-its names do, when they are first asked for. Our own trainer uses nothing that a user
-cannot use.
+A user imports this package and never a room of it: ``from mainstay_train import data`` and
+``from mainstay_train.data import Dataset`` name the same module. Importing the package does not
+import torch; its names do, when they are first asked for. Our own trainer uses nothing that a
+user cannot use.
 
 For a model that is brought as blocks (``workload.entrypoint`` returns a ``Workload``):
 
@@ -36,7 +37,12 @@ Rooms, each importing only those below it (docs/architecture.md):
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from mainstay_train.base.decorator import loop
 
@@ -66,9 +72,34 @@ _MODULES = {
     "split": "model",
     "workload": "model",
 }
+"""Public module to the room that it is in."""
 
 
-def __getattr__(name: str) -> object:
+class _PublicModules(MetaPathFinder, Loader):
+    """Imports the public modules by their public paths: users write ``mainstay_train.data``.
+
+    The rooms are ours to change, these paths are not. An entry of ``sys.modules`` for each would
+    do, but it takes the module itself, and so torch, when the package is imported.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return how to import a public module; None for any other."""
+        del path, target
+        package, _, module = name.rpartition(".")
+        is_ours = package == __name__ and module in _MODULES
+        return ModuleSpec(name, self) if is_ours else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Have the module of the room stand under the public path, so that there is one of it."""
+        sys.modules[module.__name__] = __getattr__(module.__name__.rpartition(".")[2])
+
+
+sys.meta_path.append(_PublicModules())
+
+
+def __getattr__(name: str) -> Any:
     """Import what needs torch only when it is asked for."""
     if name in _MODULES:
         return importlib.import_module(f"mainstay_train.{_MODULES[name]}.{name}")
