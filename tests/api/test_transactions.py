@@ -298,6 +298,7 @@ def test_the_heartbeat_watch_forms_the_same_quorum_again_after_the_probe(own_red
         crew = Crew(uid, transactions)
         await crew.start()
         await crew.settle()
+        await transactions.aclose()  # nothing but the watch looks at the job from now on
         plan = (await transactions.load(uid)).plan
         assert plan is not None
         member = plan.members[0]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import Announce, Transition
-from mainstay_core.coordinator.state import CoordinatorState, slot_name
+from mainstay_core.coordinator.state import CheckpointTeller, CoordinatorState, slot_name
 from mainstay_core.wire.facts import Checkpoint, Settled
 from mainstay_core.wire.plan import Method
 
@@ -20,18 +20,20 @@ def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> 
     del now_s
     durable = max(state.durable, fact.durable or 0)
     if not fact.complete:
-        name = slot_name(state, Slot(pod=fact.pod, index=fact.slot))
-        message = f"{fact.evidence} (told by {name}); training goes on"
-        noted = replace(state, durable=durable, checkpoint_problem=fact.evidence)
+        slot = Slot(pod=fact.pod, index=fact.slot)
+        teller = CheckpointTeller(slot=slot, incarnation=fact.incarnation, step=fact.step)
+        message = f"{fact.evidence} (told by {slot_name(state, slot)}); training goes on"
+        noted = replace(
+            state, durable=durable, checkpoint_problem=fact.evidence, checkpoint_teller=teller
+        )
         announce = Announce(code="CheckpointProblem", message=message, warning=True)
-        told_before = noted == replace(state, durable=durable)
-        actions = () if told_before else (announce,)
+        actions = () if teller == state.checkpoint_teller else (announce,)
         return Transition(state=noted, actions=actions, reason=message)
     if durable == state.durable:
         return Transition(state=state, reason="known to be durable")
     message = f"the checkpoint of step {durable} is complete"
     return Transition(
-        state=replace(state, durable=durable, checkpoint_problem=""),
+        state=replace(state, durable=durable, checkpoint_problem="", checkpoint_teller=None),
         actions=(Announce(code="CheckpointComplete", message=message),),
         reason=message,
     )

@@ -70,6 +70,19 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lack:
+    """The lack that a job waits for: equal lacks are one and the same wait, however it is said."""
+
+    row: Row
+    """The row that would apply but cannot be carried out; WAIT if there is none."""
+    stages: tuple[tuple[int, int | None], ...]
+    """(stage, inner rank) that have no living cell, if trainers are too few; else those that have
+    no exact source."""
+    free_slots: int = 0
+    """Trainers that are up and could take a place, if they are too few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The row that the ladder chooses, and why."""
 
@@ -81,6 +94,8 @@ class Decision:
     """One sentence for each row passed over, in order."""
     from_step: int | None = None
     """Step from which an exact restart goes on. The trainers' settle decides in the end."""
+    lack: Lack
+    """What the job lacks, should it have to wait though it has this answer."""
 
 
 def decide(situation: Situation) -> Decision:
@@ -97,19 +112,38 @@ def decide(situation: Situation) -> Decision:
         if row not in situation.executable:
             passed.append(f"row {row.value} ({row.name.lower()}): cannot be executed yet")
             reason = f"{sentence}; the answer ({row.name.lower()}) cannot be executed yet"
-            return _decision(Row.WAIT, reason, passed, None)
+            return _decision(Row.WAIT, reason, passed, lack_of(situation, row))
         source = _exact_source(situation) if row is Row.RESTART else None
-        return _decision(row, sentence, passed, source)
-    return _decision(Row.WAIT, _condition(situation), passed, None)
+        return _decision(row, sentence, passed, lack_of(situation, row), source)
+    return _decision(Row.WAIT, _condition(situation), passed, lack_of(situation, Row.WAIT))
 
 
-def _decision(row: Row, reason: str, passed: list[str], source: int | None) -> Decision:
+def _decision(
+    row: Row, reason: str, passed: list[str], lack: Lack, source: int | None = None
+) -> Decision:
     return Decision(
         row=row,
         exact=row is not Row.APPROXIMATE,
         reason=reason,
         why_not=tuple(passed),
         from_step=source,
+        lack=lack,
+    )
+
+
+def lack_of(situation: Situation, row: Row) -> Lack:
+    """Return what a job in this situation lacks.
+
+    Args:
+        situation: all faults that are not yet recovered.
+        row: the row whose answer cannot be carried out; WAIT if none applies.
+    """
+    too_few = _places(situation) > situation.free_slots
+    without = _empty(situation) if too_few else _without_state(situation)
+    return Lack(
+        row=row,
+        stages=tuple((s.stage, s.inner) for s in without),
+        free_slots=situation.free_slots if too_few else 0,
     )
 
 
@@ -117,9 +151,13 @@ def _without_state(situation: Situation) -> list[StageHolders]:
     return [s for s in situation.stages if s.holders == 0]
 
 
+def _empty(situation: Situation) -> list[StageHolders]:
+    return [s for s in situation.stages if s.living == 0]
+
+
 def _places(situation: Situation) -> int:
     """Return the number of slots that are missing so that every stage has a cell."""
-    return sum(1 for s in situation.stages if s.living == 0)
+    return len(_empty(situation))
 
 
 def _exact_source(situation: Situation) -> int | None:
@@ -196,11 +234,10 @@ def _approximate(situation: Situation) -> tuple[bool, str]:
 
 def _condition(situation: Situation) -> str:
     """Return what would have to change for the job to go on."""
-    empty = [s for s in situation.stages if s.living == 0]
     if _places(situation) > situation.free_slots:
         have = _count(situation.free_slots, "free trainer") if situation.free_slots else "none"
         need = _count(_places(situation), "free trainer")
-        return f"{_stages(empty)} no living cell: needs {need}, {have} there"
+        return f"{_stages(_empty(situation))} no living cell: needs {need}, {have} there"
     if _without_state(situation):
         return f"{_stages(_without_state(situation))} no exact source"
     return "nothing is lost"

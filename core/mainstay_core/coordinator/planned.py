@@ -115,11 +115,10 @@ def _announce_blocked(
     for pod in going:
         state = with_pod(state, replace(pod, leave_waits=""))
     for pod in blocked:
+        if pod.leave_waits:
+            continue  # there is one cause, and it was announced
         why = "it holds the last cell of a stage, and no trainer is free to succeed it"
-        waiting = replace(pod, leave_waits=why)
-        if waiting == pod:
-            continue
-        state = with_pod(state, waiting)
+        state = with_pod(state, replace(pod, leave_waits=why))
         message = f"pod {pod.registration.name} cannot leave yet: {why}"
         actions.append(Announce(code="LeaveWaits", message=message, warning=True))
     return Transition(

@@ -211,7 +211,7 @@ def _recover(
     else:
         plan = None
     if plan is None:
-        return _wait(state, answer.reason, now_s)
+        return _wait(state, answer, now_s)
     recovered = open_loss(state, lost, plan, answer.reason)
     if plan.method is Method.RESTART:
         recovered = replace(recovered, restarted_id=plan.quorum.id)
@@ -241,13 +241,18 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
     )
 
 
-def _wait(state: CoordinatorState, reason: str, now_s: float) -> Transition:
+def _wait(state: CoordinatorState, answer: ladder.Decision, now_s: float) -> Transition:
     """Carry out row 6: keep all members parked until the condition holds or time is over."""
-    old = state.waiting
-    deadline_s = old.deadline_s if old else now_s + state.config.startup_deadline_s
-    waiting = Waiting(reason=reason, since_s=old.since_s if old else now_s, deadline_s=deadline_s)
-    if waiting == old:
+    old, reason = state.waiting, answer.reason
+    if old is not None and old.lack == answer.lack:
         return Transition(state=state)
+    deadline_s = old.deadline_s if old else now_s + state.config.startup_deadline_s
+    waiting = Waiting(
+        reason=reason,
+        since_s=old.since_s if old else now_s,
+        deadline_s=deadline_s,
+        lack=answer.lack,
+    )
     fails = f"; fails in {deadline_s - now_s:.0f} s if that does not change"
     # In a cluster other pods may come later than any deadline.
     message = f"waits: {reason}{'' if state.config.namespace else fails}"

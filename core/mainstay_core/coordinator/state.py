@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.shape import JobShape
+from mainstay_core.coordinator.ladder import Lack
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.facts import Location, PodRegistration
@@ -128,6 +129,8 @@ class Waiting:
     reason: str
     since_s: float
     deadline_s: float
+    lack: Lack | None = None
+    """The same as values; None where an api of the version before has stored it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,15 @@ class Suspicion:
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the JSON of a suspicion with its slots, whatever the api that stored the state."""
         return data if "differing" in data else suspicion_of_format_1(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTeller:
+    """The trainer that told of a checkpoint's problem, and how far it was: the same is no news."""
+
+    slot: Slot
+    incarnation: Incarnation
+    step: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +248,8 @@ class CoordinatorState:
     """Newest durable version that any pod reported as complete."""
     checkpoint_problem: str = ""
     """Why the last checkpoint is late or failed; empty since one was completed."""
+    checkpoint_teller: CheckpointTeller | None = None
+    """Who told that, and when: what is told again is announced once."""
     step_seconds: tuple[float, ...] = ()
     waiting: Waiting | None = None
     suspicion: Suspicion | None = None

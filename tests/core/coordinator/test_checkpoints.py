@@ -49,8 +49,13 @@ def test_storage_that_refuses_is_a_warning_until_a_checkpoint_is_complete(start:
     assert world.announced().count("CheckpointProblem") == 1, "not each time the same again"
     assert world.state.checkpoint_problem == "no space left on device"
 
+    saved(world, 0, "it said the same in other words")
+    assert world.announced().count("CheckpointProblem") == 1, "nor what is told in other words"
+
     saved(world, 4)
     assert (world.state.durable, world.state.checkpoint_problem) == (4, "")
+    saved(world, 4, "no space left on device")
+    assert world.announced().count("CheckpointProblem") == 2
 
 
 def test_a_settle_may_find_the_newest_checkpoint_damaged(start: Start) -> None:

@@ -12,6 +12,7 @@ from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import DrainRequested, ScaleRequested
 from mainstay_core.coordinator.scaling import plan_pods
+from mainstay_core.coordinator.state import with_pod
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
@@ -153,6 +154,10 @@ def test_the_last_replica_waits_for_a_successor(start: Start) -> None:
     world.tick()
     assert world.announced().count("LeaveWaits") == 1
     assert "no trainer is free" in world.state.pods[0].leave_waits
+    pod = replace(world.state.pods[0], leave_waits="it said so in other words")
+    world.state = with_pod(world.state, pod)
+    world.tick()
+    assert world.announced().count("LeaveWaits") == 1
     assert machine.is_pending(world.state)
     world.register("late")
     world.up("late")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid, QuorumId, Slot
+from mainstay_core.coordinator.ladder import Lack, Row
 from mainstay_core.coordinator.state import Suspicion
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
@@ -384,6 +386,24 @@ def test_without_a_free_trainer_the_job_waits_and_says_for_what(start: Start) ->
     assert world.plan.method is Method.RESTART
     assert world.plan.member_of(victim.slot, life) is not None
     assert world.state.waiting is None
+
+
+def test_a_wait_is_announced_again_when_something_else_is_lacking_and_not_for_other_words(
+    start: Start,
+) -> None:
+    world = start(replicas=1, stages=2)
+    world.down(world.member(0, 1))
+    waiting = world.state.waiting
+    assert waiting.lack == Lack(row=Row.WAIT, stages=((1, None),))
+    assert world.announced().count("Waiting") == 1
+
+    world.state = replace(world.state, waiting=replace(waiting, reason="in other words"))
+    world.tick(after_s=1.0)
+    assert world.announced().count("Waiting") == 1
+
+    world.down(world.member(0, 0))
+    assert world.state.waiting.lack.stages == ((0, None), (1, None))
+    assert world.announced().count("Waiting") == 2
 
 
 def test_a_wait_has_a_deadline(start: Start) -> None:
