@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from mainstay_core.base.errors import (
     StoreConflictError,
 )
 from mainstay_core.base.ids import JobUid, QuorumId
+from mainstay_core.coordinator.events import Transition
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.job_store import UnknownJobError
 from mainstay_core.coordinator.problems import problem_of
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.store_recovery import StoreBehindError
 from mainstay_core.coordinator.transactions import find_news
 from mainstay_core.coordinator.watch import Watch
@@ -29,10 +32,11 @@ JOB = JobUid("job")
 
 
 class Leased:
-    """A lease that others may have, and jobs that end at their first look."""
+    """A lease that others may have, and a job whose looks find a state; it has ended without."""
 
     def __init__(self) -> None:
         self.is_ours = True
+        self.state: CoordinatorState | None = None
         self.asked = 0
         self.looks: list[HeartbeatLag] = []
         self.watch = Watch(
@@ -50,9 +54,10 @@ class Leased:
     async def list_uids(self) -> tuple[JobUid, ...]:
         return (JOB,)
 
-    async def look(self, uid: JobUid, silence: HeartbeatLag) -> None:
+    async def look(self, uid: JobUid, silence: HeartbeatLag) -> Transition | None:
         assert uid == JOB
         self.looks.append(silence)
+        return None if self.state is None else Transition(state=self.state)
 
     def round(self, now_s: float) -> None:
         asyncio.run(self.watch.round(now_s))
@@ -74,6 +79,36 @@ def test_the_lease_is_renewed_after_a_third_of_its_time() -> None:
     for now_s in (10.0, 10.5, 10.9, 11.1, 11.2):
         leased.round(now_s)
     assert leased.asked == 2
+
+
+def test_a_job_is_looked_at_now_and_then_and_all_the_time_while_something_is_pending(
+    start: Callable[..., Any],
+) -> None:
+    world, leased = start(), Leased()
+
+    def looked(*rounds_s: float) -> list[float]:
+        leased.state, times = world.state, []
+        for now_s in rounds_s:
+            before = len(leased.looks)
+            leased.round(now_s)
+            times += [now_s] * (len(leased.looks) - before)
+        return times
+
+    assert looked(10.0, 10.1, 10.9, 11.0, 11.9, 12.0) == [10.0, 11.0, 12.0]
+    world.park(world.member(0, 0))  # a plan follows when the others have had time to say more
+    assert looked(12.9, 13.0, 13.1, 13.2) == [13.0, 13.1, 13.2]
+    assert len(set(map(id, leased.looks))) == 1, "silence is counted from one look to the next"
+
+
+def test_a_replica_that_had_lost_the_lease_counts_silence_anew(start: Callable[..., Any]) -> None:
+    leased = Leased()
+    leased.state = start().state
+    for now_s, is_ours in ((10.0, True), (20.0, False), (30.0, True)):
+        leased.is_ours = is_ours
+        leased.round(now_s)
+
+    first, second = leased.looks
+    assert first is not second
 
 
 def entry(number: int = 1, masters: str = "m") -> LedgerEntry:
