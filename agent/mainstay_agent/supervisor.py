@@ -42,8 +42,6 @@ from mainstay_core.supervisor.events import (
     Hello,
     LeaveRequested,
     Signal,
-    SlotPhase,
-    SlotState,
     SocketEnded,
     StatusSeen,
     StopTrainers,
@@ -53,6 +51,7 @@ from mainstay_core.supervisor.held_job import held_job_of
 from mainstay_core.supervisor.leaving import EXIT_TERMINATED
 from mainstay_core.supervisor.machine import readiness
 from mainstay_core.supervisor.pod import Pod
+from mainstay_core.supervisor.state import SlotPhase, SlotState
 from mainstay_core.wire.api import HeldJob, Registration
 from mainstay_core.wire.facts import PodRegistration, SlotStatus, read_rank_fact
 from mainstay_core.wire.ledger import LedgerEntry

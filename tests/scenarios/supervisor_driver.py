@@ -40,10 +40,9 @@ from mainstay_core.supervisor.events import (
     SocketEnded,
     StatusSeen,
     StopTrainers,
-    SupervisorLimits,
-    SupervisorState,
     Tick,
 )
+from mainstay_core.supervisor.state import SupervisorLimits, SupervisorState
 from mainstay_core.wire.facts import FactKind, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 

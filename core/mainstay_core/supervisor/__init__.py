@@ -1,5 +1,6 @@
 """Decides when a pod's trainers are forked, killed and given up, and what the pod says to whom.
 
+- ``state``: what a supervisor knows of its slots, and the limits that it keeps
 - ``events``: what happens to a supervisor, and what its shell is told to do
 - ``slots``: the states of one slot, and the table of their transitions
 - ``leaving``: how a pod that is told to end hands its work over first

@@ -21,7 +21,6 @@ from mainstay_core.supervisor.events import (
     LeaveAcknowledged,
     PlanReceived,
     Registered,
-    SupervisorLimits,
 )
 from mainstay_core.supervisor.outbox import (
     Answer,
@@ -34,6 +33,7 @@ from mainstay_core.supervisor.outbox import (
     Unknown,
     told,
 )
+from mainstay_core.supervisor.state import SupervisorLimits
 from mainstay_core.wire.api import (
     ApiRefused,
     ApiUnavailable,

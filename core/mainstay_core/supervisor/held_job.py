@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.faults.points import FaultPoint
-from mainstay_core.supervisor.events import SlotPhase, SupervisorState
+from mainstay_core.supervisor.state import SlotPhase, SupervisorState
 from mainstay_core.wire.api import HeldJob, Registration
 
 

@@ -13,16 +13,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mainstay_core.supervisor.events import (
-    Action,
-    LeaveRequested,
-    Release,
-    SendFact,
-    SlotPhase,
-    SlotState,
-    SupervisorState,
-)
+from mainstay_core.supervisor.events import Action, LeaveRequested, Release, SendFact
 from mainstay_core.supervisor.slots import Transition
+from mainstay_core.supervisor.state import SlotPhase, SlotState, SupervisorState
 from mainstay_core.wire.facts import Leaving, Phase
 
 EXIT_TERMINATED = 143

@@ -24,7 +24,6 @@ from typing import Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.supervisor.events import (
-    SIGKILL,
     Action,
     Ended,
     Event,
@@ -40,10 +39,7 @@ from mainstay_core.supervisor.events import (
     Registered,
     SendFact,
     Signal,
-    SlotPhase,
-    SlotState,
     StopTrainers,
-    SupervisorState,
     Tick,
 )
 from mainstay_core.supervisor.leaving import (
@@ -62,6 +58,7 @@ from mainstay_core.supervisor.slots import (
     slot_step,
     with_phase,
 )
+from mainstay_core.supervisor.state import SIGKILL, SlotPhase, SlotState, SupervisorState
 from mainstay_core.wire.facts import Parked, TrainerDown
 from mainstay_core.wire.plan import Plan
 

@@ -28,13 +28,12 @@ from mainstay_core.supervisor.events import (
     Release,
     SendFact,
     Signal,
-    SlotPhase,
-    SlotState,
     StopTrainers,
 )
 from mainstay_core.supervisor.gossip import offer_after_s
 from mainstay_core.supervisor.held_job import held_job_of
 from mainstay_core.supervisor.machine import initial, next_due_s, step
+from mainstay_core.supervisor.state import SlotPhase, SlotState
 from mainstay_core.wire.api import HeldJob, Registration
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.wire.ledger import LedgerEntry

@@ -12,9 +12,6 @@ from typing import Any
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.supervisor.events import (
-    EXIT_FINISHED,
-    EXIT_USER_ERROR,
-    SIGKILL,
     Action,
     Committed,
     Exited,
@@ -24,11 +21,16 @@ from mainstay_core.supervisor.events import (
     Hello,
     SendFact,
     Signal,
-    SlotPhase,
-    SlotState,
     SocketEnded,
     StatusSeen,
     StopTrainers,
+)
+from mainstay_core.supervisor.state import (
+    EXIT_FINISHED,
+    EXIT_USER_ERROR,
+    SIGKILL,
+    SlotPhase,
+    SlotState,
     SupervisorLimits,
     SupervisorState,
 )

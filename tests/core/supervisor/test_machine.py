@@ -32,14 +32,13 @@ from mainstay_core.supervisor.events import (
     Release,
     SendFact,
     Signal,
-    SlotPhase,
     SocketEnded,
     StatusSeen,
     StopTrainers,
-    SupervisorLimits,
     Tick,
 )
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
+from mainstay_core.supervisor.state import SlotPhase, SupervisorLimits
 from mainstay_core.wire.facts import Adopted, FactKind, Finished, Parked, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 

@@ -1,0 +1,121 @@
+"""Defines the state of a pod's supervisor: its slots, its limits, and how it ends.
+
+The transitions are in :mod:`mainstay_core.supervisor.machine`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.wire.facts import (
+    Failed,
+    Finished,
+    Leaving,
+    Parked,
+    Paused,
+    SlotStatus,
+    TrainerDown,
+    TrainerUp,
+)
+from mainstay_core.wire.plan import Plan
+
+EXIT_FINISHED = 0
+EXIT_USER_ERROR = 10
+SIGKILL = 9
+
+
+class SlotPhase(enum.StrEnum):
+    """The phase of a slot: where its trainer is in its life."""
+
+    DOWN = "down"
+    FORKING = "forking"
+    UP = "up"
+    ENDING = "ending"
+    """Its socket has ended, but its process is not reaped yet."""
+    BACKOFF = "backoff"
+    GIVEN_UP = "given-up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorLimits:
+    """The times that a supervisor waits before it acts, in seconds."""
+
+    max_restarts: int = 10
+    """Restarts of one slot without a commit in between. More than these cannot mend what is
+    wrong."""
+    hang_s: float = 300.0
+    """A running trainer without progress for so long is killed."""
+    silence_s: float = 15.0
+    """A trainer that gives no sign of life for so long is killed: it is stopped, or a call
+    never lets another thread run. Its own thread reports its status every second, whatever it
+    computes."""
+    backoff_s: float = 0.25
+    """Delay of the second restart. Each further restart doubles it. The first one waits for
+    nothing, as most ends are single ends."""
+    backoff_max_s: float = 10.0
+    stop_grace_s: float = 3.0
+    """How long trainers may take to end when told to. Then they are killed."""
+    handover_s: float = 30.0
+    """How long a pod that is told to end serves until its work is handed over; 0: it ends at
+    once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """One slot and its trainer. ``incarnation`` is the life that ``phase`` describes."""
+
+    index: int
+    phase: SlotPhase = SlotPhase.DOWN
+    incarnation: Incarnation | None = None
+    pid: int = 0
+    restarts: int = 0
+    """Restarts since the last commit."""
+    restart_at_s: float = 0.0
+    done: bool = False
+    """Whether the trainer has said that it finished or failed. Its end is then no reason to fork
+    another."""
+    status: SlotStatus | None = None
+    alive_at_s: float = 0.0
+    """When it last said anything."""
+    progress_at_s: float = 0.0
+    """When it last made progress or was blocked on others."""
+    killed_for: str = ""
+    """Why the supervisor killed it, for the evidence."""
+    up: TrainerUp | None = None
+    """The fact that this life is up."""
+    down: TrainerDown | None = None
+    """The newest fact about an end."""
+    parked: Parked | None = None
+    """The fact that it gave up its quorum, until a newer plan arrives."""
+    final: Finished | Failed | Paused | None = None
+    """Its last words: that it finished, failed or pauses. They are repeated to an api that has lost
+    them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorState:
+    """Everything on which the decisions of a pod's supervisor depend."""
+
+    pod: PodUid
+    settings: SupervisorLimits = field(default_factory=SupervisorLimits)
+    slots: tuple[SlotState, ...] = ()
+    launcher_up: bool = False
+    registered: bool = False
+    plan: Plan | None = None
+    """Newest plan."""
+    leaving: Leaving | None = None
+    """Why the pod was told to end. It serves until its work is handed over."""
+    leave_by_s: float = 0.0
+    leave_acknowledged: bool = False
+    """Whether the api knows that the pod leaves. No plan made from then on gives the pod a new
+    place."""
+    released: bool = False
+    """Whether no rank of this pod is needed any more."""
+    ending: str = ""
+    """Why everything ends; empty while the job runs."""
+    exit_code: int = 0
+    """The supervisor's exit code, once all trainers have ended."""
+    ending_at_s: float = 0.0
+    left: bool = False
