@@ -1,4 +1,4 @@
-"""Step time with durable checkpoints, written in the step's path and in the background.
+"""Measures the step time with durable checkpoints, written in the step and in the background.
 
     python benchmarks/checkpoints.py [--quick] [--rounds 6] [--every 10] [--directory DIR]
 
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import torch
+from support import demo
 
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.base.shape import JobShape
@@ -33,7 +34,6 @@ from mainstay_train.exact import digests, numerics
 from mainstay_train.model import workload
 from mainstay_train.state.controller import Checkpointing
 
-MODEL = {"dim": 192, "layers": 8, "heads": 6, "kvHeads": 2, "hidden": 512, "sequence": 128}
 SLOT = Slot(pod=PodUid("pod"), index=0)
 QUORUM = QuorumId(id=1, nonce="bench")
 MODES = ("none", "synchronous", "asynchronous")
@@ -82,7 +82,7 @@ class Stage:
             name="bench",
             shape=shape,
             entrypoint="",
-            workload=MODEL | {"data": {"path": str(corpus)}},
+            workload=demo.MODEL | {"data": {"path": str(corpus)}},
             device="cpu",
             checkpoint_dir=str(directory),
         )

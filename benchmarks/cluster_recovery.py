@@ -1,4 +1,4 @@
-"""From the deletion of a pod to the next committed step, on a real cluster.
+"""Measures the time from the deletion of a pod to the next committed step, on a real cluster.
 
     sudo python benchmarks/cluster_recovery.py [--times 5]
 
@@ -21,19 +21,20 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.spread import median_and_most
 from tests.cluster import toolbox
 from tests.cluster.cluster import run_cluster
 from tests.cluster.release import JOBS, Platform, make_job
 
+from mainstay_core.wire.recoveries import STAGES
+
 NUM_PODS = 4
-PARTS = ("detect", "decide", "fence", "load", "resume")
 POLL_S = 0.05
 GIVE_UP_S = 300.0
 
@@ -45,7 +46,7 @@ class Row:
     commit: list[float] = field(default_factory=list)
     spare: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
-    parts: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in PARTS})
+    parts: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in STAGES})
     methods: list[str] = field(default_factory=list)
     lost_steps: int = 0
 
@@ -102,19 +103,14 @@ class Job:
         row.commit.append(_committed_s(first) - at_s)
         row.spare.append(_committed_s(last) - at_s)
         row.parts["detect"].append(first["started_at_s"] + first["detect_s"] - at_s)
-        for part in PARTS[1:]:
+        for part in STAGES[1:]:
             row.parts[part].append(first[f"{part}_s"])
         row.lost_steps += sum(r["lost_steps"] for r in new)
 
 
 def _committed_s(recovery: dict[str, Any]) -> float:
     """Wall clock of the first commit in a recovery's quorum: its start and its five times."""
-    return float(recovery["started_at_s"] + sum(recovery[f"{part}_s"] for part in PARTS))
-
-
-def spread(seconds: Sequence[float], scale: float = 1000.0) -> str:
-    """Median and largest."""
-    return f"{statistics.median(seconds) * scale:.0f} ({max(seconds) * scale:.0f})"
+    return float(recovery["started_at_s"] + sum(recovery[f"{part}_s"] for part in STAGES))
 
 
 def main() -> None:
@@ -132,13 +128,15 @@ def main() -> None:
         for _ in range(args.times):
             for how, row in rows.items():
                 job.delete_one(grace=how == "told", row=row)
-        print("| deleted | pods | commit | spare |", " | ".join(PARTS), "| whole, s | lost steps |")
-        print("| --- |" + " --- |" * (5 + len(PARTS)))
+        print(
+            "| deleted | pods | commit | spare |", " | ".join(STAGES), "| whole, s | lost steps |"
+        )
+        print("| --- |" + " --- |" * (5 + len(STAGES)))
         for how, row in rows.items():
-            parts = " | ".join(spread(row.parts[part]) for part in PARTS)
+            parts = " | ".join(median_and_most(row.parts[part]) for part in STAGES)
             print(
                 f"| {how} ({', '.join(sorted(set(row.methods)))}) | {len(row.commit)} "
-                f"| **{spread(row.commit)}** | {spread(row.spare)} | {parts} "
+                f"| **{median_and_most(row.commit)}** | {median_and_most(row.spare)} | {parts} "
                 f"| {statistics.median(row.whole):.1f} | {row.lost_steps} |",
                 flush=True,
             )

@@ -1,8 +1,9 @@
-"""The price of exactness: our step against the fastest one of the same model, part by part.
+"""Measures what exactness costs, part by part.
 
     python benchmarks/exactness.py [--quick] [--ranks 2] [--micro-batches 1 8] [--rounds 30]
 
-Forked processes train the demo's Llama data-parallel over gloo. Each round runs one step of every
+Our step is compared with the fastest one of the same model. Forked processes train the demo's
+Llama data-parallel over gloo. Each round runs one step of every
 variant, one after the other in an order that changes, after a barrier. ``cpu`` is the processor
 time of a rank's process in a step, mean over the ranks: other work on the machine hardly changes
 it. ``wall`` is the time of the slowest rank. Medians; what each part adds is of ``cpu``.
@@ -32,6 +33,8 @@ from datetime import timedelta  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
 
 import torch  # noqa: E402
+from support import demo  # noqa: E402
+from support.groups import ADDRESS, make_group  # noqa: E402
 from support.local_run import local_run, make_job  # noqa: E402
 from support.torchrun_llama import Plain, initialize  # noqa: E402
 from torch import distributed, nn  # noqa: E402
@@ -54,8 +57,6 @@ from mainstay_train.exact.draws import Address  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
 from mainstay_train.state.heal import masters_digest  # noqa: E402
 
-ADDRESS = "127.0.0.1"
-DEMO = {"dim": 192, "layers": 8, "heads": 6, "kvHeads": 2, "hidden": 512, "sequence": 128}
 SEED = 7
 LEARNING_RATE = 1e-4
 WARM_UP_ROUNDS = 3
@@ -82,7 +83,7 @@ class PlainStep:
 
     def __init__(self, rank: int, size: int, micro_batches: int, group: Group, ddp: bool) -> None:
         self._rank, self._size, self._micro_batches, self._group = rank, size, micro_batches, group
-        self._workload = workload.load("", DEMO)
+        self._workload = workload.load("", demo.MODEL)
         self._model: nn.Module = Plain(self._workload)
         initialize(self._model)
         self._parameters = list(self._model.parameters())
@@ -136,11 +137,16 @@ class OurStep:
             name="bench",
             shape=shape,
             entrypoint="",
-            workload=DEMO,
+            workload=demo.MODEL,
         )
         self._rank, self._size, self._group, self._gather = rank, size, group, gather
         self._engine = Engine.build(
-            workload.load("", DEMO), config, stage=0, num_stages=1, device="cpu", hook=_no_hook
+            workload.load("", demo.MODEL),
+            config,
+            stage=0,
+            num_stages=1,
+            device="cpu",
+            hook=_no_hook,
         )
         self._engine.state.initialize(SEED)
         self._table = [
@@ -177,7 +183,7 @@ class OurStep:
             norms = tuple(float(torch.linalg.vector_norm(block)) ** 2 for block in blocks)
         if OURS[4] in part:
             norms = self._vote(number, norms, gradient)
-        tokens = self._size * DEMO["sequence"]
+        tokens = self._size * demo.MODEL["sequence"]
         _, scale = clip(norms, tokens, 1.0)
         engine.state.apply(blocks, scale, LEARNING_RATE)
         if OURS[3] in part:
@@ -227,15 +233,7 @@ def run_rank(
         rank=rank,
         world_size=size,
     )
-    group = Group(
-        name="bench",
-        store=store,
-        rank=rank,
-        size=size,
-        address=ADDRESS,
-        backend="gloo",
-        timeout_s=120,
-    )
+    group = make_group("bench", store, rank, size)
     group.connect()
     client = GatherClient(gather, f"q{micro}-n", rank, size, f"life-{rank}", ADDRESS)
     plain = PlainStep(rank, size, micro, group, ddp=False)
@@ -308,7 +306,7 @@ def measure_whole(size: int, micro: int, num_steps: int) -> list[float]:
         "exact",
         training={"steps": 1_000_000, "seed": SEED, "lanes": size, "shardsPerLane": 1},
         pipeline={"microBatches": micro},
-        workload={"entrypoint": "mainstay_train.models.llama:workload", "config": DEMO},
+        workload=demo.WORKLOAD,
     )
     with local_run(job) as run:
         run.members(size)
@@ -321,7 +319,7 @@ def measure_whole(size: int, micro: int, num_steps: int) -> list[float]:
 
 def show(size: int, micro: int, times: dict[str, Times], whole: list[float]) -> None:
     """Print one table."""
-    print(f"\n{size} ranks, {micro} x {DEMO['sequence']} tokens per rank and step\n")
+    print(f"\n{size} ranks, {micro} x {demo.MODEL['sequence']} tokens per rank and step\n")
     print("| step | cpu ms | adds ms | of the fastest | wall ms | of the fastest |")
     print("| --- |" + " --- |" * 5)
     wall = {name: statistics.median(t[0] for t in rows) for name, rows in times.items()}

@@ -1,4 +1,4 @@
-"""Whether memory, threads, descriptors and files level off over many recoveries.
+"""Measures whether memory, threads, descriptors and files level off over many recoveries.
 
     python benchmarks/leaks.py [--quick] [--steps 500] [--recoveries 50]
 

@@ -1,4 +1,4 @@
-"""Step time after a replica is lost, against the step time before, by shards per lane.
+"""Measures the step time after a replica is lost against that before, by shards per lane.
 
     python benchmarks/masked_step.py [--quick] [--only emulated|llama] [--lanes 17]
 
@@ -19,22 +19,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
-import subprocess
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
-from support.local_run import running
+from support import demo
+from support.local_run import Step, local_run
+from support.spread import p10_to_p90
 
 HERE = Path(__file__).parent
-DEMO = HERE.parent / "examples" / "demo.yaml"
 SAMPLES_PER_LANE = 16
 WARM_UP = 2
 """Steps that do not count, at the start and after the loss: the first pays for what is
@@ -115,68 +112,39 @@ def measure(case: Case) -> Measured:
     Raises:
         RuntimeError: the run failed, hung, or lost or won replicas otherwise than meant.
     """
-    with tempfile.TemporaryDirectory(prefix="masked-") as directory:
-        path = Path(directory)
-        (path / "job.yaml").write_text(yaml.safe_dump(case.job()))
-        (path / "faults.yaml").write_text(yaml.safe_dump(case.faults()))
-        entries: dict[int, dict[int, dict[str, Any]]] = {}
-        stacks: dict[int, int] = {}
-        # A local run makes a new pod for a lost one. Here the lost one is to stay lost.
-        with running(path, 0, "--faults", str(path / "faults.yaml")) as process:
-            _follow(path, process, entries, stacks)
-            if process.returncode != 0:
-                log = (path / "output.log").read_text()[-2000:]
-                raise RuntimeError(f"{case.name}: exit code {process.returncode}\n{log}")
-    return _evaluate(case, entries, stacks)
-
-
-def _follow(
-    path: Path,
-    process: subprocess.Popen[bytes],
-    entries: dict[int, dict[int, dict[str, Any]]],
-    stacks: dict[int, int],
-) -> None:
-    """Collect the ledger and the planned stacks (by replicas) while the run lives."""
+    stacks: dict[int, int] = {}
     give_up_s = time.monotonic() + GIVE_UP_S
-    with httpx.Client(trust_env=False) as client:
-        while process.poll() is None:
-            if time.monotonic() > give_up_s:
-                raise RuntimeError(f"the run hangs:\n{(path / 'output.log').read_text()[-2000:]}")
+    # A local run makes a new pod for a lost one. Here the lost one is to stay lost.
+    with local_run(case.job(), replacements=0, faults=case.faults()) as run:
+        while run.process.poll() is None:
+            _require(time.monotonic() < give_up_s, f"{case.name}: the run hangs")
             time.sleep(POLL_S)
-            with contextlib.suppress(httpx.HTTPError, OSError, ValueError, KeyError):
-                record = json.loads((path / "state" / "local.json").read_text())
-                token = (path / "state" / "token").read_text()
-                client.headers["Authorization"] = f"Bearer {token}"
-                url = f"{record['url']}/v1/jobs/{record['job']}"
-                job = client.get(url).raise_for_status().json()
-                stacks[job["replicas"]] = job["all_reduce_stack"]
-                since = max(0, max(entries, default=0) - 2)
-                ledger = client.get(f"{url}/ledger", params={"since": since}).raise_for_status()
-                for entry in ledger.json():
-                    entries.setdefault(entry["step"], {})[entry["stage"]] = entry
+            with contextlib.suppress(httpx.HTTPError):
+                shown = run.fetch()
+                stacks[shown["replicas"]] = shown["all_reduce_stack"]
+                run.read_ledger()
+        log = (run.directory / "output.log").read_text()[-2000:]
+        code = run.process.returncode
+        _require(code == 0, f"{case.name}: exit code {code}\n{log}")
+        return _evaluate(case, run.steps, stacks)
 
 
-def _evaluate(
-    case: Case, entries: Mapping[int, Mapping[int, Mapping[str, Any]]], stacks: Mapping[int, int]
-) -> Measured:
+def _evaluate(case: Case, steps: Mapping[int, Step], stacks: Mapping[int, int]) -> Measured:
     measured = Measured(
         normal_stack=stacks.get(case.lanes, 0), masked_stack=stacks.get(case.lanes - 1, 0)
     )
-    for step, by_stage in sorted(entries.items()):
-        if len(by_stage) < case.stages:
+    for number, step in sorted(steps.items()):
+        had = f"step {number} had {step.replicas} replicas"
+        if number < WARM_UP:
             continue
-        seconds = max(float(entry["step_s"]) for entry in by_stage.values())
-        replicas = {entry["replicas"] for entry in by_stage.values()}
-        if step < WARM_UP:
-            continue
-        if step < case.fault_step:
-            _require(replicas == {case.lanes}, f"step {step} had {replicas} replicas")
-            measured.normal_s.append(seconds)
-        elif step == case.fault_step:
-            measured.resumed_s = seconds
-        elif step >= case.fault_step + WARM_UP:
-            _require(replicas == {case.lanes - 1}, f"step {step} had {replicas} replicas")
-            measured.masked_s.append(seconds)
+        if number < case.fault_step:
+            _require(step.replicas == case.lanes, had)
+            measured.normal_s.append(step.step_s)
+        elif number == case.fault_step:
+            measured.resumed_s = step.step_s
+        elif number >= case.fault_step + WARM_UP:
+            _require(step.replicas == case.lanes - 1, had)
+            measured.masked_s.append(step.step_s)
     _require(len(measured.normal_s) == case.num_steps, "normal steps are missing")
     _require(len(measured.masked_s) >= case.num_steps, "masked steps are missing")
     return measured
@@ -195,7 +163,6 @@ def make_cases(lanes: int, device_s: float, quick: bool) -> list[Case]:
         "entrypoint": f"{HERE / 'emulated_accelerator.py'}:workload",
         "config": {"deviceMillisecondsPerToken": per_token_ms, "sequence": sequence},
     }
-    demo = yaml.safe_load(DEMO.read_text())["spec"]
     shards = (1, 16)
     return [
         *(
@@ -213,20 +180,14 @@ def make_cases(lanes: int, device_s: float, quick: bool) -> list[Case]:
             Case(
                 name="llama",
                 shards_per_lane=c,
-                lanes=demo["training"]["lanes"],
-                stages=demo["parallelism"]["stages"],
+                lanes=demo.LANES,
+                stages=demo.STAGES,
                 num_steps=3 if quick else 8,
-                workload=demo["workload"],
+                workload=demo.WORKLOAD,
             )
             for c in shards
         ),
     ]
-
-
-def spread(seconds: Sequence[float]) -> str:
-    """The 10th and the 90th percentile: what else the machine did meanwhile shows here."""
-    low, *_, high = statistics.quantiles(seconds, n=10, method="inclusive")
-    return f"{low:.2f}-{high:.2f}"
 
 
 def main() -> None:
@@ -255,8 +216,8 @@ def main() -> None:
         print(
             f"{case.name:<10}{case.shards_per_lane:>4}{case.lanes:>7}{case.stages:>8}"
             f"{len(result.normal_s):>3}+{len(result.masked_s):<3}"
-            f"{statistics.median(result.normal_s):>10.3f}{spread(result.normal_s):>13}"
-            f"{statistics.median(result.masked_s):>10.3f}{spread(result.masked_s):>13}"
+            f"{statistics.median(result.normal_s):>10.3f}{p10_to_p90(result.normal_s):>13}"
+            f"{statistics.median(result.masked_s):>10.3f}{p10_to_p90(result.masked_s):>13}"
             f"{result.ratio:>8.3f}{ideal:>8.3f}"
             f"{f'{result.normal_stack} -> {result.masked_stack}':>10}{result.resumed_s:>8.3f}",
             flush=True,

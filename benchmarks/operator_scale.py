@@ -1,4 +1,4 @@
-"""The operator with a job of a thousand pods: time, memory, and requests to the Kubernetes API.
+"""Measures the operator with a job of a thousand pods: time, memory, requests to Kubernetes.
 
     python benchmarks/operator_scale.py [--pods 1000] [--rack 40] [--nodes 10]
 

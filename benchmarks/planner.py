@@ -1,4 +1,4 @@
-"""How long the planners take: what a failure costs the control plane, in milliseconds.
+"""Measures how long the planners take: what a failure costs the control plane.
 
     python benchmarks/planner.py [--quick]
 

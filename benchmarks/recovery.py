@@ -1,4 +1,4 @@
-"""From kill -9 to the survivors' next committed step, beside torchrun's elastic restart.
+"""Measures the time from kill -9 to the next committed step, beside torchrun's elastic restart.
 
     python benchmarks/recovery.py [--quick] [--kills 20] [--only ours|torchrun|rebuild]
 
@@ -39,14 +39,15 @@ from support.local_run import (  # noqa: E402
     kill_trainer,
     local_run,
     make_job,
-    spread,
 )
+from support.spread import median_and_p90  # noqa: E402
+
+from mainstay_core.wire.recoveries import STAGES  # noqa: E402
 
 SEED = 1
 SETTLE_STEPS = 25
 """Steps between a join and the next kill; their median is the normal step."""
 AFTER_JOIN = 10
-PARTS = ("detect", "decide", "fence", "load", "resume")
 REBUILD_ELEMENTS = 50_000
 """About the model's parameters."""
 
@@ -60,7 +61,7 @@ class Times:
     stall: list[float] = field(default_factory=list)
     join: list[float] = field(default_factory=list)
     all: list[float] = field(default_factory=list)
-    parts: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in PARTS})
+    parts: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in STAGES})
     lost_steps: int = 0
 
 
@@ -115,7 +116,7 @@ def _evaluate(run: LocalRun, at_s: float, known: set[int], times: Times) -> None
     times.lost_steps += loss["lost_steps"]
     first_fact_s = loss["started_at_s"] + loss["detect_s"]
     times.parts["detect"].append(first_fact_s - at_s)
-    for part in PARTS[1:]:
+    for part in STAGES[1:]:
         times.parts[part].append(loss[f"{part}_s"])
 
 
@@ -125,19 +126,20 @@ def _interval(run: LocalRun, step: int) -> float:
 
 def show(label: str, times: Times) -> None:
     """Print one line of the table."""
-    parts = " | ".join(spread(times.parts[part]) for part in PARTS)
+    parts = " | ".join(median_and_p90(times.parts[part]) for part in STAGES)
+    step, beyond = median_and_p90(times.step), median_and_p90(times.beyond)
+    stall, join = median_and_p90(times.stall), median_and_p90(times.join)
     print(
-        f"| {label} | {len(times.beyond)} | {spread(times.step)} | **{spread(times.beyond)}** "
-        f"| {spread(times.stall)} | {parts} | {spread(times.join)} | {spread(times.all)} "
-        f"| {times.lost_steps} |",
+        f"| {label} | {len(times.beyond)} | {step} | **{beyond}** | {stall} | {parts} | {join} "
+        f"| {median_and_p90(times.all)} | {times.lost_steps} |",
         flush=True,
     )
 
 
 def ours(kills: int, quick: bool) -> dict[str, list[float]]:
     """Print our rows; return what the ratios need."""
-    print("| killed | kills | step | beyond | stall |", " | ".join(PARTS), "| join | all | lost |")
-    print("| --- |" + " --- |" * (6 + len(PARTS)), flush=True)
+    print("| killed | kills | step | beyond | stall |", " | ".join(STAGES), "| join | all | lost |")
+    print("| --- |" + " --- |" * (6 + len(STAGES)), flush=True)
     beyond = {}
     rows: list[tuple[str, int, int, Callable[[Mapping[str, Any]], float]]] = [
         ("trainer, 3 x 1", 3, 1, kill_trainer),

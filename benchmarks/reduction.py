@@ -1,10 +1,10 @@
-"""The canonical reduction against gloo's all_reduce: same processes, same sizes, in alternation.
+"""Compares the canonical reduction with gloo's all_reduce.
 
     python benchmarks/reduction.py [--elements 1800000] [--rounds 30] [--overheads]
 
-Every round runs both, one after the other, on all ranks; the table shows medians of the
-slowest rank's time per round and their ratio. Design section 12 asks for at most 1.3 with one
-partial per rank and 1.3 (p + 1) / 2 with p.
+Every round runs both, one after the other, in the same processes and on the same sizes; the table
+shows medians of the slowest rank's time per round and their ratio. Design section 12 asks for at
+most 1.3 with one partial per rank and 1.3 (p + 1) / 2 with p.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from datetime import timedelta  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
 
 import torch  # noqa: E402
+from support import demo  # noqa: E402
+from support.groups import ADDRESS, make_group  # noqa: E402
 from torch.distributed import TCPStore  # noqa: E402
 
 from mainstay_core.base.shape import JobShape  # noqa: E402
 from mainstay_core.job.config import JobConfig  # noqa: E402
 from mainstay_core.rank.settle import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
-from mainstay_train.comm.group import Group  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
 from mainstay_train.exact import digests  # noqa: E402
 from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402
@@ -35,13 +36,9 @@ from mainstay_train.exact.reduction import Reducer  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
 from mainstay_train.state.heal import masters_digest  # noqa: E402
 
-ADDRESS = "127.0.0.1"
 WARM_UP_ROUNDS = 3
 BLOCKS = 5
 """The elements are cut into so many blocks, as a stage's are."""
-
-DEMO = {"dim": 192, "layers": 8, "hidden": 576}
-"""Model of the demo: 3.54 M parameters."""
 
 
 def run_rank(
@@ -49,15 +46,7 @@ def run_rank(
 ) -> None:
     """One process: for each p, time both reductions, round by round."""
     torch.set_num_threads(1)
-    group = Group(
-        name=f"bench-{size}",
-        store=store,
-        rank=rank,
-        size=size,
-        address=ADDRESS,
-        backend="gloo",
-        timeout_s=120,
-    )
+    group = make_group(f"bench-{size}", store, rank, size)
     group.connect()
     layout = StageLayout(
         blocks=tuple(BlockLayout.of(f"b{i}", {"w": (elements // BLOCKS,)}) for i in range(BLOCKS))
@@ -122,10 +111,15 @@ def overheads(rounds: int) -> None:
             lanes=4, shards_per_lane=1, replicas=4, min_replicas=1, stages=2, steps=1, seed=1
         ),
         entrypoint="",
-        workload=DEMO,
+        workload=demo.MODEL,
     )
     engine = Engine.build(
-        workload.load("", DEMO), config, stage=0, num_stages=2, device="cpu", hook=lambda _: None
+        workload.load("", demo.MODEL),
+        config,
+        stage=0,
+        num_stages=2,
+        device="cpu",
+        hook=lambda _: None,
     )
     engine.state.initialize(1)
     engine.reducer.reduced.normal_()

@@ -1,4 +1,4 @@
-"""What the processes of a local run hold: memory, threads, descriptors, files."""
+"""Counts what the processes of a local run hold: memory, threads, descriptors, files."""
 
 from __future__ import annotations
 

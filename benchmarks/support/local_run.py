@@ -1,4 +1,4 @@
-"""A local run driven by a benchmark, which kills from outside, at a known time."""
+"""Drives a local run for a benchmark, which kills from outside, at a known time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import contextlib
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,8 +26,9 @@ TINY_LLAMA = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 64, "s
 # A local run makes few pods and restarts for a lost one; a benchmark kills many times.
 LOCAL_RUN = """
 import sys
-from mainstay_cli import local_run, main
-local_run.REPLACEMENTS_PER_POD = {replacements}
+from mainstay_cli.commands import main
+from mainstay_cli.local import run
+run.REPLACEMENTS_PER_POD = {replacements}
 sys.exit(main.main())
 """
 
@@ -58,6 +58,8 @@ class Step:
     step: int
     quorum: int
     committed_at_s: float
+    step_s: float
+    """How long it took the slowest stage."""
     replicas: int
 
 
@@ -109,6 +111,7 @@ class LocalRun:
                     step=number,
                     quorum=max(e["quorum"]["id"] for e in entries),
                     committed_at_s=max(e["committed_at_s"] for e in entries),
+                    step_s=max(e["step_s"] for e in entries),
                     replicas=min(e["replicas"] for e in entries),
                 )
 
@@ -169,11 +172,12 @@ def _environments() -> Iterator[tuple[int, list[str]]]:
 
 
 @contextlib.contextmanager
-def running(directory: Path, replacements: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the ``job.yaml`` of a directory in local mode; end it with the block."""
+def _running(directory: Path, replacements: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the ``job.yaml`` of a directory, with its ``faults.yaml``; end it with the block."""
     code = LOCAL_RUN.format(replacements=replacements)
     command = [sys.executable, "-c", code, "local", "run", str(directory / "job.yaml")]
-    command += [*options, "--state-dir", str(directory / "state"), "--ui", "plain"]
+    command += ["--faults", str(directory / "faults.yaml")]
+    command += ["--state-dir", str(directory / "state"), "--ui", "plain"]
     with (directory / "output.log").open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -194,14 +198,23 @@ def running(directory: Path, replacements: int, *options: str) -> Iterator[subpr
 
 
 @contextlib.contextmanager
-def local_run(job: Mapping[str, Any], replacements: int = 1000) -> Iterator[LocalRun]:
-    """Run a job in a directory of its own, until the block ends, by a SIGTERM too."""
+def local_run(
+    job: Mapping[str, Any], replacements: int = 1000, faults: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[LocalRun]:
+    """Run a job in a directory of its own, until the block ends, by a SIGTERM too.
+
+    Args:
+        job: the TrainingJob.
+        replacements: pods that are made for lost ones, for each pod of the job.
+        faults: entries of a faults file.
+    """
     signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         (directory / "job.yaml").write_text(yaml.safe_dump(dict(job)))
+        (directory / "faults.yaml").write_text(yaml.safe_dump([dict(fault) for fault in faults]))
         with (
-            running(directory, replacements) as process,
+            _running(directory, replacements) as process,
             httpx.Client(trust_env=False, timeout=20) as client,
         ):
             stages = job["spec"]["parallelism"]["stages"]
@@ -227,13 +240,3 @@ def _find(run: LocalRun) -> None:
         return False
 
     run.until(found, "the run's record")
-
-
-def spread(seconds: list[float]) -> str:
-    """Return the median and the 90th percentile in milliseconds."""
-    if not seconds:
-        return "-"
-    if len(seconds) == 1:
-        return f"{seconds[0] * 1e3:.0f}"
-    high = statistics.quantiles(seconds, n=10, method="inclusive")[-1]
-    return f"{statistics.median(seconds) * 1e3:.0f} ({high * 1e3:.0f})"

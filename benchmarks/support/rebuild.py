@@ -1,4 +1,4 @@
-"""The floor of any recovery here: kill one of three processes, build a group anew, all-reduce.
+"""Measures the floor of any recovery: kill one of three processes, make a new group, all-reduce.
 
 No membership is agreed and no state settled: who lives is known, and the parent, which waits for
 the dead process, tells the others at once.
@@ -16,12 +16,14 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 
 import torch
+from support.groups import ADDRESS, make_group
 from torch.distributed import TCPStore
 
-from mainstay_train.comm.group import Group, GroupEnded
+from mainstay_train.comm.group import GroupEnded
 
-ADDRESS = "127.0.0.1"
 RANKS = 3
+OPERATION_S = 30.0
+"""Longest time of one operation of a group."""
 
 
 def measure(rounds: int, elements: int) -> list[float]:
@@ -60,7 +62,7 @@ def _round(elements: int) -> float:
 
 def _rank(pipe: Connection, store: str, rank: int, elements: int) -> None:
     torch.set_num_threads(1)
-    group = _group(store, "before", rank, RANKS)
+    group = make_group("before", store, rank, RANKS, OPERATION_S)
     group.connect()
     pipe.send("ready")
 
@@ -77,19 +79,7 @@ def _rank(pipe: Connection, store: str, rank: int, elements: int) -> None:
             told = group.ended is not None
     while group.ended is None:
         time.sleep(0.0005)
-    after = _group(store, "after", rank, RANKS - 1)
+    after = make_group("after", store, rank, RANKS - 1, OPERATION_S)
     after.connect()
     after._group.allreduce([tensor]).wait()
     pipe.send(time.time())
-
-
-def _group(store: str, name: str, rank: int, size: int) -> Group:
-    return Group(
-        name=name,
-        store=store,
-        rank=rank,
-        size=size,
-        address=ADDRESS,
-        backend="gloo",
-        timeout_s=30,
-    )

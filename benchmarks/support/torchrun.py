@@ -1,4 +1,4 @@
-"""torchrun's elastic restart, measured: from kill -9 of a worker to the next new step of all."""
+"""Measures torchrun's elastic restart: from kill -9 of a worker to the next new step of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torchrun starts: our Llama as a plain module in a plain DDP loop, a checkpoint per step.
+"""Trains our Llama under torchrun: a plain module in a plain DDP loop, a checkpoint per step.
 
 As torch's documentation of elastic training has it: after a restart every worker builds all anew,
 loads the newest checkpoint and goes on. Each worker appends a line per step to its own file.
