@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 ENTRY = {"target": {"replica": 1, "stage": 0}, "action": "kill-trainer"}
@@ -77,3 +78,15 @@ def test_a_step_that_passes_makes_its_fault_a_missed_one(job: Any) -> None:
     job.commit(1)
     job.commit(2)
     assert [f["state"] for f in job.api.get(f"{job.path}/faults")] == ["missed"]
+
+
+def test_a_fault_on_a_process_of_a_cluster_is_refused_by_name(
+    new_api: Callable[..., Any], new_job: Callable[..., Any]
+) -> None:
+    job = new_job(new_api(auth="kubernetes"), uid="uid-of-a-cluster", namespace="research")
+    job.start()
+    flush = {"target": {"process": "redis"}, "action": "flush"}
+    refused = ask(job, flush, status=422)
+    assert refused["field"] == "faults[0].target.process"
+    assert "is for local runs" in refused["detail"]
+    assert ask(job, ENTRY)[0]["state"] == "waiting"

@@ -239,7 +239,9 @@ def town(
         plugins = directory / "bin"
         plugins.mkdir()
         plugin = plugins / "kubectl-mainstay"
-        plugin.write_text(f'#!/bin/sh\nexec {sys.executable} -m mainstay_cli.cluster.plugin "$@"\n')
+        plugin.write_text(
+            f'#!/bin/sh\nexec {sys.executable} -m mainstay_cli.commands.kubectl "$@"\n'
+        )
         plugin.chmod(0o755)
         yield Town(world, namespace, uid, plugins)
     finally:

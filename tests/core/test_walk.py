@@ -124,7 +124,7 @@ def test_a_room_lists_all_of_its_files_and_no_others() -> None:
 
 
 def test_the_page_puts_rooms_on_the_levels_of_the_import_contracts() -> None:
-    for package in ("mainstay_core", "mainstay_train"):
+    for package in ("mainstay_core", "mainstay_train", "mainstay_cli"):
         rows = list_rows(package)
         levels = [{room for at, room, _ in rows if at == level} for level, _, _ in rows]
 

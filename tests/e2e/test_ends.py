@@ -163,7 +163,7 @@ def test_training_outlives_redis_and_the_api(tmp_path: Path, corpus: Path) -> No
     with local_job(tmp_path, held_job(tmp_path, corpus)) as job:
         wait_until_held(job)
         before = {member["pid"] for member in job.fetch("members")}
-        for name, warning in (("mainstay_api", "the api ended"), ("redis-server", "redis ended")):
+        for name, warning in (("mainstay_api", "the api ended"), ("redis-server", "Redis ended")):
             # The guard is the leader; what it guards is the last of the group.
             *_, pid = (line.split()[0] for line in processes_of(tmp_path) if name in line)
             os.kill(int(pid), signal.SIGKILL)

@@ -163,7 +163,7 @@ def test_the_api_dies_around_a_decision(run: Run, expected: Any) -> None:
     cluster.redis.resume()
     cluster.api.start()
     cluster.wait_until(lambda: cluster.quorum() > quorum)
-    # Between compare-and-set and publication: the plan is durable, and nobody has it.
+    # Between compare-and-set and publication: the plan is stored, and nobody has it.
     members = run.stand_at(6)
     quorum = cluster.quorum()
     for relay in cluster.relays.values():

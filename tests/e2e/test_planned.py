@@ -144,11 +144,11 @@ def test_scale_down_and_up_again(tmp_path: Path, corpus: Path, undisturbed: dict
         open_gate(tmp_path, 5)
         job.wait_for_members(9, 6)
         job.wait_until(lambda: job.fetch()["pods"] == 7)
-        assert "3 of 3 replicas whole" in command(job, "status", "tiny").stdout
+        assert "whole: 3 of 3 replicas" in command(job, "status", "tiny").stdout
         open_gate(tmp_path, 9)
         report = job.report()
     assert check(report, undisturbed) == ["join"]
     assert [e["message"] for e in report["events"] if e["reason"] == "Scaled"] == [
-        "2 replicas are wanted instead of 3: a user asked for it",
-        "3 replicas are wanted instead of 2: a user asked for it",
+        "wanted: 2 replicas instead of 3: a user asked for it",
+        "wanted: 3 replicas instead of 2: a user asked for it",
     ]

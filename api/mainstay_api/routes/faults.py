@@ -1,4 +1,4 @@
-"""For people and the process provider: faults to inject, and what became of them."""
+"""For people and the provider: faults to inject, and what became of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from mainstay_api import examples
 from mainstay_api.deps import (
     GuardedRoute,
+    SettingsDep,
     TransactionsDep,
     UidDep,
     require_operator,
@@ -35,14 +36,17 @@ router = APIRouter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFaults:
-    """Faults for a running job, as in a faults file; without a step: the next one."""
+    """Faults for a running job, as in a faults file.
+
+    A fault without a step fires at the next one.
+    """
 
     faults: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFired:
-    """Whoever started a process of the control plane is about to break it."""
+    """A fault on the api or Redis that is about to be carried out."""
 
     process: str
     at_s: float
@@ -57,9 +61,12 @@ async def show_faults(uid: UidDep, transactions: TransactionsDep) -> JSONRespons
 
 @router.post("/faults", status_code=201, responses=examples.FAULTS)
 async def request_faults(
-    uid: UidDep, transactions: TransactionsDep, body: NewFaults
+    uid: UidDep, transactions: TransactionsDep, settings: SettingsDep, body: NewFaults
 ) -> JSONResponse:
-    """Inject faults into the running job; 422 for what can never fire."""
+    """Inject faults into the running job; 422 for what can never fire.
+
+    Faults on processes of the control plane are carried out by a local run only.
+    """
     state = await transactions.load(uid)
     job = files.Job(
         # Scaled since it was created, perhaps: replicas are those of now.
@@ -67,6 +74,7 @@ async def request_faults(
         num_spares=max(state.config.spares, len(spare_pods(state))),
         known={fault.id: fault for fault in state.config.faults},
         at_step=state.step,
+        local=settings.auth == "token",
     )
     faults = files.parse_more(body.faults, job)
     if not faults:

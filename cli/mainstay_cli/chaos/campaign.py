@@ -88,7 +88,7 @@ class Result:
 
 
 class Watcher:
-    """Told how a campaign goes; says nothing itself."""
+    """Hears how a campaign goes; this base class shows nothing."""
 
     def starts(self, what: str) -> None:
         """A run starts."""
@@ -233,6 +233,6 @@ def summarize(result: Result, campaign: Campaign, say: Say) -> None:
     lost = sum(verdict.lost_steps for verdict in result.verdicts)
     say(
         f"{'PASS' if result.ok else 'FAIL'}: {equal} of {len(result.verdicts)} faults fired with "
-        f"equal digests in all {result.steps} steps; {lost} steps lost; {result.seconds:.0f} s; "
+        f"equal digests in all {result.steps} steps; steps lost: {lost}; {result.seconds:.0f} s; "
         f"everything is in {result.directory}"
     )

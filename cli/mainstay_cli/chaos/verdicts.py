@@ -9,7 +9,7 @@ from typing import Any
 
 from mainstay_cli.base import comparison
 from mainstay_cli.chaos.runs import Outcome
-from mainstay_cli.views.faults import at_text, target_text
+from mainstay_cli.views.faults import at_text, fired_text, target_text
 
 CLOCK_SLACK_S = 0.05
 """A death may be dated a little before its fault was recorded: two processes, two clocks."""
@@ -88,7 +88,7 @@ def judge_run(
                 at=at_text(dict(shown)) if fault else str(entry["at"]),
                 judgement=judgement,
                 why=why,
-                fired_on=_where(fired) if fired else "",
+                fired_on=fired_text(fired) if fired else "",
                 method=str(recovery["method"]) if recovery else "",
                 lost_steps=int(recovery["lost_steps"]) if recovery else 0,
                 first_commit_after_s=recovery["first_commit_after_s"] if recovery else None,
@@ -109,11 +109,6 @@ def _why_not(fault: Mapping[str, Any] | None, listed: Mapping[str, Any]) -> str:
     if fault.get("during"):
         return f"its rank had no part in a {fault['during']} after {fault['of']}"
     return "the job ended before its rank came to the action"
-
-
-def _where(fired: Mapping[str, Any]) -> str:
-    slot = "" if fired["slot"] is None else f"/{fired['slot']}"
-    return f"{fired['pod']}{slot}"
 
 
 def _recovery_from(

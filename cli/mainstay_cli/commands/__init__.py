@@ -1,6 +1,8 @@
-"""Defines the commands of ``mainstay``, one file for each.
+"""Defines the commands of ``mainstay`` and of ``kubectl mainstay``.
 
-- ``main``: the command line
+- ``main``: the command line of ``mainstay``
+- ``kubectl``: the command line of ``kubectl mainstay``
+- ``arguments``: arguments that several commands have
 - ``local``: ``mainstay local``
 - ``demo``: ``mainstay local demo``
 - ``status``: ``mainstay status``

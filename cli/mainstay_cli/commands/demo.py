@@ -13,6 +13,7 @@ from mainstay_cli.commands import timeline
 from mainstay_cli.local import manifests
 from mainstay_cli.local import run as local_run
 from mainstay_cli.views.progress import PlainProgress
+from mainstay_core.base.words import count
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -32,7 +33,8 @@ def run(progress: PlainProgress, examples: Path = EXAMPLES) -> None:
     with tempfile.TemporaryDirectory(prefix="mainstay-demo-") as directory:
         results = {}
         for name, points in (("undisturbed", ()), ("disturbed", faults)):
-            progress.say(f"== {name}: {job.shape.steps} steps, {len(points)} faults to come")
+            steps, to_come = count(job.shape.steps, "step"), count(len(points), "fault")
+            progress.say(f"== {name}: {steps}, {to_come} to come")
             file = manifests.load_job(job_file, f"demo-{name}")
             options = local_run.RunOptions(state_dir=Path(directory) / name)
             results[name] = local_run.run_job(file, points, options, progress)
@@ -53,9 +55,10 @@ def run(progress: PlainProgress, examples: Path = EXAMPLES) -> None:
     if problems:
         raise CliError("FAIL: " + "; ".join(problems), ExitCode.FAILED)
     progress.say(
-        f"PASS: {len(faults)} kills, {len(disturbed.recoveries)} recoveries, 0 steps lost, "
-        f"all {len(undisturbed.report['digests']['steps'])} steps and the final state equal "
-        "bit for bit"
+        f"PASS: {count(len(faults), 'kill')}, "
+        f"{count(len(disturbed.recoveries), 'recovery', 'recoveries')}, 0 steps lost, "
+        f"all {count(len(undisturbed.report['digests']['steps']), 'step')} and the final state "
+        "equal bit for bit"
     )
 
 
@@ -70,10 +73,10 @@ def judge(
     if _num_faults(undisturbed) != 0:
         problems.append("the undisturbed run had to recover")
     if _num_faults(disturbed) < num_faults:
-        problems.append(f"only {_num_faults(disturbed)} of {num_faults} faults were recovered from")
+        problems.append(f"recovered from: {_num_faults(disturbed)} of {count(num_faults, 'fault')}")
     lost = disturbed.report["steps"]["lost"]
     if lost:
-        problems.append(f"{lost} steps were lost")
+        problems.append(f"steps lost: {lost}")
     return problems
 
 

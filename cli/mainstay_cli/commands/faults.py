@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from mainstay_cli.base.exits import UsageError
+from mainstay_cli.commands.arguments import AS_JSON, JOB, RUNNING_JOB
 from mainstay_cli.local import manifests, runs
-from mainstay_cli.views.faults import at_text, target_text
+from mainstay_cli.views.faults import at_text, fired_text, target_text
 
 app = typer.Typer(help="Inject faults into a running job; docs/faults.md.", no_args_is_help=True)
 
@@ -30,10 +31,12 @@ NUMBERS = ("replica", "stage", "inner", "spare")
     "  mainstay faults inject demo -f faults.yaml",
 )
 def inject(
-    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    job: RUNNING_JOB,
     target: Annotated[
         str | None,
-        typer.Option(help="replica=R,stage=S[,inner=I], spare=N, or process=api|redis."),
+        typer.Option(
+            help="replica=R,stage=S[,inner=I]; spare=N; or, of a local run only, process=api|redis."
+        ),
     ] = None,
     action: Annotated[
         str | None,
@@ -58,7 +61,7 @@ def inject(
     file: Annotated[
         Path | None, typer.Option("-f", "--file", help="FAULTS.yaml, instead of all these.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
     if file is not None:
         if target is not None or action is not None:
@@ -81,7 +84,7 @@ def inject(
             "delayMs": delay_ms if slow else None,
         }
         entries = [_given(entry)]
-    listed = asyncio.run(_inject(_running(job), entries))
+    listed = asyncio.run(_inject(runs.find_running(job), entries))
     print(json.dumps(listed, indent=1) if as_json else render(listed))
 
 
@@ -90,13 +93,8 @@ def inject(
     help="List the faults of a job: where they fire, and what became of each.\n\n"
     "Example: mainstay faults ls demo",
 )
-def ls(
-    job: Annotated[
-        str | None, typer.Argument(help="Name of the job; the newest one if left out.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    listed = asyncio.run(_fetch(_running(job)))
+def ls(job: JOB = None, as_json: AS_JSON = False) -> None:
+    listed = asyncio.run(_fetch(runs.find_running(job)))
     print(json.dumps(listed, indent=1) if as_json else render(listed))
 
 
@@ -135,21 +133,11 @@ def render(listed: list[dict[str, Any]]) -> str:
 
 def _state_text(fault: dict[str, Any]) -> str:
     fired = fault.get("fired")
-    if not fired:
-        return str(fault["state"])
-    slot = "" if fired["slot"] is None else f"/{fired['slot']}"
-    return f"fired on {fired['pod']}{slot}"
+    return f"fired on {fired_text(fired)}" if fired else str(fault["state"])
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _running(job: str | None) -> runs.Run:
-    run = runs.find(job)
-    if not run.is_running():
-        raise UsageError(f"{run.name} has ended: nothing can be injected or listed any more")
-    return run
 
 
 async def _inject(run: runs.Run, entries: list[Any]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from mainstay_cli.local import checkpoint_files, manifests
 from mainstay_cli.local import run as local_run
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_recovery
+from mainstay_core.base.words import count
 
 app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
 
@@ -116,9 +117,9 @@ def summarize(result: local_run.RunResult, directory: Path, progress: PlainProgr
     """Print how a run went."""
     steps = result.report.get("steps", {})
     progress.say(
-        f"{result.state}: {steps.get('committed', 0)} steps committed, "
+        f"{result.state}: {count(steps.get('committed', 0), 'step')} committed, "
         f"{steps.get('redone', 0)} redone, {steps.get('lost', 0)} lost, "
-        f"{len(result.recoveries)} recoveries"
+        + count(len(result.recoveries), "recovery", "recoveries")
     )
     for recovery in result.recoveries:
         progress.say(f"  {describe_recovery(recovery)}")

@@ -21,6 +21,7 @@ from mainstay_cli.commands import (
     status,
     timeline,
 )
+from mainstay_cli.commands.arguments import AS_JSON, JOB, RUNNING_JOB
 
 EXIT_CODES = """
 Exit codes:
@@ -49,6 +50,8 @@ app = typer.Typer(
 app.add_typer(local.app, name="local")
 app.add_typer(faults.app, name="faults")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.command("timeline", help=timeline.HELP)(timeline.show)
+app.command("drain", help=operations.DRAIN_HELP)(operations.drain)
 app.command("chaos", help=chaos.HELP)(chaos.run)
 report_app = typer.Typer(help="Compare the reports of two runs.", no_args_is_help=True)
 app.add_typer(report_app, name="report")
@@ -59,27 +62,8 @@ app.add_typer(report_app, name="report")
     help="Show a local job: step, quorum, ranks with slots and pids, recovery.\n\n"
     "Example: mainstay status demo --json",
 )
-def show_status(
-    job: Annotated[
-        str | None, typer.Argument(help="Name of the job; the newest one if left out.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def show_status(job: JOB = None, as_json: AS_JSON = False) -> None:
     status.show(job, as_json=as_json)
-
-
-@app.command(
-    "timeline",
-    help="Show what happened to a local job: recoveries with reason and their five times.\n\n"
-    "Example: mainstay timeline demo",
-)
-def show_timeline(
-    job: Annotated[
-        str | None, typer.Argument(help="Name of the job; the newest one if left out.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    timeline.show(job, as_json=as_json)
 
 
 @app.command(
@@ -90,33 +74,19 @@ def show_timeline(
     "Example: mainstay scale demo --replicas 3",
 )
 def scale_job(
-    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    job: RUNNING_JOB,
     replicas: Annotated[int, typer.Option("--replicas", help="Replicas wanted.")],
 ) -> None:
     operations.scale(job, replicas)
 
 
 @app.command(
-    "drain",
-    help="Hand a pod's work over to others and end it: a spare takes its place first, or others "
-    "take its shard types. No step is lost or done again. A new pod is made for it. The same "
-    "happens when the pod itself is told to end (SIGTERM of its supervisor).\n\n"
-    "Example: mainstay drain demo demo-3",
-)
-def drain_pod(
-    job: Annotated[str, typer.Argument(help="Name of the job.")],
-    pod: Annotated[str, typer.Argument(help="Name of the pod, as in mainstay status.")],
-) -> None:
-    operations.drain(job, pod)
-
-
-@app.command(
     "suspend",
-    help="Have a running job save its state and stand still, without pods, until mainstay resume. "
-    "No step is lost, and the bits stay the same. The job needs checkpoint.everySteps.\n\n"
+    help="Have a running job write a checkpoint and stand still, without pods, until mainstay "
+    "resume. No step is lost, and the bits stay the same. The job needs checkpoint.everySteps.\n\n"
     "Example: mainstay suspend demo",
 )
-def suspend_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) -> None:
+def suspend_job(job: RUNNING_JOB) -> None:
     operations.suspend(job, wanted=True)
 
 
@@ -125,7 +95,7 @@ def suspend_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) ->
     help="Have a suspended job go on: pods are made, and load the checkpoint.\n\n"
     "Example: mainstay resume demo",
 )
-def resume_job(job: Annotated[str, typer.Argument(help="Name of the job.")]) -> None:
+def resume_job(job: RUNNING_JOB) -> None:
     operations.suspend(job, wanted=False)
 
 

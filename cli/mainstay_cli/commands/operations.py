@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from mainstay_cli.base.exits import UsageError
+import typer
+
+from mainstay_cli.commands.arguments import RUNNING_JOB
 from mainstay_cli.local import runs
+from mainstay_core.base.words import count
+
+DRAIN_HELP = """Hand a pod's work over to others and end it: a spare takes its place first, or \
+others take its shard types. No step is lost or done again, and a new pod is made. The same \
+happens when the pod itself is told to end (SIGTERM of its supervisor). For a whole node of a \
+cluster, kubectl drain does it for each of the node's pods.
+
+Example: mainstay drain demo demo-3; kubectl mainstay drain llama-tiny llama-tiny-3"""
 
 
 def scale(job: str, replicas: int) -> None:
@@ -16,19 +26,22 @@ def scale(job: str, replicas: int) -> None:
         UsageError: there is no such running job.
         CliError: the api refused, e.g. a number outside minReplicas..lanes.
     """
-    shown = asyncio.run(_scale(_running(job), replicas))
+    shown = asyncio.run(_scale(runs.find_running(job), replicas))
     now, wanted = shown["replicas"], shown["replicas_wanted"]
-    print(f"{shown['name']}: {wanted} replicas wanted, {now} now")
+    print(f"{shown['name']}: {count(wanted, 'replica')} wanted, {now} now")
 
 
-def drain(job: str, pod: str) -> None:
+def drain(
+    job: RUNNING_JOB,
+    pod: Annotated[str, typer.Argument(help="Name of the pod, as in status.")],
+) -> None:
     """Ask that a pod's work is handed over.
 
     Raises:
         UsageError: there is no such running job.
         CliError: the api refused, e.g. there is no such pod.
     """
-    shown = asyncio.run(_drain(_running(job), pod))
+    shown = asyncio.run(_drain(runs.find_running(job), pod))
     for leaving in shown["leaving"]:
         if pod in (leaving["pod"], leaving["uid"]):
             print(f"{shown['name']}: {describe_leaving(leaving)}")
@@ -37,22 +50,25 @@ def drain(job: str, pod: str) -> None:
 
 
 def suspend(job: str, *, wanted: bool) -> None:
-    """Ask that a job stands still, its state saved, or that it goes on.
+    """Ask that a job writes a checkpoint and stands still, or that it goes on.
 
     Raises:
         UsageError: there is no such running job.
         CliError: the api refused, e.g. the job writes no checkpoints.
     """
-    shown = asyncio.run(_suspend(_running(job), wanted))
+    shown = asyncio.run(_suspend(runs.find_running(job), wanted))
     saved = shown["checkpoint"]["step"]
     if not wanted:
         where = f"from the checkpoint of step {saved}" if saved else "from the start"
         now = shown["state"]
         print(f"{shown['name']}: goes on" + (f" {where}" if now == "forming" else f", is {now}"))
     elif shown["state"] == "suspended":
-        print(f"{shown['name']}: suspended, the checkpoint of step {saved} is complete")
+        kept = f"the checkpoint of step {saved} is durable" if saved else "there is no checkpoint"
+        print(f"{shown['name']}: suspended, {kept}")
     else:
-        print(f"{shown['name']}: saves its state and stops; mainstay status says when it stands")
+        print(
+            f"{shown['name']}: writes a checkpoint and stops; mainstay status says when it stands"
+        )
 
 
 def describe_leaving(leaving: dict[str, Any]) -> str:
@@ -61,13 +77,6 @@ def describe_leaving(leaving: dict[str, Any]) -> str:
     limit = f", {left_s:.0f} s left" if left_s is not None else ""
     waits = f", waits: {leaving['waits']}" if leaving["waits"] else ""
     return f"pod {leaving['pod']} hands its work over: {leaving['reason']}{limit}{waits}"
-
-
-def _running(job: str) -> runs.Run:
-    run = runs.find(job)
-    if not run.is_running():
-        raise UsageError(f"job {job} is not running")
-    return run
 
 
 async def _scale(run: runs.Run, replicas: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from mainstay_cli.commands.operations import describe_leaving
 from mainstay_cli.local import runs
 from mainstay_cli.views.progress import describe_recovery, one_line
+from mainstay_core.base.words import count
 
 
 def show(job: str | None, *, as_json: bool) -> None:
@@ -27,9 +28,9 @@ def render(status: dict[str, Any]) -> str:
     job = status["job"]
     quorum = job.get("quorum")
     where = f", quorum q{quorum['id']}" if quorum else ""
-    lines = [
-        f"{job['name']}: {job['state']}, {job.get('step', '?')} steps committed{where}",
-    ]
+    step = job.get("step")
+    committed = f", {count(step, 'step')} committed" if step is not None else ""
+    lines = [f"{job['name']}: {job['state']}{committed}{where}"]
     checkpoint = job.get("checkpoint") or {}
     if checkpoint.get("step"):
         lines.append(f"  newest checkpoint: step {checkpoint['step']}")
@@ -38,7 +39,7 @@ def render(status: dict[str, Any]) -> str:
     if job.get("reason"):
         lines.append(f"  {job['reason']}")
     if job.get("replicas_wanted") is not None:
-        lines.append(f"  {job['replicas']} of {job['replicas_wanted']} replicas whole")
+        lines.append(f"  whole: {job['replicas']} of {count(job['replicas_wanted'], 'replica')}")
     lines += [f"  {describe_leaving(leaving)}" for leaving in job.get("leaving", [])]
     lines += [f"  {describe_held_back(held)}" for held in job.get("held_back", [])]
     lines += describe_protections(job)
@@ -68,8 +69,9 @@ def describe_protections(job: dict[str, Any]) -> list[str]:
 def describe_held_back(held: dict[str, Any]) -> str:
     """Return the line of a slot or domain that gets no place for a while."""
     return (
-        f"{held['what']} is held back for {held['left_s']:.0f} s: it ended {held['failures']} "
-        f"times in a row without a commit, last: {one_line(held['reason'])}"
+        f"{held['what']} is held back for {held['left_s']:.0f} s: it ended "
+        f"{count(held['failures'], 'time')} in a row without a commit, "
+        f"last: {one_line(held['reason'])}"
     )
 
 
@@ -99,7 +101,7 @@ def _ended(run: runs.Run) -> dict[str, Any]:
             "name": run.name,
             "state": report.get("state", "ended without a report"),
             "reason": report.get("reason", ""),
-            "step": report.get("steps", {}).get("committed", "?"),
+            "step": report.get("steps", {}).get("committed"),
             "entry": report.get("entry"),
             "protections": report.get("protections", []),
         },

@@ -8,14 +8,17 @@ from datetime import datetime
 from typing import Any
 
 from mainstay_cli.base.exits import UsageError
+from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_cli.views.progress import one_line
+from mainstay_core.wire.recoveries import STAGES
 
-STAGES = ("detect_s", "decide_s", "fence_s", "load_s", "resume_s")
-"""The five times of a recovery (design 13.9), in order."""
+HELP = """Show what happened to a job: recoveries with reason and their five times.
+
+Example: mainstay timeline demo; kubectl mainstay timeline llama-tiny"""
 
 
-def show(job: str | None, *, as_json: bool) -> None:
+def show(job: JOB = None, as_json: AS_JSON = False) -> None:
     """Print the timeline of a job, running or ended.
 
     Raises:
@@ -49,7 +52,7 @@ def render(recoveries: list[dict[str, Any]]) -> str:
     for number, recovery in enumerate(recoveries, 1):
         exact = "exact" if recovery.get("exact") else "APPROXIMATE"
         times = recovery.get("times") or recovery
-        stages = "  ".join(f"{name[:-2]} {_seconds(times.get(name))}" for name in STAGES)
+        stages = "  ".join(f"{name} {_seconds(times.get(f'{name}_s'))}" for name in STAGES)
         later = _seconds(recovery.get("first_commit_after_s"))
         lines += [
             f"{number}. step {recovery.get('from_step', '?')}: {one_line(recovery.get('fault'))}",

@@ -17,7 +17,7 @@ from mainstay_core.job import spec
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key that is given twice is an error, not the last one's win."""
+    """A YAML loader that refuses a key that is given twice."""
 
 
 def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:

@@ -1,8 +1,8 @@
 """Pods as processes: each is two process groups, its supervisor's and its launcher's with trainers.
 
-What a kubelet does for pods is done here. A launcher that ends with an error is started again. When
-the supervisor ends the whole pod has ended, and the rest of it is killed. How many pods there are
-to be is decided in :mod:`mainstay_cli.local.pool`.
+This module does for local pods what a kubelet does. It starts a launcher again that ends with an
+error. When the supervisor ends, the whole pod has ended, and the rest of it is killed.
+:mod:`mainstay_cli.local.pool` decides how many pods there are.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class LocalPool:
         """What the api said last."""
         self._num_made = 0
         self._num_quick_ends = 0
-        self._num_held_back = 0
+        self._num_not_made = 0
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -173,7 +173,7 @@ class LocalPool:
         try:
             await self._client.post_facts(self._job, facts)
         except ApiError as error:
-            # A job that is unknown was lost with the store: its supervisors restore it.
+            # A job that is unknown was lost with the store: its supervisors recover it.
             heard = error.is_answer and error.failure is not Failure.UNKNOWN
             logger.debug("the api has %s: %s", "no use for facts" if heard else "not heard", error)
             return heard
@@ -188,9 +188,9 @@ class LocalPool:
                 self._pods[end.uid].tell_to_end(end.why, self._handover_s)
 
     def _make_pods(self, repair: Repair, group: asyncio.TaskGroup) -> list[ObservedPod]:
-        if repair.held_back > self._num_held_back:
-            logger.warning("no more pods are made: the budget of replacements is used up")
-        self._num_held_back = repair.held_back
+        if repair.counts.not_made > self._num_not_made:
+            logger.warning("no more pods are made: the budget of repairs is used up")
+        self._num_not_made = repair.counts.not_made
         made: list[ObservedPod] = []
         for index in repair.make if not self._stopping.is_set() else ():
             pod = self._kubelet.make(index)
@@ -207,7 +207,9 @@ class LocalPool:
         self._changed.set()
 
     def _may_relaunch(self, pod: Pod, killed: bool) -> bool:
-        """Return whether a launcher that has ended is started again: it burns the budget, too.
+        """Return whether a launcher that has ended is started again.
+
+        That counts against the budget of repairs, too.
 
         Raises:
             CliError: too many pods in a row have ended as soon as they started.

@@ -39,7 +39,10 @@ class Needs:
 
     @classmethod
     def from_environment(cls) -> Needs:
-        """Return the estimates, with MAINSTAY_RANK_MEMORY_MIB and MAINSTAY_DISK_MIB applied."""
+        """Return the estimates, with the settings of the environment applied.
+
+        These are MAINSTAY_RANK_MEMORY_MIB, MAINSTAY_COPY_MEMORY_MIB and MAINSTAY_DISK_MIB.
+        """
         default = cls()
         return cls(
             rank_memory_mib=_setting("MAINSTAY_RANK_MEMORY_MIB", default.rank_memory_mib),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mainstay_cli.base import client, state_dir
+from mainstay_cli.base.exits import UsageError
 
 
 class Run(Protocol):
@@ -107,3 +108,15 @@ def find(name: str | None) -> Run:
         UsageError: there is none.
     """
     return (PLACE.get() or LocalRuns()).find(name)
+
+
+def find_running(name: str | None) -> Run:
+    """Return the job of a name, which runs.
+
+    Raises:
+        UsageError: there is none, or it has ended.
+    """
+    run = find(name)
+    if not run.is_running():
+        raise UsageError(f"job {run.name} has ended; mainstay timeline says what happened")
+    return run

@@ -69,7 +69,7 @@ class Services:
             group.create_task(self._keep_api())
 
     def signal(self, name: str, number: int) -> Child:
-        """Send a signal to ``redis`` or the ``api``, for an injected fault; return which it was."""
+        """Send a signal to ``redis`` or the ``api``, for an injected fault; return the process."""
         child = {"redis": self._redis, "api": self._api}[name]
         assert child is not None
         child.signal_group(number)
@@ -83,9 +83,9 @@ class Services:
         for _ in range(MAX_RESTARTS):
             assert self._redis is not None
             await asyncio.shield(self._redis.ended)
-            logger.warning("redis ended; training goes on; starting it again")
+            logger.warning("Redis ended; training goes on; starting it again")
             await self._start_redis()
-        raise CliError(f"redis ended too often (see {self._log('redis')})", ExitCode.FAILED)
+        raise CliError(f"Redis ended too often (see {self._log('redis')})", ExitCode.FAILED)
 
     async def _keep_api(self) -> None:
         for _ in range(MAX_RESTARTS):

@@ -1,7 +1,8 @@
-"""Short texts for an injected fault: whom it hits and when it fires."""
+"""Short texts for an injected fault: whom it hits, when it fires, and where it has fired."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -12,6 +13,12 @@ def target_text(fault: dict[str, Any]) -> str:
     if fault.get("spare") is not None:
         return f"spare {fault['spare']}"
     return f"r{fault['replica']}.s{fault['stage']}.i{fault.get('inner', 0)}"
+
+
+def fired_text(fired: Mapping[str, Any]) -> str:
+    """Return where a fault has fired: a pod, or a slot of it."""
+    slot = "" if fired["slot"] is None else f"/{fired['slot']}"
+    return f"{fired['pod']}{slot}"
 
 
 def at_text(fault: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from mainstay_core.base.words import count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
@@ -24,7 +26,7 @@ class StepLine:
         width = len(str(self.num_steps))
         return (
             f"step {self.step + 1:>{width}}/{self.num_steps}  loss {self.loss:8.4f}  "
-            f"{self.tokens_per_s:9,.0f} tok/s  {self.quorum}  {self.replicas} replicas"
+            f"{self.tokens_per_s:9,.0f} tok/s  {self.quorum}  " + count(self.replicas, "replica")
         )
 
 

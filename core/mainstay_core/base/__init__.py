@@ -6,5 +6,6 @@
 - ``codec``: values to JSON and back
 - ``frames``: length-prefixed frames on a socket
 - ``digest``: the one digest of tensors
+- ``words``: numbers with their nouns, for sentences
 - ``proofs``: proofs that a peer knows the job's secret
 """

@@ -50,6 +50,8 @@ class Job:
     """Faults that the job has already. New ones may refer to them."""
     at_step: int | None = None
     """Number of committed steps of a running job; None before it starts."""
+    local: bool = True
+    """Whether the job is a local run. Nobody breaks the control plane of a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,11 @@ def _parse_target(data: object, path: str, job: Job) -> _Target:
         others = " and ".join(sorted(set(target) - {kinds[0]}))
         raise InvalidSpecError(path, f"names a {kinds[0]} and {others}; use either one")
     if "process" in target:
+        if not job.local:
+            raise InvalidSpecError(
+                f"{path}.process",
+                "is for local runs: nobody carries out faults on the api or Redis of a cluster",
+            )
         return _Target(process=choice(target["process"], f"{path}.process", [*PROCESS_ACTIONS]))
     if "spare" in target:
         if job.num_spares < 1:

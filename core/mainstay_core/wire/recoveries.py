@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from mainstay_core.base import codec
@@ -30,6 +30,10 @@ class StageTimes:
     """Time from then until every survivor has its state and its table."""
     resume_s: float | None = None
     """Time from then until the next commit."""
+
+
+STAGES = tuple(field.name.removesuffix("_s") for field in fields(StageTimes))
+"""Names of the five stages of a recovery, in order: detect, decide, fence, load, resume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

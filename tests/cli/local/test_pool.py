@@ -296,7 +296,7 @@ def test_the_pods_of_a_job_that_is_over_leave_by_themselves(tmp_path: Path) -> N
     play(tmp_path, story)
 
 
-def test_places_stay_empty_once_the_budget_of_replacements_is_used_up(
+def test_places_stay_empty_once_the_budget_of_repairs_is_used_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(machine: PlayedMachine) -> None:
@@ -312,7 +312,7 @@ def test_places_stay_empty_once_the_budget_of_replacements_is_used_up(
 
     with caplog.at_level(logging.WARNING, "mainstay_cli"):
         play(tmp_path, story)
-    assert caplog.messages[-1] == "no more pods are made: the budget of replacements is used up"
+    assert caplog.messages[-1] == "no more pods are made: the budget of repairs is used up"
 
 
 def test_a_loss_is_told_when_the_api_is_back(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_demo_passes_only_if_it_shows_what_it_claims() -> None:
     assert demo.judge(result(), result(recoveries=two), 2) == []
     assert "the runs differ" in demo.judge(result(), result(final="x", recoveries=two), 2)[0]
     assert demo.judge(result(), result(recoveries=[RECOVERY]), 2) == [
-        "only 1 of 2 faults were recovered from"
+        "recovered from: 1 of 2 faults"
     ]
     assert demo.judge(result(recoveries=two), result(recoveries=two), 2) == [
         "the undisturbed run had to recover"
@@ -112,7 +112,7 @@ def test_a_status_says_who_leaves_and_who_is_held_back() -> None:
         "held_back": [{"what": "demo-4/0", "failures": 3, "left_s": 1.9, "reason": "code 1"}],
     }
     text = status.render({"job": job, "members": []})
-    assert "2 of 3 replicas whole" in text
+    assert "whole: 2 of 3 replicas" in text
     assert "pod demo-2 hands its work over: SIGTERM, 12 s left, waits: no spare" in text
     assert "demo-4/0 is held back for 2 s: it ended 3 times in a row" in text
 

@@ -112,6 +112,17 @@ def test_a_running_job_takes_faults_for_its_next_step_by_default() -> None:
     assert fault.matches(15, RankId(replica=1, stage=0), "FORWARD")
 
 
+def test_only_a_local_run_takes_faults_on_processes() -> None:
+    flush = entry(target={"process": "redis"}, action="flush")
+    for local in (True, False):
+        job = files.Job(shape=SHAPE, num_spares=0, local=local)
+        if local:
+            assert files.parse_more([flush], job)[0].process == "redis"
+        else:
+            with pytest.raises(InvalidSpecError, match=r"target\.process: is for local runs"):
+                files.parse_more([flush], job)
+
+
 def test_faults_survive_the_wire() -> None:
     faults = parse(
         entry(id="a"),

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mainstay_cli.base.exits import UsageError
-from mainstay_cli.cluster import kube, plugin
+from mainstay_cli.cluster import kube
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
+from mainstay_cli.commands import kubectl
 from mainstay_cli.local import runs
 
 INSIDE = "http://mainstay-api.mainstay-system.svc:8080"
@@ -55,7 +56,7 @@ def route(told: str | None, api: str | None = None) -> tuple[str, bool]:
     ],
 )
 def test_options_of_the_cluster_stand_anywhere(arguments: list[str]) -> None:
-    options, rest = plugin.parse_options(arguments)
+    options, rest = kubectl.parse_options(arguments)
     assert options == Options(namespace="research")
     assert rest == ["status", "j", "--json"]
 
@@ -87,7 +88,7 @@ def test_what_is_no_address_is_refused() -> None:
     ("rank", "pod"), [("r0.s0", "j-0"), ("r0.s1.i0", "j-1"), ("r1.s0.i1", "j-4")]
 )
 def test_a_rank_is_served_by_a_pod(rank: str, pod: str) -> None:
-    assert plugin.find_pod(MEMBERS, rank) == pod
+    assert kubectl.find_pod(MEMBERS, rank) == pod
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_a_rank_is_served_by_a_pod(rank: str, pod: str) -> None:
 )
 def test_a_rank_that_nobody_serves_is_named_with_those_that_are(rank: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        plugin.find_pod([*MEMBERS, member(None, None, None, "j-9")], rank)
+        kubectl.find_pod([*MEMBERS, member(None, None, None, "j-9")], rank)
 
 
 def test_without_a_token_a_service_account_has_to_be_named() -> None:
@@ -126,13 +127,13 @@ def test_conditions_worth_a_look_are_shown() -> None:
             condition("SparesAvailable", "False", "NoneWanted"),
         ],
     }
-    text = plugin.render_object({"metadata": {"namespace": "n", "name": "j"}, "status": status})
+    text = kubectl.render_object({"metadata": {"namespace": "n", "name": "j"}, "status": status})
     assert text.splitlines() == [
         "n/j: Recovering, pods ready 3/4, spares 0/1",
         "  Ready: Ready is False",
         "  Degraded: Degraded is True",
     ]
-    assert plugin.is_worth_a_look(condition("Ready", "Unknown", "ApiUnreachable"))
+    assert kubectl.is_worth_a_look(condition("Ready", "Unknown", "ApiUnreachable"))
 
 
 @pytest.mark.parametrize("user", [{"token": "secret"}, {"client-certificate": "x"}])

@@ -19,6 +19,7 @@ from mainstay_cli.base.entry import run_app
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import faults, operations, status, timeline
+from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_core.pool.conditions import code_of
 from mainstay_core.wire.api import ApiError
@@ -37,11 +38,6 @@ Options of all commands, anywhere, as with kubectl:
 
   --service-account [NAMESPACE/]NAME: ask the api as this account, by a token for the api alone
 """
-JOB = Annotated[
-    str | None, typer.Argument(help="Name of the TrainingJob; the only one if left out.")
-]
-AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 _RANK = re.compile(r"r(\d+)\.s(\d+)(?:\.i(\d+))?")
 
 app = typer.Typer(
@@ -55,6 +51,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(faults.app, name="faults")
+app.command("timeline", help=timeline.HELP)(timeline.show)
+app.command("drain", help=operations.DRAIN_HELP)(operations.drain)
 
 
 @app.command(
@@ -75,28 +73,6 @@ def show_status(job: JOB = None, as_json: AS_JSON = False) -> None:
     else:
         print(render_object(found.manifest))
         print(status.render(live) if live else f"  {problem}")
-
-
-@app.command(
-    "timeline",
-    help="Show what happened to a job: recoveries with reason and their five times.\n\n"
-    "Example: kubectl mainstay timeline llama-tiny",
-)
-def show_timeline(job: JOB = None, as_json: AS_JSON = False) -> None:
-    timeline.show(job, as_json=as_json)
-
-
-@app.command(
-    "drain",
-    help="Hand a pod's work over to others, so that it can be ended without a lost step. To drain "
-    "a whole node, kubectl drain does the same for each of its pods.\n\n"
-    "Example: kubectl mainstay drain llama-tiny llama-tiny-3",
-)
-def drain_pod(
-    job: Annotated[str, typer.Argument(help="Name of the TrainingJob.")],
-    pod: Annotated[str, typer.Argument(help="Name of the pod.")],
-) -> None:
-    operations.drain(job, pod)
 
 
 @app.command(
@@ -181,7 +157,7 @@ def is_worth_a_look(condition: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Run the command line of the plugin."""
+    """Run the command line."""
     options, rest = parse_options(sys.argv[1:])
     runs.PLACE.set(ClusterJobs(options))
     run_app(app, rest, PROGRAM)
