@@ -67,12 +67,12 @@ async def require_person(request: Request) -> Caller:
 
 
 async def require_operator(request: Request) -> Caller:
-    """Let in whoever makes the pods."""
+    """Let in the provider."""
     return await _once(request, _admit_operator)
 
 
 class GuardedRoute(APIRoute):
-    """A route that reads a body only of whom it has let in, by the headers.
+    """A route that reads a body only after its headers have let the caller in.
 
     Left to itself the framework reads and parses a body first and asks who sends it then.
     """
@@ -179,15 +179,15 @@ async def get_held(
     """Return the quorum of the newest plan that the asking supervisor holds, as ``q7-3f9a``."""
     if not mainstay_quorum:
         return None
-    number, dash, nonce = mainstay_quorum.removeprefix("q").partition("-")
-    if not (number.isdigit() and dash and nonce):
+    try:
+        return QuorumId.parse(mainstay_quorum)
+    except ValueError as error:
         raise ProblemError(
             422,
             "malformed",
-            f"{mainstay_quorum!r} names no quorum",
+            str(error),
             "send Mainstay-Quorum: q7-3f9a, with the id and the nonce of the plan that you hold",
-        )
-    return QuorumId(id=int(number), nonce=nonce)
+        ) from error
 
 
 AgentDep = Annotated[Caller, Depends(require_agent)]

@@ -61,3 +61,15 @@ class QuorumId:
 
     def __str__(self) -> str:
         return f"q{self.id}-{self.nonce}"
+
+    @classmethod
+    def parse(cls, text: str) -> QuorumId:
+        """Return the quorum that a text names, as ``str`` writes it: ``q7-3f9a``.
+
+        Raises:
+            ValueError: it names none.
+        """
+        number, dash, nonce = text.removeprefix("q").partition("-")
+        if not (number.isdecimal() and number.isascii() and dash and nonce):
+            raise ValueError(f"{text!r} names no quorum")
+        return cls(id=int(number), nonce=nonce)

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, pack, pack_head
+from mainstay_core.base.ids import QuorumId
 
 Body = TypeVar("Body")
 
@@ -39,8 +40,10 @@ class Join:
     @property
     def number(self) -> int | None:
         """Id of the quorum; None if its text names none."""
-        digits = self.quorum.removeprefix("q").partition("-")[0]
-        return int(digits) if digits.isdigit() else None
+        try:
+            return QuorumId.parse(self.quorum).id
+        except ValueError:
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.ids import QuorumId
 from mainstay_core.wire.plan import Plan
 
 
@@ -28,8 +29,12 @@ class Wanted:
 
     @property
     def number(self) -> int:
-        """Id of the quorum."""
-        return int(self.quorum.removeprefix("q").partition("-")[0])
+        """Id of the quorum.
+
+        Raises:
+            ValueError: the text names none.
+        """
+        return QuorumId.parse(self.quorum).id
 
 
 def may_copy(wanted: Wanted, served: Wanted | None, adopted: Plan | None) -> bool | None:

@@ -97,7 +97,8 @@ def test_a_proof_is_asked_for_the_place_in_the_quorum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quorum", "number"), [("q12-a", 12), ("q0-", 0), ("7-x", 7), ("q-a", None), ("qa-1", None)]
+    ("quorum", "number"),
+    [("q12-a", 12), ("q0-b", 0), ("7-x", 7), ("q0-", None), ("q-a", None), ("qa-1", None)],
 )
 def test_the_number_of_a_quorum_stands_before_its_nonce(quorum: str, number: int | None) -> None:
     assert Join(quorum=quorum, index=0, size=1, incarnation="life").number == number
