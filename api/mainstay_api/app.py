@@ -22,7 +22,7 @@ from mainstay_api.streams import Streams
 from mainstay_api.tasks import end_tasks
 from mainstay_api.transactions import Transactions
 
-DESCRIPTION = """Orders facts about training jobs, commits plans and answers people.
+DESCRIPTION = """Orders facts about training jobs, stores plans and answers people.
 
 Agents use `/v1/jobs/{job}/agent/...`, people everything else, each with a bearer
 token: docs/security.md says which. Errors have one form: `error`, `detail`, `what_to_do`."""

@@ -1,6 +1,6 @@
 """Admits callers: the credentials of a request, and the check of local mode.
 
-Agents, people and whoever makes the pods (the operator, or the local provider)
+Agents, people and the provider (who makes the pods: the operator, or local mode)
 are admitted apart; :mod:`mainstay_api.kube_auth` is the other implementation.
 docs/security.md says what each may do.
 """
@@ -77,7 +77,7 @@ class Auth(Protocol):
         ...
 
     async def admit_operator(self, token: str) -> Caller:
-        """Admit whoever makes the pods, and nobody else."""
+        """Admit the provider, and nobody else."""
         ...
 
     async def may_list(self, caller: Caller, namespace: str) -> bool:

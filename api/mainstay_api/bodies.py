@@ -18,7 +18,10 @@ _CLOSE = (b"connection", b"close")
 
 
 class BodyTooLargeError(HTTPException):
-    """A body is longer than the api reads. Of the framework's kind, which it passes on as it is."""
+    """A body is longer than the api reads.
+
+    It is of the framework's kind of errors, which the framework passes on as they are.
+    """
 
     def __init__(self, limit_mib: int) -> None:
         self.limit_mib = limit_mib

@@ -202,7 +202,7 @@ FAULTS: Responses = {
 }
 PODS: Responses = {
     200: _example(
-        "What whoever makes the pods should bring about",
+        "What the provider should bring about",
         {
             "state": "running",
             "num_pods": 5,

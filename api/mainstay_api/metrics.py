@@ -10,9 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainstay_core.wire.ledger import LedgerEntry
-from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.recoveries import STAGES, Recovery
 
-STAGES = ("detect_s", "decide_s", "fence_s", "load_s", "resume_s")
 _RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
@@ -104,9 +103,9 @@ class Metrics:
             self._of(self.recoveries, job, recovery.method.value).inc()
             self._of(self.lost_steps, job).inc(recovery.lost_steps)
             for stage in STAGES:
-                seconds = getattr(recovery.times, stage)
+                seconds = getattr(recovery.times, f"{stage}_s")
                 if seconds is not None:
-                    self._of(self.recovery_seconds, job, stage[:-2]).observe(seconds)
+                    self._of(self.recovery_seconds, job, stage).observe(seconds)
 
     def name_job(self, job: str, namespace: str, name: str) -> None:
         """Tell what a job is called: its other metrics name it by its uid."""

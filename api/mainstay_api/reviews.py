@@ -37,7 +37,7 @@ class _Answer(Generic[V]):
 
 
 class Reviews(Generic[V]):
-    """Answers by question.
+    """The API server's answers, each used for a limited time.
 
     Args:
         fresh_s: how long an answer is used without asking again.

@@ -18,7 +18,7 @@ class Settings:
     redis_url: str
     """``MAINSTAY_REDIS_URL``, e.g. ``redis://host:6379/0`` or ``unix:///path/redis.sock``."""
     admin_token: str = ""
-    """``MAINSTAY_ADMIN_TOKEN`` (or ``MAINSTAY_TOKEN``): people and the process provider."""
+    """``MAINSTAY_ADMIN_TOKEN`` (or ``MAINSTAY_TOKEN``): people and the provider."""
     agent_token: str = ""
     """``MAINSTAY_AGENT_TOKEN`` (or ``MAINSTAY_TOKEN``): supervisors."""
     auth: str = "token"
@@ -45,8 +45,8 @@ class Settings:
     lease_s: float = 3.0
     """After so long without renewal another replica turns silence into faults."""
     redis_timeout_s: float = 3.0
-    """``MAINSTAY_REDIS_TIMEOUT_S``: of one call of Redis, and of the wait for requests before it
-    about the same job; then the request is answered with 503. Agents wait 10 s for an answer, and
+    """``MAINSTAY_REDIS_TIMEOUT_S``: of one call of Redis; then the request is answered with 503. A
+    request that waits for others about the same job waits twice as long. Agents wait 10 s, and
     a write that is on disk before it is confirmed takes milliseconds: more than this is a Redis
     that is stopped or cut off."""
     max_conflicts: int = 64

@@ -1,11 +1,11 @@
 """Keeps jobs in Redis: compare-and-set for decisions, plain writes for the rest.
 
 :class:`store_protocol.Store` is what the transactions need; :class:`RedisStore` is the only
-implementation, in tests too, and this the only module that knows Redis. A
-decision (state, plan, recoveries, history) becomes visible in one script, so a
-plan is durable before anybody sees it and is seen by everybody once it is
-durable, whatever process dies in between. Durability of a single write is the
-server's business (``appendfsync always``, protocol section 9).
+implementation outside of the simulation, and this the only module that knows
+Redis. A decision (state, plan, recoveries, history) becomes visible in one
+script. So a plan is stored before anybody sees it, and everybody sees it once it
+is stored, whatever process dies in between. That a confirmed write is on disk is
+the server's business (``appendfsync always``, protocol section 9).
 
 Keys, with ``{uid}`` also the hash tag of a Redis cluster:
 
@@ -19,6 +19,8 @@ Keys, with ``{uid}`` also the hash tag of a Redis cluster:
     mainstay:{uid}:seen        hash    pod -> time of its last heartbeat by the store's clock, us
     mainstay:{uid}:beats       hash    pod -> its last Heartbeat
     mainstay:{uid}:forgotten   string  it was deleted: no supervisor makes it again
+
+The hash's field ``version`` holds the revision of the job's state.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ async def _call(pending: Any) -> Any:
 # values, and a test compares the two.
 COMMIT = """
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return false end
-local version = redis.call('HINCRBY', KEYS[1], 'version', 1)
+local revision = redis.call('HINCRBY', KEYS[1], 'version', 1)
 redis.call('HSET', KEYS[1], 'state', ARGV[2], 'phase', ARGV[3], 'restored', ARGV[7])
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'plan', ARGV[4], 'quorum', ARGV[5]) end
 local at = 8
@@ -98,7 +100,7 @@ for i = 1, tonumber(take()) do
   redis.call('HDEL', KEYS[4], pod)
   redis.call('HDEL', KEYS[5], pod)
 end
-return {version, last}
+return {revision, last}
 """
 
 BEAT = """
@@ -252,21 +254,21 @@ class RedisStore:
         return tuple(sorted(JobUid(m) for m in members))
 
     async def load(self, uid: JobUid) -> Snapshot | None:
-        """Return the job's state; decoding is skipped while its version is the one known here."""
+        """Return the job's state; decoding is skipped while its revision is the one known here."""
         key = _key(uid, "job")
-        version = await _call(self._redis.hget(key, "version"))
-        if version is None:
+        revision = await _call(self._redis.hget(key, "version"))
+        if revision is None:
             return None
         # After the first read: a connection that was made for it may be one to another process.
         server = await self._identify()
         cached = self._cache.get(uid)
-        if cached is not None and (cached.revision, cached.server) == (int(version), server):
+        if cached is not None and (cached.revision, cached.server) == (int(revision), server):
             return cached
-        version, text = await _call(self._redis.hmget(key, ["version", "state"]))
-        if version is None:
+        revision, text = await _call(self._redis.hmget(key, ["version", "state"]))
+        if revision is None:
             return None
         state = codec.loads(CoordinatorState, text)
-        snapshot = Snapshot(revision=int(version), state=state, server=server)
+        snapshot = Snapshot(revision=int(revision), state=state, server=server)
         self._cache[uid] = snapshot
         return snapshot
 
@@ -283,13 +285,13 @@ class RedisStore:
         (plan, phase), newest = await _call(pipe.execute())
         return plan, newest[0][0] if newest else "0-0", phase or ""
 
-    async def commit(self, uid: JobUid, version: int, change: Change) -> None:
-        """Make a decision durable and visible, if the state still has ``version``.
+    async def commit(self, uid: JobUid, revision: int, change: Change) -> None:
+        """Store a decision and make it visible, if the state still has ``revision``.
 
         Raises:
             StoreConflictError: somebody else decided first.
         """
-        args: list[Any] = [version, codec.dumps(change.state), change.state.phase.value]
+        args: list[Any] = [revision, codec.dumps(change.state), change.state.phase.value]
         if change.plan is None:
             args += ["", ""]
         else:
@@ -305,7 +307,7 @@ class RedisStore:
         reply = await _call(self._commit(keys=[_key(uid, p) for p in parts], args=args))
         if not reply:
             self._cache.pop(uid, None)
-            raise StoreConflictError(f"job {uid} is not at version {version} any more")
+            raise StoreConflictError(f"job {uid} is not at revision {revision} any more")
         self._cache[uid] = Snapshot(
             revision=int(reply[0]), state=change.state, server=change.state.server
         )

@@ -1,6 +1,6 @@
 """Live streams of jobs as server-sent events.
 
-A plan must reach every supervisor within milliseconds of being durable, and
+A plan must reach every supervisor within milliseconds of being stored, and
 thousands of supervisors must not mean thousands of blocking reads of the store:
 one reader per job and process hands the stream to all who listen here
 (:mod:`mainstay_core.coordinator.stream`). A listener whose queue is full is cut off: it comes back

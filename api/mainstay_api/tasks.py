@@ -1,4 +1,4 @@
-"""Ending tasks for certain.
+"""Cancels asyncio tasks and waits until they have ended.
 
 ``asyncio.wait_for`` of Python 3.11, which the Redis client uses, loses a
 cancellation that arrives just when the awaited thing completes: the task lives

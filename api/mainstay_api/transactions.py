@@ -159,7 +159,7 @@ class Transactions:
         return job
 
     async def apply(self, uid: JobUid, event: Event, held: QuorumId | None = None) -> Transition:
-        """Decide on an event, make the outcome durable and visible, and return it.
+        """Decide on an event, store the outcome and make it visible, and return it.
 
         Args:
             uid: the job.
@@ -204,22 +204,22 @@ class _Job(SupervisorAnswers):
     """One job's transactions, one after the other in this process.
 
     Args:
-        service: has the store, the clock and the metrics.
+        transactions: have the store, the clock and the metrics.
         uid: the job.
     """
 
-    def __init__(self, service: Transactions, uid: JobUid) -> None:
-        super().__init__(JobStore(service.store, uid), service.settings.max_conflicts)
-        self._service, self._uid = service, uid
+    def __init__(self, transactions: Transactions, uid: JobUid) -> None:
+        super().__init__(JobStore(transactions.store, uid), transactions.settings.max_conflicts)
+        self._transactions, self._uid = transactions, uid
         self._lock = asyncio.Lock()
 
     def now_s(self) -> float:
-        return self._service.now_s()
+        return self._transactions.now_s()
 
     async def beat(self, heartbeat: Heartbeat) -> BeatReply:
         reply = await super().beat(heartbeat)
         if reply.known:
-            self._service.metrics.count_heartbeat(self._uid)
+            self._transactions.metrics.count_heartbeat(self._uid)
         return reply
 
     async def add_to_ledger(
@@ -227,43 +227,43 @@ class _Job(SupervisorAnswers):
     ) -> None:
         await super().add_to_ledger(entries, held)
         # Not only by the replica that commits a step: others have series of the job as well.
-        name = await self._service.fetch_name(self._uid)
+        name = await self._transactions.fetch_name(self._uid)
         if name is not None:
-            self._service.metrics.name_job(self._uid, name.namespace, name.name)
+            self._transactions.metrics.name_job(self._uid, name.namespace, name.name)
 
     def step(self, state: CoordinatorState, event: Event) -> Transition:
-        return machine.step(state, event, self.now_s(), self._service.draw_nonce())
+        return machine.step(state, event, self.now_s(), self._transactions.draw_nonce())
 
     async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
         try:
             # A store that hangs must not keep an ever longer queue waiting behind one request.
-            async with asyncio.timeout(2 * self._service.settings.redis_timeout_s), self._lock:
+            async with asyncio.timeout(2 * self._transactions.settings.redis_timeout_s), self._lock:
                 return await self.decide(event, held)
         except TimeoutError as error:
             raise StoreUnavailableError("no decision in time; the store hangs") from error
 
     def note_later(self, procedure: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._service.note_later(procedure)
+        self._transactions.note_later(procedure)
 
     def warn(self, text: str) -> None:
         logger.warning("%s: %s", self._uid, text)
 
     def conflicted(self) -> None:
-        self._service.metrics.conflicts.inc()
+        self._transactions.metrics.conflicts.inc()
 
     def unknown_job(self) -> UnknownJobError:
-        return self._service.unknown_job(self._uid)
+        return self._transactions.unknown_job(self._uid)
 
     def decided(self, outcome: Transition) -> None:
         recoveries = [a.recovery for a in outcome.actions if isinstance(a, RecordRecovery)]
-        self._service.metrics.count_recoveries(self._uid, recoveries)
+        self._transactions.metrics.count_recoveries(self._uid, recoveries)
         for action in outcome.actions:
             if isinstance(action, Announce):
                 level = logging.WARNING if action.warning else logging.INFO
                 logger.log(level, "%s: %s: %s", self._uid, action.code, action.message)
 
     def committed(self, newest: LedgerEntry, outcome: Transition) -> None:
-        self._service.metrics.count_step(self._uid, newest, outcome.state.step)
+        self._transactions.metrics.count_step(self._uid, newest, outcome.state.step)
 
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         message = (
@@ -273,7 +273,7 @@ class _Job(SupervisorAnswers):
         logger.error("%s: %s", self._uid, message)
         announce = Announce(code="LedgerMismatch", message=message, warning=True)
         line = history_line(announce, self.now_s())
-        await self._service.store.append(self._uid, "event", line)
+        await self._transactions.store.append(self._uid, "event", line)
 
 
 def _name_of(config: JobConfig) -> JobName:

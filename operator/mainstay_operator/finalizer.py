@@ -1,4 +1,4 @@
-"""The ends of a job: suspended, out of time, over for long enough, deleted."""
+"""Ends a job: past its deadline, past its time to live, or deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All jobs: what the watches tell goes to the job that it concerns."""
+"""Routes what the watches tell to the job that it concerns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESTART_S = 5.0
 
 
 class Jobs:
-    """Keeps every job that the operator serves.
+    """Runs a reconciler for every job that the operator serves.
 
     Args:
         indexed: returns a job's pods as the watch has shown them.
@@ -147,9 +147,9 @@ class Jobs:
         return [p for p in passes if p is not None]
 
     def slowest_s(self) -> float:
-        """Return how long ago the job was looked at that waits longest."""
+        """Return the age of the oldest last pass, in seconds."""
         now_s = time.monotonic()
-        return max((now_s - k.passed_at_s for k in self._reconcilers.values()), default=0.0)
+        return max((now_s - r.passed_at_s for r in self._reconcilers.values()), default=0.0)
 
     @property
     def num_jobs(self) -> int:

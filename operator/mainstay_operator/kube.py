@@ -124,7 +124,7 @@ class KubeClient:
             await config.load_kube_config(  # type: ignore[no-untyped-call]
                 client_configuration=configuration
             )
-        configuration.retries = None  # looks are repeated, not requests
+        configuration.retries = None  # passes are repeated, not requests
         self._client = client.ApiClient(configuration)
         return self
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from mainstay_core.pool.losses import Loss
 from mainstay_operator.liveness import Liveness
 
-_LOOK_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0)
+_PASS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0)
 POD_STATES = ("wanted", "ready", "pending", "leaving")
 
 
@@ -30,14 +30,14 @@ class Metrics:
         self.liveness = Liveness(time.monotonic())
         self.reconciles = Counter(
             "mainstay_operator_reconciles",
-            "Looks at a job: done, refused (by the Kubernetes API), stopped or crashed",
+            "Passes over a job: done, refused (by the Kubernetes API), stopped or crashed",
             ["result"],
             registry=self.registry,
         )
         self.reconcile_seconds = Histogram(
             "mainstay_operator_reconcile_seconds",
-            "Time of a look at a job, with all that it does",
-            buckets=_LOOK_BUCKETS,
+            "Time of a pass over a job, with all that it does",
+            buckets=_PASS_BUCKETS,
             registry=self.registry,
         )
         self.repairs = Counter(

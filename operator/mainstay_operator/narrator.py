@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, MutableMapping
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.base.words import count
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.plan import Method
-from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.recoveries import STAGES, Recovery
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.resources import SUPERVISOR
-from mainstay_operator.status import TIMES
 
 MAX_NAMES = 8
 """Names in one Event."""
@@ -52,10 +52,9 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
             continue
         quorum = str(recovery.quorum)
         method = recovery.method
-        title = "".join(word.capitalize() for word in method.split("-"))
         notes.append(
             Note(
-                reason=f"Recovery{title}",
+                reason=f"Recovery{method.code}",
                 message=f"{recovery.fault}: {method} in {quorum}: {recovery.reason}",
                 key=quorum,
                 warning=not recovery.exact or method in (Method.WAIT, Method.RESTART),
@@ -63,14 +62,14 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
         )
         if recovery.done:
             after = recovery.first_commit_after_s
-            times = [(name, getattr(recovery.times, f"{name}_s")) for name in TIMES]
+            times = [(name, getattr(recovery.times, f"{name}_s")) for name in STAGES]
             shown = ", ".join(f"{name} {value:.3f} s" for name, value in times if value is not None)
             late = f" after {after:.3f} s" if after is not None else ""
             notes.append(
                 Note(
                     reason="Recovered",
                     message=f"{quorum} committed its first step{late}"
-                    f"{f' ({shown})' if shown else ''}, {recovery.lost_steps} steps lost",
+                    f"{f' ({shown})' if shown else ''}, steps lost: {recovery.lost_steps}",
                     key=quorum,
                 )
             )
@@ -83,7 +82,9 @@ def of_repair(repair: Repair, made: list[ObservedPod], errors: list[Exception]) 
     if made:
         names = _names(p.name for p in made)
         uids = ",".join(p.uid for p in made)
-        notes.append(Note(reason="PodsMade", message=f"{len(made)} pods: {names}", key=uids))
+        notes.append(
+            Note(reason="PodsMade", message=f"{count(len(made), 'pod')}: {names}", key=uids)
+        )
     notes += [
         Note(
             reason="PodForcedOut",
@@ -94,7 +95,7 @@ def of_repair(repair: Repair, made: list[ObservedPod], errors: list[Exception]) 
         for end in repair.end
         if end.force
     ]
-    if repair.held_back:
+    if repair.counts.not_made:
         notes.append(
             Note(reason="ReplacementsExhausted", message=repair.reason, key="", warning=True)
         )

@@ -21,15 +21,8 @@ from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.pool.repair import Repair, plan_repair
 from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_operator import (
-    finalizer,
-    narrator,
-    quarantine,
-    submission,
-)
-from mainstay_operator import (
-    status as status_values,
-)
+from mainstay_operator import finalizer, narrator, quarantine, submission
+from mainstay_operator import status as status_values
 from mainstay_operator.actuator import Actuator, NameTakenError
 from mainstay_operator.api_client import ApiClient
 from mainstay_operator.events import Note
@@ -49,7 +42,7 @@ logger = logging.getLogger(__name__)
 COALESCE_S = 0.05
 """Events that come so close together are one pass."""
 OBJECTS_EVERY = 10
-"""Looks at everything between two applies of objects that nobody is known to have changed."""
+"""Resyncs between two applies of objects that nobody is known to have changed."""
 MAX_BACKOFF_S = 30.0
 EVENTS_OLD_S = 900.0
 """What happened so long before the operator came is not told again."""

@@ -57,11 +57,11 @@ class Settings:
     )
     api_namespace: str = _setting("Their namespace; any when left out.", "")
     poll_s: float = _setting(
-        "Between looks at what the api wants, of a job that has not ended.",
+        "Between passes over a job that has not ended.",
         1.0,
     )
     resync_s: float = _setting(
-        "Between looks at everything, whatever was or was not watched.",
+        "Between lists of everything, whatever was or was not watched.",
         60.0,
     )
     status_s: float = _setting(

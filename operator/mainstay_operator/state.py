@@ -19,7 +19,7 @@ from mainstay_operator.status import PodRecord
 
 @dataclass(slots=True)
 class ReconcilerState:
-    """A reconciler's memory between two looks. All of it can be found out again."""
+    """A reconciler's memory between two passes. All of it can be found out again."""
 
     record: PodRecord
     memory: PoolMemory

@@ -1,4 +1,4 @@
-"""From the api's replies to values, and from values to the status: pure functions."""
+"""Builds the status of a TrainingJob from the api's replies: pure functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from mainstay_core.pool.conditions import (
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.wire.page import JobPage, RecoveryOverview
+from mainstay_core.wire.recoveries import STAGES
 from mainstay_operator.resources import JobView, parse_time, show_time
 
 MAX_RECENT = 256
 """Losses that the status remembers; the window is counted by them."""
 MAX_ACTIVE = 16
 MAX_SENTENCE = 4096
-TIMES = ("detect", "decide", "fence", "load", "resume")
-"""The five times of a recovery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,7 @@ def summary_of(page: JobPage) -> JobSummary:
         replicas=page.replicas.whole,
         replicas_wanted=page.replicas.wanted,
         recovering=tuple(r.fault for r in open_ones),
-        method=open_ones[0].method if open_ones else "",
+        method=open_ones[0].method if open_ones else None,
         checkpoint_problem=page.checkpoint.problem,
         durable=page.checkpoint.step,
     )
@@ -225,7 +224,7 @@ def _recovery(recovery: RecoveryOverview) -> dict[str, Any]:
     }
     last = recovery.last
     if last is not None:
-        seconds = {name: _number(getattr(last, f"{name}_s"), 3) for name in TIMES}
+        seconds = {name: _number(getattr(last, f"{name}_s"), 3) for name in STAGES}
         finished_s = last.started_at_s + (last.first_commit_after_s or 0.0)
         shown["last"] = {
             "fault": last.fault[:MAX_SENTENCE],

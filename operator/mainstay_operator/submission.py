@@ -11,9 +11,8 @@ from mainstay_operator.api_client import ApiClient
 from mainstay_operator.resources import JobView
 from mainstay_operator.state import ReconcilerState
 
-RESTORE_S = 30.0
-"""A store that lost a running job is restored by its supervisors; after so long the job is
-submitted anew."""
+RECOVER_S = 30.0
+"""How long a lost job is left to its supervisors, which recover it; then it is submitted anew."""
 
 
 async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:
@@ -36,13 +35,13 @@ async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:
 
 
 def note_unknown(state: ReconcilerState, pods: Iterable[ObservedPod]) -> None:
-    """The api does not know the job: its supervisors restore it, else it is submitted anew."""
+    """The api does not know the job: its supervisors recover it, else it is submitted anew."""
     now_s = time.time()
     if state.refused:
         return
     state.unknown_since_s = state.unknown_since_s or now_s
     nobody = not any(p.ready for p in pods)
-    if nobody or now_s - state.unknown_since_s > RESTORE_S:
+    if nobody or now_s - state.unknown_since_s > RECOVER_S:
         state.submitted = -1
         state.unknown_since_s = 0.0
 

@@ -53,14 +53,14 @@ def config(uid: str, **fields: Any) -> JobConfig:
 
 
 class Crew:
-    """Pods of a job, telling one or several services."""
+    """Pods of a job, telling one or several apis."""
 
-    def __init__(self, uid: str, *services: Transactions) -> None:
+    def __init__(self, uid: str, *apis: Transactions) -> None:
         self.uid = JobUid(uid)
-        self.services = services
+        self.apis = apis
 
     def transactions(self, index: int) -> Transactions:
-        return self.services[index % len(self.services)]
+        return self.apis[index % len(self.apis)]
 
     async def register(self, index: int) -> None:
         pod = PodUid(f"pod-{index}")
@@ -85,7 +85,7 @@ class Crew:
             await self.up(index)
 
     async def settle(self) -> None:
-        plan = (await self.services[0].load(self.uid)).plan
+        plan = (await self.apis[0].load(self.uid)).plan
         assert plan is not None
         facts = tuple(
             Settled(
@@ -97,48 +97,50 @@ class Crew:
             )
             for m in plan.members
         )
-        await self.services[0].apply(self.uid, FactsReported(facts=facts))
+        await self.apis[0].apply(self.uid, FactsReported(facts=facts))
 
 
 @pytest.fixture
-def new_service(shared_redis: Any) -> Callable[..., Transactions]:
+def new_transactions(shared_redis: Any) -> Callable[..., Transactions]:
     return lambda **fields: Transactions(
         RedisStore(shared_redis.url), replace(SETTINGS, **fields), Metrics()
     )
 
 
-async def closing(*services: Transactions) -> None:
-    for transactions in services:
+async def closing(*apis: Transactions) -> None:
+    for transactions in apis:
         await transactions.aclose()
         await transactions.store.aclose()
 
 
 def test_two_apis_that_learn_everything_at_once_lose_nothing(
-    new_service: Callable[..., Transactions],
+    new_transactions: Callable[..., Transactions],
 ) -> None:
     """Whatever the order in which they win, the outcome is one quorum with everybody in it."""
 
     async def race() -> None:
-        services = [new_service() for _ in range(4)]
+        apis = [new_transactions() for _ in range(4)]
         uid = "race-1"
-        assert await services[0].create(config(uid), {})
-        crew = Crew(uid, *services)
+        assert await apis[0].create(config(uid), {})
+        crew = Crew(uid, *apis)
         await asyncio.gather(*(crew.register(i) for i in range(8)))
         await asyncio.gather(*(crew.up(i) for i in range(8)))
-        state = await services[3].load(JobUid(uid))
+        state = await apis[3].load(JobUid(uid))
         check_invariants(state)
         assert len(state.pods) == 8
         assert all(s.incarnation for s in state.slots)
         assert state.plan is not None
         assert state.plan.quorum.id == 1
-        await closing(*services)
+        await closing(*apis)
 
     asyncio.run(race())
 
 
-def test_two_apis_get_one_fault_and_make_one_plan(new_service: Callable[..., Transactions]) -> None:
+def test_two_apis_get_one_fault_and_make_one_plan(
+    new_transactions: Callable[..., Transactions],
+) -> None:
     async def race() -> None:
-        one, other = new_service(), new_service()
+        one, other = new_transactions(), new_transactions()
         uid = JobUid("race-2")
         assert await one.create(config(uid), {})
         crew = Crew(uid, one)
@@ -158,10 +160,10 @@ def test_two_apis_get_one_fault_and_make_one_plan(new_service: Callable[..., Tra
 
 
 def test_a_decision_on_an_old_version_is_refused_whole(
-    new_service: Callable[..., Transactions],
+    new_transactions: Callable[..., Transactions],
 ) -> None:
     async def late() -> None:
-        transactions = new_service()
+        transactions = new_transactions()
         uid = JobUid("late-1")
         assert await transactions.create(config(uid), {})
         old = await transactions.store.load(uid)
@@ -179,12 +181,12 @@ def test_a_decision_on_an_old_version_is_refused_whole(
 
 
 def test_a_plan_is_in_the_stream_once_its_state_is_durable(
-    new_service: Callable[..., Transactions],
+    new_transactions: Callable[..., Transactions],
 ) -> None:
     """There is no moment between compare-and-set and publish in which an api could die."""
 
     async def look() -> None:
-        transactions = new_service()
+        transactions = new_transactions()
         uid = JobUid("atomic-1")
         assert await transactions.create(config(uid), {})
         await Crew(uid, transactions).start()
@@ -384,10 +386,10 @@ def test_silence_of_all_is_nobodys_fault() -> None:
 
 
 def test_a_heartbeat_of_a_pod_that_never_registered_is_not_taken(
-    new_service: Callable[..., Transactions],
+    new_transactions: Callable[..., Transactions],
 ) -> None:
     async def beat() -> None:
-        transactions = new_service()
+        transactions = new_transactions()
         uid = JobUid("beaten")
         assert await transactions.create(config(uid), {})
         stranger = Heartbeat(pod=PodUid("stranger"), slots=())
@@ -399,10 +401,10 @@ def test_a_heartbeat_of_a_pod_that_never_registered_is_not_taken(
 
 
 def test_commits_that_race_with_each_other_all_count(
-    new_service: Callable[..., Transactions],
+    new_transactions: Callable[..., Transactions],
 ) -> None:
     async def race() -> None:
-        one, other = new_service(), new_service()
+        one, other = new_transactions(), new_transactions()
         uid = JobUid("race-3")
         assert await one.create(config(uid), {})
         crew = Crew(uid, one)

@@ -2,7 +2,7 @@
 
 While it lasts every established TCP connection of the process is shut as soon as
 it is seen, whoever opened it, and what we open ourselves is refused before it
-starts. Unix sockets stay: the supervisor's line is inside the pod. Peers see their
+starts. Unix sockets stay: the uplink is inside the pod. Peers see their
 connections end at once, as with a reset; a real cut may keep them waiting longer.
 """
 

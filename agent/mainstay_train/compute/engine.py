@@ -39,7 +39,7 @@ class Training(Protocol):
         ...
 
     def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
-        """Allocate what computes a stage; its state is void until restored.
+        """Allocate what computes a stage; its state is void until initialized, healed or loaded.
 
         Args:
             stage: the stage to compute.
@@ -88,9 +88,11 @@ def inner_mesh(config: JobConfig, device: str, index: int) -> InnerMesh:
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """Made when a plan first gives this trainer the stage; decides nothing.
+    """The state, partials, reducer and interpreter of one cell. It decides nothing.
 
-    Invariant: ``state`` is only written by :meth:`apply` and by whoever restores it.
+    A plan that gives this trainer a stage for the first time has it made.
+
+    Invariant: ``state`` is written by :meth:`apply` and by what initializes, heals or loads it.
     """
 
     stage: int
@@ -121,7 +123,7 @@ class Engine:
         hook: Hook,
         inner: InnerMesh = SINGLE,
     ) -> Engine:
-        """Allocate everything for ``stage``; its state is void until restored.
+        """Allocate everything for ``stage``; its state is void until initialized, healed or loaded.
 
         Args:
             workload: what is trained.

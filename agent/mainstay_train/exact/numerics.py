@@ -1,9 +1,9 @@
-"""One arithmetic for all ranks of a job (design.md section 1, rule 6).
+"""Sets torch up so that all ranks of a job compute with the same arithmetic.
 
-Equal bits need equal kernels, cut at equal places, in an equal order. So: one
-thread on CPU, deterministic algorithms on CUDA, no TF32, no reduced-precision
-accumulation, no flushing of denormals, and no compiled code whose choices depend
-on timing. ``fingerprint`` writes these settings down; a rank with others is refused.
+Equal bits need equal kernels, cut at equal places, in an equal order (design rule
+6). So: one thread on CPU, deterministic algorithms on CUDA, no TF32, no
+reduced-precision accumulation, no flushing of denormals, and no compiled code whose
+choices depend on timing. ``fingerprint`` writes these settings down; a rank with others is refused.
 """
 
 from __future__ import annotations

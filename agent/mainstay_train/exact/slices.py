@@ -1,4 +1,4 @@
-"""Which part of a model-wide tensor a rank holds, where inner ranks share a stage.
+"""Describes the part of a model-wide tensor that a rank holds.
 
 Names, first values and digests belong to the whole tensor, by global element
 index (design.md 13.3): so ``ranksPerStage`` 1 and 2 start from the same

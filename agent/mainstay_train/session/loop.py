@@ -1,4 +1,4 @@
-"""A training loop of the user's own, on a plain nn.Module (design.md section 6, way (3)).
+"""Serves a training loop of the user's own, on a plain nn.Module (design section 6).
 
 ::
 
@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from mainstay_core.base.digest import Digest
+from mainstay_core.base.words import count
 from mainstay_core.planning.program import Op
 from mainstay_core.rank.events import Applied
 from mainstay_core.wire.votes import Commit
@@ -202,9 +203,9 @@ class Step:
             raise WorkloadError(f"step {self.number} is committed already")
         self._settle()
         if self._left:
+            left = count(len(self._left), "micro-batch", "micro-batches")
             raise WorkloadError(
-                f"commit of step {self.number} with {len(self._left)} works left: go through all "
-                "of step.work()"
+                f"commit of step {self.number} with {left} left: go through all of step.work()"
             )
         self._committed = True
         applied = self._driver.commit()

@@ -1,8 +1,9 @@
-"""The trainer's line to its supervisor: plans down; facts, ledger and status up.
+"""The uplink: a trainer's connection to its supervisor.
 
-A thread reads the Unix socket, so that a plan is seen while the main thread
-computes or waits in a collective. The end of the line is the end of the
-trainer: a process whose supervisor is gone must not go on in anybody's name.
+Plans come down; facts, ledger entries and status go up. A thread reads the Unix
+socket, so that a plan is seen while the main thread computes or waits in a
+collective. The end of the connection is the end of the trainer: a process whose
+supervisor is gone must not go on in anybody's name.
 """
 
 from __future__ import annotations

@@ -137,14 +137,14 @@ async def recover_store(
         raise ProblemError(
             422,
             "malformed",
-            f"this is a restoration of {body.config.job}, not of {job}",
+            f"this recovers {body.config.job}, not {job}",
             "post it under the job's uid",
         )
     named = JobName(namespace=body.config.namespace, name=body.config.name)
     if caller.job is not None and caller.job != named:
         raise forbidden(
-            f"this is a restoration of {named}, the token is that of {caller.job}",
-            "restore your own job, as the api gave it to you",
+            f"this recovers {named}, and the token is that of {caller.job}",
+            "recover your own job, as the api gave it to you",
         )
     plan = await transactions.recover(body)
     return JSONResponse({"plan": codec.encode(plan) if plan is not None else None})

@@ -1,4 +1,4 @@
-"""For people and the process provider: jobs, their history, and their end."""
+"""For people and the provider: jobs, their history, and their end."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """Facts that the maker of the pods knows for certain."""
+    """Facts that the provider knows for certain."""
 
     facts: tuple[ToldFact, ...]
 
@@ -101,7 +101,7 @@ class NewScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDrain:
-    """Which pod is to hand its work over."""
+    """The pod that is to hand its work over."""
 
     pod: str
     """UID or name."""
@@ -247,7 +247,7 @@ async def scale_job(uid: UidDep, transactions: TransactionsDep, body: NewScale) 
 
 @router.post("/{job}/suspend", responses=examples.JOB)
 async def suspend_job(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
-    """Have the job save its state and stand still, without pods. Repeating it is harmless.
+    """Have the job write a checkpoint and stand still, without pods. Repeating it is harmless.
 
     In a cluster the TrainingJob's ``spec.suspend`` says it, and has the last word.
     """
@@ -278,7 +278,7 @@ async def drain_pod(uid: UidDep, transactions: TransactionsDep, body: NewDrain) 
 
 @router.get("/{job}/pods", responses=examples.PODS)
 async def show_wanted_pods(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
-    """How many pods the job needs now, and which to end: for whoever makes them."""
+    """How many pods the job needs now, and which to end: for the provider."""
     state = await transactions.load(uid)
     return JSONResponse(codec.encode(show_pods(state)))
 
@@ -287,7 +287,7 @@ async def show_wanted_pods(uid: UidDep, transactions: TransactionsDep) -> JSONRe
 async def note_pool_facts(
     uid: UidDep, transactions: TransactionsDep, body: PoolFacts
 ) -> JSONResponse:
-    """Learn that pods are gone, or will be, from whoever made them."""
+    """Learn from the provider that pods are gone, or will be."""
     for fact in body.facts:
         if not isinstance(fact, PodFact):
             raise ProblemError(

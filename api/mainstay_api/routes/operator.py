@@ -1,4 +1,4 @@
-"""For whoever owns the jobs' definitions alone: nobody else may make a job be forgotten."""
+"""For the operator alone: deletes the record of a job."""
 
 from __future__ import annotations
 

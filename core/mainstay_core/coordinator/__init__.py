@@ -24,7 +24,7 @@
 - ``store_recovery``: what is believed when the store lost the job or fell back
 - ``job_store``: what a store keeps of one job, and what its scripts do to that
 - ``stream``: what a listener to the job's stream gets, and in which order
-- ``transactions``: makes decisions durable: load, decide, compare-and-set, and again
+- ``transactions``: stores decisions: load, decide, compare-and-set, and again
 - ``answers``: what a replica of the api answers supervisors
 - ``problems``: how a refusal, or trouble with the store, is answered
 - ``watch``: which jobs a replica of the api looks at for silence, and when

@@ -1,4 +1,4 @@
-"""Notes which durable checkpoints are complete, and which steps a restart loses.
+"""Notes which checkpoints are durable, and which steps a restart loses.
 
 The trainers decide by themselves which version they load (protocol section 6). The ladder's reason,
 the status and the count of lost steps are derived from what is noted here.
@@ -31,7 +31,7 @@ def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> 
         return Transition(state=noted, actions=actions, reason=message)
     if durable == state.durable:
         return Transition(state=state, reason="known to be durable")
-    message = f"the checkpoint of step {durable} is complete"
+    message = f"the checkpoint of step {durable} is durable"
     return Transition(
         state=replace(state, durable=durable, checkpoint_problem="", checkpoint_teller=None),
         actions=(Announce(code="CheckpointComplete", message=message),),

@@ -29,7 +29,7 @@ class PodRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactsReported:
-    """A supervisor, or whoever makes the pods, reports facts. They are decided on together."""
+    """A supervisor, or the provider, reports facts. They are decided on together."""
 
     facts: tuple[Fact, ...]
     supervisor: str = ""

@@ -64,7 +64,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The changes that one decision makes durable and visible, at once or not at all."""
+    """The changes that one decision stores and shows, at once or not at all."""
 
     state: CoordinatorState
     plan: Plan | None = None
@@ -102,7 +102,7 @@ class JobStore(Protocol):
     async def load(self) -> Snapshot | None: ...
 
     async def commit(self, revision: int, change: Change) -> None:
-        """Make a change durable, if the state still has ``revision``.
+        """Store a change, if the state still has ``revision``.
 
         Raises:
             StoreConflictError: somebody else decided first.
@@ -120,7 +120,7 @@ class JobStore(Protocol):
 
 
 def change_of(before: CoordinatorState, outcome: Transition, now_s: float) -> Change:
-    """Return what a transition makes durable and visible."""
+    """Return what a transition stores and shows."""
     arrived, gone = pods_moved(before, outcome.state)
     return Change(
         state=outcome.state,

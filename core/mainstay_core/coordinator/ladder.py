@@ -12,6 +12,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mainstay_core.base.words import count
+
 
 class Row(enum.IntEnum):
     """The rows of the ladder, best first."""
@@ -167,10 +169,10 @@ def _exact_source(situation: Situation) -> int | None:
 
 def _hand_over(situation: Situation) -> tuple[bool, str]:
     if situation.lost:
-        return False, f"{_count(situation.lost, 'cell')} already lost"
+        return False, f"{count(situation.lost, 'cell')} already lost"
     if not situation.leaving:
         return False, "no cell has announced that it leaves"
-    return True, f"{_count(situation.leaving, 'cell')} will leave and still work"
+    return True, f"{count(situation.leaving, 'cell')} will leave and still work"
 
 
 def _recheck(situation: Situation) -> tuple[bool, str]:
@@ -184,7 +186,7 @@ def _mask(situation: Situation) -> tuple[bool, str]:
     if without:
         return False, f"{_stages(without)} no living cell with a state"
     if situation.lost:
-        return True, f"every stage still has a living cell; {_count(situation.lost, 'cell')} lost"
+        return True, f"every stage still has a living cell; {count(situation.lost, 'cell')} lost"
     return False, "no cell is lost"
 
 
@@ -209,7 +211,7 @@ def _restart(situation: Situation) -> tuple[bool, str]:
         return False, "no exact source is left"
     limit = situation.approximate_after_lost_steps
     if situation.allow_approximate and limit is not None and situation.step - source > limit:
-        return False, f"step {source} is more than {limit} steps old"
+        return False, f"step {source} is more than {count(limit, 'step')} old"
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
     origin = f"step {source}" if source else "the seed's initial state"
@@ -235,8 +237,8 @@ def _approximate(situation: Situation) -> tuple[bool, str]:
 def _condition(situation: Situation) -> str:
     """Return what would have to change for the job to go on."""
     if _places(situation) > situation.free_slots:
-        have = _count(situation.free_slots, "free trainer") if situation.free_slots else "none"
-        need = _count(_places(situation), "free trainer")
+        have = count(situation.free_slots, "free trainer") if situation.free_slots else "none"
+        need = count(_places(situation), "free trainer")
         return f"{_stages(_empty(situation))} no living cell: needs {need}, {have} there"
     if _without_state(situation):
         return f"{_stages(_without_state(situation))} no exact source"
@@ -249,10 +251,6 @@ def _stages(stages: list[StageHolders]) -> str:
     if len(stages) == 1:
         return f"{what} {names[0]} has"
     return f"{what}s {', '.join(names)} have"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 _TESTS: dict[Row, Callable[[Situation], tuple[bool, str]]] = {

@@ -1,4 +1,4 @@
-"""Notes which pods will end: the pod, whoever makes the pods, or a user says so.
+"""Notes which pods will end: the pod, the provider, or a user says so.
 
 A pod that leaves serves until its work is handed over (the ladder's row 0). Leaving is a state, not
 an event: a hand-over that a recovery or a missing successor prevents is done as soon as it can be.
@@ -25,7 +25,7 @@ from mainstay_core.wire.plan import Member
 
 
 def note_leaving(state: CoordinatorState, fact: Leaving, now_s: float) -> Transition:
-    """Return the state in which a pod leaves, because the pod or its maker said so."""
+    """Return the state in which a pod leaves, because the pod or the provider said so."""
     pod = state.pod(fact.pod)
     assert pod is not None
     at_s = fact.observed_at_s or now_s

@@ -95,7 +95,7 @@ def step(state: CoordinatorState, event: Event, now_s: float, nonce: str) -> Tra
     if learnt.state.outcome:
         return learnt.then(end_job(learnt.state, JobPhase.FAILED, learnt.state.outcome))
     if learnt.state.unheard or learnt.plan is not None:
-        return learnt  # a plan that was restored: what follows from it is the next event's
+        return learnt  # a plan that was recovered: what follows from it is the next event's
     decided = learnt.then(_DECIDE[learnt.state.phase](learnt.state, now_s, nonce))
     if decided.state.terminal or decided.state.plan is None:
         return decided

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.base.words import count
 from mainstay_core.coordinator import ladder, seating
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import leaving_members, leaving_pods
@@ -70,7 +71,7 @@ def _hand_over(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     joiners = _successors(state, staying, now_s)
     if joiners:
         names = ", ".join(slot_name(state, s.slot) for s in joiners)
-        reason = f"{answer.reason}; {names} first heals as successor"
+        reason = f"{answer.reason}; the successors heal first: {names}"
         plan = seating.compose(state, [*seats, *joiners], replace(draft, reason=reason))
         return publish(state, plan, JobPhase.RUNNING)
     going, blocked = _may_go(state, seats)
@@ -141,7 +142,7 @@ def _let_go(state: CoordinatorState, going: Sequence[PodState], draft: Draft) ->
     before, after = len(state.plan.chains), _count_chains(seats)
     how = "successors take their places" if after >= before else "other replicas take their types"
     names = ", ".join(p.registration.name for p in going)
-    reason = f"{names} handed over between steps: {how}"
+    reason = f"work handed over between steps by {names}: {how}"
     plan = seating.compose(state, seats, replace(draft, reason=f"{draft.reason}; {reason}"))
     opened = open_hand_over(state, going, plan, f"{draft.reason}; {reason}")
     return publish(opened, plan, JobPhase.RUNNING)
@@ -164,30 +165,30 @@ def _without_surplus(state: CoordinatorState, seats: Sequence[Seat]) -> list[Sea
 
 def _shrink(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     """Drop the chains that are not wanted any more, and the followers that no chain will need."""
-    assert state.plan is not None
-    surplus = len(state.plan.chains) - state.wanted
-    followers = any(m.rank.replica is None for m in state.plan.members)
+    plan = state.plan
+    assert plan is not None
+    surplus = len(plan.chains) - state.wanted
+    followers = any(m.rank.replica is None for m in plan.members)
     if surplus < 0 or (surplus == 0 and not followers):
         return Transition(state=state)
     ending = sorted(
-        sorted(state.plan.chains, key=lambda c: _worth(state, state.plan, c))[:surplus],
+        sorted(plan.chains, key=lambda c: _worth(state, plan, c))[:surplus],
         key=lambda c: c.replica,
     )
     names = ", ".join(str(c.replica) for c in ending)
-    what = f"replica {names} ends" if ending else "followers are not needed any more"
-    reason = f"{state.wanted} replicas are wanted: {what}, between steps"
+    what = f"ended between steps: replica {names}" if ending else "followers are dropped"
+    reason = f"wanted: {count(state.wanted, 'replica')}; {what}"
     dropped = {c.replica for c in ending} | {None}
     seats = [s for s in seating.living_seats(state) if s.replica not in dropped]
     draft = Draft(method=Method.MASK, planned=True, reason=reason, now_s=now_s, nonce=nonce)
     return publish(state, seating.compose(state, seats, draft), JobPhase.RUNNING)
 
 
-def _worth(state: CoordinatorState, plan: Plan | None, chain: Chain) -> tuple[int, int]:
+def _worth(state: CoordinatorState, plan: Plan, chain: Chain) -> tuple[int, int]:
     """Return a chain's sort key: the lowest is dropped first.
 
     Failing trainers first, then high lanes.
     """
-    assert plan is not None
     failures = 0
     for index in chain.cells:
         slot = state.slot(plan.members[index].slot)
@@ -236,5 +237,5 @@ def _join_sentence(state: CoordinatorState, plan: Plan) -> str:
         if member.joining and slot is not None:
             kind = "restarted" if slot.stage is not None and slot.ended else "spare"
             joiners.append(f"{slot_name(state, member.slot)} ({kind}) as {member.rank}")
-    how = f"joined by {', '.join(joiners)}" if joiners else "by chaining followers, no transfer"
-    return f"replica {came} whole again {how}"
+    how = f"joined by {', '.join(joiners)}" if joiners else "followers are chained, no transfer"
+    return f"whole again: replica {came}, {how}"

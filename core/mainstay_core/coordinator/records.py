@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mainstay_core.base.ids import QuorumId, Slot
+from mainstay_core.base.words import count
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,
@@ -27,7 +28,7 @@ from mainstay_core.coordinator.state import (
     uid_of,
 )
 from mainstay_core.wire.plan import Member, Method, Plan
-from mainstay_core.wire.recoveries import Recovery, StageTimes
+from mainstay_core.wire.recoveries import STAGES, Recovery, StageTimes
 
 
 def open_loss(
@@ -85,7 +86,7 @@ def open_join(state: CoordinatorState, plan: Plan, reason: str) -> CoordinatorSt
     return _open(
         state,
         plan,
-        fault=f"{missing} of {state.wanted} replicas missing",
+        fault=f"missing: {missing} of {count(state.wanted, 'replica')}",
         reason=reason,
         members=[m for m in plan.members if m.joining],
         died_at_s=plan.created_at_s,
@@ -249,8 +250,7 @@ def _update(
 def _closed(state: CoordinatorState, opened: OpenRecovery) -> Recovery:
     recovery = _timed(opened)
     times = recovery.times
-    known = [times.detect_s, times.decide_s, times.fence_s, times.load_s, times.resume_s]
-    total = sum(t for t in known if t is not None)
+    total = sum(getattr(times, f"{name}_s") or 0.0 for name in STAGES)
     beyond = None if times.resume_s is None else max(0.0, total - median(state.step_seconds))
     return replace(recovery, done=True, first_commit_after_s=beyond)
 

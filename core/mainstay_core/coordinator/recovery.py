@@ -269,7 +269,7 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     if _is_finishing(state):
         return _decide_finishing(state)
     if state.suspend:
-        # Some stage has no state left to save: the checkpoint on the disk is all that remains.
+        # Some stage has no state left to write: the checkpoint on the disk is all that remains.
         return suspend_now(state, now_s)
     lost = lost_members(state)
     if not lost:
@@ -330,7 +330,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
         reason = _ended_early(state, left)
     elif excluded:
         names = ", ".join(slot_name(state, m.slot) for m in excluded)
-        reason = f"{names} suspected twice without a commit in between"
+        reason = f"suspected twice without a commit in between: {names}"
     else:
         reason = "nobody is confirmed gone: the same members meet again"
     plan = seating.mask_plan(
@@ -355,7 +355,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
 
 def _ended_early(state: CoordinatorState, left: tuple[Member, ...]) -> str:
     names = ", ".join(slot_name(state, m.slot) for m in left)
-    return f"{names} ended before the plan that lets it go was adopted"
+    return f"ended before the plan that drops them was adopted: {names}"
 
 
 def _repeat_suspects(state: CoordinatorState) -> tuple[Member, ...]:

@@ -93,14 +93,14 @@ def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
 
 
 def take_stored(state: CoordinatorState, event: PlanStored, now_s: float) -> Transition:
-    """Note that a plan is durable, in the records of its recoveries."""
+    """Note that a plan is stored, in the records of its recoveries."""
     del now_s
     state = plan_stored(state, event.quorum, event.at_s)
     changed = [o.recovery for o in state.recoveries if o.recovery.quorum == event.quorum]
     return Transition(
         state=state,
         actions=tuple(RecordRecovery(recovery=r) for r in changed),
-        reason=f"{event.quorum} is durable",
+        reason=f"{event.quorum} is stored",
     )
 
 

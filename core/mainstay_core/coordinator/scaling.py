@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
+from mainstay_core.base.words import count
 from mainstay_core.coordinator.events import Announce, ScaleRequested, Transition
 from mainstay_core.coordinator.leaving import still_needed
 from mainstay_core.coordinator.siting import held_until_s
@@ -49,15 +50,15 @@ def note_scale(state: CoordinatorState, event: ScaleRequested, now_s: float) -> 
         raise InvalidSpecError("spares", f"is {spares}, must be at least 0")
     changes = []
     if replicas != state.wanted:
-        changes.append(f"{replicas} replicas are wanted instead of {state.wanted}")
+        changes.append(f"wanted: {count(replicas, 'replica')} instead of {state.wanted}")
         state = replace(state, scaled_to=replicas)
     if spares != config.spares:
-        changes.append(f"{spares} spares are wanted instead of {config.spares}")
+        changes.append(f"wanted: {count(spares, 'spare')} instead of {config.spares}")
         state = replace(state, config=replace(config, spares=spares))
     if not changes:
-        reason = f"{replicas} replicas and {spares} spares are wanted already"
+        reason = f"{count(replicas, 'replica')} and {count(spares, 'spare')} are wanted already"
         return Transition(state=state, reason=reason)
-    message = f"{' and '.join(changes)}: {event.who} asked for it"
+    message = f"{'; '.join(changes)}: {event.who} asked for it"
     return Transition(
         state=state,
         actions=(Announce(code="Scaled", message=message),),

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, RankId, Slot
+from mainstay_core.base.words import count
 from mainstay_core.coordinator.siting import (
     count_copies,
     locations_of,
@@ -107,7 +108,8 @@ def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: 
                     incarnation=slot.incarnation,
                 )
             )
-    reason = f"{num_replicas} of {shape.lanes} lanes get a replica of {shape.stages} stages"
+    reason = f"served: {num_replicas} of {count(shape.lanes, 'lane')}, by replicas of "
+    reason += count(shape.stages, "stage")
     if shape.ranks_per_stage > 1:
         reason += f" of {shape.ranks_per_stage} ranks"
     return compose(
@@ -378,7 +380,7 @@ def _rendezvous(
 ) -> Rendezvous:
     """Return the pod where the quorum meets.
 
-    It is that of the lowest member that stayed, unless the draft avoids it.
+    It is that of the first member that stayed, unless the draft avoids it.
     """
     known = {p.registration.pod for p in state.pods if p.registration.gather}
     best = min(

@@ -185,6 +185,7 @@ class OpenRecovery:
     died_at_s: float
     first_fact_s: float
     durable_s: float
+    """When the plan was stored."""
     fence_end_s: float | None = None
     """When the last survivor held all settle reports."""
     load_end_s: float | None = None
@@ -207,7 +208,7 @@ class CoordinatorState:
     created_at_s: float
     started_at_s: float = 0.0
     """When the first plan since the start, or the last suspension, was made; 0: not yet, or the
-    store was restored since."""
+    store was recovered since."""
     started_step: int = 0
     """Number of steps that were committed by then: not 0 for a job that goes on."""
     last_id: int = 0
@@ -219,7 +220,7 @@ class CoordinatorState:
     suspend: bool = False
     """Whether a user wants the job to stand still, without pods."""
     paused: tuple[int, ...] = ()
-    """Members of a pausing plan that have saved what they can."""
+    """Members of a pausing plan that have reported that they pause."""
     scaled_to: int | None = None
     """Replicas that a user asked for in the running job."""
     pods: tuple[PodState, ...] = ()
@@ -245,7 +246,7 @@ class CoordinatorState:
     step: int = 0
     """Number of committed steps."""
     durable: int = 0
-    """Newest durable version that any pod reported as complete."""
+    """Newest version that any pod reported as durable."""
     checkpoint_problem: str = ""
     """Why the last checkpoint is late or failed; empty since one was completed."""
     checkpoint_teller: CheckpointTeller | None = None

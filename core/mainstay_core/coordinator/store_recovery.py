@@ -94,15 +94,15 @@ def note_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Tra
             state=note_heard(rival, (event.pod,)), reason=f"{theirs} is held beside {ours}"
         )
     rivals = (ours.nonce,) if ours is not None and theirs.id == ours.id else ()
-    restored = replace(_recover(state, event, now_s), rivals=rivals)
+    recovered = replace(_recover(state, event, now_s), rivals=rivals)
     had = f"had {ours}" if ours is not None else "did not have the job"
     message = (
-        f"the store {had}: {theirs} is restored from {pod_name(state, event.pod)}; "
+        f"the store {had}: {theirs} is recovered from {pod_name(state, event.pod)}; "
         "what only the store knew of the time in between is lost"
     )
     announce = Announce(code="StoreRestored", message=message, warning=True)
     actions = (PublishPlan(plan=event.plan), announce)
-    return Transition(state=restored, actions=actions, reason=message)
+    return Transition(state=recovered, actions=actions, reason=message)
 
 
 def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Transition:

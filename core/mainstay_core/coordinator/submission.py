@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.words import count
 from mainstay_core.coordinator.events import (
     Announce,
     JobSubmitted,
@@ -110,7 +111,7 @@ def note_topology(state: CoordinatorState, event: TopologyReported, now_s: float
     del now_s
     if event.nodes == state.topology:
         return Transition(state=state, reason="the nodes are where they were")
-    message = f"the locations of {len(event.nodes)} nodes are known"
+    message = f"the locations of {count(len(event.nodes), 'node')} are known"
     return Transition(state=replace(state, topology=dict(event.nodes)), reason=message)
 
 

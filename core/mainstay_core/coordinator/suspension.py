@@ -1,11 +1,11 @@
 """Suspends a job, so that it stands still without pods, and resumes it.
 
-    running --request--> a planned plan that pauses --all have saved--> suspended
+    running --request--> a planned plan that pauses --all pause--> suspended
     suspended --request withdrawn--> forming --START--> running, from the newest checkpoint
 
 The pausing plan has the same members. A member adopts it at the end of a step, like any planned
-plan, and computes no further. It saves its version as after the last step, and reports it. No other
-plan is made meanwhile, as planned plans need votes.
+plan, and computes no further. It writes a checkpoint as after the last step, and reports that it
+pauses. No other plan is made meanwhile, as planned plans need votes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def note_suspend(state: CoordinatorState, event: SuspendRequested, now_s: float)
 
 
 def note_paused(state: CoordinatorState, fact: Paused, now_s: float) -> Transition:
-    """Return the state in which a member has saved what it can, and computes no further."""
+    """Return the state in which a member has written what it can, and computes no further."""
     at_s = fact.observed_at_s or now_s
     plan = state.plan
     if plan is None or fact.quorum != plan.quorum:
@@ -72,12 +72,12 @@ def note_paused(state: CoordinatorState, fact: Paused, now_s: float) -> Transiti
         step=max(state.step, fact.step or 0),
         durable=max(state.durable, fact.durable or 0),
     )
-    return Transition(state=state, reason=f"{member.rank} has saved and pauses")
+    return Transition(state=state, reason=f"{member.rank} pauses")
 
 
 def pause_plan(state: CoordinatorState, now_s: float, nonce: str) -> Plan:
     """Return the plan in which the same members pause."""
-    reason = "the job is to be suspended: all save their state and compute no further"
+    reason = "the job is to be suspended: all write a checkpoint and compute no further"
     draft = seating.Draft(
         method=Method.SUSPEND, planned=True, reason=reason, now_s=now_s, nonce=nonce
     )
@@ -85,7 +85,7 @@ def pause_plan(state: CoordinatorState, now_s: float, nonce: str) -> Plan:
 
 
 def has_paused(state: CoordinatorState) -> bool:
-    """Return whether every member of a pausing plan has reported that it saved what it can."""
+    """Return whether every member of a pausing plan has reported that it pauses."""
     plan = state.plan
     return plan is not None and plan.pause and len(state.paused) == len(plan.members)
 

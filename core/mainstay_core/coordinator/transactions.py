@@ -1,7 +1,7 @@
-"""One job's events made durable: load, decide, compare-and-set, and what goes with it.
+"""Applies events to one job in the store: load, decide, compare-and-set.
 
 A replica of the api holds nothing that another one would need: the state is in a store that
-all replicas share, and a change of it names the version from which it was decided. Whoever
+all replicas share, and a change of it names the revision from which it was decided. Whoever
 lost that race loads again and decides again (protocol section 8).
 
 The procedures await nothing but a store (:mod:`mainstay_core.coordinator.job_store`) and what a
@@ -95,7 +95,7 @@ class JobTransactions(ABC):
 
     @abstractmethod
     def decided(self, outcome: Transition) -> None:
-        """Take note of a decision that is durable."""
+        """Take note of a decision that is stored."""
 
     @abstractmethod
     def conflicted(self) -> None:
@@ -155,7 +155,7 @@ class JobTransactions(ABC):
             self.warn(f"the time of {event.quorum} is not recorded: {error}")
 
     async def decide(self, event: Event, held: QuorumId | None = None) -> Transition:
-        """Decide on an event, make the outcome durable and visible, and return it.
+        """Decide on an event, store the outcome and make it visible, and return it.
 
         Args:
             event: what was learnt.

@@ -1,4 +1,4 @@
-"""Which jobs a replica of the api looks at for silence, and when.
+"""Decides which jobs a replica of the api checks for silence, and when.
 
 Only the replica that holds the lease looks: silence is counted from one look to the next, and
 two that count would each believe the other's gaps.

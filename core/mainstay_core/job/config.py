@@ -35,7 +35,7 @@ class JobConfig:
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
     redundancy: int | None = None
-    """Hosts per shard type; None chooses (SPARe eq. 8)."""
+    """Hosts per shard type; None chooses."""
     checkpoint_dir: str = ""
     """Directory of durable checkpoints; empty switches them off."""
     checkpoint_keep: int = 2

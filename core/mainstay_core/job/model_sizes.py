@@ -1,6 +1,6 @@
 """Computes how large the built-in model is from its configuration alone, without torch.
 
-Whoever makes pods needs this. The trainers' own model is the truth (``mainstay_train.models``), and
+The provider needs this. The trainers' own model is the truth (``mainstay_train.models``), and
 a test compares the two. Nothing is known here of a model that a user's entrypoint makes.
 """
 

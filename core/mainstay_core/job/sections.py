@@ -206,8 +206,8 @@ class Quarantine(Section):
     window_seconds: Seconds = 86_400
     """Older mismatches do not count."""
     max_nodes_percent: Percent = 10
-    """Of the nodes that run the job at most so many are quarantined, rounded down but at least one
-    unless it is 0; beyond that only the Event."""
+    """The quarantine holds at most so many of the job's nodes, rounded down, and at least one node;
+    with 0 it holds none. Beyond that there is only the Event."""
     trusted_nodes: Annotated[
         tuple[ObjectName, ...], pydantic.Field(strict=False, max_length=256)
     ] = ()

@@ -69,7 +69,7 @@ class TrainingJobSpec(Section):
     training: Training
     parallelism: Parallelism = Parallelism()
     redundancy: IntOrAuto = "Auto"
-    """Hosts of a shard type. Auto follows SPARe's optimum (section 5, eq. 8)."""
+    """Hosts of a shard type. Auto takes the number with the least expected time to train."""
     pipeline: Pipeline = Pipeline()
     workload: Workload
     runtime: Runtime = Runtime()

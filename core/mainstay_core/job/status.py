@@ -92,7 +92,7 @@ class RecoverySeconds(Section):
     detect: Short | None = None
     """From the fault to the first word of it at the api."""
     decide: Short | None = None
-    """From there to the durable plan."""
+    """From there until the plan was stored."""
     fence: Short | None = None
     """From there until all survivors were in the new quorum."""
     load: Short | None = None

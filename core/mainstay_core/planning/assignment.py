@@ -27,6 +27,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from mainstay_core.base.errors import InfeasiblePlanError, InvalidSpecError
+from mainstay_core.base.words import count
 
 _MAX_REGROUPED = 32  # moved types; with more, regrouping by pairs would delay the recovery
 
@@ -378,8 +379,8 @@ def _describe(problem: _Problem, where: Sequence[int], lanes: int) -> Reordering
     rehosted = tuple(t for t, replica in enumerate(where) if replica not in hosts[t])
     without_host = tuple(t for t in rehosted if living.isdisjoint(hosts[t]))
     reason = (
-        f"{len(living)} of {lanes} replicas compute {len(where)} shard types: "
-        f"all-reduce stack {depth}, {len(moved)} types moved"
+        f"{count(len(where), 'shard type')} on {len(living)} of {count(lanes, 'replica')}: "
+        f"all-reduce stack {depth}, {count(len(moved), 'type')} moved"
     )
     if patched:
         reason += f", {len(patched)} of them off lost replicas"
@@ -399,4 +400,5 @@ def _describe(problem: _Problem, where: Sequence[int], lanes: int) -> Reordering
 
 def _name_types(types: Sequence[int]) -> str:
     shown = ", ".join(str(t) for t in types[:8])
-    return f"types {shown} and {len(types) - 8} more" if len(types) > 8 else f"types {shown}"
+    more = f" and {len(types) - 8} more" if len(types) > 8 else ""
+    return f"type{'s' if len(types) > 1 else ''} {shown}{more}"

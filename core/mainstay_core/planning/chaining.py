@@ -19,6 +19,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
 from mainstay_core.base.errors import InfeasiblePlanError, InvalidSpecError
+from mainstay_core.base.words import count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,10 +210,11 @@ def _describe(
         for cells in living
     )
     changed = sum(link not in links for ids in chains.values() for link in pairwise(ids))
-    reason = f"{len(chains)} of {replicas_wanted} replicas are whole"
+    reason = f"whole: {len(chains)} of {count(replicas_wanted, 'replica')}"
     if len(chains) < replicas_wanted:
-        reason += f", as stage {fewest} has {len(living[fewest])} living cells"
-    reason += f"; {changed} links changed, {sum(map(len, followers))} followers"
+        reason += f", as stage {fewest} has {count(len(living[fewest]), 'living cell')}"
+    num_followers = sum(map(len, followers))
+    reason += f"; {count(changed, 'link')} changed, {count(num_followers, 'follower')}"
     return Chaining(
         chains={replica: chains[replica] for replica in sorted(chains)},
         followers=followers,

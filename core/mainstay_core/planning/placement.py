@@ -1,9 +1,9 @@
 """Plans which lanes host which shard type: SPARe's cyclic Golomb ruler rule, on lanes.
 
-A type's hosts prefetch its data and are the first choice when its supplier is lost. A placement is
-good if any two types share few hosts: then the loss of a few lanes never exhausts the hosts of many
-types at once. Marks of a Golomb ruler have distinct differences, so types placed by it share at
-most one host (SPARe, arXiv 2603.00357, definition B.1 and lemma B.2).
+A type's hosts are the first choice when its supplier is lost (that they also prefetch its data is
+planned). A placement is good if any two types share few hosts: then the loss of a few lanes never
+exhausts the hosts of many types at once. Marks of a Golomb ruler have distinct differences, so
+types placed by it share at most one host (SPARe, arXiv 2603.00357, definition B.1 and lemma B.2).
 
 There are two deviations from the paper, and the plan's reason names both. A ruler needs ``lanes >=
 2 * length + 1``; below that a cyclic set is searched instead. With several types to a lane, each
@@ -94,9 +94,9 @@ class Placement:
 def plan_redundancy(lanes: int) -> int:
     """Return the redundancy with the least time to train: ``Auto`` in the spec.
 
-    It is ``r* = (ln N + g) / ln 2``, rounded to the nearest integer (SPARe, equation 8). N is the
-    number of lanes, since a failure takes a lane whatever the number of its types. The result is at
-    least 2, and at most ``lanes`` and the longest ruler known.
+    It is ``r* = (ln N + g) / ln 2``, rounded to the nearest integer (SPARe, section 4.2, equation
+    8). N is the number of lanes, since a failure takes a lane whatever the number of its types. The
+    result is at least 2, and at most ``lanes`` and the longest ruler known.
     """
     best = round((math.log(lanes) + EULER_MASCHERONI) / math.log(2))
     return min(max(best, 2), lanes, max(GOLOMB_RULERS))

@@ -1,7 +1,7 @@
 """Conditions and state of a job, as people see them in a cluster.
 
 Conditions are for programs and people, never for control flow: each is derived
-from what the api says and what is seen of the pods, anew at every look. All are
+from what the api says and what is seen of the pods, anew at every pass. All are
 there from the beginning, Unknown until something is known. What the api has not
 said lately is Unknown again: an old value would claim too much.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.counts import PodCounts
+from mainstay_core.wire.plan import Method
 
 
 class ConditionType(enum.StrEnum):
@@ -35,7 +36,7 @@ class ConditionType(enum.StrEnum):
 
 
 class State(enum.StrEnum):
-    """One word for a table's column."""
+    """The state of a job in one word, for a column of ``kubectl get``."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -69,7 +70,7 @@ class JobSummary:
     replicas_wanted: int = 0
     recovering: tuple[str, ...] = ()
     """Faults whose recovery goes on, in one sentence each."""
-    method: str = ""
+    method: Method | None = None
     """Of the first of them."""
     checkpoint_problem: str = ""
     durable: int = 0
@@ -98,7 +99,7 @@ class ObservedJob:
     pods: PodCounts = field(default_factory=PodCounts)
     suspend: bool = False
     suspended: bool = False
-    """Nobody computes, the state is safe."""
+    """Nobody computes, and no pod is needed."""
     problems: tuple[tuple[str, str], ...] = ()
     """(reason, message) of what keeps pods from starting."""
     deadline: str = ""
@@ -138,7 +139,7 @@ def derive_state(seen: ObservedJob) -> tuple[State, str]:
 
 def _waits_for_pods(seen: ObservedJob) -> str:
     problem = f": {seen.problems[0][1]}" if seen.problems else ""
-    return f"{seen.pods.ready} of {seen.pods.wanted} pods are ready{problem}"
+    return f"pods ready: {seen.pods.ready} of {seen.pods.wanted}{problem}"
 
 
 def derive_conditions(seen: ObservedJob) -> tuple[Condition, ...]:
@@ -224,7 +225,7 @@ def _ready(seen: ObservedJob) -> Condition:
     summary = seen.summary
     assert summary is not None
     if summary.state == "running" and summary.replicas:
-        message = f"{summary.replicas} of {summary.replicas_wanted} replicas train"
+        message = f"replicas that train: {summary.replicas} of {summary.replicas_wanted}"
         return Condition(type=kind, status=True, reason="Training", message=message)
     reason = {
         "forming": "WaitingForPods",
@@ -252,7 +253,7 @@ def _degraded(seen: ObservedJob) -> Condition:
     assert summary is not None
     idle = over or seen.suspended or summary.state == "forming"
     if not idle and summary.replicas < summary.replicas_wanted:
-        message = f"{summary.replicas} of {summary.replicas_wanted} replicas run"
+        message = f"replicas that run: {summary.replicas} of {summary.replicas_wanted}"
         return Condition(type=kind, status=True, reason="ReplicasLost", message=message)
     if not idle and summary.checkpoint_problem:
         return Condition(
@@ -275,7 +276,7 @@ def _recovering(seen: ObservedJob) -> Condition:
     assert summary is not None
     if summary.over or not (summary.recovering or summary.state in ("recovering", "waiting")):
         return Condition(type=kind, status=False, reason="NoFault", message="no fault is open")
-    method = "".join(word.capitalize() for word in (summary.method or "recovery").split("-"))
+    method = summary.method.code if summary.method is not None else "Recovery"
     if summary.state == "waiting":
         method = "Waiting"
     message = "; ".join(summary.recovering) or summary.reason or "a fault is being recovered"
@@ -314,7 +315,7 @@ def _spares(seen: ObservedJob) -> Condition:
     if unknown is not None:
         return unknown
     ready = seen.pods.spares_ready
-    message = f"{ready} of {seen.pods.spares_wanted} spares are ready"
+    message = f"spares ready: {ready} of {seen.pods.spares_wanted}"
     if ready and not (seen.summary is not None and seen.summary.over):
         return Condition(type=kind, status=True, reason="SparesReady", message=message)
     return Condition(type=kind, status=False, reason="NoSpareReady", message=message)
@@ -324,14 +325,17 @@ def _suspended(seen: ObservedJob) -> Condition:
     kind = ConditionType.SUSPENDED
     if seen.suspended:
         return Condition(
-            type=kind, status=True, reason="Suspended", message="nobody computes, no pod is kept"
+            type=kind,
+            status=True,
+            reason="Suspended",
+            message="nobody computes, and no pod is needed",
         )
     if seen.suspend:
         return Condition(
             type=kind,
             status=False,
             reason="Suspending",
-            message="the state is being made safe; then the pods are ended",
+            message="a checkpoint is being written; then the pods are ended",
         )
     return Condition(type=kind, status=False, reason="NotAsked", message="spec.suspend is false")
 

@@ -71,7 +71,7 @@ def find_problems(
     problems = [(code, _first_of(told)) for code, told in sorted(found.items())]
     if refused:
         problems.insert(0, ("PodsRefused", refused))
-    if repair is not None and repair.held_back:
+    if repair is not None and repair.counts.not_made:
         problems.insert(0, ("ReplacementsExhausted", repair.reason))
     return tuple(problems)
 

@@ -1,4 +1,4 @@
-"""Pods that are no more: which, why, and on what evidence."""
+"""Finds the pods that are surely gone, with cause and evidence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LossCause(enum.StrEnum):
 COUNTED = frozenset(
     {LossCause.NODE_LOST, LossCause.OUT_OF_MEMORY, LossCause.FAILED, LossCause.IMAGE}
 )
-"""What burns the budget of replacements. Preemption, drain and deletion are somebody's will."""
+"""What counts against the budget of repairs. Preemption, drain and deletion are somebody's will."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Loss:
 
     @property
     def counts(self) -> bool:
-        """Whether it burns the budget of replacements."""
+        """Whether it counts against the budget of repairs."""
         return self.cause in COUNTED and not self.leaving
 
     def fact(self) -> PodGone:
@@ -66,7 +66,7 @@ class PodDemand:
     over: bool = False
     """The job has ended."""
     suspended: bool = False
-    """Its state is safe and nobody computes: all pods may end."""
+    """Nobody computes, and no pod is needed: all may end."""
     num_pods: int
     """Pods that should live and not leave."""
     leaving: frozenset[PodUid] = frozenset()

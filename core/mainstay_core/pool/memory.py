@@ -22,7 +22,7 @@ class PoolMemory:
     accounted: frozenset[PodUid] = frozenset()
     """Pods whose loss was counted, and said to people."""
     counted: tuple[float, ...] = ()
-    """Wall clock of each loss that burns the budget of replacements."""
+    """Wall clock of each loss that counts against the budget of repairs."""
     leaving: frozenset[PodUid] = frozenset()
     """Pods that the api has said to be leaving: it names none any more that is gone."""
 

@@ -1,4 +1,4 @@
-"""Which nodes a job stays off because their devices computed wrongly again and again.
+"""Decides which nodes a job stays off because their devices computed wrongly again and again.
 
 A mismatch is a state that differs from the majority of its stage's cells
 (:mod:`mainstay_core.rank.votes`): evidence against the device that held it. One may be

@@ -1,4 +1,4 @@
-"""Which pods to make, which to end, and what to tell the api: the operator's repair.
+"""Decides which pods to make and to end, and what to tell the api.
 
 How the job goes on and how many pods it needs is the coordinator's to say
 (:func:`mainstay_core.coordinator.scaling.plan_pods`); here the difference between that and
@@ -70,10 +70,10 @@ class RepairCounts:
     wanted: int = 0
     made: int = 0
     ended: int = 0
-    held_back: int = 0
-    """Pods that are not made as the budget is used up."""
+    not_made: int = 0
+    """Pods that are missing and not made, as the budget of repairs is used up."""
     spent: int = 0
-    """Counted losses within the window; 0 while nothing is held back."""
+    """Counted losses within the window; 0 while the budget is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +85,9 @@ class Repair:
     end: tuple[PodEnd, ...] = ()
     tell: tuple[Fact, ...] = ()
     losses: tuple[Loss, ...] = ()
-    """Of pods that were there at the last look, or that the api takes for living."""
+    """Of pods that were there at the last pass, or that the api takes for living."""
     counts: RepairCounts = RepairCounts()
     reason: str = ""
-
-    @property
-    def held_back(self) -> int:
-        """Pods that are not made as the budget is used up."""
-        return self.counts.held_back
 
 
 def plan_repair(
@@ -133,15 +128,15 @@ def plan_repair(
     missing = max(0, wanted - len(kept))
     counted = memory.account(losses)[0].counted
     spent = sum(at_s > now_s - policy.window_s for at_s in counted)
-    held_back = min(missing, max(0, spent - policy.max_repairs))
-    make = free_indexes([*(p.index for p in existing), *taken], missing - held_back)
+    not_made = min(missing, max(0, spent - policy.max_repairs))
+    make = free_indexes([*(p.index for p in existing), *taken], missing - not_made)
     counts = RepairCounts(
         kept=len(kept),
         wanted=wanted,
         made=len(make),
         ended=len(ending),
-        held_back=held_back,
-        spent=spent if held_back else 0,
+        not_made=not_made,
+        spent=spent if not_made else 0,
     )
     return Repair(
         make=make,
@@ -318,17 +313,16 @@ def _leaving(pod: ObservedPod, why: str, now_s: float) -> Leaving:
 
 
 def _reason(counts: RepairCounts, policy: RepairPolicy) -> str:
-    parts = [f"{counts.kept} of {counts.wanted} pods are there"]
+    parts = [f"there: {counts.kept} of {count(counts.wanted, 'pod')}"]
     if counts.made:
-        parts.append(f"{counts.made} are made")
+        parts.append(f"made: {counts.made}")
     if counts.ended:
-        parts.append(f"{counts.ended} are ended")
-    if counts.held_back:
-        within, limit = "in this run", f"{policy.max_repairs} are replaced at most"
+        parts.append(f"ended: {counts.ended}")
+    if counts.not_made:
+        within, limit = "in this run", f"{policy.max_repairs} at most are made good"
         if math.isfinite(policy.window_s):
             within = f"within {policy.window_s:.0f} s"
             limit = f"recovery.window.maxRepairs is {policy.max_repairs}"
-        parts.append(
-            f"{counts.held_back} are not made: {counts.spent} pods were lost {within}, and {limit}"
-        )
+        losses = count(counts.spent, "loss", "losses")
+        parts.append(f"not made: {counts.not_made}, as there were {losses} {within}, and {limit}")
     return ", ".join(parts)

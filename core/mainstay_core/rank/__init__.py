@@ -5,7 +5,7 @@
 - ``settle``: where the survivors of a failure go on, from their reports
 - ``votes``: what all votes of a step say together
 - ``saves``: what votes say of durable checkpoints
-- ``checkpoints``: when a rank writes a checkpoint, and when a version is complete
+- ``checkpoints``: when a rank writes a checkpoint, and when a version is durable
 - ``machine``: the rank's state machine
 - ``own_saves``: what one rank has written of checkpoints, as its votes say it
 - ``reports``: what a rank tells: its status, votes and ledger entries

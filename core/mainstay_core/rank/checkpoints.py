@@ -1,4 +1,4 @@
-"""Decides when a rank writes a durable checkpoint, and when a version is complete.
+"""Decides when a rank writes a checkpoint, and when a version is durable.
 
 The decisions follow protocol section 10. They depend only on values that all ranks share: what the
 last votes said, and what was settled. So all writers copy the same version at the same boundary.
@@ -7,7 +7,7 @@ last votes said, and what was settled. So all writers copy the same version at t
 - An attempt begins only when nobody is writing. So it never overtakes an attempt that is still
   being written, and the writers never end up at different versions.
 - A part outlives its quorum. Attempts that all positions have safely written are completed by
-  the lowest member of that time.
+  the first member of that time.
 - A settle forgets what was tried. A dead writer's attempt is tried again at once.
 """
 
@@ -26,7 +26,7 @@ def settled(state: RankState, durable: int) -> RankState:
 
     Args:
         state: of the rank.
-        durable: newest complete version in the settle reports.
+        durable: newest durable version in the settle reports.
     """
     return replace(
         state, durable=durable, safe=0, tried=0, writers_free=False, told_busy=False, save_round=0
@@ -39,7 +39,7 @@ def note_saves(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action,
     state = replace(state, durable=durable, writers_free=not saves.busy)
     if saves.safe is None or saves.safe.version <= max(durable, state.safe):
         return state, ()
-    # It is complete only once a status says so: the lowest member may die before it renames.
+    # It is durable only once a status says so: the first member may die before it renames.
     state = replace(state, safe=saves.safe.version, writers_free=False)
     rename = RenameCheckpoint(saves.safe.version, saves.safe.nonce)
     return state, (rename,) if state.index == 0 else ()
@@ -87,7 +87,7 @@ def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, 
 
 
 def _tell_problem(state: RankState, why: str) -> tuple[Action, ...]:
-    """Return the lowest member's fact about a checkpoint that is late or failed."""
+    """Return the first member's fact about a checkpoint that is late or failed."""
     if state.index != 0:
         return ()
     return (

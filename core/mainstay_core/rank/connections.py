@@ -53,7 +53,7 @@ class Gather(Protocol):
 
 
 class Ends(Protocol):
-    """Something that is ended from outside."""
+    """A connection that another thread can end."""
 
     def shutdown(self, why: str) -> None: ...
 

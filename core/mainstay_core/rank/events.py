@@ -207,7 +207,7 @@ class WriteCheckpoint:
 class RenameCheckpoint:
     """Complete an attempt of which every part is safe, in the background.
 
-    The lowest member does so.
+    The quorum's first member does so.
     """
 
     version: int

@@ -30,7 +30,7 @@ class OwnSaves:
         return replace(self.status, checkpoint_busy=busy)
 
     def found(self, newest: int) -> OwnSaves:
-        """Return the saves after a look at the disk, where ``newest`` is complete."""
+        """Return the saves after a look at the disk, where ``newest`` is durable."""
         return replace(self, status=replace(self.status, durable=newest))
 
     def begin(self, version: int, nonce: str) -> OwnSaves:
@@ -53,5 +53,5 @@ class OwnSaves:
         return replace(saves, status=status)
 
     def renamed(self, version: int) -> OwnSaves:
-        """Return the saves with a version complete."""
+        """Return the saves with a version durable."""
         return self.found(max(self.status.durable, version))

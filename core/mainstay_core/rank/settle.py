@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.words import count
 from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.wire.plan import Chain, Member, Partial, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
@@ -322,5 +323,5 @@ def _reason(
 ) -> str:
     counts = {a: actions.count(a) for a in StateAction if actions.count(a)}
     what = ", ".join(f"{n} {a}" for a, n in counts.items())
-    tail = f"; {len(patched)} types computed again" if patched else ""
+    tail = f"; {count(len(patched), 'type')} computed again" if patched else ""
     return f"step {version} from {origin}: {what}{tail}"

@@ -1,6 +1,6 @@
 """Plans from supervisor to supervisor: a plan that one has reaches all, whatever the api does.
 
-The api's stream is the fast way. But a plan may be durable and known to one supervisor only
+The api's stream is the fast way. But a plan may be stored and known to one supervisor only
 when the api dies, and then the recovery must complete without it (protocol section 9). So a
 supervisor offers its newest plan to a few member pods at ring distances 1, 2, 4, ... and takes
 a newer one that it is offered in return: after log2(pods) rounds all have it. An offer is one

@@ -82,7 +82,7 @@ class _Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGone(_Fact):
-    """A pod is gone. Whoever makes the pods reports it, so the evidence is sure."""
+    """A pod is gone. The provider reports it, so the evidence is sure."""
 
     kind: Literal[FactKind.POD_GONE] = FactKind.POD_GONE
 
@@ -150,12 +150,12 @@ class Failed(_RankFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(_RankFact):
-    """A durable version is complete, or one is late or failed and ``evidence`` says why."""
+    """A checkpoint is durable (``complete``), or it is late or failed; ``evidence`` says why."""
 
     kind: Literal[FactKind.CHECKPOINT] = FactKind.CHECKPOINT
     complete: bool
     durable: int | None = None
-    """Newest complete durable version that the teller knows."""
+    """Newest durable version that the teller knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,16 +185,16 @@ class Settled(_RankFact):
 
     kind: Literal[FactKind.SETTLED] = FactKind.SETTLED
     durable: int | None = None
-    """Newest complete durable version that it knows."""
+    """Newest durable version that it knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(_RankFact):
-    """A member of a pausing plan has saved what it can and computes no more."""
+    """A member of a pausing plan has written its checkpoint, or failed to, and computes no more."""
 
     kind: Literal[FactKind.PAUSED] = FactKind.PAUSED
     durable: int | None = None
-    """Newest complete durable version that it knows."""
+    """Newest durable version that it knows."""
 
 
 RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused

@@ -28,6 +28,11 @@ class Method(enum.StrEnum):
     HAND_OVER = "hand-over"
     SUSPEND = "suspend"
 
+    @property
+    def code(self) -> str:
+        """The method as Kubernetes writes the reasons of conditions and Events: ``HandOver``."""
+        return "".join(word.capitalize() for word in self.split("-"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Partial:
@@ -112,7 +117,7 @@ class Plan:
     suspend_wanted: bool = False
     """Whether the job was to be suspended when the plan was made, for a store that lost the job."""
     pause: bool = False
-    """Whether its members save their state and compute no further, as the job is to be
+    """Whether its members write a checkpoint and compute no further, as the job is to be
     suspended."""
     outgoing: tuple[Member, ...] = ()
     """Members of the quorum before that this planned plan drops. The others need their votes until

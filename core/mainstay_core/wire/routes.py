@@ -58,7 +58,7 @@ class RecoveryList:
 
 
 class JobApi(ABC):
-    """The requests of people and of the process provider: one method for each.
+    """The requests of people and of the provider: one method for each.
 
     Every method raises ApiError where the request failed.
     """
@@ -142,7 +142,7 @@ class JobApi(ABC):
         return dict(await self._post(f"/{job}/drain", {"pod": pod}))
 
     async def post_facts(self, job: str, facts: Sequence[Fact]) -> None:
-        """Tell what the process provider knows of pods for certain."""
+        """Tell what the provider knows of pods for certain."""
         body = {"facts": [codec.encode(fact) for fact in facts]}
         await self._post(f"/{job}/provider/facts", body)
 

@@ -33,18 +33,18 @@ class SaveStatus:
     checkpoint_busy: bool = False
     """Whether it still writes a part, or completes a version."""
     durable: int = 0
-    """Newest complete durable version that it knows."""
+    """Newest durable version that it knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastStatus(SaveStatus):
     """The status where no step follows.
 
-    It carries a digest of the state to be saved, as no vote will.
+    It carries a digest of the state that was written, as no vote will.
     """
 
     state: str = ""
-    """Digest of the position's masters at the version that is saved."""
+    """Digest of the position's masters at the version that is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +120,6 @@ class SettleReport:
     """Id of the last quorum whose settle this rank completed with a valid state."""
     heal_address: str = ""
     durable: int = 0
-    """Newest complete durable version it has seen; 0 is the seed's initial state."""
+    """Newest durable version that it has seen; 0 is the seed's initial state."""
     pipeline: str = ""
     """Name of the connected pipeline group that it keeps for its chain; empty if it has none."""

@@ -101,7 +101,7 @@ def test_who_is_on_the_way_out_is_looked_after_although_the_store_was_lost(
     world.tick(**{pod: world.state.config.heartbeat_timeout_s + 1})
     world.tick(after_s=2 * world.state.config.probe_s)
     assert (world.plan.quorum.id, world.plan.method) == (plan.quorum.id + 1, Method.MASK)
-    assert "ended before the plan that lets it go was adopted" in world.plan.reason
+    assert "ended before the plan that drops them was adopted" in world.plan.reason
     assert world.plan.outgoing == ()
 
 

@@ -120,7 +120,7 @@ def test_remains_of_two_broken_chains_make_a_whole_one() -> None:
     mated = next(cells for replica, cells in plan.chains.items() if replica != 2)
     assert mated in {("0.0", "0.1", "1.2"), ("0.0", "1.1", "1.2")}
     assert plan.reason == (
-        "2 of 3 replicas are whole, as stage 0 has 2 living cells; 1 links changed, 1 followers"
+        "whole: 2 of 3 replicas, as stage 0 has 2 living cells; 1 link changed, 1 follower"
     )
 
 

@@ -21,6 +21,7 @@ from mainstay_core.pool.conditions import (
 )
 from mainstay_core.pool.counts import PodCounts, count_pods, find_problems
 from mainstay_core.pool.observed import ObservedPod, PodPhase
+from mainstay_core.wire.plan import Method
 
 RUNNING = JobSummary(state="running", steps=9, replicas=2, replicas_wanted=2)
 PODS = PodCounts(wanted=5, ready=5, serving=4, spares_wanted=1)
@@ -65,7 +66,7 @@ def test_a_job_that_lost_a_replica_and_recovers() -> None:
         replicas=1,
         replicas_wanted=2,
         recovering=("rank r1.s0 on demo-3/0 was killed",),
-        method="mask",
+        method=Method.MASK,
     )
     job = seen(summary=summary, pods=PodCounts(wanted=5, ready=3, serving=3, spares_wanted=1))
 
@@ -187,7 +188,7 @@ def test_a_job_that_waits_for_pods_says_which_one_and_why() -> None:
     job = seen(summary=forming, pods=counts, problems=problems)
 
     assert problems == (("Unschedulable", "pod j-0: full"),)
-    assert derive_state(job) == (State.PENDING, "0 of 1 pods are ready: pod j-0: full")
+    assert derive_state(job) == (State.PENDING, "pods ready: 0 of 1: pod j-0: full")
 
 
 @pytest.mark.parametrize("state", [State.COMPLETE, State.FAILED])

@@ -273,9 +273,9 @@ def test_places_beyond_the_budget_stay_empty_until_the_window_has_moved_on() -> 
 
     assert made(NOW_S - 50).make == (1, 2, 3)
     held = made(NOW_S - 60, NOW_S - 50)
-    assert (held.make, held.held_back) == ((1, 2), 1)
+    assert (held.make, held.counts.not_made) == ((1, 2), 1)
     assert "maxRepairs is 2" in held.reason
-    assert made(NOW_S - 150, NOW_S - 140).held_back == 0
+    assert made(NOW_S - 150, NOW_S - 140).counts.not_made == 0
 
 
 def test_a_loss_that_was_counted_is_not_counted_again() -> None:
@@ -283,8 +283,8 @@ def test_a_loss_that_was_counted_is_not_counted_again() -> None:
     lost = pod(0, phase=PodPhase.FAILED, failure="code 1")
     again = {"before": seen(pod(0)), "policy": policy, "counted": [NOW_S]}
 
-    assert repair([lost], demand(1), **again, accounted={uid(0)}).held_back == 0
-    assert repair([lost], demand(1, 0), **again).held_back == 1
+    assert repair([lost], demand(1), **again, accounted={uid(0)}).counts.not_made == 0
+    assert repair([lost], demand(1, 0), **again).counts.not_made == 1
 
 
 def test_a_pod_that_was_to_leave_anyway_burns_no_budget_though_it_fails() -> None:

@@ -82,7 +82,10 @@ def test_checkpoints_hold_what_the_loop_needs(crew, tmp_path, undisturbed):
 
 
 MISTAKES = [
-    ("commits_early", r"commit of step 0 with 3 works left: go through all of step\.work\(\)"),
+    (
+        "commits_early",
+        r"commit of step 0 with 3 micro-batches left: go through all of step\.work\(\)",
+    ),
     ("skips_done", r"work of step 0, type 0, micro-batch 0 is not done: call work\.done"),
     ("skips_backward", r"no gradient in the work of step 0, .*: call loss\.backward\(\)"),
     ("skips_commit", r"step 0 was not committed: call step\.commit\(\)"),
