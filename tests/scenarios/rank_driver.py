@@ -95,8 +95,8 @@ class RankDriver(Driver):
             "plan": self._publish,
             "plan-arrives": self._plan_arrives,
             "settle": self._settle,
-            "restored": self._restored,
-            "restore-failed": self._restore_failed,
+            "loaded": self._loaded,
+            "load-failed": self._load_failed,
             "computed": self._computed,
             "compute-broken": self._compute_broken,
             "reduced": self._reduced,
@@ -223,23 +223,23 @@ class RankDriver(Driver):
         durable = max(t.durable for t in self._trainers.values())
         return replace(report, pipeline=trainer.pipeline, durable=durable)
 
-    def _restored(self, call: Call) -> list[str]:
-        """Who restores a state has it, with the digest that its version should have."""
+    def _loaded(self, call: Call) -> list[str]:
+        """Who copies or loads a state has it, with the digest that its version should have."""
         bits = call.get("bits")
         said = []
         for trainer in self._named(call, lambda t: isinstance(t.pending, LoadState)):
-            restore = trainer.pending
-            assert isinstance(restore, LoadState)
-            found = bits or f"s{trainer.state.member_stage}v{restore.version}"
-            if restore.expected and found != restore.expected:
-                raise call.error(f"{found} is not what the reports say: use restore-failed")
+            wanted = trainer.pending
+            assert isinstance(wanted, LoadState)
+            found = bits or f"s{trainer.state.member_stage}v{wanted.version}"
+            if wanted.expected and found != wanted.expected:
+                raise call.error(f"{found} is not what the reports say: use load-failed")
             trainer.bits = found
-            loaded = restore.action is StateAction.LOAD
+            loaded = wanted.action is StateAction.LOAD
             event = StateLoaded(found, None, "") if loaded else StateLoaded(found)
             said.append((trainer, self._feed(trainer, event)))
         return _group(said)
 
-    def _restore_failed(self, call: Call) -> list[str]:
+    def _load_failed(self, call: Call) -> list[str]:
         why = call.get("why", "no source is left")
         chosen = self._named(call, lambda t: isinstance(t.pending, LoadState))
         return _group([(t, self._feed(t, LoadFailed(why))) for t in chosen])
@@ -381,11 +381,11 @@ class RankDriver(Driver):
         return _group(said)
 
     def _renamed(self, call: Call) -> list[str]:
-        """Who renames a version has done it: the version is complete."""
+        """Who renames a version has done it: the version is durable."""
         said = []
         for trainer in self._named(call, lambda t: bool(t.renaming)):
             trainer.durable, trainer.renaming = trainer.renaming, 0
-            said.append((trainer, [f"version {trainer.durable} is complete on the disk"]))
+            said.append((trainer, [f"version {trainer.durable} is durable"]))
         return _group(said)
 
     def _share_saves(self, call: Call) -> list[str]:
@@ -402,7 +402,7 @@ class RankDriver(Driver):
 
     def _begin(self, call: Call) -> list[str]:
         """A new job loads its initial state and takes so many steps, told in one line."""
-        for play in (self._plan_arrives, self._settle, self._restored):
+        for play in (self._plan_arrives, self._settle, self._loaded):
             play(Call("begin", call.line))
         self._take(call, call.count("steps"))
         return self._say_step()
@@ -537,7 +537,7 @@ def _say(trainer: Trainer, action: Action) -> str:
         case DropHeld():
             return "frees what it holds"
         case LoadState():
-            return _say_restore(trainer, action)
+            return _say_load(trainer, action)
         case Compute(types=types):
             return f"computes types {list_runs(types)}" if types else "computes nothing"
         case Reduce(table=table, attempt=attempt):
@@ -558,7 +558,7 @@ def _say(trainer: Trainer, action: Action) -> str:
         case VoidSave(version=version):
             return f"never calls its part of version {version} safe"
         case ShareSaves(round=number):
-            return f"tells the others what is saved, round {number}"
+            return f"tells the others how its checkpoint is, round {number}"
         case Finish():
             return "tells the final digests"
         case WaitForPlan():
@@ -579,14 +579,14 @@ def _say_fact(fact: RankFact) -> str:
     return said + (f": {fact.evidence}" if fact.evidence else "")
 
 
-def _say_restore(trainer: Trainer, restore: LoadState) -> str:
-    if restore.action is StateAction.LOAD:
-        return f"loads version {restore.version}"
+def _say_load(trainer: Trainer, load: LoadState) -> str:
+    if load.action is StateAction.LOAD:
+        return f"loads version {load.version}"
     assert trainer.state.plan is not None
     members = trainer.state.plan.members
-    sources = " or ".join(str(members[i].slot.pod) for i in restore.sources)
-    expected = f", which must be {restore.expected}" if restore.expected else ""
-    return f"copies version {restore.version} from {sources}{expected}"
+    sources = " or ".join(str(members[i].slot.pod) for i in load.sources)
+    expected = f", which must be {load.expected}" if load.expected else ""
+    return f"copies version {load.version} from {sources}{expected}"
 
 
 def _show(trainer: Trainer) -> str:

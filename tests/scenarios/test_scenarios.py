@@ -127,7 +127,7 @@ RULES = (
     "start",
     "step",
     "store reopened",
-    "store restored from supervisors",
+    "store recovered from supervisors",
     "stuck on its image",
     "submitted again",
     "suspected twice",
