@@ -25,7 +25,7 @@ from tests.cluster.audit import Audit, count
 from tests.cluster.cluster import run_control_plane
 from tests.cluster.played_nodes import played_nodes
 from tests.operator import wide
-from tests.worlds.served_namespace import Job, ServedNamespace, wait, world_on
+from tests.worlds.served_namespace import Job, ServedNamespace, serve_namespace, wait
 
 STEP_S = 0.5
 IDLE_STEPS = 60
@@ -128,7 +128,7 @@ def main() -> int:
         plane = stack.enter_context(run_control_plane(lambda line: print(line, flush=True)))
         stack.enter_context(played_nodes(plane, args.nodes))
         audit = Audit(plane.dir)
-        world = stack.enter_context(world_on(plane, directory, **defaults))
+        world = stack.enter_context(serve_namespace(plane, directory, **defaults))
         print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         job = measure_start(world, args.pods, audit)
         measure_repair(world, job, 1, audit, step=0)

@@ -10,10 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -24,6 +23,7 @@ from mainstay_api.__main__ import Server
 from mainstay_api.app import create_app
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
+from mainstay_api.streams import Streams
 
 TOKEN = "admin-token"
 AGENT_TOKEN = "agent-token"
@@ -48,6 +48,21 @@ def find_redis() -> str:
     return str(found)
 
 
+def wait_for_line(stream: IO[bytes] | None, words: bytes) -> None:
+    """Read what a process prints until a line has the words; the rest is read and dropped."""
+    assert stream is not None
+    assert any(words in line.lower() for line in stream), "the process ended at once"
+
+    def drain() -> None:
+        with stream:
+            stream.read()
+
+    threading.Thread(target=drain, daemon=True).start()
+
+
+REDIS_IS_READY = b"ready to accept connections"
+
+
 class Redis:
     """A real redis-server on a Unix socket, that can be ended and started again."""
 
@@ -61,10 +76,8 @@ class Redis:
         command = [find_redis(), "--port", "0", "--unixsocket", str(self.path)]
         command += ["--dir", str(self.directory), "--save", ""]
         command += ["--appendonly", "yes", "--appendfsync", "always"]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        while not self._answers():
-            assert self._process.poll() is None, "redis-server ended at once"
-            time.sleep(0.01)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        wait_for_line(self._process.stdout, REDIS_IS_READY)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -97,15 +110,6 @@ class Redis:
             shutil.copy(path, self.directory)
         self.start()
 
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as connection:
-            try:
-                connection.connect(str(self.path))
-            except OSError:
-                return False
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
-
 
 @pytest.fixture(scope="session")
 def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
@@ -124,6 +128,18 @@ def own_redis(tmp_path: Path) -> Iterator[Redis]:
     redis.stop()
 
 
+class WatchedServer(Server):
+    """The product's server, which says when it has started, or will not."""
+
+    def __init__(self, config: uvicorn.Config, streams: Streams) -> None:
+        super().__init__(config, streams)
+        self.settled = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.settled.set()
+
+
 class Api:
     """An api on a port of its own, in a thread, and a client of it."""
 
@@ -135,19 +151,21 @@ class Api:
         config = uvicorn.Config(
             self.app, log_config=None, ws="none", timeout_graceful_shutdown=1, lifespan="on"
         )
-        self._server = Server(config, self.app.state.streams)
+        self._server = WatchedServer(config, self.app.state.streams)
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self.client = self.new_client(TOKEN)
-        while not self._server.started:
-            assert self._thread.is_alive(), "the api ended at once"
-            time.sleep(0.005)
+        self._server.settled.wait()
+        assert self._server.started, "the api ended at once"
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve([self._listener]))
+        try:
+            asyncio.run(self._server.serve([self._listener]))
+        finally:
+            self._server.settled.set()
 
     def new_client(self, token: str) -> httpx.Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -278,9 +296,13 @@ class Job:
         return self.agent("restore", body, status=status)
 
     def wait_for_plan(self, quorum_id: int) -> dict[str, Any]:
-        while (plan := self.plan())["quorum"]["id"] < quorum_id:
-            time.sleep(0.02)
-        return plan
+        """Wait on the stream for a plan that is as new."""
+        listener = Listener(self)
+        try:
+            listener.wait(lambda each: max(each.plans(), default=-1) >= quorum_id)
+        finally:
+            listener.close()
+        return self.plan()
 
 
 class Listener:

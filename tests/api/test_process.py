@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.api.conftest import wait_for_line
 
 TOKEN = "one-token"
 
@@ -36,9 +36,7 @@ def test_it_says_its_port_serves_and_ends_with_0_on_sigterm(
         stderr=subprocess.PIPE,
     )
     try:
-        while not port_file.exists():
-            assert process.poll() is None
-            time.sleep(0.01)
+        wait_for_line(process.stderr, b"serving on http://")
         url = f"http://127.0.0.1:{int(port_file.read_text())}"
         with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
             # The socket listens before the application does: the first request waits.
@@ -49,7 +47,7 @@ def test_it_says_its_port_serves_and_ends_with_0_on_sigterm(
         assert process.wait(timeout=60) == 0
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def test_a_port_in_use_is_one_clear_message(shared_redis: Any) -> None:

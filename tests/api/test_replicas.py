@@ -6,14 +6,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.api.conftest import MANIFEST, Job, Redis
+from tests.api.conftest import MANIFEST, Job, Redis, wait_for_line
 
 TOKEN = "one-token"
 
@@ -27,11 +26,9 @@ class Replica:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mainstay_api", "--port-file", str(port_file)],
             env=environment,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
-        while not port_file.exists():
-            assert self.process.poll() is None
-            time.sleep(0.01)
+        wait_for_line(self.process.stderr, b"serving on http://")
         self.url = f"http://127.0.0.1:{int(port_file.read_text())}"
         self.client = self.new_client(TOKEN)
         # The socket listens before the application does: the first request waits.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.api.conftest import find_redis
+from tests.api.conftest import REDIS_IS_READY, find_redis, wait_for_line
 
 from mainstay_api.__main__ import open_store
 from mainstay_api.settings import Settings
@@ -25,14 +24,12 @@ def locked_redis(tmp_path: Path) -> Iterator[str]:
     path = tmp_path / "r.sock"
     config = f'port 0\nunixsocket {path}\nsave ""\nrequirepass "{PASSWORD}"\n'
     process = subprocess.Popen(
-        [find_redis(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=tmp_path
+        [find_redis(), "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
     )
     assert process.stdin is not None
     process.stdin.write(config.encode())
     process.stdin.close()
-    while not path.exists():
-        assert process.poll() is None, "redis-server ended at once"
-        time.sleep(0.01)
+    wait_for_line(process.stdout, REDIS_IS_READY)
     yield f"unix://{path}"
     process.kill()
     process.wait()

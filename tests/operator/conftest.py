@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds.served_namespace import ServedNamespace, world_on
+from tests.worlds.served_namespace import ServedNamespace, serve_namespace
 
 
 @pytest.fixture(scope="module")
-def world(
+def served(
     control_plane: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServedNamespace]:
     """One operator for the jobs of a module's tests: each has a name of its own."""
@@ -18,17 +18,17 @@ def world(
         "MAINSTAY_FORCE_DELETE_S": "1",
         "MAINSTAY_IMAGE_PULL_S": "1",
     }
-    with world_on(control_plane, tmp_path_factory.mktemp("world"), **environment) as made:
+    with serve_namespace(control_plane, tmp_path_factory.mktemp("served"), **environment) as made:
         yield made
 
 
 @pytest.fixture
-def own_world(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
+def own_served(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
     """For tests that end the operator, the api or Redis."""
     environment = {
         "MAINSTAY_FINALIZER_S": "3",
         "MAINSTAY_RESYNC_S": "0.5",
         "MAINSTAY_MAX_IDLE_S": "2",
     }
-    with world_on(control_plane, tmp_path, **environment) as made:
+    with serve_namespace(control_plane, tmp_path, **environment) as made:
         yield made

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.operator.test_builders import view
-from tests.worlds.served_namespace import Job, ServedNamespace, manifest, wait, world_on
+from tests.worlds.served_namespace import Job, ServedNamespace, manifest, serve_namespace, wait
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid, QuorumId, Slot
@@ -90,9 +90,9 @@ def test_a_dry_run_says_what_would_be_done() -> None:
 
 
 @pytest.fixture
-def world(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
+def served(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
     environment = {"MAINSTAY_QUARANTINE_NODES": "true", "MAINSTAY_RESYNC_S": "0.5"}
-    with world_on(control_plane, tmp_path, **environment) as made:
+    with serve_namespace(control_plane, tmp_path, **environment) as made:
         yield made
 
 
@@ -116,7 +116,7 @@ def differ(job: Job, pod: str, **told: Any) -> None:
     assert bad["slot"]["index"] == 0
 
 
-def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(world: ServedNamespace) -> None:
+def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(served: ServedNamespace) -> None:
     body = manifest(
         "wrong",
         training={"steps": 60, "seed": 1, "lanes": 3, "shardsPerLane": 1},
@@ -124,11 +124,11 @@ def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(world: ServedNam
         spares={"replicas": 0},
         recovery={"quarantine": {"mode": "Taint"}},
     )
-    job = world.submit(body)
+    job = served.submit(body)
     names = [f"wrong-{i}" for i in range(3)]
     pods = job.wait_pods(*names)
     for i, pod in enumerate(pods):
-        world.make_node(f"quarantine-{i}")
+        served.make_node(f"quarantine-{i}")
         job.bind(pod, f"quarantine-{i}")
     pods = job.run(*names)
     bad = pods[1]["metadata"]["uid"]
@@ -148,8 +148,8 @@ def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(world: ServedNam
         taints = (node or {}).get("spec", {}).get("taints") or ()
         return any(t["key"] == TAINT_KEY and t["effect"] == "NoSchedule" for t in taints)
 
-    world.kube.wait("/api/v1/nodes/quarantine-1", tainted, "the taint")
-    wait(lambda: world.events("NodeQuarantined"), "the Event")
+    served.kube.wait("/api/v1/nodes/quarantine-1", tainted, "the taint")
+    wait(lambda: served.events("NodeQuarantined"), "the Event")
     # Its work is to be handed over, and whoever takes its place is kept off the node.
     wait(lambda: bad in job.wanted()["leaving"], "the pod leaves")
     made = wait(
@@ -168,7 +168,7 @@ def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(world: ServedNam
     job.wait_status(
         lambda s: (s.get("quarantine") or {}).get("nodes") == [], "no node in quarantine"
     )
-    (released,) = wait(lambda: world.events("NodeReleased"), "the Event")
+    (released,) = wait(lambda: served.events("NodeReleased"), "the Event")
     assert "kubectl taint nodes quarantine-1 mainstay.dev/quarantine-" in released["message"]
     for i in range(3):
-        world.kube.delete(f"/api/v1/nodes/quarantine-{i}")
+        served.kube.delete(f"/api/v1/nodes/quarantine-{i}")

@@ -22,19 +22,19 @@ def uid_of(pod: dict[str, Any]) -> str:
     return str(pod["metadata"]["uid"])
 
 
-def spread(world: ServedNamespace, name: str) -> tuple[Job, list[dict[str, Any]]]:
+def spread(served: ServedNamespace, name: str) -> tuple[Job, list[dict[str, Any]]]:
     """A job that trains, its first pod on the node NAME-bad, the others on NAME-good."""
-    job = world.submit(manifest(name))
+    job = served.submit(manifest(name))
     pods = job.wait_pods(*names(name))
     for node in ("bad", "good"):
-        world.make_node(f"{name}-{node}")
+        served.make_node(f"{name}-{node}")
     job.bind_all(pods, f"{name}-bad", f"{name}-good")
     return job, job.run(*names(name))
 
 
-def wait_end(world: ServedNamespace, pod: dict[str, Any]) -> dict[str, Any]:
-    path = world.path("pods", pod["metadata"]["name"])
-    ended = world.kube.wait(path, lambda p: p and p["metadata"].get("deletionTimestamp"))
+def wait_end(served: ServedNamespace, pod: dict[str, Any]) -> dict[str, Any]:
+    path = served.path("pods", pod["metadata"]["name"])
+    ended = served.kube.wait(path, lambda p: p and p["metadata"].get("deletionTimestamp"))
     assert ended is not None
     return ended
 
@@ -49,11 +49,11 @@ def wait_record(job: Job, reason: str) -> dict[str, Any]:
     return of(job.wait_status(of, f"the record of a {reason}"))[0]
 
 
-def test_an_image_is_waited_for_unless_other_nodes_have_it(world: ServedNamespace) -> None:
-    job = world.submit(manifest("image"))
+def test_an_image_is_waited_for_unless_other_nodes_have_it(served: ServedNamespace) -> None:
+    job = served.submit(manifest("image"))
     pods = job.wait_pods(*names("image"))
     for node in ("image-bad", "image-good"):
-        world.make_node(node)
+        served.make_node(node)
     job.bind_all(pods, "image-bad", "image-good")
     for pod in pods:
         job.set_waiting(pod, "ErrImagePull")
@@ -64,7 +64,7 @@ def test_an_image_is_waited_for_unless_other_nodes_have_it(world: ServedNamespac
         job.set_waiting(pod, "ContainerCreating")
     job.set_ready(pods[1:])
 
-    why = wait_end(world, pods[0])["metadata"]["annotations"]["mainstay.dev/ended-for"]
+    why = wait_end(served, pods[0])["metadata"]["annotations"]["mainstay.dev/ended-for"]
     assert why.startswith("its image cannot be pulled on node image-bad")
     wait(lambda: len(job.pods()) == 6, "another pod")
     job.remove(pods[0])
@@ -74,42 +74,42 @@ def test_an_image_is_waited_for_unless_other_nodes_have_it(world: ServedNamespac
     ]
     assert wish["preference"]["matchExpressions"][0]["values"] == ["image-bad"]
     assert wait_record(job, "ImagePullFailed")["counts"]
-    assert world.events("ImagePullFailed")
+    assert served.events("ImagePullFailed")
 
 
 def test_a_stuck_pod_is_removed_by_force_only_where_its_node_is_silent(
-    world: ServedNamespace,
+    served: ServedNamespace,
 ) -> None:
-    job, pods = spread(world, "stuck")
-    world.set_node_ready("stuck-bad", ready=False)
+    job, pods = spread(served, "stuck")
+    served.set_node_ready("stuck-bad", ready=False)
     for pod in pods[:2]:
-        path = world.path("pods", pod["metadata"]["name"])
-        world.kube.delete(path, gracePeriodSeconds="1")
+        path = served.path("pods", pod["metadata"]["name"])
+        served.kube.delete(path, gracePeriodSeconds="1")
     given_up = [played.fact("pod-gone", uid_of(p), "", evidence="silent") for p in pods[:2]]
     wait(lambda: {uid_of(p) for p in pods[:2]} <= job.leaving(), "that they leave")
-    assert world.operator.metric(FORCED, force="true") is None
+    assert served.operator.metric(FORCED, force="true") is None
 
-    world.api.post(f"/v1/jobs/{job.uid}/provider/facts", {"facts": given_up})
+    served.api.post(f"/v1/jobs/{job.uid}/provider/facts", {"facts": given_up})
 
-    silent = world.path("pods", pods[0]["metadata"]["name"])
-    world.kube.wait(silent, lambda p: p is None or uid_of(p) != uid_of(pods[0]))
-    wait(lambda: world.events("PodForcedOut"), "the Event")
+    silent = served.path("pods", pods[0]["metadata"]["name"])
+    served.kube.wait(silent, lambda p: p is None or uid_of(p) != uid_of(pods[0]))
+    wait(lambda: served.events("PodForcedOut"), "the Event")
     assert uid_of(pods[1]) in {uid_of(p) for p in job.pods()}
-    assert world.operator.metric(FORCED, force="true") == 1
+    assert served.operator.metric(FORCED, force="true") == 1
 
 
 def test_work_leaves_a_tainted_node_but_not_for_a_taint_that_the_pods_bear(
-    world: ServedNamespace,
+    served: ServedNamespace,
 ) -> None:
-    job, pods = spread(world, "taint")
+    job, pods = spread(served, "taint")
     # What admission adds for devices is in no template.
     for pod in pods[1:]:
-        path = world.path("pods", pod["metadata"]["name"])
+        path = served.path("pods", pod["metadata"]["name"])
         borne = [*pod["spec"]["tolerations"], {"key": "example.com/gpu", "operator": "Exists"}]
-        world.kube.patch(path, {"spec": {"tolerations": borne}})
-    world.taint_node("taint-good", "example.com/gpu", "NoSchedule")
+        served.kube.patch(path, {"spec": {"tolerations": borne}})
+    served.taint_node("taint-good", "example.com/gpu", "NoSchedule")
 
-    world.taint_node("taint-bad", MAINTENANCE, "NoSchedule")
+    served.taint_node("taint-bad", MAINTENANCE, "NoSchedule")
 
     wait(lambda: len(job.pods()) == 6, "another pod in its place")
     assert job.leaving() == {uid_of(pods[0])}
@@ -121,17 +121,17 @@ def test_work_leaves_a_tainted_node_but_not_for_a_taint_that_the_pods_bear(
 
     wait(handed_over, "the hand-over to the spare")
     job.settle(1)
-    why = wait_end(world, pods[0])["metadata"]["annotations"]["mainstay.dev/ended-for"]
+    why = wait_end(served, pods[0])["metadata"]["annotations"]["mainstay.dev/ended-for"]
     assert why == f"node taint-bad has taint {MAINTENANCE}:NoSchedule"
 
 
-def test_what_a_taint_evicts_is_handed_over_and_does_not_count(world: ServedNamespace) -> None:
-    job, pods = spread(world, "thrown")
+def test_what_a_taint_evicts_is_handed_over_and_does_not_count(served: ServedNamespace) -> None:
+    job, pods = spread(served, "thrown")
 
-    world.taint_node("thrown-bad", MAINTENANCE, "NoExecute")
+    served.taint_node("thrown-bad", MAINTENANCE, "NoExecute")
 
     wait(lambda: uid_of(pods[0]) in job.leaving(), "that it leaves")
-    wait_end(world, pods[0])
+    wait_end(served, pods[0])
     job.remove(pods[0])
     wait(lambda: uid_of(pods[0]) not in job.living(), "the fact")
     wait(lambda: len(job.pods()) == 5, "the refill")
@@ -140,35 +140,35 @@ def test_what_a_taint_evicts_is_handed_over_and_does_not_count(world: ServedName
 
 
 @pytest.mark.parametrize("how", ["deleted", "out-of-service"])
-def test_a_lost_node_s_pods_are_gone_at_once(world: ServedNamespace, how: str) -> None:
+def test_a_lost_node_s_pods_are_gone_at_once(served: ServedNamespace, how: str) -> None:
     name = how.partition("-")[0]
-    job, pods = spread(world, f"node-{name}")
+    job, pods = spread(served, f"node-{name}")
     lost = uid_of(pods[0])
     if how == "deleted":
-        world.kube.delete(f"/api/v1/nodes/node-{name}-bad")
+        served.kube.delete(f"/api/v1/nodes/node-{name}-bad")
     else:
-        world.set_node_ready(f"node-{name}-bad", ready=False)
-        world.taint_node(f"node-{name}-bad", OUT_OF_SERVICE, "NoExecute")
+        served.set_node_ready(f"node-{name}-bad", ready=False)
+        served.taint_node(f"node-{name}-bad", OUT_OF_SERVICE, "NoExecute")
 
     wait(lambda: lost not in job.living(), "the fact at the api")
     wait(lambda: f"node-{name}-5" in job.names(), "another pod in its place")
     loss = wait_record(job, "NodeLost")
     assert (loss["pod"], loss["node"]) == (f"node-{name}-0", f"node-{name}-bad")
     assert loss["counts"]
-    wait_end(world, pods[0])
+    wait_end(served, pods[0])
 
 
-def test_evictions_take_spares_and_nobody_who_computes(world: ServedNamespace) -> None:
-    job = world.submit(manifest("evict"))
+def test_evictions_take_spares_and_nobody_who_computes(served: ServedNamespace) -> None:
+    job = served.submit(manifest("evict"))
     pods = job.run(*names("evict"))
     ranked = {m["slot"]["pod"] for m in job.plan()["members"]}
-    budget = world.path("poddisruptionbudgets", "evict")
-    world.kube.wait(budget, lambda b: b and b.get("status", {}).get("disruptionsAllowed") == 1)
+    budget = served.path("poddisruptionbudgets", "evict")
+    served.kube.wait(budget, lambda b: b and b.get("status", {}).get("disruptionsAllowed") == 1)
 
     def evict(pod: dict[str, Any]) -> None:
-        metadata = {"name": pod["metadata"]["name"], "namespace": world.namespace}
+        metadata = {"name": pod["metadata"]["name"], "namespace": served.namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
-        world.kube.create(world.path("pods", metadata["name"]) + "/eviction", body)
+        served.kube.create(served.path("pods", metadata["name"]) + "/eviction", body)
 
     (spare,) = [p for p in pods if uid_of(p) not in ranked]
     evict(spare)

@@ -17,7 +17,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.fixtures import reason_told
 from tests.cluster.played_nodes import played_nodes
 from tests.operator import wide
-from tests.worlds.served_namespace import Job, wait, world_on
+from tests.worlds.served_namespace import Job, serve_namespace, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -53,13 +53,13 @@ def started(
         with reason_told():
             stack.enter_context(played_nodes(control_plane, NUM_NODES))
         audit = Audit(control_plane.dir)
-        folder = tmp_path_factory.mktemp("world")
-        world = stack.enter_context(world_on(control_plane, folder, **environment))
+        folder = tmp_path_factory.mktemp("served")
+        served = stack.enter_context(serve_namespace(control_plane, folder, **environment))
         # A thousand pods are gone at once so, and no controller is busy with them afterwards.
-        everything = world.path("pods")
-        stack.callback(lambda: world.kube.delete(everything, gracePeriodSeconds="0"))
-        stack.callback(world.operator.stop)
-        job = world.submit(wide.wide_manifest(NUM_PODS))
+        everything = served.path("pods")
+        stack.callback(lambda: served.kube.delete(everything, gracePeriodSeconds="0"))
+        stack.callback(served.operator.stop)
+        job = served.submit(wide.wide_manifest(NUM_PODS))
         wide.wait_ready(job, NUM_PODS)
         yield Wide(job, audit)
 

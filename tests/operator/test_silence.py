@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.cluster.control_plane import ControlPlane
 from tests.operator.swallowing import LOOPBACK, Relay
-from tests.worlds.served_namespace import manifest, wait, world_on
+from tests.worlds.served_namespace import manifest, serve_namespace, wait
 
 MISSED = "mainstay_operator_watch_missed_total"
 
@@ -27,11 +27,11 @@ def test_silent_watches_are_made_good_by_lists_and_show_in_liveness(
             "MAINSTAY_KUBE_TIMEOUT_S": "1",
             "MAINSTAY_MAX_IDLE_S": "4",
         }
-        with world_on(control_plane, tmp_path, **environment) as world:
-            operator = world.operator
-            job = world.submit(manifest("silent"))
+        with serve_namespace(control_plane, tmp_path, **environment) as served:
+            operator = served.operator
+            job = served.submit(manifest("silent"))
             pods = job.wait_pods(*(f"silent-{i}" for i in range(5)))
-            world.make_node("silent-node")
+            served.make_node("silent-node")
             for pod in pods:
                 job.bind(pod, "silent-node")
             job.run(*(f"silent-{i}" for i in range(5)))
@@ -46,14 +46,14 @@ def test_silent_watches_are_made_good_by_lists_and_show_in_liveness(
             # Lists are answered, watches stay open and are silent.
             relay.mute()
             lost = pods[0]["metadata"]["uid"]
-            world.kube.delete(world.path("pods", "silent-0"), gracePeriodSeconds="0")
+            served.kube.delete(served.path("pods", "silent-0"), gracePeriodSeconds="0")
             wait(lambda: lost not in job.living(), "the fact")
             wait(lambda: "silent-0" in job.names(), "the refill")
-            second = world.submit(manifest("unseen"))
+            second = served.submit(manifest("unseen"))
             second.wait_pods(*(f"unseen-{i}" for i in range(5)))
             second.delete()
-            world.kube.wait(second.path, lambda found: found is None)
-            world.kube.patch("/api/v1/nodes/silent-node", {"spec": {"unschedulable": True}})
+            served.kube.wait(second.path, lambda found: found is None)
+            served.kube.patch("/api/v1/nodes/silent-node", {"spec": {"unschedulable": True}})
             wait(job.leaving, "that the work on a cordoned node leaves")
             for resource in ("pods", "trainingjobs", "nodes"):
                 assert operator.metric(MISSED, resource=resource), resource

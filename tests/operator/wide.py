@@ -43,7 +43,7 @@ def wait_ready(job: Job, num_pods: int, made: int | None = None) -> None:
         pods = ((found or {}).get("status") or {}).get("pods") or {}
         return wanted.items() <= pods.items()
 
-    job.world.kube.wait(job.path, holds, f"pods {wanted}", give_up_s=GIVE_UP_S)
+    job.served.kube.wait(job.path, holds, f"pods {wanted}", give_up_s=GIVE_UP_S)
 
 
 def register_all(job: Job, pods: Sequence[dict[str, Any]]) -> None:
@@ -95,7 +95,7 @@ def finish_recoveries(job: Job, step: int) -> None:
         with contextlib.suppress(AssertionError):  # what is known already is refused
             job.settle(now)
         commit(job, job.plan(), now)
-        summary = job.world.api.get(f"/v1/jobs/{job.uid}/summary")
+        summary = job.served.api.get(f"/v1/jobs/{job.uid}/summary")
         replicas, active = summary["replicas"], summary["recovery"]["active"]
         return all(r["done"] for r in active) and replicas["whole"] == replicas["wanted"]
 
@@ -113,8 +113,8 @@ def finish_recoveries(job: Job, step: int) -> None:
 def wait_budget(job: Job) -> None:
     """Wait until evictions are to leave as many pods as the plan has."""
     num_serving = len(serving(job))
-    job.world.kube.wait(
-        job.world.path("poddisruptionbudgets", job.name),
+    job.served.kube.wait(
+        job.served.path("poddisruptionbudgets", job.name),
         lambda budget: budget is not None and budget["spec"]["minAvailable"] == num_serving,
         f"a budget of {num_serving}",
     )
@@ -122,6 +122,6 @@ def wait_budget(job: Job) -> None:
 
 def delete_pods(job: Job, pods: Iterable[dict[str, Any]]) -> None:
     """Delete pods without any time to end."""
-    paths = [job.world.path("pods", pod["metadata"]["name"]) for pod in pods]
+    paths = [job.served.path("pods", pod["metadata"]["name"]) for pod in pods]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(lambda path: job.world.kube.delete(path, gracePeriodSeconds="0"), paths))
+        list(pool.map(lambda path: job.served.kube.delete(path, gracePeriodSeconds="0"), paths))

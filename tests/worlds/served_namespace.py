@@ -442,12 +442,14 @@ def _is_established(crd: dict[str, Any] | None) -> bool:
 
 
 @contextlib.contextmanager
-def world_on(plane: ControlPlane, directory: Path, **environment: str) -> Iterator[ServedNamespace]:
-    """A world that is taken down at the end; the operator's log is shown if a test fails."""
+def serve_namespace(
+    plane: ControlPlane, directory: Path, **environment: str
+) -> Iterator[ServedNamespace]:
+    """A served namespace that is taken down at the end; a failed test shows the operator's log."""
     apply_crd(plane)
-    world = ServedNamespace(plane, directory, **environment)
+    served = ServedNamespace(plane, directory, **environment)
     try:
-        yield world
+        yield served
     finally:
-        world.close()
-        sys.stdout.write(world.operator.log()[-20_000:])
+        served.close()
+        sys.stdout.write(served.operator.log()[-20_000:])
