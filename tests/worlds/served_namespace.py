@@ -252,28 +252,28 @@ class ServedNamespace:
 class Job:
     """A job in the cluster, and its supervisors at the api."""
 
-    def __init__(self, world: ServedNamespace, name: str, uid: str) -> None:
-        self.world = world
+    def __init__(self, served: ServedNamespace, name: str, uid: str) -> None:
+        self.served = served
         self.name = name
         self.uid = uid
         self._lives = itertools.count()
 
     @property
     def path(self) -> str:
-        return self.world.path("trainingjobs", self.name)
+        return self.served.path("trainingjobs", self.name)
 
     def get(self) -> dict[str, Any]:
-        return self.world.kube.get(self.path)
+        return self.served.kube.get(self.path)
 
     def patch(self, **spec: Any) -> None:
-        self.world.kube.patch(self.path, {"spec": spec})
+        self.served.kube.patch(self.path, {"spec": spec})
 
     def delete(self) -> None:
-        self.world.kube.delete(self.path)
+        self.served.kube.delete(self.path)
 
     def wait_status(self, until: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
         """Wait until the status is as wanted; return it."""
-        found = self.world.kube.wait(
+        found = self.served.kube.wait(
             self.path, lambda job: job is not None and until(job.get("status") or {}), what
         )
         assert found is not None
@@ -290,8 +290,8 @@ class Job:
 
     def pods(self) -> list[dict[str, Any]]:
         """Its pods, those that are being deleted among them, by index."""
-        found = self.world.kube.list(
-            self.world.path("pods"), labelSelector=f"mainstay.dev/job-uid={self.uid}"
+        found = self.served.kube.list(
+            self.served.path("pods"), labelSelector=f"mainstay.dev/job-uid={self.uid}"
         )
         return sorted(found, key=lambda p: int(p["metadata"]["labels"]["mainstay.dev/pod-index"]))
 
@@ -305,8 +305,8 @@ class Job:
 
     def bind(self, pod: dict[str, Any], node: str) -> None:
         name = pod["metadata"]["name"]
-        self.world.kube.create(
-            self.world.path("pods", name) + "/binding",
+        self.served.kube.create(
+            self.served.path("pods", name) + "/binding",
             {
                 "apiVersion": "v1",
                 "kind": "Binding",
@@ -322,12 +322,12 @@ class Job:
 
     def remove(self, pod: dict[str, Any]) -> None:
         """End a pod for good, as its kubelet does."""
-        path = self.world.path("pods", pod["metadata"]["name"])
-        self.world.kube.delete(path, gracePeriodSeconds="0")
+        path = self.served.path("pods", pod["metadata"]["name"])
+        self.served.kube.delete(path, gracePeriodSeconds="0")
 
     def set_pod(self, pod: dict[str, Any], **status: Any) -> None:
-        path = self.world.path("pods", pod["metadata"]["name"])
-        self.world.kube.patch(f"{path}/status", {"status": status})
+        path = self.served.path("pods", pod["metadata"]["name"])
+        self.served.kube.patch(f"{path}/status", {"status": status})
 
     def set_waiting(self, pod: dict[str, Any], reason: str) -> None:
         """Its trainer's container waits."""
@@ -351,11 +351,11 @@ class Job:
     # --- supervisors ---
 
     def agent(self, path: str, body: Any) -> Any:
-        return self.world.api.post(f"/v1/jobs/{self.uid}/agent/{path}", body)
+        return self.served.api.post(f"/v1/jobs/{self.uid}/agent/{path}", body)
 
     def topology(self) -> dict[str, Any]:
         """Places of nodes that the operator has told."""
-        return dict(self.world.api.get(f"/v1/jobs/{self.uid}/topology")["nodes"])
+        return dict(self.served.api.get(f"/v1/jobs/{self.uid}/topology")["nodes"])
 
     def register(
         self, pods: Iterable[dict[str, Any]], domains: Mapping[str, str] | None = None
@@ -399,10 +399,10 @@ class Job:
         return {p["uid"] for p in self.wanted()["pods"]}
 
     def plan(self) -> dict[str, Any]:
-        return dict(self.world.api.get(f"/v1/jobs/{self.uid}/plan")["plan"] or {})
+        return dict(self.served.api.get(f"/v1/jobs/{self.uid}/plan")["plan"] or {})
 
     def wanted(self) -> dict[str, Any]:
-        return dict(self.world.api.get(f"/v1/jobs/{self.uid}/pods"))
+        return dict(self.served.api.get(f"/v1/jobs/{self.uid}/pods"))
 
     def settle(self, step: int = 0) -> None:
         """All members of the newest plan go on in it."""
