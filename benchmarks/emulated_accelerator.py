@@ -50,7 +50,7 @@ class RandomTokens:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """How long the emulated device needs."""
+    """The settings of the emulated device."""
 
     forward_s: float
     """Per block and micro-batch."""

@@ -2,7 +2,8 @@
 
 No file names a package index or a machine's own path; the top-level folders are no packages (an
 operator/__init__.py would shadow the standard library's module), and every package says that it is
-typed; modules and functions stay small; the documentation names only files that exist.
+typed; modules and functions stay small; summaries say what a thing is; nothing names a file or a
+module of ours that does not exist, not even inside of a string.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +29,10 @@ MAX_MODULE_LINES = 500
 """An alarm: a longer module probably holds two ideas."""
 MAX_FUNCTION_LINES = 70
 PRODUCT = ("agent", "api", "cli", "core", "operator", "scripts")
-RIDDLE = re.compile(r"(Of|What|Who|Whom|Whose|Whether|How|Where|When|Why|That) ")
+SUMMARISED = (*PRODUCT, "benchmarks", "examples")
+RIDDLE = re.compile(
+    r"(Of|What|Who|Whom|Whose|Whether|How|Where|When|Why|That|Which|From|Ending|Made|Told) "
+)
 MIN_SUMMARY_WORDS = 3
 DESCRIBES_FIELDS = ("core/mainstay_core/job/spec.py", "core/mainstay_core/job/sections.py")
 DESCRIBES_FIELDS += ("core/mainstay_core/job/status.py",)
@@ -36,6 +41,21 @@ LISTED = re.compile(r"^- ``(\w+)``: \S", re.MULTILINE)
 """A file in the list that a room's ``__init__.py`` gives, in reading order."""
 MENTION = re.compile(r"`((?:agent|api|cli|core|tests|benchmarks|examples|docs|scripts)/[\w./-]+)`")
 TOP_LEVEL = ("agent", "api", "cli", "core", "operator", "tests")
+FOLDERS = {
+    "mainstay_agent": "agent",
+    "mainstay_api": "api",
+    "mainstay_cli": "cli",
+    "mainstay_core": "core",
+    "mainstay_operator": "operator",
+    "mainstay_train": "agent",
+}
+"""Where the packages lie."""
+OURS = "|".join(FOLDERS)
+DOTTED = re.compile(rf"(?<![\w.\-/])(?:{OURS})(?:\.[A-Za-z_]\w*)+")
+IMPORT = re.compile(rf"\bfrom ({OURS}) import (\w+(?:, \w+)*)")
+"""An import from a package itself; one from a module has a dotted name."""
+MISSPELT = {"mainstay_train.Lopp", "mainstay_train.models.lama", "mainstay_train.models.nowhere"}
+"""Names that tests misspell on purpose."""
 
 
 def list_files() -> list[Path]:
@@ -117,6 +137,50 @@ def find_riddles(path: Path) -> list[str]:
     return faults
 
 
+@cache
+def list_names(module: Path) -> frozenset[str]:
+    """Return the names that a module defines or imports, at any depth of its code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+    return frozenset(found)
+
+
+def names_something(dotted: str) -> bool:
+    """Return whether a dotted name is that of a package, of a module, or of something in one."""
+    parts = dotted.split(".")
+    path = ROOT / FOLDERS[parts[0]] / parts[0]
+    for number, part in enumerate(parts[1:], 1):
+        if not path.is_dir():
+            return all(name in list_names(path) for name in parts[number:])
+        module = path / f"{part}.py"
+        if not (path / part).is_dir() and not module.is_file():
+            return part in list_names(path / "__init__.py")
+        path = module if module.is_file() else path / part
+    return True
+
+
+def find_dead_modules(path: Path) -> list[str]:
+    """Names of our modules, in code, text and strings, that do not exist."""
+    try:
+        text = (ROOT / path).read_text()
+    except UnicodeDecodeError:
+        return []
+    named = set(DOTTED.findall(text))
+    for package, names in IMPORT.findall(text):
+        named |= {f"{package}.{name}" for name in names.split(", ")}
+    return [
+        f"{path}: names {name}, which does not exist"
+        for name in sorted(named - MISSPELT)
+        if not names_something(name)
+    ]
+
+
 def find_unlisted_files(paths: list[Path]) -> list[str]:
     """Rooms whose ``__init__.py`` does not list exactly the files that lie in them."""
     rooms: dict[Path, set[str]] = {}
@@ -146,10 +210,12 @@ def main() -> int:
     faults = find_layout_faults(paths)
     faults += find_unlisted_files(paths)
     for path in paths:
+        faults += find_dead_modules(path)
         if path != SELF:
             faults += find_machine_names(path)
         if path.suffix == ".py" and path.parts[0] in PRODUCT:
             faults += find_long_code(path)
+        if path.suffix == ".py" and path.parts[0] in SUMMARISED:
             faults += find_riddles(path)
         if path.suffix == ".md":
             faults += find_dead_mentions(path)

@@ -30,7 +30,7 @@ ALIVE = StreamItem(id="", kind="", data="")
 
 
 class Streams:
-    """All live streams of this process."""
+    """The live streams of this process."""
 
     def __init__(self, store: Store, keep_alive_s: float) -> None:
         self._store = store

@@ -26,7 +26,7 @@ GIVE_UP_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """One kill."""
+    """One kill, and the restart that follows."""
 
     after_s: float
     """From the kill to the first new step that all workers have done."""

@@ -14,7 +14,7 @@ MAX_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something that happened to a job, or that the operator did about it."""
+    """The content of one Event: what happened to a job, or what the operator did about it."""
 
     reason: str
     message: str

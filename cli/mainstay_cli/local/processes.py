@@ -67,7 +67,7 @@ class Child:
 
 
 class ChildProcesses:
-    """All processes of one run. Use as an asynchronous context manager."""
+    """The processes of one run. Use as an asynchronous context manager."""
 
     def __init__(self) -> None:
         self._children: list[Child] = []

@@ -70,7 +70,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered(Generic[Body]):
-    """All members' bodies of one key, in the order of their indices."""
+    """The bodies of all members for one key, in the order of their indices."""
 
     key: str
     bodies: tuple[Body, ...]

@@ -52,7 +52,7 @@ UNKNOWN_JOB_S = 60.0
 
 
 class Flag(Protocol):
-    """Something that one task sets and another waits for."""
+    """A flag that one task sets and another waits for."""
 
     def set(self) -> None: ...
     def clear(self) -> None: ...
