@@ -55,7 +55,8 @@ EXCEPTIONS: Mapping[str, str] = {
         "the operator of the version before says in a sentence alone why it ended a pod"
     ),
     "core/mainstay_core/base/errors.py:brief": "shortens what people are shown",
-    "agent/mainstay_train/comm/group.py:_brief": "takes a backend's advice from what is shown",
+    "agent/mainstay_train/comm/group.py:backend_problem": "takes a backend's advice from what is "
+    "shown",
 }
 """Function (module:name) to why it may."""
 

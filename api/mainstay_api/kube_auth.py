@@ -18,12 +18,10 @@ from mainstay_api.auth import AgentAsk, Caller, JobName, forbidden, require_own,
 from mainstay_api.kube import KubeClient, KubeUnavailableError, Review
 from mainstay_api.problems import ProblemError
 from mainstay_api.reviews import Reviews
+from mainstay_core.job.spec import API_AUDIENCE, JOB_AUDIENCE
 
 logger = logging.getLogger(__name__)
 
-API_AUDIENCE = "mainstay.dev/api"
-JOB_AUDIENCE = "mainstay.dev/jobs/"
-"""Followed by the job's uid."""
 STALE_AGENT_S = 600.0
 """How long supervisors are known while the API server does not answer."""
 ACCESS_S = 10.0

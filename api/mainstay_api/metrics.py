@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainstay_core.wire.ledger import LedgerEntry
-from mainstay_core.wire.recoveries import STAGES, Recovery
+from mainstay_core.wire.recoveries import Recovery
 
 _RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -102,8 +102,7 @@ class Metrics:
                 continue
             self._of(self.recoveries, job, recovery.method.value).inc()
             self._of(self.lost_steps, job).inc(recovery.lost_steps)
-            for stage in STAGES:
-                seconds = getattr(recovery.times, f"{stage}_s")
+            for stage, seconds in recovery.times.by_stage.items():
                 if seconds is not None:
                     self._of(self.recovery_seconds, job, stage).observe(seconds)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mainstay_core.job.spec import API_VERSION, KIND, PLURAL
+from mainstay_core.job.spec import API_VERSION, KIND, LABEL_UID, PLURAL
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import PodEnd
 from mainstay_operator import builders
@@ -18,14 +18,7 @@ from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import FieldCause, KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.observed import observe_pod
-from mainstay_operator.resources import (
-    ENDED_AS,
-    ENDED_FOR,
-    FINALIZER,
-    LABEL_UID,
-    STATUS_MANAGER,
-    JobView,
-)
+from mainstay_operator.resources import ENDED_AS, ENDED_FOR, FINALIZER, STATUS_MANAGER, JobView
 from mainstay_operator.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -14,12 +14,12 @@ from typing import Any
 
 from mainstay_core.job.pod_templates import trainer_index
 from mainstay_core.job.shared_memory import SHM_DIR, SharedMemory, is_at_shm, plan_shared_memory
+from mainstay_core.job.spec import JOB_AUDIENCE, LABEL_UID
 from mainstay_operator.resources import (
     ANNOTATION_SHM,
     INSTALL,
     LABEL_INDEX,
     LABEL_JOB,
-    LABEL_UID,
     PACKAGE_DIR,
     POD_DIR,
     SUPERVISOR,
@@ -226,7 +226,7 @@ def _volumes(view: JobView, memory: SharedMemory | None) -> list[dict[str, Any]]
     """Return our volumes; one at ``/dev/shm`` unless the template has its own there."""
     token = {
         "serviceAccountToken": {
-            "audience": f"mainstay.dev/jobs/{view.uid}",
+            "audience": f"{JOB_AUDIENCE}{view.uid}",
             "expirationSeconds": TOKEN_LIFE_S,
             "path": "token",
         }

@@ -16,7 +16,7 @@ from typing import Any
 
 import kopf
 
-from mainstay_core.job.spec import GROUP, PLURAL, VERSION
+from mainstay_core.job.spec import GROUP, LABEL_UID, PLURAL, VERSION
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
@@ -26,7 +26,7 @@ from mainstay_operator.metrics import Metrics
 from mainstay_operator.node_cache import NodeCache
 from mainstay_operator.observed import job_of, observe_node, observe_pod
 from mainstay_operator.relist import Relist
-from mainstay_operator.resources import LABEL_UID, view_job
+from mainstay_operator.resources import view_job
 from mainstay_operator.serving import serving
 from mainstay_operator.settings import Settings
 

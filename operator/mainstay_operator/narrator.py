@@ -10,7 +10,7 @@ from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.plan import Method
-from mainstay_core.wire.recoveries import STAGES, Recovery
+from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.resources import SUPERVISOR
@@ -62,7 +62,7 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
         )
         if recovery.done:
             after = recovery.first_commit_after_s
-            times = [(name, getattr(recovery.times, f"{name}_s")) for name in STAGES]
+            times = recovery.times.by_stage.items()
             shown = ", ".join(f"{name} {value:.3f} s" for name, value in times if value is not None)
             late = f" after {after:.3f} s" if after is not None else ""
             notes.append(

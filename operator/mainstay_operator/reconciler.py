@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from mainstay_core.job.phase import TERMINAL
+from mainstay_core.job.spec import LABEL_UID
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.counts import count_pods, find_problems
 from mainstay_core.pool.losses import Loss, PodDemand, demand_of
@@ -32,7 +33,7 @@ from mainstay_operator.metrics import POD_STATES, Metrics
 from mainstay_operator.observed import job_of, observe_pod
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.quarantine import NodeQuarantine
-from mainstay_operator.resources import FINALIZER, LABEL_UID, JobView
+from mainstay_operator.resources import FINALIZER, JobView
 from mainstay_operator.settings import Settings
 from mainstay_operator.state import ReconcilerState
 from mainstay_operator.status import PodRecord

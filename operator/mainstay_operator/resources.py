@@ -11,7 +11,14 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job.pod_templates import check_template
 from mainstay_core.job.sections import DEFAULT_MANAGER
-from mainstay_core.job.spec import API_VERSION, GROUP, KIND, TrainingJob, parse_training_job
+from mainstay_core.job.spec import (
+    API_VERSION,
+    GROUP,
+    KIND,
+    LABEL_UID,
+    TrainingJob,
+    parse_training_job,
+)
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.pool.repair import RepairPolicy
 from mainstay_core.wire.facts import Location
@@ -20,7 +27,6 @@ FIELD_MANAGER = "mainstay-operator"
 STATUS_MANAGER = "mainstay-operator-status"
 FINALIZER = f"{GROUP}/finalizer"
 LABEL_JOB = f"{GROUP}/job-name"
-LABEL_UID = f"{GROUP}/job-uid"
 LABEL_INDEX = f"{GROUP}/pod-index"
 ENDED_FOR = f"{GROUP}/ended-for"
 ENDED_AS = f"{GROUP}/ended-as"

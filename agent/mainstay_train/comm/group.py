@@ -57,8 +57,8 @@ _left_behind: list[Any] = []
 """Groups with an operation that never ends, kept: their destructors would wait for it."""
 
 
-def _brief(error: RuntimeError) -> str:
-    """The fact in a backend's message, without its source line and its advice: users read it."""
+def backend_problem(error: RuntimeError) -> str:
+    """Return the fact in a backend's message, for users: without its source line and its advice."""
     return re.sub(r"^(\[[^\]]*\]\s*)+", "", brief(error)).partition(". This is typically")[0]
 
 
@@ -181,7 +181,7 @@ class Group:
             self._await_all(scoped)
             self._group = self._create(scoped)
         except RuntimeError as error:
-            raise GroupEnded(self.ended or f"{self.name}: {_brief(error)}") from error
+            raise GroupEnded(self.ended or f"{self.name}: {backend_problem(error)}") from error
         finally:
             with self._lock, socket_lock:
                 self._own = self._appeared()
@@ -223,7 +223,7 @@ class Group:
             gone = self._own is not None and not all(stands(opened) for opened in self._own)
             if not gone and not isinstance(error, distributed.DistError):
                 return ""
-        return self._ended or f"{self.name}: {_brief(error)}"
+        return self._ended or f"{self.name}: {backend_problem(error)}"
 
     def _reach_store(self) -> TCPStore:
         """Connect to the rendezvous store.
@@ -331,7 +331,7 @@ class Group:
         try:
             return self._group.send([staged], peer, tag), staged
         except RuntimeError as error:
-            raise GroupEnded(f"{self.name}: send to {peer}: {_brief(error)}") from error
+            raise GroupEnded(f"{self.name}: send to {peer}: {backend_problem(error)}") from error
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         """Receive into ``tensor``; blocks.
@@ -369,7 +369,7 @@ class Group:
             work.wait(self._timeout)
             self._met = True
         except RuntimeError as error:
-            raise GroupEnded(self._ended or f"{self.name}: {_brief(error)}") from error
+            raise GroupEnded(self._ended or f"{self.name}: {backend_problem(error)}") from error
         finally:
             self._operation += 1
 

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from mainstay_cli.base import client, state_dir
+from mainstay_cli.base.logs import last_line
 from mainstay_core.base.errors import MainstayError
 
 END_S = 15.0
@@ -100,7 +101,7 @@ def run_once(
         code=code,
         report=made,
         faults=made.get("faults", seen),
-        last_words=_last_words(directory / "output.log"),
+        last_words=last_line(directory / "output.log"),
     )
 
 
@@ -129,8 +130,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _last_words(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else "no output"

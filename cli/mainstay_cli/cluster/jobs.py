@@ -16,13 +16,11 @@ from typing import Any
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.cluster.kube import Access, Kube, KubeError, Object, load_access
-from mainstay_core.job.spec import API_VERSION, PLURAL
+from mainstay_core.job.spec import API_AUDIENCE, API_VERSION, LABEL_UID, PLURAL
 
-API_AUDIENCE = "mainstay.dev/api"
 DEFAULT_API = "mainstay-system/mainstay-api:8080"
 TOKEN_S = 600
 """The shortest life that the API server gives a token."""
-UID_LABEL = "mainstay.dev/job-uid"
 
 _SERVICE = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+):(\d+)")
 _INSIDE = re.compile(r"https?://([a-z0-9-]+)\.([a-z0-9-]+)\.svc[a-z0-9.-]*?(?::(\d+))?/?")
@@ -135,7 +133,7 @@ class ClusterJobs:
     def list_pods(self, job: ClusterJob) -> list[Object]:
         """Return the pods of a job."""
         path = f"/api/v1/namespaces/{job.namespace}/pods"
-        return list(self.kube.get(path, labelSelector=f"{UID_LABEL}={job.job}")["items"])
+        return list(self.kube.get(path, labelSelector=f"{LABEL_UID}={job.job}")["items"])
 
     def connect(self, job: ClusterJob) -> ApiClient:
         """Return a client of a job's api."""

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence, Set
 
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode
+from mainstay_cli.base.logs import last_line
 from mainstay_cli.local.pods import Kubelet, Pod
 from mainstay_cli.local.processes import ChildProcesses
-from mainstay_cli.local.redis_server import last_line
 from mainstay_core.base.ids import PodUid
 from mainstay_core.pool.losses import Loss, LossCause, PodDemand, demand_of
 from mainstay_core.pool.memory import PoolMemory

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from mainstay_cli.base import guard
 from mainstay_cli.base.exits import MachineError
+from mainstay_cli.base.logs import last_line
 from mainstay_cli.local.processes import Child, ChildProcesses
 
 PING_INTERVAL_S = 0.02
@@ -59,15 +59,6 @@ async def flush_redis(socket: Path) -> None:
         await reader.readline()
     finally:
         writer.close()
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a log that says something."""
-    with contextlib.suppress(OSError):
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        if lines:
-            return lines[-1].strip()
-    return "no output"
 
 
 async def _answers(socket: Path) -> bool:

@@ -16,8 +16,9 @@ from pathlib import Path
 from mainstay_cli.base import guard
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError
+from mainstay_cli.base.logs import last_line
 from mainstay_cli.local.processes import Child, ChildProcesses
-from mainstay_cli.local.redis_server import flush_redis, last_line, start_redis
+from mainstay_cli.local.redis_server import flush_redis, start_redis
 
 logger = logging.getLogger(__name__)
 

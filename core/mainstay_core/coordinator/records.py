@@ -28,7 +28,7 @@ from mainstay_core.coordinator.state import (
     uid_of,
 )
 from mainstay_core.wire.plan import Member, Method, Plan
-from mainstay_core.wire.recoveries import STAGES, Recovery, StageTimes
+from mainstay_core.wire.recoveries import Recovery, StageTimes
 
 
 def open_loss(
@@ -250,7 +250,7 @@ def _update(
 def _closed(state: CoordinatorState, opened: OpenRecovery) -> Recovery:
     recovery = _timed(opened)
     times = recovery.times
-    total = sum(getattr(times, f"{name}_s") or 0.0 for name in STAGES)
+    total = sum(t for t in times.by_stage.values() if t is not None)
     beyond = None if times.resume_s is None else max(0.0, total - median(state.step_seconds))
     return replace(recovery, done=True, first_commit_after_s=beyond)
 

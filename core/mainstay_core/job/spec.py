@@ -50,6 +50,12 @@ from mainstay_core.job.types import (
 GROUP, VERSION = "mainstay.dev", "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND, PLURAL = "TrainingJob", "trainingjobs"
+LABEL_UID = f"{GROUP}/job-uid"
+"""Label of a job's objects in a cluster: the job's uid."""
+API_AUDIENCE = f"{GROUP}/api"
+"""Audience of the tokens by which people ask the api."""
+JOB_AUDIENCE = f"{GROUP}/jobs/"
+"""Audience of the tokens of a job's pods, followed by the job's uid."""
 
 
 class TrainingJobSpec(Section):

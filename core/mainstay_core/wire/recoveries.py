@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from mainstay_core.base import codec
@@ -12,6 +12,8 @@ from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.wire.formats import format_of, recovery_of_format_1
 from mainstay_core.wire.plan import Method
 
+STAGES = ("detect", "decide", "fence", "load", "resume")
+"""The five stages of a recovery, in order. The time of a stage is its name with ``_s``."""
 RECOVERY_FORMAT = 2
 """Format of a recovery's record. In format 1 its sentence alone said whose state differed."""
 
@@ -31,9 +33,11 @@ class StageTimes:
     resume_s: float | None = None
     """Time from then until the next commit."""
 
-
-STAGES = tuple(field.name.removesuffix("_s") for field in fields(StageTimes))
-"""Names of the five stages of a recovery, in order: detect, decide, fence, load, resume."""
+    @property
+    def by_stage(self) -> dict[str, float | None]:
+        """The times by the names of the stages, in order."""
+        times = (self.detect_s, self.decide_s, self.fence_s, self.load_s, self.resume_s)
+        return dict(zip(STAGES, times, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
