@@ -83,7 +83,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedJob:
-    """All that conditions depend on."""
+    """A job as its conditions see it: everything on which they depend."""
 
     initialized: bool = False
     invalid: str = ""

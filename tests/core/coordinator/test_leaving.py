@@ -223,7 +223,7 @@ def test_a_leaver_that_is_lost_in_silence_before_the_others_have_adopted_is_not_
     assert machine.is_pending(world.state)
     world.tick(world.state.config.probe_s)
     assert (world.plan.planned, world.plan.quorum.id) == (False, planned.quorum.id + 1)
-    assert "before the plan that lets it go was adopted" in world.plan.reason
+    assert "ended before the plan that drops them was adopted" in world.plan.reason
     assert pods_of(world.plan) == pods_of(planned)
     world.settle()
     world.commit()

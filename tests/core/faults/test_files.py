@@ -113,7 +113,7 @@ def test_a_running_job_takes_faults_for_its_next_step_by_default() -> None:
 
 
 def test_only_a_local_run_takes_faults_on_processes() -> None:
-    flush = entry(target={"process": "redis"}, action="flush")
+    flush = entry(target={"process": "redis"}, action="flush", at={"step": 4})
     for local in (True, False):
         job = files.Job(shape=SHAPE, num_spares=0, local=local)
         if local:

@@ -49,7 +49,7 @@ SETTINGS = SupervisorLimits(
 
 
 class Pod:
-    """A supervision state with a clock; remembers what it was told to do."""
+    """A supervisor's state with a clock; remembers what it was told to do."""
 
     def __init__(self, num_slots: int = 1) -> None:
         self.state = initial(POD, num_slots)
