@@ -16,7 +16,7 @@ from mainstay_core.wire.plan import Method
 
 
 def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> Transition:
-    """Return the state with a version complete, or with why a version is late or failed."""
+    """Return the state with a version durable, or with why a version is late or failed."""
     del now_s
     durable = max(state.durable, fact.durable or 0)
     if not fact.complete:

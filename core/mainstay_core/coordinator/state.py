@@ -248,7 +248,7 @@ class CoordinatorState:
     durable: int = 0
     """Newest version that any pod reported as durable."""
     checkpoint_problem: str = ""
-    """Why the last checkpoint is late or failed; empty since one was completed."""
+    """Why the last checkpoint is late or failed; empty since one became durable."""
     checkpoint_teller: CheckpointTeller | None = None
     """Who told that, and when: what is told again is announced once."""
     step_seconds: tuple[float, ...] = ()

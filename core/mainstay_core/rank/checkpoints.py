@@ -3,10 +3,10 @@
 The decisions follow protocol section 10. They depend only on values that all ranks share: what the
 last votes said, and what was settled. So all writers copy the same version at the same boundary.
 
-- A version is due when ``version - newest complete >= everySteps``. The last version always is.
+- A version is due when ``version - newest durable >= everySteps``. The last version always is.
 - An attempt begins only when nobody is writing. So it never overtakes an attempt that is still
   being written, and the writers never end up at different versions.
-- A part outlives its quorum. Attempts that all positions have safely written are completed by
+- A part outlives its quorum. Attempts that all positions have safely written are renamed by
   the first member of that time.
 - A settle forgets what was tried. A dead writer's attempt is tried again at once.
 """
@@ -34,7 +34,7 @@ def settled(state: RankState, durable: int) -> RankState:
 
 
 def note_saves(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, ...]]:
-    """Return the state after everybody's status, and the action that completes safe parts."""
+    """Return the state after everybody's status, and the rename of a version of safe parts."""
     durable = max(state.durable, saves.durable)
     state = replace(state, durable=durable, writers_free=not saves.busy)
     if saves.safe is None or saves.safe.version <= max(durable, state.safe):
@@ -82,7 +82,7 @@ def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, 
         state, write = _begin(state)
         return state, (*actions, *write), False
     last = "the last step" if state.version >= state.num_steps else "this step"
-    why = f"the checkpoint of {last}, {state.version}, could not be completed"
+    why = f"the checkpoint of {last}, {state.version}, did not become durable"
     return state, (*actions, *_tell_problem(state, why)), True
 
 

@@ -251,7 +251,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
 
 
 def _share_saves(state: RankState, *prefix: Action) -> Transition:
-    """Exchange statuses. No step follows, and this version's checkpoint is not yet complete."""
+    """Exchange statuses. No step follows, and this version is not durable yet."""
     saving, share = replace(state, phase=Phase.SAVING), ShareSaves(state.save_round, state.digest)
     return Transition(saving, (*prefix, share), "writes its checkpoint")
 

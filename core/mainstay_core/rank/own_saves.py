@@ -1,7 +1,7 @@
 """The durable checkpoints that one rank has written, as its votes say it (protocol section 10).
 
 Parts are written and versions renamed in the background. Here is only what follows from that
-for the rank's next status: which attempt's part is safe, and which version is complete.
+for the rank's next status: which attempt's part is safe, and which version is durable.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Saves:
     busy: tuple[int, ...] = ()
     """Members that still write."""
     durable: int = 0
-    """Newest complete version that any member knows."""
+    """Newest durable version that any member knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def find_outdated(good: Iterable[int], keep: int) -> Outdated:
 
 
 def writer_of(plan: Plan, index: int) -> int:
-    """Return the member that writes the part of a member's position: its lowest one."""
+    """Return the member that writes the part of a member's position: its first one."""
     return plan.position_members(plan.position_of(index))[0].index
 
 

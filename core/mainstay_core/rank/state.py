@@ -65,9 +65,9 @@ class RankState:
     recomputed: int = 0
     """How often the step at ``version`` was computed again, as no reduction was agreed on."""
     durable: int = 0
-    """Newest version that is known to be complete on the disk."""
+    """Newest version that is known to be durable."""
     safe: int = 0
-    """Newest version of which this quorum knows every part to be written. It becomes complete if
+    """Newest version of which this quorum knows every part to be written. It becomes durable if
     its first member lives to rename it."""
     tried: int = 0
     """Newest version that this quorum has begun to write."""

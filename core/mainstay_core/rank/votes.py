@@ -108,7 +108,7 @@ def _differing(plan: Plan, state_bad: Sequence[int]) -> tuple[Slot, ...]:
 
 
 def _certified(saves: Saves, step: int, state_bad: Sequence[int]) -> Saves:
-    """Return the saves that may be completed.
+    """Return the saves that may become durable.
 
     Votes on the version, or later ones, found all states good.
     """

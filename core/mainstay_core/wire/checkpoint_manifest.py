@@ -2,7 +2,7 @@
 
 ::
 
-    <root>/step-00000020/manifest.json            a complete version
+    <root>/step-00000020/manifest.json            a durable version
     <root>/step-00000020/stage-0-inner-0/...      its parts, one per position
     <root>/step-00000020.tmp-<nonce>/             being written, or abandoned
     <root>/step-00000010.bad/                     damaged: put aside by whoever found it
@@ -33,7 +33,7 @@ _NAME = re.compile(r"step-(\d{8,})(\.tmp-\w+|\.bad|\.refused)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The manifest of a version. It is written last, so a directory that has it is complete."""
+    """The manifest of a version. It is written last: a version that has it is durable."""
 
     version: int
     """Steps applied."""
@@ -72,7 +72,7 @@ def parse_manifest(text: str) -> Manifest:
 
 
 def version_name(version: int) -> str:
-    """Return the directory name of a complete version."""
+    """Return the directory name of a durable version."""
     return f"step-{version:08d}"
 
 

@@ -98,7 +98,7 @@ class CheckpointState:
 
     every_steps: int = 0
     step: int = 0
-    """Newest complete version."""
+    """Newest durable version."""
     problem: str = ""
     """Why the last one is late or failed."""
 

@@ -31,7 +31,7 @@ class SaveStatus:
     checkpoint_nonce: str = ""
     """Nonce of the quorum in which that part was copied. Parts with different nonces never mix."""
     checkpoint_busy: bool = False
-    """Whether it still writes a part, or completes a version."""
+    """Whether it still writes a part, or renames a version."""
     durable: int = 0
     """Newest durable version that it knows."""
 
