@@ -18,6 +18,7 @@ from mainstay_core.pool.conditions import (
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.wire.page import JobPage, RecoveryOverview
+from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import STAGES
 from mainstay_operator.resources import JobView, parse_time, show_time
 
@@ -94,10 +95,15 @@ def summary_of(page: JobPage) -> JobSummary:
         replicas=page.replicas.whole,
         replicas_wanted=page.replicas.wanted,
         recovering=tuple(r.fault for r in open_ones),
-        method=open_ones[0].method if open_ones else None,
+        method=_method_of(open_ones[0].method) if open_ones else None,
         checkpoint_problem=page.checkpoint.problem,
         durable=page.checkpoint.step,
     )
+
+
+def _method_of(told: str) -> Method | None:
+    """Return a recovery's method; None for one that only a newer api knows."""
+    return Method(told) if told in set(Method) else None
 
 
 def read_state(status: Mapping[str, Any]) -> tuple[State, str] | None:

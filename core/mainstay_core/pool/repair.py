@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.base.words import count
 from mainstay_core.pool.losses import Loss, PodDemand, has_lost_node, is_lost
 from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.observed import EndCause, ObservedNode, ObservedPod, Taint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+ROOM = "mainstay_train"
 PUBLIC = ("blocks", "data", "draws", "optimizer", "split", "workload")
 
 
@@ -41,9 +42,6 @@ def test_each_public_module_is_one_module_whatever_path_it_is_imported_by() -> N
 
 def test_a_module_that_is_not_public_has_no_path_outside_of_its_room() -> None:
     said = run(
-        "try:\n"
-        "    import mainstay_train.engine\n"
-        "except ModuleNotFoundError as error:\n"
-        "    print(error)\n"
+        f"try:\n    import {ROOM}.engine\nexcept ModuleNotFoundError as error:\n    print(error)\n"
     )
-    assert said == "No module named 'mainstay_train.engine'\n"
+    assert said == f"No module named '{ROOM}.engine'\n"
