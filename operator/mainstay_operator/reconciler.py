@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from mainstay_core.job.phase import TERMINAL
 from mainstay_core.job.spec import LABEL_UID
@@ -171,7 +172,7 @@ class Reconciler:
         await self._report_losses()
         await self._ask_api()
         if state.demand is not None and not state.api_problem:
-            await self._repair(state.demand)
+            await self._repair(state.demand, now_s)
         await self._keep_budget()
         await self._quarantine.review(view, now_s)
         await self._write_status()
@@ -236,11 +237,7 @@ class Reconciler:
             if state.deadline and not (state.demand is not None and state.demand.over):
                 await self._api.stop_job(view.uid)
             if time.time() - state.demand_at_s >= self._settings.poll_s:
-                demand = demand_of(await self._api.fetch_pods(view.uid))
-                state.known = (state.known & {p.uid for p in self.pods.list()}) | {*demand.living}
-                state.demand = replace(demand, known=frozenset(state.known))
-                state.memory = state.memory.after_hearing(demand)
-                state.demand_at_s = time.time()
+                await self._fetch_demand()
             state.api_problem = ""
             state.unknown_since_s = 0.0
         except ApiError as error:
@@ -248,27 +245,45 @@ class Reconciler:
             if error.failure is Failure.UNKNOWN:
                 submission.note_unknown(state, self.pods.list())
 
+    async def _fetch_demand(self) -> None:
+        state = self._state
+        demand = demand_of(await self._api.fetch_pods(self.view.uid))
+        state.known = (state.known & {p.uid for p in self.pods.list()}) | {*demand.living}
+        state.demand = replace(demand, known=frozenset(state.known))
+        state.memory = state.memory.after_hearing(demand)
+        state.demand_at_s = time.time()
+
     # --- pods -------------------------------------------------------------------------------------
 
-    async def _repair(self, demand: PodDemand) -> None:
+    async def _repair(self, demand: PodDemand, asked_since_s: float) -> None:
+        """Make and end pods.
+
+        Args:
+            demand: what the api said last.
+            asked_since_s: when this pass began: nothing is ended for an answer before that.
+        """
         state, view, now_s = self._state, self.view, time.time()
         pods = self.pods.list()
-        nodes = quarantine.without(self._nodes(), self._quarantine.state)
         settings = self._settings
         policy = view.repair_policy(
             force_delete_s=settings.force_delete_s,
             image_pull_s=settings.image_pull_s,
             ignore_cordon=settings.ignore_cordon,
         )
-        repair = plan_repair(
-            memory=state.memory,
-            pods=pods,
-            nodes=nodes,
-            demand=demand,
-            taken=state.taken,
-            policy=policy,
-            now_s=now_s,
+        nodes = quarantine.without(self._nodes(), self._quarantine.state)
+        plan = partial(
+            plan_repair, pods=pods, nodes=nodes, taken=state.taken, policy=policy, now_s=now_s
         )
+        repair = plan(memory=state.memory, demand=demand)
+        if repair.end and state.demand_at_s < asked_since_s:
+            # A pod that was unknown to the api, or needless, may have a rank by now.
+            try:
+                await self._fetch_demand()
+            except ApiError as error:
+                state.note_api_error(error)
+                return
+            assert state.demand is not None
+            repair = plan(memory=state.memory, demand=state.demand)
         if state.repair is None or repair.counts != state.repair.counts:
             logger.info("%s/%s: %s", view.namespace, view.name, repair.reason)
         state.repair = repair

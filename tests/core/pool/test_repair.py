@@ -291,13 +291,15 @@ def test_a_pod_that_was_to_leave_anyway_burns_no_budget_though_it_fails() -> Non
     failed = pod(0, phase=PodPhase.FAILED, failure="code 1")
     policy = RepairPolicy(max_repairs=0)
 
-    def held_back(wanted: PodDemand, **fields: Any) -> int:
-        return repair([failed], wanted, before=seen(pod(0)), policy=policy, **fields).held_back
+    def not_made(wanted: PodDemand, **fields: Any) -> int:
+        return repair(
+            [failed], wanted, before=seen(pod(0)), policy=policy, **fields
+        ).counts.not_made
 
-    assert held_back(demand(1, 0)) == 1
-    assert held_back(demand(1, 0, leaving=frozenset({uid(0)}))) == 0
+    assert not_made(demand(1, 0)) == 1
+    assert not_made(demand(1, 0, leaving=frozenset({uid(0)}))) == 0
     # The api names it no more once it is known to be gone.
-    assert held_back(demand(1), leaving=frozenset({uid(0)})) == 0
+    assert not_made(demand(1), leaving=frozenset({uid(0)})) == 0
 
 
 def test_preemption_and_drain_never_use_the_budget_up() -> None:
