@@ -32,3 +32,10 @@ def own_served(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
     }
     with serve_namespace(control_plane, tmp_path, **environment) as made:
         yield made
+
+
+@pytest.fixture
+def seldom_served(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
+    """An operator that asks the api by itself once only."""
+    with serve_namespace(control_plane, tmp_path, MAINSTAY_POLL_S="3600") as made:
+        yield made

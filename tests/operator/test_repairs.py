@@ -49,6 +49,20 @@ def wait_record(job: Job, reason: str) -> dict[str, Any]:
     return of(job.wait_status(of, f"the record of a {reason}"))[0]
 
 
+def test_no_pod_is_ended_for_an_answer_from_before_it_had_a_rank(
+    seldom_served: ServedNamespace,
+) -> None:
+    job, pods = spread(seldom_served, "old")
+    lost = uid_of(pods[0])
+    assert lost in {m["slot"]["pod"] for m in job.plan()["members"]}
+
+    seldom_served.kube.patch("/api/v1/nodes/old-bad", {"spec": {"unschedulable": True}})
+
+    wait(lambda: lost in job.wanted()["leaving"], "the fact")
+    found = seldom_served.kube.get(seldom_served.path("pods", pods[0]["metadata"]["name"]))
+    assert not found["metadata"].get("deletionTimestamp")
+
+
 def test_an_image_is_waited_for_unless_other_nodes_have_it(served: ServedNamespace) -> None:
     job = served.submit(manifest("image"))
     pods = job.wait_pods(*names("image"))
