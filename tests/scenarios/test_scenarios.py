@@ -158,8 +158,8 @@ NAMED: dict[str, str] = {
     "hand-over": "hand-over",
     "Fencing": "fence",
     "Plans from supervisor to supervisor.": "tests/core/supervisor/test_gossip.py",
-    "A store that does not know the plan.": "store restored from supervisors",
-    "behind": "store restored from supervisors",
+    "A store that does not know the plan.": "store recovered from supervisors",
+    "behind": "store recovered from supervisors",
     "No plan is made before every known pod was heard": "store reopened",
 }
 """What docs/protocol.md sets off as a name, and the rule of a scenario that shows it. What no

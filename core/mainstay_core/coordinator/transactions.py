@@ -150,7 +150,7 @@ class JobTransactions(ABC):
     async def _note_stored(self, event: PlanStored) -> None:
         """Record when a plan was stored: the plan is out by then, so nobody waits for this."""
         try:
-            await self.in_turn(event, None)
+            await self.apply(event)
         except MainstayError as error:
             self.warn(f"the time of {event.quorum} is not recorded: {error}")
 
