@@ -24,6 +24,7 @@ from mainstay_api.deps import (
 from mainstay_api.facts import ToldFact
 from mainstay_api.problems import ProblemError
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import MAX_AT_ONCE, Instant, Longest, Name, SlotIndex
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import FaultFired
 from mainstay_core.wire.api import HeldJob
@@ -45,8 +46,8 @@ _STREAM_ID = re.compile(r"\d+-\d+")
 class Facts:
     """Facts in the order in which they were learnt; they are decided together."""
 
-    facts: tuple[ToldFact, ...]
-    supervisor: str = ""
+    facts: Annotated[tuple[ToldFact, ...], Longest(MAX_AT_ONCE)]
+    supervisor: Name = ""
     """Name of the supervisor's process that tells them, as in its registration."""
 
 
@@ -54,7 +55,7 @@ class Facts:
 class Entries:
     """Entries of the ledger."""
 
-    entries: tuple[LedgerEntry, ...]
+    entries: Annotated[tuple[LedgerEntry, ...], Longest(MAX_AT_ONCE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +63,9 @@ class Fired:
     """The place where an injected fault is about to strike."""
 
     pod: PodUid
-    slot: int | None = None
-    rank: str | None = None
-    at_s: float
+    slot: SlotIndex | None = None
+    rank: Name | None = None
+    at_s: Instant
 
 
 @router.post("/pods", responses=examples.REGISTERED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
@@ -18,6 +18,7 @@ from mainstay_api.deps import (
     require_person,
 )
 from mainstay_api.run_report import show_fault
+from mainstay_core.base.bounds import MAX_FAULTS, Document, Instant, Longest, Name
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import FaultFired, FaultsRequested
@@ -41,15 +42,15 @@ class NewFaults:
     A fault without a step fires at the next one.
     """
 
-    faults: list[dict[str, Any]]
+    faults: Annotated[list[Document], Longest(MAX_FAULTS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFired:
     """A fault on the api or Redis that is about to be carried out."""
 
-    process: str
-    at_s: float
+    process: Name
+    at_s: Instant
 
 
 @router.get("/faults", responses=examples.FAULTS)

@@ -28,6 +28,16 @@ from mainstay_api.run_report import make_report, show_members
 from mainstay_api.summary import show_job, show_page, show_pods
 from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import (
+    MAX_AT_ONCE,
+    MAX_FAULTS,
+    MAX_MEMBERS,
+    Document,
+    Index,
+    Longest,
+    Name,
+    Text,
+)
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.coordinator.events import (
@@ -62,17 +72,17 @@ MAX_LEDGER_STEPS = 10_000
 class NewJob:
     """A TrainingJob to run, as the user wrote it."""
 
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: Document = field(default_factory=dict)
     """The TrainingJob; kept as it is."""
-    faults: list[dict[str, Any]] = field(default_factory=list)
+    faults: Annotated[list[Document], Longest(MAX_FAULTS)] = field(default_factory=list)
     """Faults to inject, already checked against the job."""
-    checkpoint_dir: str = ""
+    checkpoint_dir: Text = ""
     """Where durable checkpoints go unless the job names a storage."""
-    config: dict[str, Any] | None = None
+    config: Document | None = None
     """The job as its processes see it, instead of deriving it from the manifest."""
-    uid: str | None = None
+    uid: Name | None = None
     """Identity of this run, in a cluster the resource's; drawn if left out."""
-    namespace: str = ""
+    namespace: Name = ""
     """Where its TrainingJob is; empty in local mode."""
 
 
@@ -80,14 +90,14 @@ class NewJob:
 class PoolFacts:
     """Facts that the provider knows for certain."""
 
-    facts: tuple[ToldFact, ...]
+    facts: Annotated[tuple[ToldFact, ...], Longest(MAX_AT_ONCE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """The places of the nodes of a job's pods."""
 
-    nodes: dict[str, Location]
+    nodes: Annotated[dict[Name, Location], Longest(MAX_MEMBERS)]
     """By name, as pods register it for their failure domain; replaces what was known."""
 
 
@@ -95,15 +105,15 @@ class Topology:
 class NewScale:
     """The wanted numbers of replicas and spares; what is left out stays as it is."""
 
-    replicas: int | None = None
-    spares: int | None = None
+    replicas: Index | None = None
+    spares: Index | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewDrain:
     """The pod that is to hand its work over."""
 
-    pod: str
+    pod: Name
     """UID or name."""
 
 

@@ -1,5 +1,6 @@
 """Holds what everything else is made of: identities, errors, and bytes with their digests.
 
+- ``bounds``: the bounds of values from the wire, as types
 - ``ids``: names of jobs, pods, slots, ranks, lives of processes, and quorums
 - ``errors``: the tree of exceptions
 - ``shape``: the shape of a job: stages, lanes and ranks, which never change while it lives

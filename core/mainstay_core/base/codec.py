@@ -16,8 +16,9 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar, Union
 
+from mainstay_core.base.bounds import Bound, Longest, Tree
 from mainstay_core.base.errors import MalformedError
 
 T = TypeVar("T")
@@ -49,10 +50,13 @@ def decode(cls: type[T], data: Any, path: str = "") -> T:
     """Return an instance of ``cls`` read from ``encode``'s output.
 
     Raises:
-        MalformedError: a field is missing or has the wrong type; the
-            message names its path.
+        MalformedError: a field is missing, has the wrong type or is out of its
+            bounds (:mod:`mainstay_core.base.bounds`); the message names its path.
     """
-    return typing.cast(T, _decode(cls, data, path or cls.__name__))
+    try:
+        return typing.cast(T, _decoder(typing.cast(Any, cls))(data))
+    except MalformedError as error:
+        raise _below(path or getattr(cls, "__name__", str(cls)), error) from None
 
 
 def dumps(value: Any) -> str:
@@ -66,14 +70,31 @@ def loads(cls: type[T], text: str | bytes) -> T:
     Raises:
         MalformedError: the text is no JSON or does not fit ``cls``.
     """
+    return decode(cls, parse_json(text, getattr(cls, "__name__", str(cls))))
+
+
+def parse_json(text: str | bytes, path: str) -> Any:
+    """Return the value of JSON text.
+
+    Args:
+        text: of a peer.
+        path: what the text is, for the error.
+
+    Raises:
+        MalformedError: it is no JSON, is not UTF-8, or is nested too deep for the parser.
+    """
     try:
-        data = json.loads(text)
+        return json.loads(text)
     except ValueError as error:
-        raise MalformedError(cls.__name__, f"not JSON: {error}") from error
-    return decode(cls, data)
+        raise MalformedError(path, f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise MalformedError(path, "not JSON: it is nested too deep") from error
 
 
 _PLAIN = frozenset({str, int, float, bool})
+
+Decoder = Callable[[Any], Any]
+"""Reads one type. Its errors name the path below the value; who calls it adds what is above."""
 
 
 @cache
@@ -85,116 +106,219 @@ def _field_names(cls: type) -> tuple[str, ...] | None:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-@cache
-def _modernizer(cls: type) -> Callable[[Any], Any] | None:
-    return getattr(cls, "modernized", None)
-
-
-def _decode(kind: Any, data: Any, path: str) -> Any:
+def _decoder(kind: Any) -> Decoder:
+    """Return what reads a type. Types are looked at once: a large state has many values."""
     supertype = getattr(kind, "__supertype__", None)
     if supertype is not None:
-        return _decode(supertype, data, path)
+        return _decoder(supertype)
     if kind is Any:
-        return data
-    origin = typing.get_origin(kind)
+        return lambda data: data
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _bounded(args[0], [mark for mark in args[1:] if isinstance(mark, Bound)])
     if origin in (Union, types.UnionType):
-        return _decode_union(kind, data, path)
+        return _union(kind, args)
     if origin is Literal:
-        return _decode_literal(typing.get_args(kind), data, path)
-    if origin is not None:
-        return _decode_container(origin, typing.get_args(kind), data, path)
-    if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(typing.cast(type, kind), data, path)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        try:
-            return kind(data)
-        except ValueError as error:
-            raise MalformedError(path, str(error)) from error
-    return _decode_scalar(kind, data, path)
-
-
-def _decode_union(kind: Any, data: Any, path: str) -> Any:
-    members = typing.get_args(kind)
-    if data is None and type(None) in members:
-        return None
-    for member in members:
-        if member is type(None):
-            continue
-        try:
-            return _decode(member, data, path)
-        except MalformedError:
-            if len([m for m in members if m is not type(None)]) == 1:
-                raise
-    raise MalformedError(path, f"{data!r} fits none of {kind}")
-
-
-def _decode_literal(values: tuple[Any, ...], data: Any, path: str) -> Any:
-    for value in values:
-        if data == value and isinstance(data, bool) == isinstance(value, bool):
-            return value
-    told = ", ".join(repr(encode(value)) for value in values)
-    raise MalformedError(path, f"{data!r} is not {told}")
-
-
-def _decode_container(origin: Any, args: tuple[Any, ...], data: Any, path: str) -> Any:
+        return _literal(args)
     if origin in (tuple, frozenset, list):
-        if not isinstance(data, list | tuple):
-            raise MalformedError(path, f"expected a list, got {type(data).__name__}")
-        if (origin is tuple and len(args) == 2 and args[1] is not Ellipsis) or len(args) > 2:
-            if len(data) != len(args):
-                raise MalformedError(path, f"expected {len(args)} items, got {len(data)}")
-            return tuple(
-                _decode(a, d, f"{path}[{i}]")
-                for i, (a, d) in enumerate(zip(args, data, strict=True))
-            )
-        return origin(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(data))
+        return _items(origin, args)
     if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(args)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(typing.cast(type, kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _enumeration(kind)
+    if isinstance(kind, type):
+        return _scalar(kind)
+    raise TypeError(f"cannot decode {kind}")
+
+
+def _below(step: str, error: MalformedError) -> MalformedError:
+    """Return the error of a value inside another one, as the outer one tells it."""
+    return MalformedError(f"{step}{error.field}", error.problem)
+
+
+def _bounded(plain: Any, limits: list[Bound]) -> Decoder:
+    decode_plain = _decoder(plain)
+    # First the size: a list that is too long must not cost its items.
+    early = any(isinstance(limit, Longest | Tree) for limit in limits)
+
+    def read(data: Any) -> Any:
+        value = data if early else decode_plain(data)
+        if not early or isinstance(data, str | list | tuple | Mapping):
+            for limit in limits:
+                problem = limit.problem_of(value)
+                if problem is not None:
+                    raise MalformedError("", problem)
+        return decode_plain(data) if early else value
+
+    return read
+
+
+def _union(kind: Any, args: tuple[Any, ...]) -> Decoder:
+    members = [_decoder(member) for member in args if member is not type(None)]
+    optional = type(None) in args
+    if len(members) == 1:
+        only = members[0]
+        return lambda data: None if data is None and optional else only(data)
+
+    def read(data: Any) -> Any:
+        if data is None and optional:
+            return None
+        for member in members:
+            try:
+                return member(data)
+            except MalformedError:
+                continue
+        raise MalformedError("", f"{_show(data)} fits none of {kind}")
+
+    return read
+
+
+def _literal(values: tuple[Any, ...]) -> Decoder:
+    told = ", ".join(repr(encode(value)) for value in values)
+
+    def read(data: Any) -> Any:
+        for value in values:
+            if data == value and isinstance(data, bool) == isinstance(value, bool):
+                return value
+        raise MalformedError("", f"{_show(data)} is not {told}")
+
+    return read
+
+
+def _items(origin: Any, args: tuple[Any, ...]) -> Decoder:
+    if origin is tuple and not (len(args) == 2 and args[1] is Ellipsis):
+        return _fixed([_decoder(arg) for arg in args])
+    item = _decoder(args[0])
+
+    def read(data: Any) -> Any:
+        _check_list(data)
+        found, at = [], 0
+        try:
+            for at, value in enumerate(data):  # noqa: B007 - the error names the place
+                found.append(item(value))
+        except MalformedError as error:
+            raise _below(f"[{at}]", error) from None
+        return origin(found)
+
+    return read
+
+
+def _fixed(items: list[Decoder]) -> Decoder:
+    def read(data: Any) -> Any:
+        _check_list(data)
+        if len(data) != len(items):
+            raise MalformedError("", f"expected {len(items)} items, got {len(data)}")
+        found = []
+        for at, (item, value) in enumerate(zip(items, data, strict=True)):
+            try:
+                found.append(item(value))
+            except MalformedError as error:
+                raise _below(f"[{at}]", error) from None
+        return tuple(found)
+
+    return read
+
+
+def _check_list(data: Any) -> None:
+    if not isinstance(data, list | tuple):
+        raise MalformedError("", f"expected a list, got {type(data).__name__}")
+
+
+def _mapping(args: tuple[Any, ...]) -> Decoder:
+    read_key = _integer_key if args[0] is int else _decoder(args[0])
+    read_item = _decoder(args[1])
+
+    def read(data: Any) -> Any:
         if not isinstance(data, Mapping):
-            raise MalformedError(path, f"expected an object, got {type(data).__name__}")
-        return {
-            _decode_key(args[0], k, path): _decode(args[1], v, f"{path}.{k}")
-            for k, v in data.items()
-        }
-    raise MalformedError(path, f"unsupported type {origin}")
+            raise MalformedError("", f"expected an object, got {type(data).__name__}")
+        found = {}
+        for key, value in data.items():
+            try:
+                found[read_key(key)] = read_item(value)
+            except MalformedError as error:
+                name = key if isinstance(key, str) and key.isidentifier() else _show(key)
+                raise _below(f".{name[:100]}", error) from None
+        return found
+
+    return read
 
 
-def _decode_key(kind: Any, key: Any, path: str) -> Any:
-    if kind is not int:
-        return str(key)
+def _integer_key(key: Any) -> int:
     try:
         return int(key)
-    except ValueError as error:
-        raise MalformedError(path, f"expected integer keys, got {key!r}") from error
+    except (TypeError, ValueError) as error:
+        raise MalformedError("", f"expected integer keys, got {_show(key)}") from error
 
 
-def _decode_dataclass(kind: type, data: Any, path: str) -> Any:
-    if not isinstance(data, Mapping):
-        raise MalformedError(path, f"expected an object, got {type(data).__name__}")
-    modernized = _modernizer(kind)
-    if modernized is not None:
-        data = modernized(data)
-    hints = _hints(kind)
-    values = {}
-    for field in dataclasses.fields(kind):
-        if field.name in data:
-            values[field.name] = _decode(
-                hints[field.name], data[field.name], f"{path}.{field.name}"
-            )
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise MalformedError(f"{path}.{field.name}", "missing")
-    return kind(**values)
+def _dataclass(kind: type) -> Decoder:
+    modernized: Callable[[Any], Any] | None = getattr(kind, "modernized", None)
+    # Filled at the first value, not here: a type may contain itself.
+    fields: list[tuple[str, Decoder, bool]] = []
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise MalformedError("", f"expected an object, got {type(data).__name__}")
+        if not fields:
+            fields.extend(_fields_of(kind))
+        if modernized is not None:
+            data = modernized(data)
+        values, name = {}, ""
+        try:
+            for name, decode_field, needed in fields:
+                if name in data:
+                    values[name] = decode_field(data[name])
+                elif needed:
+                    raise MalformedError("", "missing")
+        except MalformedError as error:
+            raise _below(f".{name}", error) from None
+        return kind(**values)
+
+    return read
 
 
-def _decode_scalar(kind: Any, data: Any, path: str) -> Any:
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if kind is int and isinstance(data, bool):
-        raise MalformedError(path, "expected int, got bool")
-    if not isinstance(kind, type) or not isinstance(data, kind):
-        name = getattr(kind, "__name__", str(kind))
-        raise MalformedError(path, f"expected {name}, got {type(data).__name__}")
-    return data
+def _fields_of(kind: Any) -> list[tuple[str, Decoder, bool]]:
+    """Return name, decoder and whether it must be there, of each field."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    missing = dataclasses.MISSING
+    return [
+        (f.name, _decoder(hints[f.name]), f.default is missing and f.default_factory is missing)
+        for f in dataclasses.fields(kind)
+    ]
+
+
+def _enumeration(kind: type[enum.Enum]) -> Decoder:
+    def read(data: Any) -> Any:
+        try:
+            return kind(data)
+        except ValueError:
+            told = ", ".join(repr(member.value) for member in kind)
+            raise MalformedError("", f"{_show(data)} is not one of {told}") from None
+
+    return read
+
+
+def _scalar(kind: type) -> Decoder:
+    def read(data: Any) -> Any:
+        if type(data) is kind:
+            return data
+        if kind is float and isinstance(data, int) and not isinstance(data, bool):
+            try:
+                return float(data)
+            except OverflowError:
+                raise MalformedError("", f"{_show(data)} does not fit a float") from None
+        if not isinstance(data, kind) or isinstance(data, bool):
+            raise MalformedError("", f"expected {kind.__name__}, got {type(data).__name__}")
+        return data
+
+    return read
+
+
+def _show(data: Any) -> str:
+    """Return a value of a peer as it stands in an error: short, whatever it is."""
+    if isinstance(data, int) and data.bit_length() > 128:
+        return f"an integer of {data.bit_length()} bits"
+    if isinstance(data, str | int | float | None):
+        return repr(data)[:100]
+    return f"a value of type {type(data).__name__}"

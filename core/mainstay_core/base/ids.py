@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-JobUid = NewType("JobUid", str)
-PodUid = NewType("PodUid", str)
-Incarnation = NewType("Incarnation", str)
+from mainstay_core.base.bounds import Count, Index, Name, SlotIndex
+
+JobUid = NewType("JobUid", Name)
+PodUid = NewType("PodUid", Name)
+Incarnation = NewType("Incarnation", Name)
 """Random name of one life of a trainer process."""
 
 
@@ -21,7 +23,7 @@ class Slot:
     """One accelerator of one pod."""
 
     pod: PodUid
-    index: int
+    index: SlotIndex
 
     def __str__(self) -> str:
         return f"{self.pod}/{self.index}"
@@ -34,9 +36,9 @@ class RankId:
     ``replica`` is None for a follower: a living cell without a chain.
     """
 
-    replica: int | None
-    stage: int
-    inner: int = 0
+    replica: Index | None
+    stage: Index
+    inner: Index = 0
 
     @property
     def position(self) -> tuple[int, int]:
@@ -56,8 +58,8 @@ class QuorumId:
     their nonces differ, so their messages never mix (protocol section 8).
     """
 
-    id: int
-    nonce: str
+    id: Count
+    nonce: Name
 
     def __str__(self) -> str:
         return f"q{self.id}-{self.nonce}"

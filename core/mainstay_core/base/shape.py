@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mainstay_core.base.bounds import Count, Index, Signed, SlotIndex, TypeIndex
 from mainstay_core.base.errors import InvalidSpecError
 
 
@@ -19,20 +20,20 @@ class JobShape:
         InvalidSpecError: a degree is out of bounds or two contradict.
     """
 
-    lanes: int
-    shards_per_lane: int
-    replicas: int
+    lanes: TypeIndex
+    shards_per_lane: TypeIndex
+    replicas: Index
     """Replicas wanted. Invariant: 1 <= min_replicas <= replicas <= lanes."""
-    min_replicas: int
-    stages: int
-    ranks_per_stage: int = 1
+    min_replicas: Index
+    stages: Index
+    ranks_per_stage: Index = 1
     """Ranks of a cell: the size of the user's inner mesh."""
-    ranks_per_pod: int = 1
-    micro_batches: int = 1
+    ranks_per_pod: SlotIndex = 1
+    micro_batches: Count = 1
     """Micro-batches of one shard type."""
-    steps: int
-    seed: int
-    checkpoint_every_steps: int = 0
+    steps: Count
+    seed: Signed
+    checkpoint_every_steps: Count = 0
     """Steps between durable checkpoints; 0 switches them off."""
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ from mainstay_core.coordinator.state import (
     uid_of,
     with_pod,
     with_slot,
+    with_slots,
 )
 from mainstay_core.coordinator.suspension import note_paused
 from mainstay_core.job.phase import JobPhase
@@ -64,7 +65,13 @@ def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: floa
     """Return the state with the pod registered.
 
     Another supervisor process on the same pod means that the old one's trainers have ended.
+
+    Raises:
+        RemoteProtocolError: it has more slots than a pod of the job has.
     """
+    if registration.num_slots > state.shape.ranks_per_pod:
+        bound = f"is more than parallelism.ranksPerPod, {state.shape.ranks_per_pod}"
+        raise RemoteProtocolError(f"PodRegistration.num_slots: {registration.num_slots} {bound}")
     known = state.pod(registration.pod)
     placeholder = known is not None and known.placeholder
     here = known is not None and not (known.gone or placeholder)
@@ -80,10 +87,8 @@ def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: floa
         pod, registration=registration, gone=False, why="", gone_at_s=0.0, placeholder=False
     )
     state = with_pod(state, pod)
-    for index in range(registration.num_slots):
-        slot = Slot(pod=registration.pod, index=index)
-        if state.slot(slot) is None:
-            state = with_slot(state, SlotState(slot=slot))
+    slots = [Slot(pod=registration.pod, index=i) for i in range(registration.num_slots)]
+    state = with_slots(state, [SlotState(slot=s) for s in slots if state.slot(s) is None])
     what = "registered" if known is None else "registered again"
     message = f"{registration.name} at {registration.address} {what}"
     return Transition(

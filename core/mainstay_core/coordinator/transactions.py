@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mainstay_core.base.errors import MainstayError, StoreConflictError
+from mainstay_core.base.errors import MainstayError, RemoteProtocolError, StoreConflictError
 from mainstay_core.base.ids import QuorumId
+from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.events import (
     Event,
     PlanStored,
@@ -64,6 +65,25 @@ def find_news(known: Mapping[LedgerKey, LedgerEntry], told: Sequence[LedgerEntry
             contradictions.append((old, entry))
         fresh.append(entry)
     return LedgerNews(fresh=tuple(fresh), contradictions=tuple(contradictions))
+
+
+def check_entries(shape: JobShape, entries: Sequence[LedgerEntry]) -> None:
+    """Check that entries of the ledger are of steps and positions that the job has.
+
+    Raises:
+        RemoteProtocolError: one is not; the message names its field.
+    """
+    for entry in entries:
+        places = (
+            ("step", entry.step, shape.steps),
+            ("stage", entry.stage, shape.stages),
+            ("inner", entry.inner, shape.ranks_per_stage),
+        )
+        for field, value, bound in places:
+            if value >= bound:
+                raise RemoteProtocolError(
+                    f"LedgerEntry.{field}: {value} is none of the job's {bound}"
+                )
 
 
 def newest_of(entries: Sequence[LedgerEntry]) -> LedgerEntry:
@@ -214,9 +234,11 @@ class JobTransactions(ABC):
 
         Raises:
             StoreBehindError: the teller's plan is not known here; nothing was written.
+            RemoteProtocolError: an entry is of no step or position of the job; likewise.
         """
         state = (await self.load()).state
         refuse_behind(state, held)
+        check_entries(state.shape, entries)
         news = find_news(await self._store.fetch_ledger([e.key for e in entries]), entries)
         for old, new in news.contradictions:
             await self.contradicted(old, new)

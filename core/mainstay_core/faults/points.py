@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from mainstay_core.base.bounds import Count, Finite, Index, Name, Seconds
 from mainstay_core.base.ids import RankId
 
 
@@ -112,36 +113,36 @@ class FaultPoint:
     one of ``during`` and ``after`` is.
     """
 
-    id: str
-    step: int
+    id: Name
+    step: Count
     action: FaultAction
-    phase: str | None = None
+    phase: Name | None = None
     """Alias or action name; None: the step's first action."""
-    delay_ms: float = 0.0
+    delay_ms: Finite = 0.0
     """Delay from the named action in milliseconds; 0 halts the rank exactly there."""
-    replica: int | None = None
-    stage: int | None = None
-    inner: int = 0
-    spare: int | None = None
-    process: str | None = None
+    replica: Index | None = None
+    stage: Index | None = None
+    inner: Index = 0
+    spare: Index | None = None
+    process: Name | None = None
     """``api`` or ``redis``. The process that started it carries the fault out."""
     soon: bool = False
     """Whether a later step than ``step`` will do: the first one that comes to the action."""
     during: During | None = None
-    of: str | None = None
+    of: Name | None = None
     """The fault to whose recovery ``during`` refers."""
-    after: str | None = None
+    after: Name | None = None
     """A fault; this one fires once the job has all its replicas again after it, in ``step`` or
     later."""
-    beside: str | None = None
+    beside: Name | None = None
     """A fault; this one fires in the same step or, if it is late, during the recovery from it."""
-    for_s: float | None = None
+    for_s: Seconds | None = None
     """How long a stop or a disconnect lasts, in seconds; None: for ever."""
-    slow_ms: float = 0.0
+    slow_ms: Finite = 0.0
     """How much longer each computing action of a slow rank takes."""
-    factor: float = 1.0
+    factor: Finite = 1.0
     """How many times as long each computing action of a slow rank takes."""
-    num_steps: int = 1
+    num_steps: Count = 1
     """Number of steps for which a rank is slow."""
 
     def matches(self, step: int, rank: RankId, op: str, view: View = ORDINARY) -> bool:

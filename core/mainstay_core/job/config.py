@@ -7,8 +7,18 @@ user's image only needs this module and the standard library.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+from mainstay_core.base.bounds import (
+    MAX_FAULTS,
+    Count,
+    Document,
+    Index,
+    Longest,
+    Name,
+    Seconds,
+    Text,
+)
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.faults.points import FaultPoint
@@ -19,58 +29,58 @@ class JobConfig:
     """A job as its processes see it."""
 
     job: JobUid
-    name: str
-    namespace: str = ""
+    name: Name
+    namespace: Name = ""
     """Namespace of the TrainingJob; empty in local mode."""
     shape: JobShape
-    entrypoint: str
+    entrypoint: Text
     """``module:function`` that returns the workload."""
-    args: tuple[str, ...] = ()
-    workload: dict[str, Any]
+    args: Annotated[tuple[Text, ...], Longest(4096)] = ()
+    workload: Document
     """``workload.config`` as the user wrote it."""
-    device: str = "auto"
+    device: Name = "auto"
     """``cpu``, ``cuda`` or ``auto`` (cuda when there is one)."""
-    backend: str = "auto"
+    backend: Name = "auto"
     """``gloo``, ``nccl`` or ``auto`` (nccl on cuda with a device per rank, else gloo)."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
-    redundancy: int | None = None
+    redundancy: Index | None = None
     """Hosts per shard type; None chooses."""
-    checkpoint_dir: str = ""
+    checkpoint_dir: Text = ""
     """Directory of durable checkpoints; empty switches them off."""
-    checkpoint_keep: int = 2
+    checkpoint_keep: Count = 2
     """Complete versions that are kept; at least two."""
-    resume_from: str = ""
+    resume_from: Text = ""
     """Directory of an earlier run's checkpoints, only read; empty starts from the seed."""
-    heartbeat_s: float = 1.0
+    heartbeat_s: Seconds = 1.0
     """Interval of a supervisor's heartbeat. It is kept near 1 s: detection does not depend on
     it."""
-    heartbeat_timeout_s: float = 15.0
+    heartbeat_timeout_s: Seconds = 15.0
     """A pod that lies this far behind the job's newest heartbeat counts as gone. A trainer that
     tells its supervisor nothing for this long (it is stopped, say) is killed."""
-    hang_s: float = 300.0
+    hang_s: Seconds = 300.0
     """A running (not waiting) rank without progress for this long has its trainer killed."""
-    operation_timeout_s: float = 1800.0
+    operation_timeout_s: Seconds = 1800.0
     """Back-stop of a single collective. It is larger than hang_s plus the longest step."""
-    connect_s: float = 10.0
+    connect_s: Seconds = 10.0
     """Time to reach a quorum's rendezvous store, and then ranks that are all there. A group that
     takes longer fails, and the next plan meets elsewhere."""
-    probe_s: float = 0.3
+    probe_s: Seconds = 0.3
     """Pause before a re-form after a failed collective without sure evidence."""
-    handover_s: float = 30.0
+    handover_s: Seconds = 30.0
     """How long a pod that is told to end goes on serving until its work is handed over."""
-    hold_back_s: float = 1.0
+    hold_back_s: Seconds = 1.0
     """How long a trainer gets no place after its second end in a row without a commit. Each further
     end doubles it."""
-    hold_back_max_s: float = 300.0
-    spares: int = 0
+    hold_back_max_s: Seconds = 300.0
+    spares: Index = 0
     """Standby pods beyond those that the wanted replicas need."""
-    restart_grace_s: float = 10.0
+    restart_grace_s: Seconds = 10.0
     """How long a lost rank's place waits for the same pod's restarted trainer before a spare."""
-    startup_deadline_s: float = 120.0
+    startup_deadline_s: Seconds = 120.0
     """After so long the job starts with min_replicas, or fails."""
-    max_restarts: int = 10
+    max_restarts: Count = 10
     """Restarts of one slot's trainer without a commit in between. After these it stays down."""
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
-    faults: tuple[FaultPoint, ...] = ()
+    faults: Annotated[tuple[FaultPoint, ...], Longest(MAX_FAULTS)] = ()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
+from mainstay_core.base.bounds import MAX_FAULTS, Count, Document, Instant, Labels, Longest, Name
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import PodUid, QuorumId
 from mainstay_core.job.config import JobConfig
@@ -18,11 +19,11 @@ class Registration:
 
     config: JobConfig
     plan: Plan | None = None
-    cursor: str = ""
+    cursor: Name = ""
     """Where the stream goes on."""
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: Document = field(default_factory=dict)
     """The job as its user wrote it: held for a store that loses it."""
-    restored_at_s: float = 0.0
+    restored_at_s: Instant = 0.0
     """When the store was last told its state by a supervisor; 0: never."""
 
 
@@ -31,9 +32,9 @@ class HeartbeatReply:
     """The api's answer to a heartbeat."""
 
     quorum: QuorumId | None = None
-    state: str = "running"
+    state: Name = "running"
     """``running``, or the phase for which a supervisor ends."""
-    restored_at_s: float = 0.0
+    restored_at_s: Instant = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,14 @@ class HeldJob:
 
     pod: PodUid
     config: JobConfig
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: Document = field(default_factory=dict)
     plan: Plan | None = None
     """None: the job had none yet."""
-    step: int = 0
+    step: Count = 0
     """Number of steps that the pod's trainers have committed in that plan's quorum or before."""
-    fingerprint: dict[str, str] | None = None
+    fingerprint: Labels | None = None
     """Numerics fingerprint of a member on this pod."""
-    fired: tuple[str, ...] = ()
+    fired: Annotated[tuple[Name, ...], Longest(MAX_FAULTS)] = ()
     """Injected faults that this supervisor has carried out."""
 
 

@@ -10,9 +10,24 @@ import enum
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import (
+    MAX_MEMBERS,
+    MAX_SLOTS_PER_POD,
+    Address,
+    Count,
+    Instant,
+    Labels,
+    Longest,
+    Name,
+    Range,
+    Seconds,
+    Sentence,
+    SlotIndex,
+    cut_fields,
+)
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.wire.formats import fact_of_format_1, format_of
@@ -24,17 +39,17 @@ class PodRegistration:
     """The introduction of a pod by its supervisor. Repeating it is harmless."""
 
     pod: PodUid
-    name: str
-    address: str
-    gather: str
+    name: Name
+    address: Address
+    gather: Address
     """host:port of its gather server."""
-    store: str
+    store: Address
     """host:port of its launcher's rendezvous store."""
-    num_slots: int
-    domain: str = ""
+    num_slots: Annotated[int, Range(1, MAX_SLOTS_PER_POD)]
+    domain: Name = ""
     """Failure domain (node, rack)."""
-    pid: int = 0
-    supervisor: str = ""
+    pid: Count = 0
+    supervisor: Name = ""
     """Random name of the supervisor's process: in containers all of them have the same pid."""
 
 
@@ -42,9 +57,9 @@ class PodRegistration:
 class Location:
     """The location of a node, as the cluster's labels say; empty where they say nothing."""
 
-    near: str = ""
+    near: Name = ""
     """Nodes with the same value are near each other: a rack, a switch."""
-    apart: str = ""
+    apart: Name = ""
     """Nodes with different values fail apart: racks, zones."""
 
 
@@ -73,11 +88,14 @@ class _Fact:
     """The fields that every fact has. A fact is idempotent: reporting it twice changes nothing."""
 
     pod: PodUid
-    evidence: str = ""
+    evidence: Sentence = ""
     """Why the reporter believes it: one sentence, for people."""
-    observed_at_s: float = 0.0
+    observed_at_s: Instant = 0.0
     """Wall clock of the reporter, for the five times; never used to judge who lives."""
-    format: int = FACT_FORMAT
+    format: Count = FACT_FORMAT
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "evidence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +110,7 @@ class Leaving(_Fact):
     """A pod will end, and works on until then. It is repeated."""
 
     kind: Literal[FactKind.LEAVING] = FactKind.LEAVING
-    grace_s: float = 0.0
+    grace_s: Seconds = 0.0
     """How long the pod will stay at most; 0 when nobody has set a limit."""
 
 
@@ -100,7 +118,7 @@ class Leaving(_Fact):
 class _TrainerFact(_Fact):
     """The fields of facts about one life of a trainer."""
 
-    slot: int
+    slot: SlotIndex
     incarnation: Incarnation
 
 
@@ -109,7 +127,7 @@ class TrainerUp(_TrainerFact):
     """A trainer process is ready to be given a rank."""
 
     kind: Literal[FactKind.TRAINER_UP] = FactKind.TRAINER_UP
-    fingerprint: dict[str, str] = field(default_factory=dict)
+    fingerprint: Labels = field(default_factory=dict)
     """What fixes its arithmetic."""
 
 
@@ -128,7 +146,7 @@ class _RankFact(_TrainerFact):
 
     quorum: QuorumId | None = None
     """The quorum of the plan that it has adopted; None before the first."""
-    step: int | None = None
+    step: Count | None = None
     """Number of steps that its state contains."""
 
 
@@ -154,7 +172,7 @@ class Checkpoint(_RankFact):
 
     kind: Literal[FactKind.CHECKPOINT] = FactKind.CHECKPOINT
     complete: bool
-    durable: int | None = None
+    durable: Count | None = None
     """Newest durable version that the teller knows."""
 
 
@@ -163,9 +181,9 @@ class Parked(_RankFact):
     """A member gave up its quorum and waits. It is repeated."""
 
     kind: Literal[FactKind.PARKED] = FactKind.PARKED
-    suspects: tuple[Slot, ...] = ()
+    suspects: Annotated[tuple[Slot, ...], Longest(MAX_MEMBERS)] = ()
     """Members that seem gone. This is a hint."""
-    differing: tuple[Slot, ...] = ()
+    differing: Annotated[tuple[Slot, ...], Longest(MAX_MEMBERS)] = ()
     """Members whose state the quorum's votes found to differ from that of their stage's majority:
     evidence against the devices that hold it."""
 
@@ -175,7 +193,7 @@ class Adopted(_RankFact):
     """A member took up the plan; ``observed_at_s`` is when it held all settle reports."""
 
     kind: Literal[FactKind.ADOPTED] = FactKind.ADOPTED
-    reached: int | None = None
+    reached: Count | None = None
     """Newest version that any member of the settle held before it."""
 
 
@@ -184,7 +202,7 @@ class Settled(_RankFact):
     """A member goes on computing at ``step`` in the plan: it has its state and its table."""
 
     kind: Literal[FactKind.SETTLED] = FactKind.SETTLED
-    durable: int | None = None
+    durable: Count | None = None
     """Newest durable version that it knows."""
 
 
@@ -193,7 +211,7 @@ class Paused(_RankFact):
     """A member of a pausing plan has written its checkpoint, or failed to, and computes no more."""
 
     kind: Literal[FactKind.PAUSED] = FactKind.PAUSED
-    durable: int | None = None
+    durable: Count | None = None
     """Newest durable version that it knows."""
 
 
@@ -264,15 +282,15 @@ class Phase(enum.StrEnum):
 class SlotStatus:
     """The status of one slot, as a heartbeat reports it."""
 
-    index: int
+    index: SlotIndex
     incarnation: Incarnation | None = None
-    pid: int = 0
-    phase: str = "starting"
+    pid: Count = 0
+    phase: Name = "starting"
     """Phase of the rank, as its trainer tells it; else what the slot does without one."""
     waiting: bool = False
     """Whether it is blocked on others, so that it cannot be blamed for a lack of progress."""
-    step: int = 0
-    progress: int = 0
+    step: Count = 0
+    progress: Count = 0
     """Counter that grows with every action of the program."""
     quorum: QuorumId | None = None
 
@@ -282,6 +300,6 @@ class Heartbeat:
     """The heartbeat of a pod, one per interval. The store writes it without a compare-and-set."""
 
     pod: PodUid
-    slots: tuple[SlotStatus, ...]
+    slots: Annotated[tuple[SlotStatus, ...], Longest(MAX_SLOTS_PER_POD)]
     quorum: QuorumId | None = None
     """Quorum of the newest plan that the supervisor holds."""

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from mainstay_core.base.bounds import (
+    MAX_TYPES,
+    Count,
+    Digest,
+    Finite,
+    Index,
+    Instant,
+    Longest,
+    Seconds,
+)
 from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.wire.plan import Partial
 
@@ -14,7 +25,7 @@ class PartialDigest:
 
     partial: Partial
     slot: Slot
-    digest: str
+    digest: Digest
 
 
 LedgerKey = tuple[int, int, int]
@@ -29,23 +40,23 @@ class LedgerEntry:
     hold in copies.
     """
 
-    step: int
-    stage: int
+    step: Count
+    stage: Index
     quorum: QuorumId
-    gradient: str
-    masters: str
+    gradient: Digest
+    masters: Digest
     """Digest of the masters at version step + 1."""
-    data: str
-    loss: float
-    norm: float
-    tokens: int
-    step_s: float
+    data: Digest
+    loss: Finite
+    norm: Finite
+    tokens: Count
+    step_s: Seconds
     """Duration of the step on the reporting rank."""
-    replicas: int
-    attempt: int = 0
-    partials: tuple[PartialDigest, ...] = ()
-    committed_at_s: float = 0.0
-    inner: int = 0
+    replicas: Index
+    attempt: Count = 0
+    partials: Annotated[tuple[PartialDigest, ...], Longest(MAX_TYPES)] = ()
+    committed_at_s: Instant = 0.0
+    inner: Index = 0
 
     @property
     def key(self) -> LedgerKey:
@@ -64,11 +75,11 @@ class LedgerEntry:
 class FinalDigests:
     """Digests of one position at the end of a job. They add up over positions."""
 
-    stage: int
-    version: int
-    params: str
-    masters: str
-    optimizer: str
-    data: str
+    stage: Index
+    version: Count
+    params: Digest
+    masters: Digest
+    optimizer: Digest
+    data: Digest
     """Sum over all committed steps of the digests of the samples."""
-    inner: int = 0
+    inner: Index = 0

@@ -7,8 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from mainstay_core.base.bounds import (
+    MAX_FAULTS,
+    MAX_MEMBERS,
+    Count,
+    Finite,
+    Longest,
+    Name,
+    Sentence,
+)
 from mainstay_core.base.ids import PodUid, QuorumId
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
@@ -22,84 +31,84 @@ PAGE_FORMAT = 1
 class ReplicaCounts:
     """Replicas of the plan in force, and what the job asks for."""
 
-    whole: int
-    wanted: int
-    min: int = 1
-    lanes: int = 1
-    followers: int = 0
+    whole: Count
+    wanted: Count
+    min: Count = 1
+    lanes: Count = 1
+    followers: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNumbers:
     """The numbers of a job's pods, by what they do."""
 
-    wanted: int = 0
-    living: int = 0
-    serving: int = 0
-    leaving: int = 0
-    spares_wanted: int = 0
-    spares_free: int = 0
+    wanted: Count = 0
+    living: Count = 0
+    serving: Count = 0
+    leaving: Count = 0
+    spares_wanted: Count = 0
+    spares_free: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """The progress of the training; None for what is not known yet."""
 
-    step: int
+    step: Count
     """Number of committed steps."""
-    steps: int
-    loss: float | None = None
-    step_seconds: float | None = None
+    steps: Count
+    loss: Finite | None = None
+    step_seconds: Finite | None = None
     """Median of the newest steps."""
-    committed_at_s: float | None = None
-    goodput: float | None = None
-    ettr: float | None = None
+    committed_at_s: Finite | None = None
+    goodput: Finite | None = None
+    ettr: Finite | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryLine:
     """A recovery in short; the five times, in seconds, are None until they are known."""
 
-    quorum: str
-    method: str
+    quorum: Sentence
+    method: Name
     """A ``Method``, as text: it is only shown, and a newer api may know more of them."""
     exact: bool
-    fault: str
-    reason: str
-    from_step: int
-    lost_steps: int = 0
-    started_at_s: float
-    first_commit_after_s: float | None = None
-    slots: tuple[str, ...] = ()
+    fault: Sentence
+    reason: Sentence
+    from_step: Count
+    lost_steps: Count = 0
+    started_at_s: Finite
+    first_commit_after_s: Finite | None = None
+    slots: Annotated[tuple[Sentence, ...], Longest(MAX_MEMBERS)] = ()
     done: bool = False
-    detect_s: float | None = None
-    decide_s: float | None = None
-    fence_s: float | None = None
-    load_s: float | None = None
-    resume_s: float | None = None
+    detect_s: Finite | None = None
+    decide_s: Finite | None = None
+    fence_s: Finite | None = None
+    load_s: Finite | None = None
+    resume_s: Finite | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryOverview:
     """The job's recoveries."""
 
-    active: tuple[RecoveryLine, ...] = ()
+    active: Annotated[tuple[RecoveryLine, ...], Longest(MAX_MEMBERS)] = ()
     last: RecoveryLine | None = None
     """The newest that is over."""
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Annotated[dict[Name, Count], Longest(MAX_FAULTS)] = field(default_factory=dict)
     """By method."""
-    lost_steps: int = 0
-    approximate: int = 0
+    lost_steps: Count = 0
+    approximate: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
     """The job's durable checkpoints."""
 
-    every_steps: int = 0
-    step: int = 0
+    every_steps: Count = 0
+    step: Count = 0
     """Newest durable version."""
-    problem: str = ""
+    problem: Sentence = ""
     """Why the last one is late or failed."""
 
 
@@ -107,28 +116,28 @@ class CheckpointState:
 class JobPage:
     """A job on one page: nothing in it grows with the number of ranks or of steps."""
 
-    format: int = PAGE_FORMAT
-    uid: str = ""
-    name: str = ""
-    namespace: str = ""
+    format: Count = PAGE_FORMAT
+    uid: Sentence = ""
+    name: Sentence = ""
+    namespace: Sentence = ""
     state: JobPhase
-    reason: str = ""
+    reason: Sentence = ""
     suspend: bool = False
     recovering: bool = False
     quorum: QuorumId | None = None
     """Of the plan in force."""
-    all_reduce_stack: int = 0
+    all_reduce_stack: Count = 0
     replicas: ReplicaCounts
     pods: PodNumbers = PodNumbers()
     training: Training
     recovery: RecoveryOverview
     checkpoint: CheckpointState
-    held_back: int = 0
+    held_back: Count = 0
     """Slots that get no place for a while."""
-    created_at_s: float = 0.0
-    entry: str | None = None
+    created_at_s: Finite = 0.0
+    entry: Name | None = None
     """How the user's code comes in; None while no trainer has said it."""
-    protections: tuple[Protection, ...] = ()
+    protections: Annotated[tuple[Protection, ...], Longest(MAX_MEMBERS)] = ()
 
     @staticmethod
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,12 +155,12 @@ class PodLine:
     """A living pod of a job."""
 
     uid: PodUid
-    name: str
-    address: str = ""
-    domain: str = ""
+    name: Sentence
+    address: Sentence = ""
+    domain: Sentence = ""
     serving: bool
     """Whether it has a rank."""
-    leaving: str = ""
+    leaving: Sentence = ""
     """Why it will end; empty if it will not."""
 
 
@@ -159,13 +168,13 @@ class PodLine:
 class PodsPage:
     """The pods that a job needs now, and those to end."""
 
-    format: int = PAGE_FORMAT
+    format: Count = PAGE_FORMAT
     state: JobPhase
-    num_pods: int
+    num_pods: Count
     """Pods that should live and not leave, spares included."""
-    leaving: tuple[PodUid, ...]
-    ending: tuple[PodUid, ...]
-    pods: tuple[PodLine, ...] = ()
+    leaving: Annotated[tuple[PodUid, ...], Longest(MAX_MEMBERS)]
+    ending: Annotated[tuple[PodUid, ...], Longest(MAX_MEMBERS)]
+    pods: Annotated[tuple[PodLine, ...], Longest(MAX_MEMBERS)] = ()
 
     @staticmethod
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,7 +9,22 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Annotated
 
+from mainstay_core.base.bounds import (
+    MAX_FAULTS,
+    MAX_MEMBERS,
+    MAX_TYPES,
+    Address,
+    Count,
+    Index,
+    Instant,
+    Longest,
+    Name,
+    Sentence,
+    TypeIndex,
+    cut_fields,
+)
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 
 FORMAT = 1
@@ -41,26 +56,29 @@ class Partial:
     Invariant: ``first`` is the lane's first type, or ``first == last``.
     """
 
-    lane: int
-    first: int
-    last: int
+    lane: TypeIndex
+    first: TypeIndex
+    last: TypeIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """One rank of a quorum."""
 
-    index: int
+    index: Index
     """Place in the plan's list of members, and the rank's number in gathers."""
     rank: RankId
     slot: Slot
     incarnation: Incarnation
-    address: str
+    address: Address
     """Host address of the pod, for data connections."""
-    since: int
+    since: Count
     """Id of the quorum since which it has been a member without a break."""
     joining: bool = False
     """Whether it was no member of the quorum before. It then supplies nothing in the first step."""
+
+
+Members = Annotated[tuple[Member, ...], Longest(MAX_MEMBERS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +89,8 @@ class Chain:
     its members stay the same (protocol section 3).
     """
 
-    replica: int
-    cells: tuple[int, ...]
+    replica: Index
+    cells: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)]
     formed_in: QuorumId
 
 
@@ -81,8 +99,8 @@ class Rendezvous:
     """The meeting place of a quorum: a member pod's gather server and its launcher's store."""
 
     pod: PodUid
-    gather: str
-    store: str
+    gather: Address
+    store: Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,38 +109,41 @@ class Plan:
 
     job: JobUid
     quorum: QuorumId
-    lineage: int = 0
+    lineage: Count = 0
     planned: bool
     """Whether it was made between faults: it is adopted at a step boundary and interrupts
     nobody."""
-    unplanned_id: int
+    unplanned_id: Count
     """Largest id <= quorum.id of an unplanned plan. A rank in a quorum below it is interrupted."""
     method: Method
-    members: tuple[Member, ...]
-    chains: tuple[Chain, ...]
-    suppliers: tuple[int, ...]
+    members: Members
+    chains: Annotated[tuple[Chain, ...], Longest(MAX_MEMBERS)]
+    suppliers: Annotated[tuple[Index, ...], Longest(MAX_TYPES)]
     """Replica that computes each shard type, by type."""
-    all_reduce_stack: int
+    all_reduce_stack: TypeIndex
     """Largest number of types of one replica."""
     rendezvous: Rendezvous
-    reason: str
-    faults_fired: tuple[str, ...] = ()
+    reason: Sentence
+    faults_fired: Annotated[tuple[Name, ...], Longest(MAX_FAULTS)] = ()
     """Injected faults that have fired, so that they do not fire twice."""
-    created_at_s: float = 0.0
-    hosts: tuple[Rendezvous, ...] = ()
+    created_at_s: Instant = 0.0
+    hosts: Annotated[tuple[Rendezvous, ...], Longest(MAX_MEMBERS)] = ()
     """The gather server and store of every pod with a member. Supervisors pass the plan on to each
     other by them, and a store that lost the job learns where the next quorum may meet."""
-    replicas_wanted: int = 0
+    replicas_wanted: Index = 0
     """Replicas wanted when the plan was made, for a store that lost the job."""
     suspend_wanted: bool = False
     """Whether the job was to be suspended when the plan was made, for a store that lost the job."""
     pause: bool = False
     """Whether its members write a checkpoint and compute no further, as the job is to be
     suspended."""
-    outgoing: tuple[Member, ...] = ()
+    outgoing: Members = ()
     """Members of the quorum before that this planned plan drops. The others need their votes until
     all have adopted it. A store that lost the job knows them from here alone."""
-    version: int = FORMAT
+    version: Count = FORMAT
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "reason")
 
     def neighbours(self, pod: PodUid) -> list[str]:
         """Return the gather servers of member pods at ring distances 1, 2, 4, ... from ``pod``.

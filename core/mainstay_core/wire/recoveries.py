@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import (
+    MAX_MEMBERS,
+    Count,
+    Finite,
+    Instant,
+    Longest,
+    Sentence,
+    cut_fields,
+)
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.wire.formats import format_of, recovery_of_format_1
@@ -22,15 +31,15 @@ RECOVERY_FORMAT = 2
 class StageTimes:
     """The five times of a recovery, in seconds (design 13.9); None until known."""
 
-    detect_s: float | None = None
+    detect_s: Finite | None = None
     """Time from the death to the first fact at the api."""
-    decide_s: float | None = None
+    decide_s: Finite | None = None
     """Time from the first fact until the plan is stored."""
-    fence_s: float | None = None
+    fence_s: Finite | None = None
     """Time from the plan until the last survivor holds all settle reports."""
-    load_s: float | None = None
+    load_s: Finite | None = None
     """Time from then until every survivor has its state and its table."""
-    resume_s: float | None = None
+    resume_s: Finite | None = None
     """Time from then until the next commit."""
 
     @property
@@ -40,29 +49,35 @@ class StageTimes:
         return dict(zip(STAGES, times, strict=True))
 
 
+Slots = Annotated[tuple[Slot, ...], Longest(MAX_MEMBERS)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """The record of what was done about one fault."""
 
-    fault: str
+    fault: Sentence
     """What happened, with rank and slot named."""
     method: Method
     exact: bool
-    reason: str
+    reason: Sentence
     quorum: QuorumId
-    from_step: int
+    from_step: Count
     """The step that was interrupted."""
-    slots: tuple[Slot, ...] = ()
-    started_at_s: float = 0.0
+    slots: Slots = ()
+    started_at_s: Instant = 0.0
     times: StageTimes = StageTimes()
-    first_commit_after_s: float | None = None
-    lost_steps: int = 0
-    redone_steps: int = 0
+    first_commit_after_s: Finite | None = None
+    lost_steps: Count = 0
+    redone_steps: Count = 0
     done: bool = False
-    differing: tuple[Slot, ...] = ()
+    differing: Slots = ()
     """Slots whose state differed from that of their stage's majority, if that was the fault:
     evidence against the devices that hold it."""
-    format: int = RECOVERY_FORMAT
+    format: Count = RECOVERY_FORMAT
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "fault", "reason")
 
     @staticmethod
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:

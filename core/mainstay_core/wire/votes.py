@@ -3,7 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from mainstay_core.base.bounds import (
+    MAX_BLOCKS,
+    MAX_TYPES,
+    Address,
+    AnyFloat,
+    Count,
+    CountOrNone,
+    Digest,
+    Finite,
+    Index,
+    Longest,
+    Name,
+    Sentence,
+    TypeIndex,
+    cut_fields,
+)
 from mainstay_core.wire.plan import Partial
 
 
@@ -11,11 +28,11 @@ from mainstay_core.wire.plan import Partial
 class TypeStat:
     """The statistics of one shard type in a step, as its supplier knows them."""
 
-    type: int
-    loss_sum: float | None = None
+    type: TypeIndex
+    loss_sum: AnyFloat | None = None
     """Sum over tokens, from the last stage."""
-    tokens: int | None = None
-    data: str | None = None
+    tokens: Count | None = None
+    data: Digest | None = None
     """Digest of the consumed samples, from the first stage."""
 
 
@@ -26,13 +43,13 @@ class SaveStatus:
     It travels in each vote, and alone where no step follows.
     """
 
-    checkpoint_safe: int | None = None
+    checkpoint_safe: Count | None = None
     """Newest version of which this rank has safely written its part."""
-    checkpoint_nonce: str = ""
+    checkpoint_nonce: Name = ""
     """Nonce of the quorum in which that part was copied. Parts with different nonces never mix."""
     checkpoint_busy: bool = False
-    """Whether it still writes a part, or renames a version."""
-    durable: int = 0
+    """Whether it still writes a part, or completes a version."""
+    durable: Count = 0
     """Newest durable version that it knows."""
 
 
@@ -43,50 +60,53 @@ class LastStatus(SaveStatus):
     It carries a digest of the state that was written, as no vote will.
     """
 
-    state: str = ""
-    """Digest of the position's masters at the version that is written."""
+    state: Digest = ""
+    """Digest of the position's masters at the version that is saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote(SaveStatus):
     """A rank's vote on a step (protocol section 4)."""
 
-    step: int
-    attempt: int
+    step: Count
+    attempt: Count
     ok: bool
-    problem: str = ""
+    problem: Sentence = ""
     """Why the vote is not ok, in one sentence."""
-    norms_sq: tuple[float, ...]
+    norms_sq: Annotated[tuple[AnyFloat, ...], Longest(MAX_BLOCKS)]
     """Squared norm (fp64) of the summed gradient, one per block of the stage, in model order. Of
     what the inner ranks hold in copies, only that of inner rank 0 counts."""
-    gradient: str
+    gradient: Digest
     """Digest of the position's reduced gradient."""
-    state: str
+    state: Digest
     """Digest of the position's masters at version = step, before this step is applied."""
-    stats: tuple[TypeStat, ...]
-    newest_plan: int
+    stats: Annotated[tuple[TypeStat, ...], Longest(MAX_TYPES)]
+    newest_plan: Count
     """Id of the newest plan seen. If it is equal for all, a planned plan is adopted now."""
-    newest_nonce: str
-    copies: str = ""
+    newest_nonce: Name
+    copies: Digest = ""
     """Digest of the gradients and masters that the inner ranks of a stage hold in copies. It is
     equal on all of them."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "problem")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """The result of the votes of a committed step. It is equal on every rank."""
 
-    step: int
-    norm: float
+    step: Count
+    norm: Finite
     """Global L2 norm of the mean gradient, before clipping."""
-    scale: float
+    scale: Finite
     """Factor from summed to applied gradient: 1/tokens times the clip factor."""
-    tokens: int
-    loss: float
+    tokens: Count
+    loss: Finite
     """Mean loss per token."""
-    data: str
+    data: Digest
     """Digest of all samples of the step."""
-    data_total: str = ""
+    data_total: Digest = ""
     """Sum of the data digests of all steps up to this one."""
 
 
@@ -94,32 +114,32 @@ class Commit:
 class SettleReport:
     """A rank's report of what it holds when a quorum settles (protocol sections 4 and 6)."""
 
-    index: int
+    index: Index
     valid: bool
     """Whether it holds a valid state of its assigned stage and lineage."""
-    lineage: int = 0
-    version: int = 0
-    certified_in: str | None = None
+    lineage: Count = 0
+    version: Count = 0
+    certified_in: Name | None = None
     """Quorum (as text) of the last commit; None at version 0 or when the state came from a disk."""
     commit: Commit | None = None
     """The last commit. It lets a rank that holds the mark roll forward."""
-    chain: str = ""
+    chain: Digest = ""
     """Commit chain: the hash of all commits. Equal histories have equal commit chains."""
-    state: str = ""
+    state: Digest = ""
     """Digest of the masters at ``version``."""
-    held: tuple[Partial, ...] = ()
-    held_in: int = 0
+    held: Annotated[tuple[Partial, ...], Longest(MAX_TYPES)] = ()
+    held_in: Count = 0
     """Id of the quorum in which the oldest of ``held`` was begun."""
-    refused_in: int = -1
+    refused_in: CountOrNone = -1
     """Newest quorum known to have refused a step over a bad state. What was computed in it, or
     before, may come from that state's activations. A rank with an invalid state reports it as
     well."""
-    mark: str | None = None
+    mark: Name | None = None
     """Quorum (as text) that reduced the gradient of step = version, if it is held."""
-    settled: int = -1
+    settled: CountOrNone = -1
     """Id of the last quorum whose settle this rank completed with a valid state."""
-    heal_address: str = ""
-    durable: int = 0
-    """Newest durable version that it has seen; 0 is the seed's initial state."""
-    pipeline: str = ""
+    heal_address: Address = ""
+    durable: Count = 0
+    """Newest durable version it has seen; 0 is the seed's initial state."""
+    pipeline: Name = ""
     """Name of the connected pipeline group that it keeps for its chain; empty if it has none."""

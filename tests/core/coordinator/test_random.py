@@ -207,6 +207,7 @@ def test_invariants_hold_whatever_is_told(new_world: Callable[..., Any], seed: i
     lanes = rng.randint(1, 4)
     replicas = rng.randint(1, lanes)
     world = new_world(
+        ranks_per_pod=2,
         lanes=lanes,
         replicas=replicas,
         min_replicas=rng.randint(1, replicas),
@@ -228,6 +229,7 @@ def test_the_job_goes_on_once_faults_stop(
     """Protocol I5: with enough trainers up and everybody heard, all replicas are whole again."""
     rng = random.Random(1000 + seed)
     world = new_world(
+        ranks_per_pod=2,
         replicas=2,
         lanes=2,
         stages=2,
@@ -261,7 +263,7 @@ def test_the_job_goes_on_once_faults_stop(
 
 
 def test_nonces_and_ids_are_never_used_twice(new_world: Callable[..., Any]) -> None:
-    world = new_world(replicas=2, lanes=2, stages=2, startup_deadline_s=1e6)
+    world = new_world(replicas=2, lanes=2, stages=2, ranks_per_pod=2, startup_deadline_s=1e6)
     chaos = Chaos(world, random.Random(7))
     chaos.run(600)
     quorums: list[QuorumId] = [p.quorum for p in chaos.plans]

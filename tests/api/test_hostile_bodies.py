@@ -1,0 +1,133 @@
+"""A pod's token writes what no pod would: the api refuses it by field, and stores none of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+REGISTRATION = {
+    "pod": "pod-9",
+    "name": "pod-9",
+    "address": "127.0.0.1",
+    "gather": "pod-9:1",
+    "store": "pod-9:2",
+    "num_slots": 1,
+}
+READ = (
+    "",
+    "/summary",
+    "/pods",
+    "/plan",
+    "/members",
+    "/recoveries",
+    "/ledger",
+    "/events",
+    "/report",
+)
+
+
+def post_text(job: Any, path: str, text: str) -> Any:
+    """Send a body as it is: no client would write some of these."""
+    return job.api.client.post(
+        f"{job.path}/agent/{path}",
+        content=text.encode("utf-8", "surrogatepass"),
+        headers={"content-type": "application/json"},
+    )
+
+
+def raw(**change: Any) -> str:
+    return json.dumps(REGISTRATION | change)
+
+
+def fact(**change: Any) -> str:
+    told = {"kind": "leaving", "pod": "pod-0", "format": 2} | change
+    return json.dumps({"facts": [told]})
+
+
+def entry(**change: Any) -> str:
+    told = {
+        "step": 0,
+        "stage": 0,
+        "quorum": {"id": 1, "nonce": "n"},
+        "gradient": "0",
+        "masters": "0",
+        "data": "0",
+        "loss": 1.0,
+        "norm": 1.0,
+        "tokens": 4,
+        "step_s": 0.1,
+        "replicas": 2,
+    }
+    return json.dumps({"entries": [told | change]})
+
+
+BODIES = {
+    "a thousand million slots": ("pods", raw(num_slots=10**9), "num_slots"),
+    "more slots than a pod of the job has": ("pods", raw(num_slots=2), "num_slots"),
+    "no slot": ("pods", raw(num_slots=0), "num_slots"),
+    "a number of 5000 digits": ("pods", raw(num_slots=0).replace(": 0", ": " + "9" * 5000), ""),
+    "half of a surrogate pair": ("pods", raw(name="\ud800"), "name"),
+    "a name of a megabyte": ("pods", raw(name="x" * 1_000_000), "name"),
+    "a negative pid": ("pods", raw(pid=-1), "pid"),
+    "a time that is no number": ("facts", fact(observed_at_s=float("nan")), "observed_at_s"),
+    "an infinite time": ("facts", fact(grace_s=float("inf")), "grace_s"),
+    "a time of 1e999": ("facts", fact(grace_s=1).replace(": 1}", ": 1e999}"), "grace_s"),
+    "evidence with a surrogate": ("facts", fact(evidence="\udfff"), "evidence"),
+    "20,000 facts": (
+        "facts",
+        json.dumps({"facts": [{"kind": "leaving", "pod": "p"}] * 20_000}),
+        "facts",
+    ),
+    "a slot of a million": (
+        "facts",
+        fact(kind="trainer-down", slot=10**6, incarnation="i"),
+        "slot",
+    ),
+    "a loss that is no number": ("ledger", entry(loss=float("nan")), "loss"),
+    "a stage that the job has not": ("ledger", entry(stage=7), "stage"),
+    "an inner rank that the job has not": ("ledger", entry(inner=3), "inner"),
+    "a step after the last": ("ledger", entry(step=10**9), "step"),
+    "lists a hundred thousand deep": ("facts", "[" * 100_000, ""),
+    "objects a hundred thousand deep": ("facts", '{"facts":' * 100_000, ""),
+    "bytes that are no text": ("facts", '{"facts": "\udcff"}', ""),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_no_pod_would_send_is_refused_by_its_field(job: Any, name: str) -> None:
+    path, text, field = BODIES[name]
+    job.start()
+    before = [job.api.get(f"{job.path}{route}") for route in ("/plan", "/events", "/ledger")]
+
+    reply = post_text(job, path, text)
+
+    assert reply.status_code in (400, 409, 413, 422), reply.text
+    told = reply.json()
+    assert told["error"]
+    assert field in json.dumps(told)
+    assert len(reply.content) < 5000
+    assert [job.api.get(f"{job.path}{r}") for r in ("/plan", "/events", "/ledger")] == before
+    for route in READ:
+        job.api.get(f"{job.path}{route}")
+
+
+def test_nothing_of_a_request_is_stored_before_all_of_it_is_checked(job: Any) -> None:
+    job.start()
+    good, bad = json.loads(entry())["entries"], json.loads(entry(stage=7))["entries"]
+
+    job.agent("ledger", {"entries": [*good, *bad]}, status=409)
+
+    assert job.api.get(f"{job.path}/ledger") == []
+
+
+def test_a_manifest_with_what_cannot_be_shown_is_refused(api: Any) -> None:
+    before = api.get("/v1/jobs")
+    for value in ('"\\ud800"', "NaN", "1e999", "[" * 80 + "]" * 80):
+        text = '{"manifest": {"spec": {"workload": {"config": {"x": %s}}}}}' % value  # noqa: UP031
+        reply = api.client.post(
+            "/v1/jobs", content=text, headers={"content-type": "application/json"}
+        )
+        assert reply.status_code == 422, reply.text
+    assert api.get("/v1/jobs") == before
