@@ -9,5 +9,6 @@
 - ``page``: what the api tells the operator: a job on one page, and the pods that it wants
 - ``api``: what a supervisor asks of the api, what it is answered, and what a failed request means
 - ``routes``: the api's routes as programs call them
+- ``sealed``: small files that carry their own digests
 - ``checkpoint_manifest``: what lies in a directory of durable checkpoints
 """
