@@ -8,6 +8,7 @@
 - ``checkpoints``: when a rank writes a checkpoint, and when a version is durable
 - ``machine``: the rank's state machine
 - ``own_saves``: what one rank has written of checkpoints, as its votes say it
+- ``disk_room``: what is removed from the disk so that a checkpoint has room
 - ``reports``: what a rank tells: its status, votes and ledger entries
 - ``serving``: when a rank's state may be copied, and when a copy is good
 - ``connections``: what a rank is connected to for its plan, and how that ends

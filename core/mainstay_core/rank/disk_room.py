@@ -1,0 +1,61 @@
+"""Decides what is removed from a directory of checkpoints, so that the next attempt has room.
+
+Abandoned attempts are removed in any case, before this is asked. If what is free then is not
+enough, damaged versions go. If that is still not enough, the oldest complete versions go, as
+without room nothing has been saved ever again. Nothing complete is removed in vain, the newest
+version always stays, and it is read and checked before the last of the others goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One version in the directory."""
+
+    name: str
+    version: int
+    size_bytes: int
+    complete: bool
+    """Whether it can be gone on from, at first sight. False: it was put aside as damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomPlan:
+    """The entries to remove, in this order, and why."""
+
+    remove: tuple[str, ...] = ()
+    verify_first: str = ""
+    """The only complete version that would be left: unless it is sound, no complete one goes."""
+    reason: str = ""
+
+
+def plan_room(stored: Sequence[Stored], needed_bytes: int, free_bytes: int) -> RoomPlan:
+    """Return what to remove before an attempt of ``needed_bytes`` begins.
+
+    Args:
+        stored: the versions; ties go by name.
+        needed_bytes: of the attempt as a whole.
+        free_bytes: on the storage.
+    """
+    if free_bytes >= needed_bytes:
+        return RoomPlan()
+    ordered = sorted(stored, key=lambda s: (s.version, s.name))
+    damaged = [s for s in ordered if not s.complete]
+    complete = [s for s in ordered if s.complete]
+    short = f"the next checkpoint needs {needed_bytes} bytes, and {free_bytes} are free"
+    free_bytes += sum(s.size_bytes for s in damaged)
+    older: list[Stored] = []
+    for candidate in complete[:-1]:
+        if free_bytes >= needed_bytes:
+            break
+        older.append(candidate)
+        free_bytes += candidate.size_bytes
+    if free_bytes < needed_bytes:
+        older = []
+    alone = complete[-1].name if older and len(older) == len(complete) - 1 else ""
+    remove = tuple(s.name for s in (*damaged, *older))
+    return RoomPlan(remove=remove, verify_first=alone, reason=short)
