@@ -15,6 +15,7 @@ from typing import Any
 from mainstay_core.job.pod_templates import trainer_index
 from mainstay_core.job.shared_memory import SHM_DIR, SharedMemory, is_at_shm, plan_shared_memory
 from mainstay_core.job.spec import JOB_AUDIENCE, LABEL_UID
+from mainstay_core.wire.sealed import KEY_FILE_VARIABLE
 from mainstay_operator.resources import (
     ANNOTATION_SHM,
     INSTALL,
@@ -237,6 +238,14 @@ def _volumes(view: JobView, memory: SharedMemory | None) -> list[dict[str, Any]]
             "items": [{"key": "secret", "path": "job/secret"}],
         }
     }
+    key_secret = view.job.spec.checkpoint.key_secret if view.job else None
+    keys = {
+        "secret": {
+            "name": key_secret,
+            "items": [{"key": "key", "path": "checkpoint/key"}],
+        }
+    }
+    sources = [token, secret, *([keys] if key_secret else ())]
     size = {"sizeLimit": f"{memory.size_mib}Mi"} if memory and memory.size_mib else {}
     shm = {"name": "mainstay-shm", "emptyDir": {"medium": "Memory", **size}}
     return [
@@ -244,7 +253,7 @@ def _volumes(view: JobView, memory: SharedMemory | None) -> list[dict[str, Any]]
         {"name": "mainstay-package", "emptyDir": {}},
         *([shm] if memory else ()),
         {"name": "mainstay-tmp", "emptyDir": {}},
-        {"name": "mainstay-token", "projected": {"sources": [token, secret]}},
+        {"name": "mainstay-token", "projected": {"sources": sources}},
     ]
 
 
@@ -274,6 +283,11 @@ def _environment(view: JobView, options: PodOptions) -> list[dict[str, Any]]:
         {"name": "MAINSTAY_DOMAIN", "valueFrom": of_pod("spec.nodeName")},
         {"name": "MAINSTAY_TOKEN_FILE", "value": f"{TOKEN_DIR}/token"},
         {"name": "MAINSTAY_SECRET_FILE", "value": f"{TOKEN_DIR}/job/secret"},
+        *(
+            [{"name": KEY_FILE_VARIABLE, "value": f"{TOKEN_DIR}/checkpoint/key"}]
+            if view.job.spec.checkpoint.key_secret
+            else ()
+        ),
     ]
 
 

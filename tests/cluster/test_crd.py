@@ -240,6 +240,9 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "NCCL on CUDA": {"runtime": {"device": "CUDA", "backend": "NCCL"}},
     "three heartbeats": {"detection": {"heartbeatSeconds": 4, "heartbeatTimeoutSeconds": 12}},
     "checkpoints": {"checkpoint": {"everySteps": 5, "storage": "/data", "resumeFrom": "/old"}},
+    "signed checkpoints": {
+        "checkpoint": {"everySteps": 5, "storage": "/data", "keySecret": "checkpoint-key"}
+    },
     "two topology keys": {
         "scheduling": {
             "replicaTopologyKey": "topology.kubernetes.io/rack",

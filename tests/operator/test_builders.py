@@ -66,6 +66,21 @@ def test_pods_have_no_rights_and_a_token_for_this_job_alone() -> None:
     assert secret["secret"]["name"] == "demo-secret"
 
 
+def test_the_key_of_checkpoints_is_mounted_where_the_job_names_one() -> None:
+    spec = pod(checkpoint={"keySecret": "keys"})["spec"]
+    *_, key = by_name(spec["volumes"])["mainstay-token"]["projected"]["sources"]
+    (trainer,) = spec["containers"]
+    mounts = {m["name"]: m["mountPath"] for m in trainer["volumeMounts"]}
+
+    assert key["secret"]["name"] == "keys"
+    (item,) = key["secret"]["items"]
+    assert item["key"] == "key"
+    path = by_name(trainer["env"])["MAINSTAY_CHECKPOINT_KEY_FILE"]["value"]
+    assert path == f"{mounts['mainstay-token']}/{item['path']}"
+    (without,) = pod()["spec"]["containers"]
+    assert "MAINSTAY_CHECKPOINT_KEY_FILE" not in by_name(without["env"])
+
+
 def test_a_pod_is_within_the_restricted_profile_unless_the_template_says_otherwise() -> None:
     spec = pod()["spec"]
 

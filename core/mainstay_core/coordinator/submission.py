@@ -57,6 +57,7 @@ _PATHS = {
     "redundancy": "spec.redundancy",
     "checkpoint_dir": "spec.checkpoint.storage",
     "checkpoint_keep": "spec.checkpoint.keep",
+    "checkpoint_signed": "spec.checkpoint.keySecret",
     "resume_from": "spec.checkpoint.resumeFrom",
     "heartbeat_s": "spec.detection.heartbeatSeconds",
     "heartbeat_timeout_s": "spec.detection.heartbeatTimeoutSeconds",

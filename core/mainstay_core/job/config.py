@@ -50,6 +50,8 @@ class JobConfig:
     """Directory of durable checkpoints; empty switches them off."""
     checkpoint_keep: Count = 2
     """Complete versions that are kept; at least two."""
+    checkpoint_signed: bool = False
+    """Whether checkpoints must carry a keyed digest: pods are given the key."""
     resume_from: Text = ""
     """Directory of an earlier run's checkpoints, only read; empty starts from the seed."""
     heartbeat_s: Seconds = 1.0

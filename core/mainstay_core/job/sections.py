@@ -175,6 +175,10 @@ class Checkpoint(Section):
     resume_from: AbsolutePath | None = None
     """Directory of an earlier run's checkpoints: go on from the newest good one. Replicas, stages
     and slots per pod may differ. Only read, never changed."""
+    key_secret: ObjectName | None = None
+    """A Secret of the job's namespace, whose entry ``key`` signs checkpoints: one that is not
+    signed by it is not read. Further lines of the entry are older keys, which only check. Local
+    mode takes the key from the file that MAINSTAY_CHECKPOINT_KEY_FILE names."""
 
 
 class RepairWindow(Section):

@@ -168,6 +168,7 @@ class TrainingJob(Section):
             redundancy=None if redundancy == "Auto" else redundancy,
             checkpoint_dir=storage if spec.checkpoint.every_steps or resume_from else "",
             checkpoint_keep=spec.checkpoint.keep,
+            checkpoint_signed=spec.checkpoint.key_secret is not None,
             resume_from=resume_from,
             heartbeat_s=float(spec.detection.heartbeat_seconds),
             heartbeat_timeout_s=float(spec.detection.heartbeat_timeout_seconds),

@@ -99,6 +99,7 @@ def test_every_setting_reaches_the_config() -> None:
             "everySteps": 5,
             "keep": 3,
             "resumeFrom": "/earlier",
+            "keySecret": "checkpoint-key",
         },
         "recovery": {
             "maxRestarts": 3,
@@ -138,6 +139,7 @@ def test_every_setting_reaches_the_config() -> None:
         "redundancy": 2,
         "checkpoint_dir": "/data",
         "checkpoint_keep": 3,
+        "checkpoint_signed": True,
         "resume_from": "/earlier",
         "heartbeat_s": 2.0,
         "heartbeat_timeout_s": 20.0,
@@ -189,6 +191,7 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
         ("spec.detection.dmr", {"mode": "Full"}, "is not available"),
         ("spec.detection.heartbeatTimeoutSeconds", 2, "must be at least 3"),
         ("spec.checkpoint.storage", "s3://bucket", "must be the absolute path of a directory"),
+        ("spec.checkpoint.keySecret", "My Key", "must be the name of an object of the cluster"),
         ("spec.recovery.allowApproximate", True, "every recovery is exact"),
         ("spec.recovery.onHostsLost", "Restart", "use Rehost"),
         ("spec.runtime", {"device": "CPU", "backend": "NCCL"}, "needs CUDA"),
