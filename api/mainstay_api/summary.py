@@ -12,6 +12,7 @@ from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.checkpoints import describe_problem
 from mainstay_core.coordinator.leaving import leaving_pods
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.siting import spare_pods
@@ -61,7 +62,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "leaving": _leaving(state, now_s),
         "held_back": _held_back(state, now_s),
         "recovering": [codec.encode(o.recovery) for o in state.recoveries],
-        "checkpoint": {"step": state.durable, "problem": state.checkpoint_problem},
+        "checkpoint": {"step": state.durable, "problem": describe_problem(state)},
         "created_at_s": state.created_at_s,
         **show_protections(state),
     }
@@ -101,7 +102,7 @@ def show_page(
         checkpoint=CheckpointState(
             every_steps=state.shape.checkpoint_every_steps,
             step=state.durable,
-            problem=state.checkpoint_problem,
+            problem=describe_problem(state),
         ),
         held_back=sum(s.held_until_s > now_s for s in state.slots),
         created_at_s=state.created_at_s,

@@ -22,10 +22,11 @@ def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> 
     if not fact.complete:
         slot = Slot(pod=fact.pod, index=fact.slot)
         teller = CheckpointTeller(slot=slot, incarnation=fact.incarnation, step=fact.step)
-        message = f"{fact.evidence} (told by {slot_name(state, slot)}); training goes on"
         noted = replace(
             state, durable=durable, checkpoint_problem=fact.evidence, checkpoint_teller=teller
         )
+        told_by = slot_name(state, slot)
+        message = f"{describe_problem(noted)} (told by {told_by}); training goes on"
         announce = Announce(code="CheckpointProblem", message=message, warning=True)
         actions = () if teller == state.checkpoint_teller else (announce,)
         return Transition(state=noted, actions=actions, reason=message)
@@ -37,6 +38,14 @@ def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> 
         actions=(Announce(code="CheckpointComplete", message=message),),
         reason=message,
     )
+
+
+def describe_problem(state: CoordinatorState) -> str:
+    """Return why no newer version is complete, and since which step; empty if nothing is wrong."""
+    if not state.checkpoint_problem:
+        return ""
+    since = f"since step {state.durable}" if state.durable else "yet"
+    return f"nothing has been saved {since}: {state.checkpoint_problem}"
 
 
 def note_settled(state: CoordinatorState, fact: Settled) -> CoordinatorState:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.worlds.pods import PlayedPods, make_config
 
+from mainstay_core.coordinator.checkpoints import describe_problem
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
 
@@ -49,13 +50,29 @@ def test_storage_that_refuses_is_a_warning_until_a_checkpoint_is_complete(start:
     assert world.announced().count("CheckpointProblem") == 1, "not each time the same again"
     assert world.state.checkpoint_problem == "no space left on device"
 
+    assert describe_problem(world.state) == ("nothing has been saved yet: no space left on device")
+
     saved(world, 0, "it said the same in other words")
     assert world.announced().count("CheckpointProblem") == 1, "nor what is told in other words"
 
     saved(world, 4)
     assert (world.state.durable, world.state.checkpoint_problem) == (4, "")
+    assert describe_problem(world.state) == ""
     saved(world, 4, "no space left on device")
     assert world.announced().count("CheckpointProblem") == 2
+
+
+def test_a_problem_says_since_which_step_nothing_could_be_saved(start: Start) -> None:
+    world = start(spares=1, replicas=2, stages=2)
+    world.commit()
+    saved(world, 6)
+    saved(world, 6, "no space left on device")
+    since = "nothing has been saved since step {}: no space left on device"
+    assert describe_problem(world.state) == since.format(6)
+
+    lose_a_stage(world)
+    world.tell(world.about(FactKind.SETTLED, world.plan.members[0], step=4, durable=4))
+    assert describe_problem(world.state) == since.format(4), "the newest one was damaged"
 
 
 def test_a_settle_may_find_the_newest_checkpoint_damaged(start: Start) -> None:
