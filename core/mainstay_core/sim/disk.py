@@ -26,6 +26,10 @@ class DamagedError(Exception):
     """A version cannot be read."""
 
 
+class AbandonedError(Exception):
+    """An attempt was removed, as a newer one began."""
+
+
 @dataclass(slots=True)
 class Disk:
     """All versions, complete and unfinished."""
@@ -48,18 +52,26 @@ class Disk:
         """Newest version that looks complete; 0 when there is none."""
         return max((v for v in self.complete if v not in self.torn), default=0)
 
+    def abandon_others(self, version: int, nonce: str) -> None:
+        """Remove every attempt but this one, which begins."""
+        for key in [key for key in self.unfinished if key != (version, nonce)]:
+            del self.unfinished[key]
+
     def write_part(self, version: int, nonce: str, position: int, part: Part) -> None:
         """Write a part; it replaces an abandoned one."""
         self.unfinished.setdefault((version, nonce), {})[position] = part
 
     def finish(self, version: int, nonce: str) -> bool:
-        """Rename the version; False if there was nothing to do.
+        """Rename the version; False if it is there already.
 
         Raises:
+            AbandonedError: its parts are gone.
             Violation: a part is missing, though the votes said that all are safe.
         """
-        if version in self.complete or (version, nonce) not in self.unfinished:
+        if version in self.complete:
             return False
+        if (version, nonce) not in self.unfinished:
+            raise AbandonedError(f"no part of checkpoint {version} is there")
         parts = self.unfinished.pop((version, nonce))
         if set(parts) != set(range(self.positions)):
             raise Violation(f"checkpoint {version} is renamed with parts {sorted(parts)} only")

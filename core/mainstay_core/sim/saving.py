@@ -12,7 +12,7 @@ from mainstay_core.rank import events
 from mainstay_core.rank.own_saves import OwnSaves
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
-from mainstay_core.sim.disk import DamagedError, Part
+from mainstay_core.sim.disk import AbandonedError, DamagedError, Part
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.wire.votes import SaveStatus
@@ -75,6 +75,7 @@ class Saving:
 
     def _write(self, version: int, nonce: str, position: int, part: Part) -> Steps[None]:
         world = self._world
+        world.disk.abandon_others(version, nonce)
         yield world.pace.copy_s()
         world.disk.write_part(version, nonce, position, part)
         self._saves = self._saves.written(version, nonce)
@@ -88,8 +89,12 @@ class Saving:
     def _complete(self, action: events.RenameCheckpoint) -> Steps[None]:
         world = self._world
         yield world.pace.hiccup_s()
-        if world.disk.finish(action.version, action.nonce):
-            world.checks.durable(action.version)
+        try:
+            if world.disk.finish(action.version, action.nonce):
+                world.checks.durable(action.version)
+        except AbandonedError:
+            self._done()
+            return
         self._saves = self._saves.renamed(action.version)
         self._report(self._saves.status.durable, "")
         self._done()
