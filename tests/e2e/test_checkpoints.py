@@ -37,7 +37,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[
 
 def complete_versions(checkpoints: Path) -> list[int]:
     """Versions on the disk, oldest first: written in the background, so which ones may vary."""
-    found = checkpoints.glob("step-????????/manifest.json")
+    found = checkpoints.glob("step-????????/manifest")
     return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
 
 
@@ -58,7 +58,7 @@ def run_held(
         def at_rest() -> bool:
             """Nobody votes at a gate, so what is not being renamed by now will not be."""
             known = running.fetch()["checkpoint"]["step"]
-            renaming = list(checkpoints.glob("*.tmp-*/manifest.json"))
+            renaming = list(checkpoints.glob("*.tmp-*/manifest"))
             return not renaming and known == max(complete_versions(checkpoints), default=0)
 
         running.wait_until(at_rest)
@@ -91,7 +91,7 @@ def test_the_newest_checkpoint_is_taken_up_and_named_in_the_reason(
     assert f"all go on from step {version}" in restart["reason"]
     checkpoints = job.state_dir / "checkpoints"
     assert complete_versions(checkpoints)[-1] == NUM_STEPS, "the last step's, before the job ends"
-    assert len(list(checkpoints.iterdir())) == 2, "two are kept, and nothing unfinished"
+    assert len(list(checkpoints.glob("step-*"))) == 2, "two are kept, and nothing unfinished"
 
 
 def test_a_torn_checkpoint_is_skipped_with_a_warning(
@@ -102,7 +102,7 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning(
     def tear(checkpoints: Path) -> int:
         older, newest = [0, *complete_versions(checkpoints)][-2:]
         torn.append(newest)
-        for tensors in (checkpoints / f"step-{newest:08d}").rglob("*.distcp"):
+        for tensors in (checkpoints / f"step-{newest:08d}").rglob("tensors"):
             tensors.write_bytes(tensors.read_bytes()[: tensors.stat().st_size // 2])
         return older
 

@@ -3,6 +3,7 @@
 - ``environment``: environment variables that fix the arithmetic
 - ``settings``: what a launcher tells a trainer
 - ``job_secret``: the job's secret, as the pod was given it
+- ``checkpoint_key``: the keys of checkpoints, as the pod was given them
 - ``aborts``: exceptions that interrupt a quorum without being errors
 - ``sockets``: the open sockets of this process, which any thread can shut
 - ``network_cut``: an injected loss of the network

@@ -4,6 +4,12 @@
 - ``serving``: says when this trainer's state may be copied
 - ``controller``: saves and loads checkpoints for the session
 - ``host_copy``: copies a stage's state to host memory at a step's boundary
+- ``part_files``: the files of one part of a checkpoint
+- ``versions``: a look at one version on the disk
+- ``owner``: claims a directory of checkpoints for a job
 - ``directory``: checkpoints on the disk
 - ``verify``: computes every digest of a checkpoint again
+- ``export``: writes a checkpoint for torch's own tools
+- ``format_1``: reads checkpoints of format 1
+- ``convert``: makes checkpoints of format 1 ones of format 2
 """

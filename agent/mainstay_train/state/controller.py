@@ -10,19 +10,29 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mainstay_core.base.errors import IntegrityError, InvalidSpecError, brief
+from mainstay_core.base.errors import IntegrityError, InvalidSpecError, OwnershipError, brief
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank import events
 from mainstay_core.rank.own_saves import OwnSaves
-from mainstay_core.wire.checkpoint_manifest import differences, identity_of
+from mainstay_core.wire.checkpoint_manifest import FORMAT_1, differences, identity_of
+from mainstay_core.wire.checkpoint_owner import Owner
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.sealed import KEY_FILE_VARIABLE
 from mainstay_core.wire.votes import SaveStatus
+from mainstay_train.base import checkpoint_key
 from mainstay_train.base.background import Background
 from mainstay_train.compute.engine import Engine
-from mainstay_train.state.directory import CheckpointDirectory, Part, Reached, new_manifest
+from mainstay_train.state.directory import (
+    AbandonedError,
+    CheckpointDirectory,
+    Part,
+    Reached,
+    Whose,
+)
 from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.host_copy import HostCopy
 
@@ -42,10 +52,9 @@ class Checkpointing:
 
     def __init__(self, config: JobConfig, report: OnOutcome) -> None:
         self._config, self._report = config, report
-        base = Path(config.resume_from) if config.resume_from else None
-        root = Path(config.checkpoint_dir) if config.checkpoint_dir else None
-        self._directory = CheckpointDirectory(root, config.checkpoint_keep, base) if root else None
-        self._fingerprint: Mapping[str, str] = {}
+        self._directory: CheckpointDirectory | None = None
+        self._told: set[int] = set()
+        """Versions that were told to be skipped."""
         self._background = Background("checkpoints")
         self._copy: HostCopy | None = None
         self._saves = OwnSaves()
@@ -54,7 +63,7 @@ class Checkpointing:
     @property
     def every_steps(self) -> int:
         """Steps between two versions; 0 for a job that writes none."""
-        return self._config.shape.checkpoint_every_steps if self._directory else 0
+        return self._config.shape.checkpoint_every_steps if self._config.checkpoint_dir else 0
 
     def start(self, fingerprint: Mapping[str, str]) -> int:
         """Take up what is there, if it fits this job; returns the newest version.
@@ -63,35 +72,84 @@ class Checkpointing:
             fingerprint: numerics fingerprint of this trainer.
 
         Raises:
-            InvalidSpecError: the directory holds another job's checkpoints, or there is
-                none to go on from.
+            InvalidSpecError: the directory is another job's, or holds another job's checkpoints or
+                ones of format 1, or there is none to go on from, or the key is missing.
         """
-        self._fingerprint = fingerprint
-        newest = self.newest_complete()
-        if self._directory is None:
+        if not self._config.checkpoint_dir:
             return 0
+        self._directory = directory = self._open(fingerprint)
         field = "checkpoint.resumeFrom" if self._config.resume_from else "checkpoint.storage"
         where = self._config.resume_from or self._config.checkpoint_dir
-        if newest == 0:
-            if self._config.resume_from:
-                raise InvalidSpecError(field, f"{where} has no checkpoint that can be read")
-            return 0
-        manifest = self._directory.manifest(newest)
-        wrong = differences(manifest.identity, identity_of(self._config))
-        wrong = wrong or differences(manifest.fingerprint, fingerprint)
-        if wrong:
+        newest, skipped = directory.look(anybodys=True)
+        for older in skipped:
+            if older.format_1:
+                raise InvalidSpecError(field, f"step {older.version} in {where} {FORMAT_1}")
+        if newest is None and self._config.resume_from:
+            why = "".join(f"; step {s.version}: {s.why}" for s in skipped)
+            raise InvalidSpecError(field, f"{where} has no checkpoint that can be read{why}")
+        if newest is not None:
+            wrong = differences(newest.identity, identity_of(self._config))
+            wrong = wrong or differences(newest.fingerprint, fingerprint)
+            if wrong:
+                raise InvalidSpecError(
+                    field,
+                    f"step {newest.version} in {where} is another job's: {'; '.join(wrong)}; only "
+                    "a job that computes the same bits can go on from it",
+                )
+        if self.every_steps:
+            self._claim(directory)
+        return self.newest_complete()
+
+    def _open(self, fingerprint: Mapping[str, str]) -> CheckpointDirectory:
+        config, keys = self._config, checkpoint_key.read()
+        if config.checkpoint_signed and not keys:
             raise InvalidSpecError(
-                field,
-                f"step {newest} in {where} is another job's: {'; '.join(wrong)}; only a job that "
-                "computes the same bits can go on from it",
+                "checkpoint.keySecret",
+                f"asks for signed checkpoints, and this trainer has no key: {KEY_FILE_VARIABLE} "
+                "must name a file with one",
             )
-        return newest
+        return CheckpointDirectory(
+            Path(config.checkpoint_dir),
+            Whose(
+                owner=Owner(
+                    uid=config.job,
+                    name=config.name,
+                    namespace=config.namespace,
+                    claimed_at_s=time.time(),
+                ),
+                identity=identity_of(config),
+                fingerprint=fingerprint,
+            ),
+            config.checkpoint_keep,
+            Path(config.resume_from) if config.resume_from else None,
+            keys,
+        )
+
+    def _claim(self, directory: CheckpointDirectory) -> None:
+        try:
+            directory.claim()
+        except OwnershipError as error:
+            raise InvalidSpecError("checkpoint.storage", str(error)) from error
+        except OSError as error:  # each attempt to write will try again, and tell
+            logger.warning("%s is not claimed: %s", self._config.checkpoint_dir, error)
 
     def newest_complete(self) -> int:
-        """Newest version that can be read; 0 is the seed's initial state."""
-        newest = self._directory.newest_complete() if self._directory else 0
+        """Newest version that can be read; 0 is the seed's initial state.
+
+        A newer one that cannot be read is told, once.
+        """
+        manifest, skipped = self._directory.look() if self._directory else (None, ())
+        newest = manifest.version if manifest else 0
         self._note(lambda saves: saves.found(newest))
+        for version in skipped:
+            self._tell_skipped(version.version, version.why)
         return newest
+
+    def _tell_skipped(self, version: int, why: str) -> None:
+        if version not in self._told:
+            self._told.add(version)
+            text = f"the checkpoint of step {version} is skipped: {why}"
+            self._report(self._saves.status.durable, text)
 
     def status(self) -> SaveStatus:
         """What to say of this rank's writing in a vote."""
@@ -123,7 +181,7 @@ class Checkpointing:
         try:
             loaded = self._directory.load(version, engine.state)
         except (IntegrityError, OSError) as error:
-            logger.warning("checkpoint %d is skipped: %s", version, error)
+            self._tell_skipped(version, str(error))
             return events.LoadFailed(str(error))
         return events.StateLoaded(loaded.masters, loaded.commit, loaded.commit_chain)
 
@@ -157,6 +215,8 @@ class Checkpointing:
             return
         copy = self._copy
         self._note(lambda saves: saves.begin(action.version, nonce))
+        # One rank of the quorum makes room, for all parts: each of them is about as large.
+        parts_bytes = copy.size_bytes * len(plan.positions) if index == 0 else 0
 
         def job() -> None:
             try:
@@ -168,8 +228,11 @@ class Checkpointing:
                     commit_chain=action.commit_chain,
                     masters=masters,
                 )
-                self._write(action.version, nonce, part, reached)
-            except (OSError, IntegrityError, RuntimeError) as error:
+                self._write(action.version, nonce, part, reached, parts_bytes)
+            except AbandonedError as error:  # who gave it up has told why
+                logger.warning("the part of step %d is not written: %s", action.version, error)
+                return
+            except (OSError, IntegrityError, OwnershipError, RuntimeError) as error:
                 self._failed(action.version, str(rank), error)
                 return
             self._note(lambda saves: saves.written(action.version, nonce))
@@ -178,31 +241,32 @@ class Checkpointing:
 
     def void(self, version: int) -> None:
         """Never call the part of a version safe, written or not: its state was found bad."""
+        begun, nonce = self._saves.begun
         self._note(lambda saves: saves.void(version))
+        directory = self._directory
+        if begun == version and directory is not None:
+            self._background.submit(lambda: directory.abandon(version, nonce))
 
-    def _write(self, version: int, nonce: str, part: Part, reached: Reached) -> None:
+    def _write(
+        self, version: int, nonce: str, part: Part, reached: Reached, parts_bytes: int
+    ) -> None:
         assert self._directory is not None
-        self._directory.write_part(version, nonce, part, reached)
+        self._directory.write_part(version, nonce, part, reached, parts_bytes)
 
     def complete(self, action: events.RenameCheckpoint, plan: Plan, reached: Reached) -> None:
         """Every part of the version is safe: rename it, in the background."""
         directory = self._directory
         assert directory is not None
-        manifest = new_manifest(
-            self._config.name,
-            [members[0].rank.position for members in plan.positions],
-            identity_of(self._config),
-            self._fingerprint,
-            plan.lineage,
-        )
+        places = [members[0].rank.position for members in plan.positions]
 
         def job() -> None:
             try:
-                directory.complete(action.version, action.nonce, manifest, reached)
-            except OSError as error:
+                directory.complete(action.version, action.nonce, places, plan.lineage, reached)
+            except (OSError, IntegrityError, OwnershipError) as error:
                 self._failed(action.version, "the renamer", error)
                 return
             self._note(lambda saves: saves.renamed(action.version))
+            self._told.discard(action.version)  # if this one is damaged too, that is news
             durable = self._saves.status.durable
             self._report(durable, "")
 

@@ -2,51 +2,66 @@
 
 A version is written beside its final name, each part by one rank, and renamed once
 the votes say that every part is safe (protocol section 10). Tensors are stored by
-model-wide name with torch.distributed.checkpoint, so a version can be read with
-another number of stages. What is torn or does not have its digest is skipped with a
-warning. :mod:`mainstay_core.wire.checkpoint_manifest` says what lies where.
+model-wide name, so a version can be read with another number of stages. What is torn or
+does not have its digest is skipped, and the reason is told.
+:mod:`mainstay_core.wire.checkpoint_manifest` says what lies where.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import shutil
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
 from mainstay_core.base import codec
-from mainstay_core.base.digest import total
-from mainstay_core.base.errors import IntegrityError, MainstayError, brief
+from mainstay_core.base.digest import Digest, total
+from mainstay_core.base.errors import IntegrityError, OwnershipError
 from mainstay_core.planning.program import Op
+from mainstay_core.rank.disk_room import Stored, plan_room
 from mainstay_core.rank.saves import find_outdated
 from mainstay_core.wire.checkpoint_manifest import (
     MANIFEST,
     PART,
+    TENSORS,
     Manifest,
+    PartDescription,
+    differences,
     parse_manifest,
     parse_name,
     part_name,
+    shown,
     version_name,
 )
+from mainstay_core.wire.checkpoint_owner import Owner
+from mainstay_core.wire.sealed import Keys, seal
 from mainstay_core.wire.votes import Commit
-from mainstay_train.exact import digests
-from mainstay_train.exact.optimizer import StageState
+from mainstay_train.exact.optimizer import StageState, StateTensor
+from mainstay_train.state import owner
 from mainstay_train.state.heal import masters_digest
+from mainstay_train.state.part_files import (
+    describe,
+    read_description,
+    read_tensors,
+    sync,
+    write_tensors,
+)
+from mainstay_train.state.versions import (
+    NOT_DAMAGE,
+    Skipped,
+    check_digests,
+    has_format_1,
+    list_part,
+    look_at,
+    read_manifest,
+    reason_of,
+    remove,
+)
 
 logger = logging.getLogger(__name__)
-
-# One process per part is what we want; the library warns of it at each call.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
 
 Reached = Callable[[Op], None]
 """Called before each action of a writer."""
@@ -67,13 +82,26 @@ class Part:
 
     stage: int
     inner: int = 0
-    tensors: Mapping[str, torch.Tensor]
-    """By id; on the host, unchanging while they are written."""
+    tensors: Sequence[StateTensor]
+    """On the host, unchanging while they are written."""
     commit: Commit
     """Of the last step applied."""
     commit_chain: str
     masters: str
     """Digest that the masters among the tensors must have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whose:
+    """The job that uses a directory, as its checkpoints name it."""
+
+    owner: Owner
+    identity: Mapping[str, str]
+    fingerprint: Mapping[str, str]
+
+
+class AbandonedError(Exception):
+    """An attempt was given up, and removed, while this rank still wrote its part."""
 
 
 def _nothing(_: Op) -> None:
@@ -85,191 +113,361 @@ class CheckpointDirectory:
 
     Args:
         root: directory shared by all ranks; made when first written.
+        whose: the job.
         keep: complete versions that are kept; at least two.
         base: another directory of versions to go on from; only read.
+        keys: of keyed digests; empty: nothing is signed.
     """
 
-    def __init__(self, root: Path, keep: int = 2, base: Path | None = None) -> None:
-        self._root, self._keep, self._base = root, max(2, keep), base
+    def __init__(
+        self, root: Path, whose: Whose, keep: int = 2, base: Path | None = None, keys: Keys = ()
+    ) -> None:
+        self._root, self._whose, self._keep = root, whose, max(2, keep)
+        self._base, self._keys = base, keys
+        self._unreadable: set[int] = set()
+        """Versions found damaged here that could not be put aside."""
 
-    def newest_complete(self) -> int:
-        """Newest version that can be read; 0 when there is none."""
-        for version in sorted(self._versions(), reverse=True):
-            problem = self._problem(version)
-            if problem is None:
-                return version
-            logger.warning("checkpoint %s is skipped: %s", self._path(version), problem)
-        return 0
-
-    def manifest(self, version: int) -> Manifest:
-        """Return a version's manifest.
+    def claim(self) -> None:
+        """Return once this job may write to the directory.
 
         Raises:
-            IntegrityError: it cannot be read.
-            OSError: it is not there.
+            OwnershipError: the directory is another job's.
+            OSError: the storage refuses.
         """
-        return parse_manifest((self._path(version) / MANIFEST).read_text())
+        owner.claim(self._root, self._whose.owner)
 
-    def write_part(self, version: int, nonce: str, part: Part, reached: Reached = _nothing) -> None:
+    def look(self, *, anybodys: bool = False) -> tuple[Manifest | None, tuple[Skipped, ...]]:
+        """Return the newest version that can be read, and why each newer one is skipped.
+
+        Args:
+            anybodys: whether a version of another job counts too.
+        """
+        skipped: list[Skipped] = []
+        for version in self._versions():
+            try:
+                if version in self._unreadable:
+                    raise IntegrityError("it was found damaged, and cannot be put aside")
+                manifest = look_at(self._path(version), version, self._keys)
+                if not anybodys:
+                    self._check_ours(manifest)
+                return manifest, tuple(skipped)
+            except IntegrityError as error:
+                path = self._path(version)
+                logger.warning("checkpoint %s is skipped: %s", path, error)
+                skipped.append(Skipped(version, str(error), has_format_1(path)))
+        return None, tuple(skipped)
+
+    def _check_ours(self, manifest: Manifest) -> None:
+        """Raise IntegrityError unless this job can go on from a version, with every difference."""
+        wrong = differences(manifest.identity, self._whose.identity)
+        wrong = wrong or differences(manifest.fingerprint, self._whose.fingerprint)
+        if wrong:
+            raise IntegrityError(f"it is of job {shown(manifest.job)}: {'; '.join(wrong)}")
+
+    def write_part(
+        self,
+        version: int,
+        nonce: str,
+        part: Part,
+        reached: Reached = _nothing,
+        room_bytes: int = 0,
+    ) -> None:
         """Write and sync a part; an abandoned one of the same name is replaced.
+
+        Every other attempt is removed first, as nobody writes it any more. If this one fails, it is
+        abandoned and removed: without this part it is worth nothing.
+
+        Args:
+            version: which one.
+            nonce: of the quorum in which the part was copied.
+            part: what to write.
+            reached: called before each action.
+            room_bytes: size of the whole attempt, for which to make room; 0 leaves that to another
+                rank.
 
         Raises:
             OSError: the storage refuses.
             IntegrityError: the tensors do not have the state's digest.
+            OwnershipError: the directory is another job's.
+            AbandonedError: another rank has given the attempt up meanwhile.
         """
-        directory = self._unfinished(version, nonce) / part_name(part.stage, part.inner)
+        attempt = self._unfinished(version, nonce)
         reached(Op.CHECKPOINT_WRITE)
+        self.claim()
+        self._abandon_others(attempt)
+        if room_bytes:
+            self._make_room(room_bytes)
+        directory = attempt / part_name(part.stage, part.inner)
         if directory.exists():
             shutil.rmtree(directory)
         directory.mkdir(parents=True)
-        # Before they are written: the library turns what it is given into its own entries.
-        sums = {n: digests.tensor_digest(n, t) for n, t in part.tensors.items()}
-        masters = total(d for n, d in sums.items() if n.startswith("master:")).hex()
-        if masters != part.masters:
-            raise IntegrityError(f"the copy of version {version} has digest {masters}, not its own")
-        writer = dcp.FileSystemWriter(directory, sync_files=False)
         try:
-            dcp.save(dict(part.tensors), storage_writer=writer, no_dist=True)
-        except dcp.CheckpointException as error:  # the library's wrapping of what it met
-            causes = [failure[0] for failure in error.failures.values()]
-            raise _refusal(causes) from error
-        description = {
-            "version": version,
-            "stage": part.stage,
-            "inner": part.inner,
-            "commit": codec.encode(part.commit),
-            "chain": part.commit_chain,
-            "masters": masters,
-            "tensors": {n: d.hex() for n, d in sums.items()},
-        }
-        (directory / PART).write_text(json.dumps(description))
-        reached(Op.CHECKPOINT_SYNC)
-        for path in directory.iterdir():
-            _sync(path)
-        _sync(directory)
-        _sync(directory.parent)
+            self._write_files(directory, version, nonce, part, reached)
+        except (OSError, IntegrityError) as error:
+            was_there = attempt.exists()
+            self.abandon(version, nonce)
+            if not was_there:
+                raise AbandonedError(f"{attempt.name} is gone") from error
+            raise
         reached(Op.CHECKPOINT_SAFE)
 
+    def _write_files(
+        self, directory: Path, version: int, nonce: str, part: Part, reached: Reached
+    ) -> None:
+        described = [describe(t.id, t.tensor) for t in part.tensors]
+        masters = total(
+            Digest.parse(stored.digest) if t.part is None else t.digest()
+            for t, stored in zip(part.tensors, described, strict=True)
+            if t.kind == "master"
+        ).hex()
+        if masters != part.masters:
+            raise IntegrityError(f"the copy of version {version} has digest {masters}, not its own")
+        description = PartDescription(
+            version=version,
+            nonce=nonce,
+            stage=part.stage,
+            inner=part.inner,
+            commit=part.commit,
+            commit_chain=part.commit_chain,
+            tensors=tuple(described),
+            file=write_tensors(directory / TENSORS, [t.tensor for t in part.tensors]),
+        )
+        (directory / PART).write_bytes(seal(PART, codec.dumps(description), self._keys))
+        reached(Op.CHECKPOINT_SYNC)
+        for path in (directory / TENSORS, directory / PART, directory, directory.parent):
+            sync(path)
+
+    def abandon(self, version: int, nonce: str) -> None:
+        """Remove an attempt that can never become complete."""
+        with contextlib.suppress(OSError):  # another rank was first
+            remove(self._unfinished(version, nonce))
+
+    def _abandon_others(self, attempt: Path) -> None:
+        for path, (_, kind) in self._entries(self._root):
+            if kind in ("tmp", "gone") and path != attempt:
+                with contextlib.suppress(OSError):  # another rank was first
+                    remove(path)
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Remove what stands in the way of the next attempt (:mod:`mainstay_core.rank.disk_room`).
+
+        Only one rank of a quorum may do this, before it writes.
+
+        Args:
+            needed_bytes: of the attempt, as far as this rank knows; the newest version may tell
+                more.
+        """
+        newest, _ = self.look()
+        needed_bytes = max(needed_bytes, newest.size_bytes if newest else 0)
+        free_bytes = shutil.disk_usage(self._root).free
+        plan = plan_room([*self._good(), *self._put_asides()], needed_bytes, free_bytes)
+        if not plan.remove:
+            return
+        logger.warning("%s: to make room, %s", plan.reason, ", ".join(plan.remove))
+        sound = not plan.verify_first or self._is_sound(newest)
+        for name in plan.remove:
+            if sound or name.endswith(".bad"):
+                with contextlib.suppress(OSError):
+                    remove(self._root / name)
+
+    def _is_sound(self, manifest: Manifest | None) -> bool:
+        """Whether a version has all its digests; it is read as a whole."""
+        if manifest is None:
+            return False
+        try:
+            check_digests(self._path(manifest.version), manifest, self._keys)
+        except (IntegrityError, OSError) as error:
+            logger.warning("no room is made: checkpoint %d is damaged: %s", manifest.version, error)
+            return False
+        return True
+
+    def _good(self) -> list[Stored]:
+        """The complete versions of this directory that can be read, at first sight."""
+        found = []
+        for path, (version, kind) in self._entries(self._root):
+            if kind == "":
+                with contextlib.suppress(IntegrityError):  # neither counted on nor removed
+                    size_bytes = look_at(path, version, self._keys).size_bytes
+                    found.append(_stored(path, version, size_bytes, complete=True))
+        return found
+
+    def _put_asides(self) -> list[Stored]:
+        found = []
+        for path, (version, kind) in self._entries(self._root):
+            if kind == "bad":
+                with contextlib.suppress(OSError):
+                    size_bytes = sum(f.lstat().st_size for f in path.rglob("*"))
+                    found.append(_stored(path, version, size_bytes, complete=False))
+        return found
+
     def complete(
-        self, version: int, nonce: str, manifest: Manifest, reached: Reached = _nothing
+        self,
+        version: int,
+        nonce: str,
+        places: Sequence[tuple[int, int]],
+        lineage: int = 0,
+        reached: Reached = _nothing,
     ) -> None:
         """All parts are safe: write the manifest and rename; older versions are removed.
 
-        Renaming a version that exists is success: its bits are the same.
+        If the same version of the same history is there already, that is success. One that is
+        damaged is put aside.
 
         Args:
             version: which one.
             nonce: of the quorum in which its parts were copied.
-            manifest: names the parts and the job; sizes and time are filled in here.
+            places: (stage, inner rank) of every part.
+            lineage: of the state.
             reached: called before each action.
 
         Raises:
             OSError: the storage refuses, or the parts are not there.
+            IntegrityError: a part is damaged, or is that of another attempt.
+            OwnershipError: the directory, or the version in it, is another job's.
         """
-        unfinished, final = self._unfinished(version, nonce), self._root / version_name(version)
+        attempt, final = self._unfinished(version, nonce), self._root / version_name(version)
         reached(Op.CHECKPOINT_RENAME)
-        if final.exists():
+        self.claim()
+        parts = [list_part(attempt, version, nonce, place, self._keys) for place in places]
+        if len({described.commit_chain for _, described in parts}) != 1:
+            raise IntegrityError(f"the parts of {attempt.name} are of different commits")
+        manifest = Manifest(
+            version=version,
+            lineage=lineage,
+            commit_chain=parts[0][1].commit_chain,
+            job=self._whose.owner.name,
+            parts=tuple(listed for listed, _ in parts),
+            identity=dict(self._whose.identity),
+            fingerprint=dict(self._whose.fingerprint),
+            created_at_s=time.time(),
+        )
+        data = seal(MANIFEST, codec.dumps(manifest), self._keys)
+        parse_manifest(data, version, self._keys)  # what nobody could read is not written
+        if self._is_there(final, manifest):
+            self.abandon(version, nonce)
             return
-        files = {
-            str(path.relative_to(unfinished)): path.stat().st_size
-            for name in manifest.parts
-            for path in sorted((unfinished / name).iterdir())
-        }
-        manifest = replace(manifest, version=version, files=files, created_at_s=time.time())
-        (unfinished / MANIFEST).write_text(codec.dumps(manifest))
-        _sync(unfinished / MANIFEST)
-        _sync(unfinished)
-        unfinished.rename(final)
-        _sync(self._root)
+        (attempt / MANIFEST).write_bytes(data)
+        sync(attempt / MANIFEST)
+        sync(attempt)
+        attempt.rename(final)
+        sync(self._root)
         reached(Op.CHECKPOINT_RENAMED)
         self._retain()
 
-    def load(self, version: int, state: StageState) -> Loaded:
-        """Read a version into ``state`` and check every tensor's digest.
+    def _is_there(self, final: Path, ours: Manifest) -> bool:
+        """Whether the very version is there; what else has its name is put aside.
 
         Raises:
-            IntegrityError: a tensor is missing or differs; the version is put aside.
-            OSError: the storage refuses.
+            OwnershipError: it is another job's.
         """
+        if not final.exists():
+            return False
+        try:
+            theirs = look_at(final, ours.version, self._keys)
+        except IntegrityError as error:
+            self._put_aside(final, str(error))
+            return False
+        try:
+            self._check_ours(theirs)
+        except IntegrityError as error:
+            raise OwnershipError(f"{final} stands in the way: {error}") from error
+        if (theirs.lineage, theirs.commit_chain) != (ours.lineage, ours.commit_chain):
+            self._put_aside(final, "it has another history of commits")
+            return False
+        return True
+
+    def load(self, version: int, state: StageState) -> Loaded:
+        """Read a version into ``state`` and check every digest.
+
+        Raises:
+            IntegrityError: it is damaged, and is put aside now.
+            OSError: the storage is in need just now, or another rank has put the version aside.
+        """
+        path = self._path(version)
+        try:
+            return self._load(path, version, state)
+        except IntegrityError as error:
+            raise self._refused(version, str(error)) from error
+        except OSError as error:
+            if error.errno in NOT_DAMAGE or not path.exists():
+                raise
+            raise self._refused(version, reason_of(error, path)) from error
+
+    def _load(self, path: Path, version: int, state: StageState) -> Loaded:
+        manifest = read_manifest(path, version, self._keys)
         wanted = {t.id: t.tensor for t in state.state_tensors()}
         missing = set(wanted)
-        commit, chain = None, ""
-        for name in self.manifest(version).parts:
-            part = self._path(version) / name
-            expected, commit, chain = self._description(version, part)
-            own = {n: wanted[n] for n in expected if n in wanted}
+        commits: dict[str, tuple[Commit, str]] = {}
+        for listed in manifest.parts:
+            described = read_description(path, listed, version, self._keys)
+            commit, chain = described.commit, described.commit_chain
+            commits[codec.dumps((commit, chain))] = (commit, chain)
+            own = {t.name: wanted[t.name] for t in described.tensors if t.name in wanted}
             if own:
-                self._read(version, part, own, expected)
+                read_tensors(path, listed, described, own)
                 missing -= set(own)
-        if missing or commit is None:
-            raise self._refused(version, f"checkpoint {version} lacks {sorted(missing)[:3]}")
+        if missing:
+            raise IntegrityError(f"it lacks {sorted(missing)[:3]}")
+        if len(commits) != 1:
+            raise IntegrityError("its parts are of different commits")
         state.refresh()
+        ((commit, chain),) = commits.values()
         return Loaded(masters_digest(state), commit, chain)
-
-    def _description(self, version: int, part: Path) -> tuple[dict[str, str], Commit, str]:
-        try:
-            return read_description(part)
-        except IntegrityError as error:
-            raise self._refused(version, str(error)) from error
-
-    def _read(
-        self, version: int, part: Path, own: dict[str, torch.Tensor], expected: dict[str, str]
-    ) -> None:
-        try:
-            read_tensors(part, own)
-        except IntegrityError as error:
-            raise self._refused(version, str(error)) from error
-        for name, tensor in own.items():
-            if digests.tensor_digest(name, tensor).hex() != expected[name]:
-                raise self._refused(version, f"{part}: {name} does not have its digest")
 
     def _refused(self, version: int, why: str) -> IntegrityError:
         """Put a damaged version aside, for all ranks: a settle must not choose it again."""
         path = self._path(version)
-        own = path.parent == self._root
-        aside = self._root / f"{path.name}.{'bad' if own else 'refused'}"
-        logger.warning("checkpoint %s is damaged and becomes %s: %s", path, aside.name, why)
-        if own:
-            with contextlib.suppress(OSError):  # another rank was first
-                path.rename(aside)
-        else:
-            self._root.mkdir(parents=True, exist_ok=True)
-            aside.write_text(why)
+        try:
+            if path.parent == self._root:
+                self._put_aside(path, why)
+            else:
+                self._root.mkdir(parents=True, exist_ok=True)
+                (self._root / f"{path.name}.refused").write_text(why)
+        except OSError as error:
+            if path.exists():
+                logger.warning("%s cannot be put aside: %s", path, error)
+                self._unreadable.add(version)
         return IntegrityError(why)
 
-    def _entries(self, root: Path, kind: str) -> list[int]:
-        if not root.is_dir():
-            return []
-        named = (parse_name(path.name) for path in root.iterdir())
-        return [version for version, what in filter(None, named) if what == kind]
+    def _put_aside(self, path: Path, why: str) -> None:
+        aside = path.with_name(f"{path.name}.bad")
+        logger.warning("checkpoint %s is damaged and becomes %s: %s", path, aside.name, why)
+        if aside.exists():  # a rename would not replace it
+            remove(aside)
+        path.rename(aside)
 
-    def _versions(self) -> set[int]:
-        """Of both directories, whatever is in them."""
-        own = set(self._entries(self._root, ""))
-        if self._base is None:
-            return own
-        refused = {*self._entries(self._root, "refused"), *self._entries(self._root, "bad")}
-        return own | (set(self._entries(self._base, "")) - refused)
-
-    def _problem(self, version: int) -> str | None:
+    def _entries(self, root: Path) -> list[tuple[Path, tuple[int, str]]]:
+        """What lies in a directory and has a name of ours; nothing if it cannot be listed."""
         try:
-            return problem_of(self._path(version), self.manifest(version))
-        except (OSError, MainstayError) as error:
-            return str(error)
+            found = [(path, parse_name(path.name)) for path in root.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            logger.warning("%s cannot be listed: %s", root, error)
+            return []
+        return [(path, named) for path, named in found if named is not None]
+
+    def _versions(self) -> list[int]:
+        """Of both directories, newest first, whatever is in them."""
+        own = {version for _, (version, kind) in self._entries(self._root) if kind == ""}
+        if self._base is None:
+            return sorted(own, reverse=True)
+        refused = {v for _, (v, kind) in self._entries(self._root) if kind in ("refused", "bad")}
+        base = {version for _, (version, kind) in self._entries(self._base) if kind == ""}
+        return sorted(own | (base - refused), reverse=True)
 
     def _retain(self) -> None:
         """Remove what no settle can choose any more: older than all that are kept, and readable.
 
         A torn version does not count as kept.
         """
-        good = [v for v in self._entries(self._root, "") if self._problem(v) is None]
         # An earlier run's versions stand in until there are enough of our own.
-        outdated = find_outdated(good, self._keep)
-        for path in self._root.iterdir():
-            version, kind = parse_name(path.name) or (-1, "")
-            limit = outdated.unfinished if kind == "tmp" else outdated.complete
-            if 0 <= version <= limit and kind in ("", "tmp", "bad"):
-                shutil.rmtree(path, ignore_errors=True)
+        outdated = find_outdated([s.version for s in self._good()], self._keep)
+        for path, (version, kind) in self._entries(self._root):
+            limit = outdated.unfinished if kind in ("tmp", "gone") else outdated.complete
+            if version <= limit and kind in ("", "tmp", "gone", "bad"):
+                with contextlib.suppress(OSError):
+                    remove(path)
 
     def _path(self, version: int) -> Path:
         """Where a version is: here, or where it was taken over from."""
@@ -282,96 +480,5 @@ class CheckpointDirectory:
         return self._root / f"{version_name(version)}.tmp-{nonce}"
 
 
-def problem_of(directory: Path, manifest: Manifest) -> str | None:
-    """Return what is wrong with a version at first sight: a file that is missing or torn.
-
-    Raises:
-        OSError: a file cannot be looked at.
-    """
-    for name, size in manifest.files.items():
-        found = (directory / name).stat().st_size
-        if found != size:
-            return f"{name} is torn: {found} bytes, not {size}"
-    return None
-
-
-def read_description(part: Path) -> tuple[dict[str, str], Commit, str]:
-    """Return digests by tensor id, the last commit and the commit chain of a part.
-
-    Raises:
-        IntegrityError: it cannot be read.
-    """
-    try:
-        description = json.loads((part / PART).read_text())
-        commit = codec.decode(Commit, description["commit"])
-        return dict(description["tensors"]), commit, str(description["chain"])
-    except (OSError, ValueError, KeyError, TypeError, MainstayError) as error:
-        raise IntegrityError(f"{part / PART} cannot be read: {error}") from error
-
-
-def read_tensors(part: Path, wanted: dict[str, torch.Tensor]) -> None:
-    """Read tensors of a part into ``wanted``, in place.
-
-    Raises:
-        IntegrityError: they cannot be read.
-    """
-    try:
-        dcp.load(wanted, checkpoint_id=str(part), no_dist=True)
-    except (RuntimeError, ValueError, EOFError, KeyError, dcp.CheckpointException) as error:
-        raise IntegrityError(f"{part} cannot be read: {brief(error)}") from error
-
-
-def stored_tensors(part: Path) -> dict[str, torch.Tensor]:
-    """Return empty tensors of all ids, shapes and types that a part's own metadata names.
-
-    Raises:
-        IntegrityError: it cannot be read.
-    """
-    try:
-        metadata = dcp.FileSystemReader(part).read_metadata()
-        return {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for name, entry in metadata.state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
-    except Exception as error:  # unpickling damaged bytes raises anything
-        raise IntegrityError(f"{part} has no readable metadata: {error}") from error
-
-
-def new_manifest(
-    job: str,
-    positions: Iterable[tuple[int, int]],
-    identity: Mapping[str, str],
-    fingerprint: Mapping[str, str],
-    lineage: int = 0,
-) -> Manifest:
-    """Return a manifest whose version, sizes and time are not known yet."""
-    parts: Sequence[str] = [part_name(stage, inner) for stage, inner in positions]
-    return Manifest(
-        version=0,
-        lineage=lineage,
-        job=job,
-        parts=tuple(parts),
-        files={},
-        identity=dict(identity),
-        fingerprint=dict(fingerprint),
-    )
-
-
-def _refusal(causes: Sequence[BaseException]) -> OSError:
-    """The storage's own error under those that a library raised on the way."""
-    for cause in causes:
-        found: BaseException | None = cause
-        while found is not None and not isinstance(found, OSError):
-            found = found.__cause__ or found.__context__
-        if found is not None:
-            return found
-    return OSError(brief(causes[0]) if causes else "the checkpoint library failed")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _stored(path: Path, version: int, size_bytes: int, *, complete: bool) -> Stored:
+    return Stored(name=path.name, version=version, size_bytes=size_bytes, complete=complete)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from mainstay_train.exact.optimizer import StageState
+from mainstay_train.exact.optimizer import StageState, StateTensor
 
 
 class HostCopy:
@@ -26,12 +26,17 @@ class HostCopy:
     def __init__(self, state: StageState) -> None:
         self._state = state
         self._flats = [(named.tensor, _buffer(named.tensor)) for named in state.flats()]
-        self._views = {named.id: self._view(named.tensor) for named in state.state_tensors()}
+        self._views = [t._replace(tensor=self._view(t.tensor)) for t in state.state_tensors()]
         self._copied: torch.cuda.Event | None = None
 
     def is_of(self, state: StageState) -> bool:
         """Whether these buffers fit ``state``."""
         return self._state is state
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the copied tensors together."""
+        return sum(t.tensor.numel() * t.tensor.element_size() for t in self._views)
 
     def take(self) -> None:
         """Copy the state as it is now."""
@@ -42,11 +47,11 @@ class HostCopy:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The copied tensors by id; waits until the copy is there."""
+    def tensors(self) -> list[StateTensor]:
+        """The copied tensors, in the state's order; waits until the copy is there."""
         if self._copied is not None:
             self._copied.synchronize()
-        return dict(self._views)
+        return list(self._views)
 
     def _view(self, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a buffer that is the copy of ``tensor``, a view of one of the flats."""

@@ -83,7 +83,7 @@ def run(
     job_file = manifests.load_job(file, name)
     directory = state or state_dir.home() / "jobs" / job_file.job.metadata.name
     if resume is not None:
-        job_file = checkpoint_files.resume_job(job_file, resume, directory)
+        job_file = checkpoint_files.resume_job(job_file, resume, directory, _warn)
     job = job_file.job
     points = manifests.load_faults(faults, job.shape, job.spec.spares.replicas) if faults else ()
     options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report, keep=keep)
@@ -105,6 +105,10 @@ def run_demo() -> None:
     progress = PlainProgress(every_steps=5)
     _log_warnings(progress)
     demo.run(progress)
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _progress(ui: Ui) -> PlainProgress:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,16 +12,27 @@ import yaml
 from mainstay_cli.base import state_dir
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.local.manifests import JobFile
-from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.base.errors import IntegrityError, InvalidSpecError, MainstayError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job import spec
 from mainstay_core.wire.checkpoint_manifest import (
+    FORMAT_1,
     MANIFEST,
+    MANIFEST_OF_FORMAT_1,
     Manifest,
     differences,
     identity_of,
     parse_manifest,
     parse_name,
+    shown,
+    version_name,
+)
+from mainstay_core.wire.sealed import (
+    KEY_FILE_VARIABLE,
+    MAX_KEY_FILE_BYTES,
+    MAX_SEALED_BYTES,
+    Keys,
+    parse_keys,
 )
 
 
@@ -30,7 +43,7 @@ class Found:
     path: Path
     version: int
     state: str
-    """complete, torn, damaged or unfinished."""
+    """complete, torn, damaged, unfinished, old or format-1."""
     problem: str = ""
     manifest: Manifest | None = None
 
@@ -51,7 +64,7 @@ def find_root(where: str | None) -> Path:
             raise UsageError(f"{where}: there is no such directory")
         if (path / "checkpoints").is_dir():
             return path / "checkpoints"
-        return path.parent if (path / MANIFEST).is_file() else path
+        return path.parent if parse_name(path.name) is not None else path
     record = state_dir.find_record(where)
     return _root_of_run(Path(record.state_dir))
 
@@ -66,35 +79,66 @@ def _root_of_run(directory: Path) -> Path:
     return Path(storage) if storage else directory / "checkpoints"
 
 
+def read_keys() -> Keys:
+    """Return the keys that have to have signed checkpoints, none if no file is named.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no key.
+    """
+    path = os.environ.get(KEY_FILE_VARIABLE, "")
+    if not path:
+        return ()
+    try:
+        with Path(path).open() as file:
+            return parse_keys(file.read(MAX_KEY_FILE_BYTES))
+    except InvalidSpecError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{KEY_FILE_VARIABLE}: {path} cannot be read: {error}") from error
+
+
 def list_versions(root: Path) -> list[Found]:
-    """Return everything in a directory of checkpoints, newest first; sizes are looked at."""
+    """Return everything in a directory of checkpoints, newest first; sizes are looked at.
+
+    Raises:
+        UsageError: the directory cannot be listed.
+    """
     if not root.is_dir():
         return []
-    found = []
-    for path in root.iterdir():
+    keys, found = read_keys(), []
+    try:
+        paths = list(root.iterdir())
+    except OSError as error:
+        raise UsageError(f"{root} cannot be listed: {error}") from error
+    for path in paths:
         named = parse_name(path.name)
-        if named is None or named[1] == "refused":
+        if named is None or named[1] in ("refused", "gone"):
             continue
         version, kind = named
         if kind == "tmp":
             found.append(Found(path=path, version=version, state="unfinished"))
         elif kind == "bad":
             found.append(Found(path=path, version=version, state="damaged", problem="put aside"))
+        elif kind == "old":
+            why = f"what {version_name(version)} was before it was converted"
+            found.append(Found(path=path, version=version, state="old", problem=why))
         else:
-            found.append(_look_at(path, version))
+            found.append(_look_at(path, version, keys))
     return sorted(found, key=lambda f: (-f.version, f.path.name))
 
 
-def _look_at(path: Path, version: int) -> Found:
+def _look_at(path: Path, version: int, keys: Keys) -> Found:
+    if not (path / MANIFEST).exists() and (path / MANIFEST_OF_FORMAT_1).exists():
+        return Found(path=path, version=version, state="format-1", problem=FORMAT_1)
     try:
-        manifest = parse_manifest((path / MANIFEST).read_text())
+        manifest = parse_manifest(_read_small(path / MANIFEST), version, keys)
         torn = [
             f"{name} is torn"
-            for name, size in manifest.files.items()
-            if (path / name).stat().st_size != size
+            for name, entry in manifest.files()
+            if (path / name).stat().st_size != entry.size_bytes
         ]
     except (OSError, MainstayError) as error:
-        return Found(path=path, version=version, state="torn", problem=str(error))
+        return Found(path=path, version=version, state="torn", problem=shown(str(error)))
     return Found(
         path=path,
         version=version,
@@ -104,19 +148,37 @@ def _look_at(path: Path, version: int) -> Found:
     )
 
 
-def resume_job(file: JobFile, resume: Path, run_directory: Path) -> JobFile:
+def _read_small(path: Path) -> bytes:
+    """Return the content of a file; only one byte more than it may have is ever read."""
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise IntegrityError(f"{path.name} is no file")
+    with path.open("rb") as file:
+        return file.read(MAX_SEALED_BYTES + 1)
+
+
+def resume_job(
+    file: JobFile, resume: Path, run_directory: Path, tell: Callable[[str], None]
+) -> JobFile:
     """Return the job made to go on from the newest good checkpoint of an earlier run.
 
     Args:
         file: the job.
         resume: what the user names: see :func:`find_root`.
         run_directory: state directory of the new run; an earlier run in it moves aside.
+        tell: told why a version newer than the chosen one is skipped.
 
     Raises:
-        UsageError: there is none, or it is another job's.
+        UsageError: there is none, it has format 1, or it is another job's.
     """
     root = find_root(str(resume.absolute()))
-    good = [f for f in list_versions(root) if f.state == "complete" and f.manifest]
+    found = list_versions(root)
+    good = [f for f in found if f.state == "complete" and f.manifest]
+    newest = good[0].version if good else 0
+    for item in found:
+        if item.state == "format-1" and item.version > newest:
+            raise UsageError(f"--resume: {item.path} {item.problem}")
+        if item.state == "torn" and item.version > newest:
+            tell(f"--resume: step {item.version} is skipped: {item.problem}")
     if not good:
         raise UsageError(
             f"--resume: {root} has no complete checkpoint; see: mainstay checkpoints ls {root}"

@@ -11,6 +11,7 @@
     |       +-- MalformedError          a message is none; names the field
     +-- StoreConflictError              a compare-and-set lost its race; read again and retry
     +-- IntegrityError                  bytes do not have the digest they were announced with
+    +-- OwnershipError                  another job's storage; names that job
 
 A user's mistake is a ``ValueError`` that names the field and what would be
 right. ``assert`` is for invariants only. Core never catches broadly; shells
@@ -78,6 +79,10 @@ class StoreConflictError(MainstayError):
 
 class IntegrityError(MainstayError):
     """Received or loaded bytes do not have their announced digest."""
+
+
+class OwnershipError(MainstayError):
+    """A directory of checkpoints belongs to another job."""
 
 
 def brief(error: BaseException) -> str:

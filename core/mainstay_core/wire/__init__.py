@@ -11,4 +11,5 @@
 - ``routes``: the api's routes as programs call them
 - ``sealed``: small files that carry their own digests
 - ``checkpoint_manifest``: what lies in a directory of durable checkpoints
+- ``checkpoint_owner``: which job may write to such a directory
 """

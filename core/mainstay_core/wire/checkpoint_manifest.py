@@ -1,12 +1,20 @@
-"""Describes a directory of durable checkpoints, and decides which jobs may go on from it.
+"""Describes a directory of durable checkpoints, and decides which jobs may go on from them.
 
 ::
 
-    <root>/step-00000020/manifest.json            a durable version
-    <root>/step-00000020/stage-0-inner-0/...      its parts, one per position
+    <root>/owner-00000001                         the job that may write here
+    <root>/step-00000020/manifest                 a durable version
+    <root>/step-00000020/stage-0-inner-0/part     describes a position's part
+    <root>/step-00000020/stage-0-inner-0/tensors  the bytes of its tensors, one behind the other
     <root>/step-00000020.tmp-<nonce>/             being written, or abandoned
     <root>/step-00000010.bad/                     damaged: put aside by whoever found it
     <root>/step-00000005.refused                  the same for a version that is only read here
+    <root>/step-00000005.old/                     what a version was before it was converted
+    <root>/step-00000005.gone-<random>/           being removed
+
+``owner-``, ``manifest`` and ``part`` are sealed (:mod:`mainstay_core.wire.sealed`). The manifest
+holds the SHA-256 of every other file of its version. No file names another one: names follow from
+numbers.
 
 Any job with the same *identity* can take up a version. The identity is what decides the bits of the
 job's steps, but not who computes them: replicas, stages and slots per pod may differ, and so may
@@ -16,19 +24,81 @@ the number of steps.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mainstay_core.base import codec
-from mainstay_core.base.errors import IntegrityError, MainstayError
+from mainstay_core.base.errors import IntegrityError
 from mainstay_core.job.config import JobConfig
+from mainstay_core.wire.sealed import Keys, read_sealed
+from mainstay_core.wire.votes import Commit
 
-FORMAT = 1
-MANIFEST, PART = "manifest.json", "part.json"
+MANIFEST, PART, TENSORS = "manifest", "part", "tensors"
+MANIFEST_OF_FORMAT_1 = "manifest.json"
+CONVERT = "mainstay checkpoints convert DIR --trusted"
+FORMAT_1 = f"has format 1, whose files may run programs when they are read; see: {CONVERT}"
 
-_NAME = re.compile(r"step-(\d{8,})(\.tmp-\w+|\.bad|\.refused)?")
+DTYPE_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of an element, by torch's name of the type."""
+
+MAX_VERSION = 10**15 - 1
+MAX_PLACE = 1 << 20
+"""Stages of a pipeline, and ranks of a stage."""
+MAX_FILE_BYTES = 1 << 50
+MAX_DIMS = 16
+MAX_NAME_CHARS = 1000
+SHOWN_CHARS = 200
+
+_NAME = re.compile(r"step-(\d{8,15})(\.tmp-\w+|\.gone-\w+|\.bad|\.refused|\.old)?", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """The size and the SHA-256 of a file."""
+
+    size_bytes: int
+    sha256: str
+
+    def check(self, what: str) -> None:
+        """Raise IntegrityError unless both are possible."""
+        _require(
+            0 <= self.size_bytes <= MAX_FILE_BYTES, f"{what} cannot have {self.size_bytes} bytes"
+        )
+        _require(_SHA256.fullmatch(self.sha256) is not None, f"{what} has no SHA-256")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestPart:
+    """One position's part, as the manifest lists it."""
+
+    stage: int
+    inner: int
+    part: FileEntry
+    tensors: FileEntry
+
+    @property
+    def name(self) -> str:
+        """Return the part's directory."""
+        return part_name(self.stage, self.inner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +108,11 @@ class Manifest:
     version: int
     """Steps applied."""
     lineage: int = 0
-    format: int = FORMAT
+    commit_chain: str = ""
+    """Hash of all commits up to the version: two versions with the same one have the same bits."""
     job: str = ""
     """Name of the job that wrote it."""
-    parts: tuple[str, ...]
-    files: dict[str, int]
-    """Size in bytes by path below the version's directory."""
+    parts: tuple[ManifestPart, ...]
     identity: dict[str, str]
     fingerprint: dict[str, str]
     """Numerics fingerprint of the ranks that wrote it."""
@@ -52,23 +121,95 @@ class Manifest:
     @property
     def size_bytes(self) -> int:
         """Return the size of all parts together."""
-        return sum(self.files.values())
+        return sum(entry.size_bytes for _, entry in self.files())
+
+    def files(self) -> Iterator[tuple[str, FileEntry]]:
+        """Yield path below the version's directory, and entry, of every file but the manifest."""
+        for part in self.parts:
+            yield f"{part.name}/{PART}", part.part
+            yield f"{part.name}/{TENSORS}", part.tensors
 
 
-def parse_manifest(text: str) -> Manifest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One tensor of a part: row-major, little-endian, right behind the one before it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    """As of :mod:`mainstay_core.base.digest`."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the length of its bytes."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartDescription:
+    """The description of one position's part of an attempt."""
+
+    version: int
+    nonce: str
+    """Of the quorum in which the attempt was copied."""
+    stage: int
+    inner: int
+    commit: Commit
+    """Of the last step applied."""
+    commit_chain: str
+    file: FileEntry
+    """The file of the tensors."""
+    tensors: tuple[StoredTensor, ...]
+
+
+def parse_manifest(data: bytes, version: int, keys: Keys = ()) -> Manifest:
     """Return the manifest that a file holds.
 
+    Args:
+        data: the whole file.
+        keys: one of them must have signed it, if there are any.
+        version: the one that its directory is named after.
+
     Raises:
-        IntegrityError: it is none, or of a later format.
+        IntegrityError: it is damaged, not signed, of another format, or of another version.
     """
-    try:
-        manifest = codec.loads(Manifest, text)
-    except (MainstayError, ValueError, TypeError, KeyError) as error:
-        raise IntegrityError(f"{MANIFEST} cannot be read: {error}") from error
-    if manifest.format > FORMAT:
-        why = f"{MANIFEST} has format {manifest.format}, this version reads {FORMAT}"
-        raise IntegrityError(why)
-    return manifest
+    found = read_sealed(Manifest, data, MANIFEST, keys)
+    _require(found.version == version, f"the manifest is of step {found.version}")
+    _require(0 <= found.lineage <= MAX_VERSION, "the manifest has no lineage")
+    _require(math.isfinite(found.created_at_s), "the manifest has no time")
+    places = [(part.stage, part.inner) for part in found.parts]
+    _require(len(set(places)) == len(places) > 0, "the manifest lists a part twice, or none")
+    for part in found.parts:
+        _check_place(part.stage, part.inner)
+        part.part.check(f"{part.name}/{PART}")
+        part.tensors.check(f"{part.name}/{TENSORS}")
+    _check_texts(found.job, found.commit_chain, *found.identity, *found.fingerprint)
+    _check_texts(*found.identity.values(), *found.fingerprint.values(), longest=1 << 20)
+    return found
+
+
+def parse_part(data: bytes, keys: Keys = ()) -> PartDescription:
+    """Return the description of a part that a file holds.
+
+    Raises:
+        IntegrityError: it is damaged, not signed, of another format, or contradicts itself.
+    """
+    found = read_sealed(PartDescription, data, PART, keys)
+    _require(0 < found.version <= MAX_VERSION, f"the part is of step {found.version}")
+    _check_place(found.stage, found.inner)
+    found.file.check("the part's tensors")
+    _check_texts(found.nonce, found.commit_chain, *(t.name for t in found.tensors))
+    for tensor in found.tensors:
+        _require(tensor.dtype in DTYPE_BYTES, f"{tensor.name} has an unknown type of elements")
+        _require(len(tensor.shape) <= MAX_DIMS, f"{tensor.name} has {len(tensor.shape)} dimensions")
+        _require(all(0 <= n <= MAX_FILE_BYTES for n in tensor.shape), f"{tensor.name} has no shape")
+        _require(_DIGEST.fullmatch(tensor.digest) is not None, f"{tensor.name} has no digest")
+    names = {t.name for t in found.tensors}
+    _require(len(names) == len(found.tensors), "the part lists a tensor twice")
+    size_bytes = sum(t.size_bytes for t in found.tensors)
+    _require(size_bytes == found.file.size_bytes, f"the part's tensors have {size_bytes} bytes")
+    return found
 
 
 def version_name(version: int) -> str:
@@ -82,7 +223,10 @@ def part_name(stage: int, inner: int = 0) -> str:
 
 
 def parse_name(name: str) -> tuple[int, str] | None:
-    """Return (version, kind) of an entry, kind "", "tmp", "bad" or "refused"; None if foreign."""
+    """Return (version, kind) of an entry: "", "tmp", "gone", "bad", "refused" or "old".
+
+    None: the entry is foreign.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -114,10 +258,33 @@ def identity_of(config: JobConfig) -> dict[str, str]:
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, ...]:
     """Return one phrase per entry in which a checkpoint and a job differ, sorted by name."""
     return tuple(
-        f"{name} is {theirs.get(name, 'absent')} in the checkpoint, {ours.get(name, 'absent')} here"
+        f"{shown(name)} is {shown(theirs.get(name, 'absent'))} in the checkpoint, "
+        f"{shown(ours.get(name, 'absent'))} here"
         for name in sorted({*theirs, *ours})
         if theirs.get(name) != ours.get(name)
     )
+
+
+def shown(text: str) -> str:
+    """Return text from a file as a terminal may show it: short, and without control characters."""
+    safe = text if text.isprintable() else ascii(text)
+    return safe if len(safe) <= SHOWN_CHARS else f"{safe[:SHOWN_CHARS]}..."
+
+
+def _check_place(stage: int, inner: int) -> None:
+    _require(0 <= stage < MAX_PLACE and 0 <= inner < MAX_PLACE, f"no part is {stage}, {inner}")
+
+
+def _check_texts(*texts: str, longest: int = MAX_NAME_CHARS) -> None:
+    for text in texts:
+        _require(len(text) <= longest, f"a text has {len(text)} characters, at most {longest}")
+        # A lone surrogate could be neither printed nor sent on.
+        _require(text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text), "no text")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise IntegrityError(shown(otherwise))
 
 
 def _without_folder(entrypoint: str) -> str:

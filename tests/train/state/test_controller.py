@@ -7,7 +7,14 @@ import threading
 
 import pytest
 import torch
-from tests.train.state.test_directory import SMALL, make_commit, make_states
+from tests.train.state.test_directory import (
+    SMALL,
+    flip,
+    make_commit,
+    make_states,
+    tensors_file,
+    versions_in,
+)
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import QuorumId, RankId, Slot
@@ -32,7 +39,7 @@ class Engine:
         self.state = state
 
 
-def make_config(root, *, seed=3, resume_from="", entrypoint="a:b"):
+def make_config(root, *, seed=3, resume_from="", entrypoint="a:b", **job):
     shape = JobShape(
         lanes=1,
         shards_per_lane=1,
@@ -44,8 +51,9 @@ def make_config(root, *, seed=3, resume_from="", entrypoint="a:b"):
         checkpoint_every_steps=10,
     )
     return JobConfig(
-        job="job",
-        name="job",
+        job=job.get("uid", "job"),
+        name=job.get("name", "job"),
+        checkpoint_signed=job.get("signed", False),
         shape=shape,
         entrypoint=entrypoint,
         workload=SMALL,
@@ -120,7 +128,8 @@ def test_a_copy_has_the_bits_of_its_moment_whatever_the_state_becomes():
     copy.take()
     before = {t.id: t.tensor.clone() for t in state.state_tensors()}
     state.initialize(4)
-    assert all(torch.equal(copied, before[name]) for name, copied in copy.tensors().items())
+    assert [t.id for t in copy.tensors()] == list(before)
+    assert all(torch.equal(t.tensor, before[t.id]) for t in copy.tensors())
     assert copy.is_of(state)
 
 
@@ -182,7 +191,7 @@ def test_a_writer_killed_at_any_action_leaves_either_the_version_or_nothing(op, 
     other.write(11, state, "second")
     other.checkpoints.wait_idle()
     other.complete(11, "second")
-    names = sorted(path.name for path in root.iterdir())
+    names = versions_in(root)
     assert names[-1] == "step-00000011"
     assert not [name for name in names if ".tmp-" in name], "what was abandoned is gone"
     assert other.checkpoints.newest_complete() == 11
@@ -278,11 +287,7 @@ def test_an_earlier_runs_versions_are_taken_up_and_never_changed(tmp_path, caplo
     resumed = Trainer(own, resume_from=earlier)
     assert resumed.checkpoints.start(FINGERPRINT) == 20
 
-    (data,) = (earlier / "step-00000020").rglob("*.distcp")
-    content = bytearray(data.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 64] = bytes(b ^ 0xFF for b in content[middle : middle + 64])
-    data.write_bytes(content)
+    flip(tensors_file(earlier, 20))
     before = sorted(path.name for path in earlier.iterdir())
     (state,) = make_states(1)
     with caplog.at_level(logging.WARNING):
@@ -315,28 +320,177 @@ def test_verification_names_the_damaged_tensor(tmp_path):
     assert found["problems"] == []
     assert found["tensors"] > 0
 
-    part = version / "stage-0-inner-0" / "part.json"
-    text = part.read_text()
-    start = text.index('"master:')
-    end = text.index('"', start + 1)
-    digest = text[end + 4 : end + 36]
-    part.write_text(text.replace(digest, digest[::-1]))
+    flip(tensors_file(tmp_path / "store", 10), 0)
     (found,) = verify.verify(version)
-    (problem,) = found["problems"]
-    assert problem.startswith(text[start + 1 : end])
+    first, whole = found["problems"]
+    assert first.startswith("master:embedding"), first
+    assert "SHA-256" in whole
 
 
 def test_retention_counts_readable_versions_only(tmp_path):
     root = tmp_path / "store"
     for version in (10, 20):
         written(root, version)
-    next((root / "step-00000020").rglob("*.distcp")).write_bytes(b"torn")
+    tensors_file(root, 20).write_bytes(b"torn")
     written(root, 30)
-    assert sorted(path.name for path in root.iterdir()) == [
+    assert versions_in(root) == [
         "step-00000010",
         "step-00000020",
         "step-00000030",
     ], "a settle may still need 10"
     shutil.rmtree(root / "step-00000020")
     written(root, 40)
-    assert sorted(path.name for path in root.iterdir()) == ["step-00000030", "step-00000040"]
+    assert versions_in(root) == ["step-00000030", "step-00000040"]
+
+
+def test_two_jobs_on_one_storage_are_one_too_many(tmp_path):
+    root = tmp_path / "store"
+    first = Trainer(root, uid="u1", name="first")
+    first.checkpoints.start(FINGERPRINT)
+    with pytest.raises(InvalidSpecError, match=r"job second .*belongs to job first \(uid u1\)"):
+        Trainer(root, uid="u2", name="second").checkpoints.start(FINGERPRINT)
+
+
+def test_a_job_whose_storage_was_taken_over_saves_nothing_more_and_says_whose_it_is(tmp_path):
+    root = tmp_path / "store"
+    (state,) = make_states(1, seed=3)
+    earlier = Trainer(root, uid="u1")
+    earlier.checkpoints.start(FINGERPRINT)
+    earlier.write(10, state, "n1")
+    earlier.checkpoints.wait_idle()
+    later = Trainer(root, uid="u2")
+    later.checkpoints.start(FINGERPRINT)
+
+    earlier.complete(10, "n1")
+    ((durable, why),) = earlier.told
+    assert durable == 0, "nothing of the earlier job is called complete"
+    assert "job job (uid u2), submitted later" in why
+    assert earlier.checkpoints.status().durable == 0
+    earlier.write(20, state, "n1")
+    earlier.checkpoints.wait_idle()
+    assert "uid u2" in earlier.told[1][1]
+    assert not (root / "step-00000020.tmp-n1").exists()
+
+
+def test_versions_of_format_1_stop_a_job_with_the_remedy(tmp_path):
+    old = tmp_path / "store" / "step-00000010"
+    old.mkdir(parents=True)
+    (old / "manifest.json").write_bytes(b"\xff never read")
+    remedy = "mainstay checkpoints convert DIR --trusted"
+    with pytest.raises(InvalidSpecError, match=f"checkpoint.storage.*step 10.*{remedy}"):
+        Trainer(tmp_path / "store").checkpoints.start(FINGERPRINT)
+    with pytest.raises(InvalidSpecError, match=f"checkpoint.resumeFrom.*step 10.*{remedy}"):
+        Trainer(tmp_path / "own", resume_from=tmp_path / "store").checkpoints.start(FINGERPRINT)
+
+
+def test_a_flipped_bit_in_the_newest_manifest_is_told_once_and_the_older_version_taken(tmp_path):
+    root = tmp_path / "store"
+    written(root, 10)
+    written(root, 20)
+    flip(root / "step-00000020" / "manifest")
+    trainer = Trainer(root)
+    assert trainer.checkpoints.start(FINGERPRINT) == 10
+    assert trainer.checkpoints.newest_complete() == 10
+    ((durable, why),) = trainer.told
+    assert durable == 10
+    assert why.startswith("the checkpoint of step 20 is skipped: the manifest is damaged")
+    assert isinstance(trainer.checkpoints.load(Engine(make_states(1)[0]), 10), events.StateLoaded)
+
+
+def test_damage_that_only_reading_finds_is_told(tmp_path):
+    root = tmp_path / "store"
+    written(root, 10)
+    written(root, 20)
+    flip(tensors_file(root, 20))
+    trainer = Trainer(root)
+    assert trainer.checkpoints.start(FINGERPRINT) == 20
+    failed = trainer.checkpoints.load(Engine(make_states(1)[0]), 20)
+    assert isinstance(failed, events.LoadFailed)
+    assert "SHA-256" in failed.why
+    assert ["step 20 is skipped" in why for _, why in trainer.told] == [True]
+    assert trainer.checkpoints.newest_complete() == 10
+
+
+def test_a_version_of_another_job_is_neither_gone_on_from_nor_touched(tmp_path):
+    root = tmp_path / "store"
+    written(root, 10)
+    for claim in root.glob("owner-*"):
+        claim.unlink()
+    other = Trainer(root, seed=4, name="other", uid="u2")
+    with pytest.raises(InvalidSpecError, match="another job's"):
+        other.checkpoints.start(FINGERPRINT)
+    written(tmp_path / "others", 20)
+    assert versions_in(root) == ["step-00000010"]
+
+
+def test_a_failed_attempt_is_removed_at_once(trainer, tmp_path):
+    (state,) = make_states(1, seed=3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        trainer.write(10, state)
+        trainer.checkpoints.wait_idle()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert versions_in(tmp_path / "store") == []
+
+
+def test_the_next_attempt_removes_what_a_dead_writer_left_before_it_writes(tmp_path):
+    root = tmp_path / "store"
+    interrupted(root, Op.CHECKPOINT_SYNC, "first")
+    assert versions_in(root) == ["step-00000010.tmp-first"]
+    trainer = Trainer(root)
+    trainer.checkpoints.start(FINGERPRINT)
+    trainer.halt_at = Op.CHECKPOINT_SYNC
+    trainer.write(11, make_states(1, seed=3)[0], "second")
+    trainer.halted.wait()
+    assert versions_in(root) == ["step-00000011.tmp-second"], "not only once it is complete"
+    trainer.go_on.set()
+    trainer.checkpoints.wait_idle()
+
+
+def test_an_attempt_that_was_given_up_by_another_rank_is_no_problem_of_this_one(tmp_path):
+    root = tmp_path / "store"
+    trainer = Trainer(root)
+    trainer.checkpoints.start(FINGERPRINT)
+    trainer.halt_at = Op.CHECKPOINT_SYNC
+    (state,) = make_states(1, seed=3)
+    trainer.write(10, state, "n1")
+    trainer.halted.wait()
+    shutil.rmtree(root / "step-00000010.tmp-n1")
+    trainer.go_on.set()
+    trainer.checkpoints.wait_idle()
+    assert trainer.told == [], "whoever gave it up has told why"
+    assert trainer.checkpoints.status().checkpoint_safe is None
+    assert versions_in(root) == []
+
+
+def test_a_part_whose_state_is_found_bad_takes_no_room(trainer, tmp_path):
+    (state,) = make_states(1, seed=3)
+    trainer.write(10, state)
+    trainer.checkpoints.wait_idle()
+    assert versions_in(tmp_path / "store") == ["step-00000010.tmp-5eed"]
+    trainer.checkpoints.void(10)
+    trainer.checkpoints.wait_idle()
+    assert versions_in(tmp_path / "store") == []
+
+
+KEY = "a key of sixteen bytes or more\n"
+
+
+def test_a_job_that_wants_signed_checkpoints_needs_a_key_and_takes_no_others(tmp_path, monkeypatch):
+    written(tmp_path / "store", 10)
+    signed = Trainer(tmp_path / "store", signed=True)
+    with pytest.raises(InvalidSpecError, match="MAINSTAY_CHECKPOINT_KEY_FILE"):
+        signed.checkpoints.start(FINGERPRINT)
+    (tmp_path / "key").write_text(KEY)
+    monkeypatch.setenv("MAINSTAY_CHECKPOINT_KEY_FILE", str(tmp_path / "key"))
+    assert signed.checkpoints.start(FINGERPRINT) == 0
+    assert "not signed" in signed.told[0][1]
+    (state,) = make_states(1, seed=3)
+    signed.write(20, state)
+    signed.checkpoints.wait_idle()
+    signed.complete(20)
+    other = Trainer(tmp_path / "store", signed=True)
+    assert other.checkpoints.start(FINGERPRINT) == 20
+    assert isinstance(other.checkpoints.load(Engine(state), 20), events.StateLoaded)

@@ -1,15 +1,31 @@
-import json
 import logging
+import subprocess
 
 import pytest
 import torch
 from tests.train.stages import build_stage
 
-from mainstay_core.base.errors import IntegrityError
+from mainstay_core.base.errors import IntegrityError, OwnershipError
+from mainstay_core.wire.checkpoint_manifest import (
+    DTYPE_BYTES,
+    ManifestPart,
+    PartDescription,
+    StoredTensor,
+)
+from mainstay_core.wire.checkpoint_owner import Owner
 from mainstay_core.wire.votes import Commit
+from mainstay_train.exact.optimizer import Shared, StateTensor
+from mainstay_train.exact.slices import Slice
 from mainstay_train.model import workload
-from mainstay_train.state.directory import CheckpointDirectory, Part, new_manifest
+from mainstay_train.state.directory import CheckpointDirectory, Part, Whose
 from mainstay_train.state.heal import masters_digest
+from mainstay_train.state.part_files import (
+    describe,
+    new_tensor,
+    read_description,
+    read_tensors,
+    write_tensors,
+)
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 
@@ -32,6 +48,37 @@ def make_states(stages, seed=None, steps=2):
 gradients: dict[str, torch.Tensor] = {}
 
 
+def make_whose(uid="u1", name="job", seed="3"):
+    return Whose(owner=Owner(uid=uid, name=name), identity={"seed": seed}, fingerprint={})
+
+
+def open_directory(root, keep=2, base=None, keys=(), **whose):
+    return CheckpointDirectory(root, make_whose(**whose), keep, base, keys)
+
+
+def newest_complete(directory):
+    manifest, _ = directory.look()
+    return manifest.version if manifest else 0
+
+
+def versions_in(root):
+    return sorted(path.name for path in root.iterdir() if path.name.startswith("step-"))
+
+
+def tensors_file(root, version, stage=0):
+    return root / f"step-{version:08d}" / f"stage-{stage}-inner-0" / "tensors"
+
+
+def part_file(root, version, stage=0):
+    return root / f"step-{version:08d}" / f"stage-{stage}-inner-0" / "part"
+
+
+def flip(path, position=None):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if position is None else position] ^= 0x04
+    path.write_bytes(content)
+
+
 def make_commit(version):
     return Commit(
         step=version - 1,
@@ -44,20 +91,19 @@ def make_commit(version):
     )
 
 
-def write_part(directory, version, nonce, stage, state, chain=""):
+def write_part(directory, version, nonce, stage, state, chain="", room=0):
     part = Part(
         stage=stage,
-        tensors={t.id: t.tensor for t in state.state_tensors()},
+        tensors=state.state_tensors(),
         commit=make_commit(version),
         commit_chain=chain,
         masters=masters_digest(state),
     )
-    directory.write_part(version, nonce, part)
+    directory.write_part(version, nonce, part, room_bytes=room)
 
 
 def complete(directory, version, nonce, stages):
-    positions = [(stage, 0) for stage in range(stages)]
-    directory.complete(version, nonce, new_manifest("job", positions, {"seed": "3"}, {}))
+    directory.complete(version, nonce, [(stage, 0) for stage in range(stages)])
 
 
 def write(directory, version, states, nonce="n1"):
@@ -73,10 +119,10 @@ def tensors(states):
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_a_version_written_by_two_stages_is_read_by_any_number(tmp_path, stages):
     written = make_states(2, seed=3)
-    directory = CheckpointDirectory(tmp_path / "job")
-    assert directory.newest_complete() == 0
+    directory = open_directory(tmp_path / "job")
+    assert newest_complete(directory) == 0
     write(directory, 20, written)
-    assert directory.newest_complete() == 20
+    assert newest_complete(directory) == 20
     read = make_states(stages)
     for state in read:
         loaded = directory.load(20, state)
@@ -88,31 +134,73 @@ def test_a_version_written_by_two_stages_is_read_by_any_number(tmp_path, stages)
 
 
 def test_parts_alone_are_no_version(tmp_path):
-    directory = CheckpointDirectory(tmp_path)
+    directory = open_directory(tmp_path)
     states = make_states(2, seed=3)
     write_part(directory, 5, "n1", 0, states[0])
     write_part(directory, 5, "n1", 1, states[1])
-    assert directory.newest_complete() == 0
+    assert newest_complete(directory) == 0
     with pytest.raises(FileNotFoundError):
         complete(directory, 5, "another quorum", 2)  # it has no parts
-    assert directory.newest_complete() == 0
+    assert newest_complete(directory) == 0
     complete(directory, 5, "n1", 2)
-    assert directory.newest_complete() == 5
+    assert newest_complete(directory) == 5
 
 
-def test_renaming_a_version_that_exists_is_success(tmp_path):
+def test_renaming_the_very_version_again_is_success(tmp_path):
     states = make_states(2, seed=3)
-    first, second = CheckpointDirectory(tmp_path), CheckpointDirectory(tmp_path)
+    first, second = open_directory(tmp_path), open_directory(tmp_path)
     write(first, 5, states, "n1")
-    manifest = (tmp_path / "step-00000005" / "manifest.json").read_text()
+    manifest = (tmp_path / "step-00000005" / "manifest").read_bytes()
     write(second, 5, states, "n2")
-    complete(second, 5, "n2", 2)
-    assert (tmp_path / "step-00000005" / "manifest.json").read_text() == manifest
+    assert (tmp_path / "step-00000005" / "manifest").read_bytes() == manifest
     second.load(5, make_states(1)[0])
+    assert versions_in(tmp_path) == ["step-00000005"], "the second attempt is of no more use"
+
+
+def test_a_torn_version_in_the_way_is_put_aside_and_written_anew(tmp_path):
+    states = make_states(2, seed=3)
+    directory = open_directory(tmp_path)
+    write(directory, 5, states)
+    tensors_file(tmp_path, 5).write_bytes(b"torn")
+    write(directory, 5, states, "n2")
+    assert versions_in(tmp_path) == ["step-00000005", "step-00000005.bad"]
+    directory.load(5, make_states(1)[0])
+
+
+def test_a_version_of_another_history_in_the_way_is_put_aside(tmp_path):
+    directory = open_directory(tmp_path)
+    write_part(directory, 5, "n1", 0, make_states(1, seed=3)[0], "one history")
+    complete(directory, 5, "n1", 1)
+    write(directory, 5, make_states(1, seed=3, steps=1), "n2")
+    assert directory.load(5, make_states(1)[0]).commit_chain == "chain-5"
+
+
+def test_another_jobs_version_in_the_way_is_named_and_stays(tmp_path):
+    theirs = open_directory(tmp_path, seed="4", name="theirs")
+    write(theirs, 5, make_states(1, seed=4))
+    for claim in tmp_path.glob("owner-*"):
+        claim.unlink()
+    ours = open_directory(tmp_path)
+    with pytest.raises(OwnershipError, match=r"theirs.*seed is 4 in the checkpoint, 3 here"):
+        write(ours, 5, make_states(1, seed=3))
+    assert newest_complete(theirs) == 5
+    assert newest_complete(ours) == 0
+
+
+def test_parts_of_another_attempt_make_no_version(tmp_path):
+    directory = open_directory(tmp_path)
+    states = make_states(2, seed=3)
+    write_part(directory, 5, "n1", 0, states[0])
+    write_part(directory, 5, "n1", 1, states[1])
+    attempt = tmp_path / "step-00000005.tmp-n1"
+    attempt.rename(tmp_path / "step-00000005.tmp-n2")
+    with pytest.raises(IntegrityError, match="another attempt"):
+        complete(directory, 5, "n2", 2)
+    assert newest_complete(directory) == 0
 
 
 def test_an_abandoned_part_is_replaced(tmp_path):
-    directory = CheckpointDirectory(tmp_path)
+    directory = open_directory(tmp_path)
     old, new = make_states(1, seed=1), make_states(1, seed=2)
     write_part(directory, 5, "n1", 0, old[0], "old")
     write(directory, 5, new)
@@ -123,81 +211,194 @@ def test_an_abandoned_part_is_replaced(tmp_path):
 
 @pytest.mark.parametrize("damage", ["shortened", "missing", "no manifest"])
 def test_a_torn_version_is_skipped_with_a_warning(tmp_path, caplog, damage):
-    directory = CheckpointDirectory(tmp_path)
+    directory = open_directory(tmp_path)
     states = make_states(2, seed=3)
     write(directory, 5, states)
     write(directory, 10, states)
     newest = tmp_path / "step-00000010"
-    victim = next(iter(sorted((newest / "stage-1-inner-0").glob("*.distcp"))))
+    victim = newest / "stage-1-inner-0" / "tensors"
     match damage:
         case "shortened":
             victim.write_bytes(victim.read_bytes()[:-7])
         case "missing":
             victim.unlink()
         case "no manifest":
-            (newest / "manifest.json").unlink()
+            (newest / "manifest").unlink()
     with caplog.at_level(logging.WARNING):
-        assert directory.newest_complete() == 5
+        assert newest_complete(directory) == 5
     assert any("step-00000010 is skipped" in record.message for record in caplog.records)
 
 
 def test_wrong_bits_are_refused_and_the_older_version_is_taken(tmp_path, caplog):
-    directory = CheckpointDirectory(tmp_path)
+    directory = open_directory(tmp_path)
     states = make_states(2, seed=3)
     write(directory, 5, states)
     write(directory, 10, states)
-    part = tmp_path / "step-00000010" / "stage-0-inner-0" / "part.json"
-    description = json.loads(part.read_text())
-    name = next(iter(description["tensors"]))
-    digest = description["tensors"][name]
-    description["tensors"][name] = ("0" if digest[0] != "0" else "1") + digest[1:]
-    part.write_text(json.dumps(description))
-    assert directory.newest_complete() == 10  # sizes are right: only reading shows it
+    flip(tensors_file(tmp_path, 10))
+    assert newest_complete(directory) == 10  # sizes are right: only reading shows it
     reader = make_states(2)
-    other = CheckpointDirectory(tmp_path)
-    wrong = pytest.raises(IntegrityError, match=f"{name} does not have its digest")
+    other = open_directory(tmp_path)
+    wrong = pytest.raises(IntegrityError, match="tensors does not have its SHA-256")
     with caplog.at_level(logging.WARNING), wrong:
         directory.load(10, reader[0])
     assert any("step-00000010.bad" in record.getMessage() for record in caplog.records)
-    assert directory.newest_complete() == 5
-    assert other.newest_complete() == 5, "put aside for every rank, not only who found it"
+    assert newest_complete(directory) == 5
+    assert newest_complete(other) == 5, "put aside for every rank, not only who found it"
     directory.load(5, reader[0])
     assert masters_digest(reader[0]) == masters_digest(states[0])
 
 
-def test_flipped_bytes_in_a_tensors_file_are_refused(tmp_path):
-    directory = CheckpointDirectory(tmp_path)
-    write(directory, 10, make_states(1, seed=3))
-    (file,) = (tmp_path / "step-00000010" / "stage-0-inner-0").glob("*.distcp")
-    content = bytearray(file.read_bytes())
-    for position in range(len(content) // 2, len(content) // 2 + 64):
-        content[position] ^= 0xFF
-    file.write_bytes(content)
-    with pytest.raises(IntegrityError):
-        directory.load(10, make_states(1)[0])
-    assert directory.newest_complete() == 0
-
-
 def test_a_damaged_description_is_refused(tmp_path):
-    directory = CheckpointDirectory(tmp_path)
+    directory = open_directory(tmp_path)
     write(directory, 10, make_states(1, seed=3))
-    part = tmp_path / "step-00000010" / "stage-0-inner-0" / "part.json"
-    text = part.read_text()
-    part.write_text("?" + text[1:])  # of the right size
-    with pytest.raises(IntegrityError):
+    flip(part_file(tmp_path, 10))
+    with pytest.raises(IntegrityError, match="part does not have its SHA-256"):
         directory.load(10, make_states(1)[0])
-    assert directory.newest_complete() == 0
+    assert newest_complete(directory) == 0
+
+
+def test_a_version_damaged_twice_is_put_aside_twice(tmp_path):
+    directory = open_directory(tmp_path)
+    states = make_states(1, seed=3)
+    for nonce in ("n1", "n2"):
+        write(directory, 10, states, nonce)
+        flip(tensors_file(tmp_path, 10))
+        with pytest.raises(IntegrityError):
+            directory.load(10, make_states(1)[0])
+        assert newest_complete(directory) == 0
+
+
+def test_a_tensors_file_that_cannot_be_read_is_damage(tmp_path):
+    directory = open_directory(tmp_path)
+    states = make_states(1, seed=3)
+    write(directory, 5, states)
+    write(directory, 10, states)
+    description = part_file(tmp_path, 10)
+    description.unlink()
+    description.mkdir()  # reading it is an error of the system
+    assert [s.version for s in directory.look()[1]] == [10]
+    assert newest_complete(directory) == 5
 
 
 def test_two_versions_are_kept_and_abandoned_parts_go(tmp_path):
-    directory = CheckpointDirectory(tmp_path)
+    directory = open_directory(tmp_path)
     states = make_states(1, seed=3)
     write_part(directory, 5, "dead", 0, states[0])
     for version in (5, 10, 15):
         write(directory, version, states)
     write_part(directory, 20, "running", 0, states[0])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert versions_in(tmp_path) == [
         "step-00000010",
         "step-00000015",
         "step-00000020.tmp-running",
     ]
+
+
+def test_parts_of_tensors_are_written_and_read_again(tmp_path):
+    """As inner ranks hold them: the digest of masters is that of their place in the whole."""
+    whole = torch.arange(32, dtype=torch.float32).reshape(8, 4)
+    cut = Slice(name="w", shape=(8, 4), start=(4, 0), size=(4, 4))
+    tensors = [
+        StateTensor("w", "master", whole[4:].clone(), cut),
+        StateTensor("w", "step", torch.tensor(3.0, dtype=torch.float64)),
+        StateTensor("b", "master", torch.ones(3, dtype=torch.bfloat16), copy=True),
+    ]
+    directory = open_directory(tmp_path)
+    part = Part(
+        stage=0,
+        inner=1,
+        tensors=tensors,
+        commit=make_commit(5),
+        commit_chain="chain",
+        masters=Shared.of(t for t in tensors if t.kind == "master").whole.hex(),
+    )
+    directory.write_part(5, "n1", part)
+    directory.complete(5, "n1", [(0, 1)])
+    manifest, _ = directory.look()
+    (listed,) = manifest.parts
+    version = tmp_path / "step-00000005"
+    described = read_description(version, listed, 5)
+    wanted = {t.id: torch.empty_like(t.tensor) for t in tensors}
+    read_tensors(version, listed, described, wanted)
+    assert all(torch.equal(wanted[t.id], t.tensor) for t in tensors)
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))
+def test_every_type_of_elements_is_read_as_it_was_written(tmp_path, dtype):
+    if not hasattr(torch, dtype):
+        pytest.skip("this torch has no such type")
+    bits = torch.arange(48, dtype=torch.uint8) % 2
+    written = bits.view(getattr(torch, dtype)).reshape(-1, 1)
+    entry = write_tensors(tmp_path / "tensors", [written, written[:0]])
+    (tmp_path / "stage-0-inner-0").mkdir()
+    (tmp_path / "tensors").rename(tmp_path / "stage-0-inner-0" / "tensors")
+    stored = (describe("a", written), describe("b", written[:0]))
+    described = PartDescription(
+        version=5,
+        nonce="n",
+        stage=0,
+        inner=0,
+        commit=make_commit(5),
+        commit_chain="",
+        file=entry,
+        tensors=stored,
+    )
+    listed = ManifestPart(stage=0, inner=0, part=entry, tensors=entry)
+    read = {tensor.name: new_tensor(tensor) for tensor in stored}
+    read_tensors(tmp_path, listed, described, read)
+    assert torch.equal(read["a"].view(torch.uint8), written.view(torch.uint8))
+    assert read["b"].shape == written[:0].shape
+
+
+def test_a_shape_whose_strides_overflow_is_a_documented_error():
+    shape = (0, 1 << 49, 1 << 49)
+    with pytest.raises(IntegrityError, match="no possible shape"):
+        new_tensor(StoredTensor(name="a", dtype="float32", shape=shape, digest="0" * 32))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A filesystem of 1 MiB."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", root], check=False)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount")
+    yield root
+    subprocess.run(["umount", root], check=True)
+
+
+@pytest.mark.root
+def test_on_a_disk_for_two_versions_and_a_half_saving_goes_on(small_disk, tmp_path):
+    states = make_states(2, seed=3)
+    size_bytes = sum(t.tensor.nbytes for s in states for t in s.state_tensors())
+    (small_disk / "somebody elses").write_bytes(bytes((1 << 20) - size_bytes * 5 // 2))
+    directory = open_directory(small_disk / "store")
+    for version in (5, 10, 15, 20):
+        nonce = f"n{version}"
+        for stage, state in enumerate(states):
+            write_part(directory, version, nonce, stage, state, room=(not stage) * size_bytes)
+        complete(directory, version, nonce, 2)
+        directory.load(version, make_states(1)[0])
+    assert versions_in(small_disk / "store") == ["step-00000015", "step-00000020"]
+
+
+@pytest.mark.root
+def test_a_full_disk_costs_no_version_that_is_sound_and_leaves_nothing_behind(small_disk):
+    states = make_states(1, seed=3)
+    size_bytes = sum(t.tensor.nbytes for t in states[0].state_tensors())
+    directory = open_directory(small_disk / "store")
+    write(directory, 5, states)
+    write(directory, 10, states)
+    filler = small_disk / "somebody elses"
+    with pytest.raises(OSError, match="No space left"), filler.open("wb") as file:
+        file.write(bytes(1 << 20))
+    flip(tensors_file(small_disk / "store", 10))  # not seen by a look
+    for nonce in ("n1", "n2"):
+        with pytest.raises(OSError, match="No space left"):
+            write_part(directory, 15, nonce, 0, states[0], room=size_bytes)
+        assert versions_in(small_disk / "store") == ["step-00000005", "step-00000010"]
+    filler.unlink()
+    write_part(directory, 15, "n3", 0, states[0], room=size_bytes)
+    complete(directory, 15, "n3", 1)
+    assert newest_complete(directory) == 15

@@ -1,0 +1,180 @@
+"""Looks at one version of a checkpoint on the disk, and removes what is no longer wanted.
+
+A look reads the manifest and compares the files' sizes. Only reading a part compares its digests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from mainstay_core.base.errors import IntegrityError
+from mainstay_core.wire.checkpoint_manifest import (
+    FORMAT_1,
+    MANIFEST,
+    MANIFEST_OF_FORMAT_1,
+    PART,
+    TENSORS,
+    FileEntry,
+    Manifest,
+    ManifestPart,
+    PartDescription,
+    parse_manifest,
+    parse_name,
+    parse_part,
+    part_name,
+    shown,
+)
+from mainstay_core.wire.sealed import Keys
+from mainstay_train.state.part_files import read_description, read_small, walk_tensors
+
+NOT_DAMAGE = {
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.EINTR,
+    errno.EMFILE,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ENOTCONN,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}
+"""What a sound version may answer now and not later: the network or this process is in need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A version that cannot be gone on from."""
+
+    version: int
+    why: str
+    format_1: bool = False
+
+
+def read_manifest(directory: Path, version: int, keys: Keys = ()) -> Manifest:
+    """Return the manifest of a version of format 2.
+
+    Raises:
+        IntegrityError: it has format 1, or is damaged, or is not signed.
+        OSError: it cannot be read.
+    """
+    if has_format_1(directory):
+        raise IntegrityError(FORMAT_1)
+    return parse_manifest(read_small(directory / MANIFEST), version, keys)
+
+
+def has_format_1(directory: Path) -> bool:
+    """Return whether a version has format 1, by the name of its manifest alone."""
+    names = (directory / MANIFEST_OF_FORMAT_1, directory / MANIFEST)
+    return [path.exists() for path in names] == [True, False]
+
+
+def problem_of(directory: Path, manifest: Manifest) -> str:
+    """Return what is wrong with a version at first sight, empty if nothing: files' sizes.
+
+    Raises:
+        OSError: a file cannot be looked at.
+    """
+    for name, entry in manifest.files():
+        found = (directory / name).stat().st_size
+        if found != entry.size_bytes:
+            return f"{name} is torn: {found} bytes, not {entry.size_bytes}"
+    return ""
+
+
+def look_at(directory: Path, version: int, keys: Keys = ()) -> Manifest:
+    """Return the manifest of a version that can be gone on from, at first sight.
+
+    Raises:
+        IntegrityError: whatever is wrong with it.
+    """
+    try:
+        manifest = read_manifest(directory, version, keys)
+        problem = problem_of(directory, manifest)
+    except OSError as error:
+        raise IntegrityError(reason_of(error, directory)) from error
+    if problem:
+        raise IntegrityError(problem)
+    return manifest
+
+
+def check_digests(directory: Path, manifest: Manifest, keys: Keys = ()) -> None:
+    """Read a version as a whole and compare the SHA-256 of every file.
+
+    Raises:
+        IntegrityError: one differs.
+        OSError: one cannot be read.
+    """
+    for part in manifest.parts:
+        described = read_description(directory, part, manifest.version, keys)
+        for _ in walk_tensors(directory, part, described, lambda _: None):
+            pass
+
+
+def list_part(
+    attempt: Path, version: int, nonce: str, place: tuple[int, int], keys: Keys = ()
+) -> tuple[ManifestPart, PartDescription]:
+    """Return a safely written part of an attempt, as the manifest is to list it.
+
+    The tensors are not read again: their writer has computed the SHA-256 while it wrote them.
+
+    Args:
+        attempt: directory of the attempt.
+        version: what is attempted.
+        nonce: of the quorum in which the attempt was copied.
+        place: stage and inner rank of the part.
+        keys: one of them must have signed the description, if there are any.
+
+    Raises:
+        IntegrityError: the part is damaged, or is that of something else.
+        OSError: it cannot be read.
+    """
+    name = part_name(*place)
+    data = read_small(attempt / name / PART)
+    described = parse_part(data, keys)
+    told = (described.version, described.nonce, (described.stage, described.inner))
+    if told != (version, nonce, place):
+        raise IntegrityError(f"{name}/{PART} is that of another attempt")
+    size_bytes = (attempt / name / TENSORS).stat().st_size
+    if size_bytes != described.file.size_bytes:
+        raise IntegrityError(
+            f"{name}/{TENSORS} is torn: {size_bytes} bytes, not {described.file.size_bytes}"
+        )
+    entry = FileEntry(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    stage, inner = place
+    listed = ManifestPart(stage=stage, inner=inner, part=entry, tensors=described.file)
+    return listed, described
+
+
+def reason_of(error: OSError, directory: Path) -> str:
+    """Return what the system says of a file of a version, by its path below the version."""
+    name = str(error.filename or "")
+    with contextlib.suppress(ValueError):
+        name = str(Path(name).relative_to(directory))
+    return shown(f"{name}: {error.strerror or error}" if name else str(error))
+
+
+def remove(path: Path) -> None:
+    """Remove a directory that others may be renaming: it leaves its name first, or stays.
+
+    Raises:
+        OSError: it cannot be renamed; another process was faster, or the storage refuses.
+    """
+    named = parse_name(path.name)
+    gone = path
+    if named is not None and named[1] != "gone":
+        gone = path.with_name(f"{path.name.partition('.')[0]}.gone-{secrets.token_hex(6)}")
+        path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,71 @@
+"""Claims on a directory of checkpoints: atomic, and another job is refused by name."""
+
+import multiprocessing
+
+import pytest
+
+from mainstay_core.base.errors import OwnershipError
+from mainstay_core.wire.checkpoint_owner import KEPT_CLAIMS, Owner
+from mainstay_train.state.owner import claim
+
+A, B = Owner(uid="a", name="first"), Owner(uid="b", name="second")
+
+
+def claims_in(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_claim_is_made_once_and_refuses_another_job_by_name(tmp_path):
+    claim(tmp_path, A)
+    claim(tmp_path, A)
+    assert claims_in(tmp_path) == ["owner-00000001"]
+    with pytest.raises(OwnershipError, match=r"second.*belongs to job first \(uid a\)"):
+        claim(tmp_path, B)
+
+
+def test_a_job_submitted_again_takes_over(tmp_path):
+    claim(tmp_path, A)
+    again = Owner(uid="a2", name="first")
+    claim(tmp_path, again)
+    with pytest.raises(OwnershipError, match="submitted later"):
+        claim(tmp_path, A)
+    claim(tmp_path, again)
+
+
+def test_a_damaged_claim_is_replaced_by_whom_it_named(tmp_path):
+    claim(tmp_path, A)
+    (tmp_path / "owner-00000001").write_bytes(b"\xff")
+    claim(tmp_path, A)
+    with pytest.raises(OwnershipError):
+        claim(tmp_path, B)
+
+
+def test_old_claims_are_forgotten(tmp_path):
+    for number in range(KEPT_CLAIMS + 5):
+        claim(tmp_path, Owner(uid=str(number), name="first"))
+    assert len(claims_in(tmp_path)) <= KEPT_CLAIMS + 1
+
+
+def race(root, number, barrier, won):
+    barrier.wait()
+    try:
+        claim(root, Owner(uid=f"u{number}", name=f"job-{number}"))
+        won.put(number)
+    except OwnershipError:
+        won.put(None)
+
+
+def test_of_many_jobs_that_come_at_once_one_owns_the_directory(tmp_path):
+    context = multiprocessing.get_context("fork")
+    for turn in range(5):
+        root = tmp_path / str(turn)
+        barrier, won = context.Barrier(4), context.SimpleQueue()
+        runners = [
+            context.Process(target=race, args=(root, number, barrier, won)) for number in range(4)
+        ]
+        for runner in runners:
+            runner.start()
+        outcomes = [won.get() for _ in runners]
+        for runner in runners:
+            runner.join()
+        assert len([number for number in outcomes if number is not None]) == 1
