@@ -62,10 +62,13 @@ def convert(directory: Path, keys: Keys = ()) -> str:
     old = directory.with_name(f"{version_name(version)}.old")
     if old.exists() and not directory.exists():
         old.rename(directory)  # an earlier conversion was killed between its two renames
+    signs = keys and not has_format_1(directory) and not is_signed(read_small(directory / MANIFEST))
+    if (has_format_1(directory) or signs) and old.exists():
+        raise IntegrityError(f"{old.name} is there from an earlier conversion; delete it first")
     if has_format_1(directory):
         _write_anew(directory, version, keys)
         done = "converted"
-    elif keys and not is_signed(read_small(directory / MANIFEST)):
+    elif signs:
         _sign(directory, version, keys)
         done = "signed"
     else:

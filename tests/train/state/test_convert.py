@@ -164,6 +164,15 @@ def test_unsigned_versions_are_signed(tmp_path):
     assert convert(tmp_path / "step-00000010", [KEY]) == "nothing to do"
 
 
+def test_an_original_is_never_replaced_by_a_later_conversion(tmp_path):
+    old = write_format_1(tmp_path, 10, make_states(1, seed=3))
+    convert(old)
+    with pytest.raises(IntegrityError, match=r"step-00000010.old is there"):
+        convert(old, [KEY])
+    shutil.rmtree(tmp_path / "step-00000010.old")
+    assert "signed" in convert(old, [KEY])
+
+
 def test_a_damaged_version_is_not_signed(tmp_path):
     write(open_directory(tmp_path), 10, make_states(1, seed=3))
     flip(tensors_file(tmp_path, 10))
