@@ -21,9 +21,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "build/site"
 PACKAGES = {
-    "operator": ("core/mainstay_core", "operator/mainstay_operator"),
-    "api": ("core/mainstay_core", "api/mainstay_api"),
-    "agent": ("core/mainstay_core", "agent/mainstay_agent", "agent/mainstay_train"),
+    "operator": ("core/mainstay_core", "core/mainstay_net", "operator/mainstay_operator"),
+    "api": ("core/mainstay_core", "core/mainstay_net", "api/mainstay_api"),
+    "agent": (
+        "core/mainstay_core",
+        "core/mainstay_net",
+        "agent/mainstay_agent",
+        "agent/mainstay_train",
+    ),
 }
 """Our packages in each image, beside what requirements/NAME.txt pins."""
 ENGINES = ("docker", "podman", "buildah")

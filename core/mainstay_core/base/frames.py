@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,11 @@ from mainstay_core.base.errors import RemoteProtocolError
 
 PREFIX = struct.Struct("!IQ")
 MAX_HEAD_BYTES = 64 * 1024 * 1024
-"""Bound on a head. A peer that sends a larger one speaks another protocol."""
-MAX_BODY_BYTES = 1 << 40
+"""Bound on a head. The longest is the plan of a job with 100,000 ranks: 25 MB."""
+MAX_BODY_BYTES = 1 << 30
+"""Bound on a body. The longest is what 100,000 ranks say in a vote or a settle: hundreds of MB."""
+FIRST_HEAD_BYTES = 64 * 1024
+"""Bound on the first frame of a peer that has not said yet who it is: a few names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,21 @@ def pack(head: dict[str, Any], body: bytes = b"") -> bytes:
     return pack_head(head, len(body)) + body
 
 
-def parse_prefix(raw: bytes) -> tuple[int, int]:
+def parse_prefix(
+    raw: bytes, max_head: int = MAX_HEAD_BYTES, max_body: int = MAX_BODY_BYTES
+) -> tuple[int, int]:
     """Return (head size, body size) in bytes.
+
+    Args:
+        raw: the first ``PREFIX.size`` bytes of a frame.
+        max_head: bound on the head, in bytes.
+        max_body: bound on the body, in bytes.
 
     Raises:
         RemoteProtocolError: the sizes are out of bounds.
     """
     head_size, body_size = PREFIX.unpack(raw)
-    if head_size > MAX_HEAD_BYTES or body_size > MAX_BODY_BYTES:
+    if head_size > max_head or body_size > max_body:
         raise RemoteProtocolError(f"frame of {head_size} + {body_size} bytes refused")
     return head_size, body_size
 
@@ -73,8 +84,15 @@ def parse_head(raw: bytes) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class FrameParser:
-    """Incremental parser: ``feed`` bytes as they come, get whole frames."""
+    """Incremental parser: ``feed`` bytes as they come, get whole frames.
 
+    Args:
+        max_head: bound on a head, in bytes; may be changed between frames.
+        max_body: bound on a body, in bytes; may be changed between frames.
+    """
+
+    max_head: int = MAX_HEAD_BYTES
+    max_body: int = MAX_BODY_BYTES
     _buffer: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -83,14 +101,23 @@ class FrameParser:
         Raises:
             RemoteProtocolError: the bytes are not frames.
         """
+        return list(self.drain(data))
+
+    def drain(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames completed by ``data``, one by one: bounds may change in between.
+
+        Raises:
+            RemoteProtocolError: the bytes are not frames.
+        """
         self._buffer += data
-        frames = []
         while len(self._buffer) >= PREFIX.size:
-            head_size, body_size = parse_prefix(bytes(self._buffer[: PREFIX.size]))
+            head_size, body_size = parse_prefix(
+                bytes(self._buffer[: PREFIX.size]), self.max_head, self.max_body
+            )
             end = PREFIX.size + head_size + body_size
             if len(self._buffer) < end:
-                break
+                return
             head = parse_head(bytes(self._buffer[PREFIX.size : PREFIX.size + head_size]))
-            frames.append(Frame(head, bytes(self._buffer[PREFIX.size + head_size : end])))
+            body = bytes(self._buffer[PREFIX.size + head_size : end])
             del self._buffer[:end]
-        return frames
+            yield Frame(head, body)

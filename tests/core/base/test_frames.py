@@ -62,6 +62,23 @@ def test_oversize_is_refused_before_anything_is_read(head_size: int, body_size: 
         FrameParser().feed(PREFIX.pack(head_size, body_size))
 
 
+def test_bounds_may_change_with_what_a_frame_has_told() -> None:
+    parser, frames = FrameParser(max_head=40, max_body=0), []
+    for frame in parser.drain(
+        pack({"kind": "hello"}) + pack({"kind": "a", "b": "c" * 60}, b"body")
+    ):
+        frames.append(frame.kind)
+        parser.max_head, parser.max_body = MAX_HEAD_BYTES, MAX_BODY_BYTES
+
+    assert frames == ["hello", "a"]
+
+
+@pytest.mark.parametrize(("head_size", "body_size"), [(41, 0), (1, 1)])
+def test_a_parser_may_have_bounds_of_its_own(head_size: int, body_size: int) -> None:
+    with pytest.raises(RemoteProtocolError, match="refused"):
+        FrameParser(max_head=40, max_body=0).feed(PREFIX.pack(head_size, body_size))
+
+
 def test_the_largest_allowed_sizes_are_taken() -> None:
     prefix = PREFIX.pack(MAX_HEAD_BYTES, MAX_BODY_BYTES)
 
