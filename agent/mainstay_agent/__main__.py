@@ -10,6 +10,7 @@ import sys
 from mainstay_agent import probe
 from mainstay_agent import settings as supervisor_settings
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_net.acceptor import raise_descriptor_limit
 
 logger = logging.getLogger("mainstay_agent")
 
@@ -30,6 +31,7 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    raise_descriptor_limit()
     # Imported here so that --help and bad settings are answered at once.
     from mainstay_agent.supervisor import Supervisor
 

@@ -6,15 +6,16 @@ What is said, and what follows, is decided in :mod:`mainstay_core.supervisor.gos
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import secrets
 from collections.abc import Callable
 from typing import Any
 
-from mainstay_core.base import codec, proofs
-from mainstay_core.base.errors import ProtocolError, RemoteProtocolError
+from mainstay_core.base import codec
+from mainstay_core.base.errors import ProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import QuorumId
+from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Purpose
 from mainstay_core.supervisor.gossip import (
     OFFER_TIMEOUT_S,
     Given,
@@ -37,7 +38,7 @@ class PlanGossip:
     Args:
         held: returns the newest plan that is held here.
         on_plan: called with every plan that another supervisor gives.
-        secret: the job's; what is not proved to come from one who knows it is refused.
+        secret: the job's, which this supervisor and the one that it calls prove to each other.
     """
 
     def __init__(
@@ -52,11 +53,9 @@ class PlanGossip:
         """Return the answer to another supervisor's ``holds`` or ``plan``.
 
         Raises:
-            RemoteProtocolError: the frame cannot be read, or is no proof of the job's secret.
+            RemoteProtocolError: the frame cannot be read.
+            KeyError: a value is missing.
         """
-        asked = (frame.kind, *_told(frame.head))
-        if not proofs.is_proved(self._secret, frame.head.get("proof", ""), *asked):
-            raise RemoteProtocolError("no proof of the job's secret")
         message: Holds | Given
         if frame.kind == "plan":
             message = Given(codec.decode(Plan, frame.head["plan"]))
@@ -77,21 +76,20 @@ class PlanGossip:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
-            writer.write(self.pack(Holds(plan.quorum)))
+            mine = CallerProof(
+                self._secret, secrets.token_bytes(NONCE_BYTES), address, Purpose.GOSSIP
+            )
+            writer.write(mine.hello)
+            writer.write(mine.answered(await reader.readexactly(ANSWER_BYTES)))
+            writer.write(pack(_head(Holds(plan.quorum))))
             after = follow_up(plan, _answered(await _read_frame(reader)))
             if after.give is not None:
-                writer.write(self.pack(after.give))
+                writer.write(pack(_head(after.give)))
                 await _read_frame(reader)
             elif after.learn is not None:
                 self._on_plan(after.learn)
         finally:
             writer.close()
-
-    def pack(self, message: Holds | Given) -> bytes:
-        """Return the frame of what is said first, with its proof."""
-        head = _head(message)
-        proof = proofs.prove(self._secret, head["kind"], *_told(head))
-        return pack({**head, "proof": proof})
 
 
 def _head(message: Holds | Given | Wanted | Thanks) -> dict[str, Any]:
@@ -110,12 +108,6 @@ def _answered(frame: Frame) -> Wanted | Given | Thanks:
     if frame.kind == "plan":
         return Given(codec.decode(Plan, frame.head["plan"]))
     return Wanted() if frame.kind == "want" else Thanks()
-
-
-def _told(head: dict[str, Any]) -> list[str]:
-    """What a frame tells, as one text for equal content."""
-    told = {key: head[key] for key in ("quorum", "plan") if key in head}
-    return [json.dumps(told, sort_keys=True)]
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> Frame:

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mainstay_core.base.errors import ProtocolError
-from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base.frames import (
+    FIRST_HEAD_BYTES,
+    MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+    Frame,
+    FrameParser,
+    pack,
+)
 from mainstay_core.base.ids import Incarnation
 
 logger = logging.getLogger(__name__)
@@ -36,7 +43,7 @@ class Peer(asyncio.Protocol):
 
     def __init__(self, owner: Peers) -> None:
         self._owner = owner
-        self._parser = FrameParser()
+        self._parser = FrameParser(max_head=FIRST_HEAD_BYTES, max_body=0)
         self._transport: asyncio.Transport | None = None
         self.is_launcher = False
         self.slot = -1
@@ -53,8 +60,11 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self._parser.feed(data):
+            for frame in self._parser.drain(data):
                 self._owner.on_frame(self, frame)
+                if self.is_launcher or self.incarnation is not None:
+                    self._parser.max_head = MAX_HEAD_BYTES
+                    self._parser.max_body = MAX_BODY_BYTES
         except (ProtocolError, KeyError, TypeError, ValueError) as error:
             logger.error("%s does not keep to the protocol and is cut off: %r", self, error)
             self.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 
 from mainstay_agent.gather import GatherServer
 from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.frames import PREFIX
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_train.comm.gather_client import GatherClient
 
@@ -241,7 +243,7 @@ def test_quorums_with_one_id_and_two_nonces_never_mix(star: Star) -> None:
 
 
 def test_a_connection_refused_is_an_abort_that_names_the_server(star: Star) -> None:
-    star.call(star.server._server.close)  # type: ignore[union-attr]
+    asyncio.run_coroutine_threadsafe(star.server.close(), star.loop).result()
     with pytest.raises(QuorumAborted, match=star.address):
         star.member(0, 2).post("vote", b"")
 
@@ -251,3 +253,37 @@ def test_posting_a_key_twice_is_a_bug_of_the_caller(star: Star) -> None:
     member.post("vote", b"")
     with pytest.raises(LocalProtocolError):
         member.post("vote", b"")
+
+
+def call(star: Star) -> socket.socket:
+    host, _, port = star.address.rpartition(":")
+    caller = socket.create_connection((host, int(port)))
+    caller.settimeout(30)
+    return caller
+
+
+def test_a_frame_that_a_stranger_announces_is_not_waited_for(star: Star) -> None:
+    """Held until it is complete, 2 GiB would be the supervisor's memory."""
+    with call(star) as stranger:
+        stranger.sendall(PREFIX.pack(2, 2 << 30) + b"{}")
+        with pytest.raises(ConnectionError):
+            stranger.sendall(bytes(64 << 20))
+
+
+def test_strangers_do_not_keep_a_pod_from_ending(star: Star) -> None:
+    """It is told to end once nobody who counts is connected."""
+    members = star.quorum(2)
+    with call(star) as silent:
+        for member in members:
+            member.leave()
+        asyncio.run_coroutine_threadsafe(star.server.wait_quiet(), star.loop).result(timeout=30)
+        silent.close()
+
+
+def test_members_meet_in_the_midst_of_strangers(star: Star) -> None:
+    idle = [call(star) for _ in range(300)]
+    members = star.quorum(4)
+    idle += [call(star) for _ in range(300)]
+    assert gather(members, "vote") == [[f"vote-{i}".encode() * i for i in range(4)]] * 4
+    for each in idle:
+        each.close()

@@ -12,11 +12,10 @@ from tests.agent.test_supervisor import plan
 
 from mainstay_agent.gather import GatherServer
 from mainstay_agent.gossip import PlanGossip
-from mainstay_core.base import codec, proofs
-from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.base import codec
+from mainstay_core.base.frames import pack
+from mainstay_core.base.proofs import ANSWER_BYTES, HELLO_BYTES
 from mainstay_core.gather.client import QuorumAborted
-from mainstay_core.supervisor.gossip import Given
 from mainstay_core.wire.plan import Plan
 from mainstay_train.base import job_secret
 from mainstay_train.comm.gather_client import GatherClient
@@ -67,34 +66,50 @@ def test_the_secret_is_read_from_the_file_that_the_pod_was_given(
     try:
         (tmp_path / "secret").write_text(f"{SECRET}\n")
         monkeypatch.setenv("MAINSTAY_SECRET_FILE", str(tmp_path / "secret"))
-        assert job_secret.is_proved(proofs.prove(SECRET, "heal", 1), "heal", 1)
-        assert not job_secret.is_proved("", "heal", 1)
+        assert job_secret.read() == SECRET
     finally:
         job_secret.read.cache_clear()
 
 
-def gossip(secret: str, plans: list[Plan]) -> PlanGossip:
-    return PlanGossip(lambda: None, plans.append, secret)
+def offered(listener: str, speaker: str) -> list[Plan]:
+    """Return what a supervisor takes that listens with one secret, offered with another one."""
 
+    async def offer() -> list[Plan]:
+        taken: list[Plan] = []
+        server = GatherServer(answer=PlanGossip(lambda: None, taken.append).answer, secret=listener)
+        address = await server.start(HOST)
+        await PlanGossip(lambda: plan(5), taken.append, speaker).offer(address, plan(5))
+        await server.close()
+        return taken
 
-def told(message: bytes) -> Frame:
-    (frame,) = FrameParser().feed(message)
-    return frame
+    return asyncio.run(offer())
 
 
 def test_a_plan_is_taken_from_pods_of_the_job_only() -> None:
-    taken: list[Plan] = []
-    asked = gossip(SECRET, taken)
-    ours, theirs = gossip(SECRET, []), gossip("another job's", [])
-    newest = codec.encode(plan(5))
-    assert asked.answer(told(ours.pack(Given(plan(5))))) == {"kind": "thanks"}
-    assert taken == [plan(5)]
-    for message in (theirs.pack(Given(plan(5))), pack({"kind": "plan", "plan": newest})):
-        with pytest.raises(RemoteProtocolError, match="no proof"):
-            asked.answer(told(message))
-    # A proof is one for what it was made for.
-    frame = told(ours.pack(Given(plan(5))))
-    frame.head["plan"] = codec.encode(plan(6))
-    with pytest.raises(RemoteProtocolError, match="no proof"):
-        asked.answer(frame)
-    assert len(taken) == 1
+    assert offered(SECRET, SECRET) == [plan(5)]
+    assert offered(SECRET, "another job's") == []
+    assert offered(SECRET, "") == []
+
+
+def test_a_plan_is_offered_to_pods_of_the_job_only() -> None:
+    """Who listens where a supervisor was is told nothing of the plan, and gives none."""
+
+    async def offer() -> tuple[bytes, list[Plan]]:
+        heard, taken = bytearray(), []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.extend(await reader.read(1000))
+            writer.write(
+                bytes(ANSWER_BYTES) + pack({"kind": "plan", "plan": codec.encode(plan(9))})
+            )
+            heard.extend(await reader.read())
+            writer.close()
+
+        async with await asyncio.start_server(serve, HOST, 0) as impostor:
+            address = f"{HOST}:{impostor.sockets[0].getsockname()[1]}"
+            await PlanGossip(lambda: plan(5), taken.append, SECRET).offer(address, plan(5))
+        return bytes(heard), taken
+
+    heard, taken = asyncio.run(offer())
+    assert len(heard) == HELLO_BYTES
+    assert taken == []

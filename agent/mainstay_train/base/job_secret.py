@@ -6,8 +6,6 @@ import functools
 import os
 from pathlib import Path
 
-from mainstay_core.base import proofs
-
 
 @functools.cache
 def read() -> str:
@@ -18,13 +16,3 @@ def read() -> str:
     """
     path = os.environ.get("MAINSTAY_SECRET_FILE", "")
     return Path(path).read_text().strip() if path else ""
-
-
-def prove(*asked: object) -> str:
-    """Return what shows another pod of the job that this is one."""
-    return proofs.prove(read(), *asked)
-
-
-def is_proved(proof: object, *asked: object) -> bool:
-    """Return whether another pod has shown that it is one of the job's."""
-    return proofs.is_proved(read(), proof, *asked)

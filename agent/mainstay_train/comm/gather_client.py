@@ -12,11 +12,11 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.frames import FrameParser
+from mainstay_core.base.proofs import Purpose
 from mainstay_core.gather.client import ClientProtocol, QuorumAborted
 from mainstay_core.gather.frames import (
     Abort,
@@ -28,6 +28,7 @@ from mainstay_core.gather.frames import (
     decode_for_member,
     encode,
 )
+from mainstay_net.caller import prove
 from mainstay_train.base import job_secret, network_cut
 
 logger = logging.getLogger(__name__)
@@ -70,8 +71,8 @@ class GatherClient:
     ) -> None:
         host, _, port = address.rpartition(":")
         self._peer = (host, int(port))
+        self._address, self._secret = address, job_secret.read()
         join = Join(quorum=quorum, index=index, size=size, incarnation=incarnation)
-        join = replace(join, proof=job_secret.prove(*join.question))
         self._protocol: ClientProtocol[bytes] = ClientProtocol(join)
         self._on_abort, self._on_plan = on_abort, on_plan
         self._changed = threading.Condition()
@@ -186,6 +187,7 @@ class GatherClient:
         if self._protocol.ended is None:
             network_cut.refuse()
             self._socket.connect(self._peer)
+            prove(self._socket, self._secret, self._address, Purpose.MEET)
         # A post that is woken by this waits for the lock: nothing is sent before the join.
         with self._sending:
             with self._changed:

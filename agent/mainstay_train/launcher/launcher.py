@@ -54,6 +54,7 @@ from mainstay_core.supervisor.launcher import (
     SupervisorLost,
     step,
 )
+from mainstay_net.acceptor import address_of, listen, raise_descriptor_limit
 from mainstay_train.base import network_cut
 from mainstay_train.base.output import Relay
 from mainstay_train.base.settings import DEFAULT_TRAINER, LauncherSettings, TrainerSettings
@@ -97,9 +98,8 @@ class Launcher:
         self._processes: dict[int, _Process] = {}
         self._parser = FrameParser()
         self._store_pid = 0
-        self._listener = socket.create_server((settings.address, 0), backlog=4096)
-        host, port = self._listener.getsockname()[:2]
-        self._store = f"{host}:{port}"
+        self._listener = listen(settings.address)
+        self._store = address_of(self._listener)
         self._store_line, self._store_end = socket.socketpair()
         self._supervisor: socket.socket | None = None
         self._told_to_end, self._wakes = socket.socketpair()
@@ -297,6 +297,9 @@ def _host_store(listener: socket.socket, line: socket.socket) -> int:
     """
     from torch.distributed import TCPStore
 
+    # Who connects proves nothing, as torch has no way to. So many may come that the usual limit
+    # of descriptors is not enough; they are this process's, not those of the trainers.
+    raise_descriptor_limit()
     host, port = listener.getsockname()[:2]
     # The store takes over the listener: it must not be closed twice.
     store = TCPStore(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import select
 import socket
 import threading
@@ -18,9 +19,22 @@ from typing import Any
 
 import torch
 
+from mainstay_core.base.admission import Bounds
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.frames import PREFIX, pack, pack_head, parse_head, parse_prefix
+from mainstay_core.base.frames import (
+    FIRST_HEAD_BYTES,
+    MAX_HEAD_BYTES,
+    PREFIX,
+    pack,
+    pack_head,
+    parse_head,
+    parse_prefix,
+)
+from mainstay_core.base.proofs import Purpose
 from mainstay_core.rank.serving import HealFailed, copy_problem
+from mainstay_net.acceptor import listen
+from mainstay_net.caller import prove
+from mainstay_net.entrance import Entrance
 from mainstay_train.base import job_secret, network_cut
 from mainstay_train.base.sockets import socket_lock
 from mainstay_train.comm.group import foreign_sockets
@@ -28,6 +42,12 @@ from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StageState
 
 logger = logging.getLogger(__name__)
+
+BOUNDS = Bounds(total=128)
+"""On connections that have proved nothing: joiners are few, and descriptors are the trainer's."""
+MAX_SERVED = 64
+"""Requests served at a time, a thread each. A source with more joiners would serve each of them too
+slowly; whoever is turned away asks another source, or this one again under the next plan."""
 
 StateAt = Callable[[str, int, int], StageState | None]
 """(quorum, position, version) -> the state once it is there; None if it never will be."""
@@ -47,8 +67,26 @@ def _state_digest(state: StageState) -> str:
     return digests.digest_tensors((f.id, f.tensor) for f in state.flats()).hex()
 
 
+class _Registered:
+    """Opens and closes connections that belong to no group."""
+
+    def accept(self, listener: socket.socket) -> tuple[socket.socket, tuple[str, int]]:
+        # accept() and the registration must be one: a group that connects meanwhile
+        # would take the new socket for its own and shut it with the group.
+        with socket_lock:
+            connection, peer = listener.accept()
+            foreign_sockets.add(connection.fileno())
+        return connection, (str(peer[0]), int(peer[1]))
+
+    def close(self, connection: socket.socket) -> None:
+        close_registered(connection)
+
+
 class HealServer:
-    """Serves this trainer's state to joiners of its quorum, one thread per request.
+    """Serves this trainer's state to joiners of its quorum.
+
+    One thread waits for all who call, and has them prove the job's secret. Each request of a
+    joiner that has gets a thread, at most ``MAX_SERVED`` at a time.
 
     Args:
         address: local address to listen on.
@@ -59,58 +97,55 @@ class HealServer:
     def __init__(
         self, address: str, state_at: StateAt, on_serve: Callable[[], None] = lambda: None
     ) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
-        self._listener.bind((address, 0))
-        self._listener.listen()
-        host, port = self._listener.getsockname()[:2]
-        self.address = f"{host}:{port}"
+        self._entrance = Entrance(
+            listen(address), job_secret.read(), (Purpose.HEAL,), BOUNDS, _Registered()
+        )
+        self.address = self._entrance.address
         self._state_at = state_at
         self._on_serve = on_serve
+        self._free = threading.BoundedSemaphore(MAX_SERVED)
         threading.Thread(target=self._accept, name="heal-server", daemon=True).start()
 
     def _accept(self) -> None:
+        poll = select.poll()
+        poll.register(self._entrance.fileno(), select.POLLIN)
         while True:
-            # accept() and the registration must be one: a group that connects meanwhile
-            # would take the new socket for its own and shut it with the group.
-            connection = _accept_registered(self._listener)
-            threading.Thread(
-                target=self._serve, args=(connection,), name="heal-source", daemon=True
-            ).start()
+            wait_s = self._entrance.wait_s()
+            poll.poll(None if wait_s is None else math.ceil(1000 * wait_s))
+            for proved in self._entrance.turn():
+                proved.socket.setblocking(True)
+                if not self._free.acquire(blocking=False):
+                    # Told by the end alone; the joiner asks the next source.
+                    close_registered(proved.socket)
+                    continue
+                threading.Thread(
+                    target=self._serve, args=(proved.socket,), name="heal-source", daemon=True
+                ).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            request, _ = read_frame(connection)
-            quorum, position = str(request["quorum"]), int(request["position"])
-            if not job_secret.is_proved(request.get("proof", ""), "heal", quorum, position):
-                # Said to a pod of the job that was given another secret; a stranger learns nothing.
-                connection.sendall(pack({"kind": "refused", "why": "no proof of the job's secret"}))
-                return
-            state = self._state_at(quorum, position, int(request["version"]))
-            if state is None:
-                connection.sendall(pack({"kind": "refused", "why": f"{quorum} is over here"}))
-                return
-            flats = state.flats()
-            listing = [[f.id, str(f.tensor.dtype), f.tensor.numel()] for f in flats]
-            head = {"kind": "state", "tensors": listing, "digest": _state_digest(state)}
-            connection.sendall(pack_head(head))
-            for number, flat in enumerate(flats):
-                if number == 1:
-                    self._on_serve()
-                connection.sendall(_bytes_of(flat.tensor))
-        except (OSError, RemoteProtocolError, KeyError) as error:
+            self._answer(connection)
+        except (OSError, RemoteProtocolError, KeyError, TypeError, ValueError) as error:
             logger.warning("a heal request ended early: %s", error)
         finally:
             close_registered(connection)
+            self._free.release()
 
-
-def _accept_registered(listener: socket.socket) -> socket.socket:
-    while True:
-        select.select([listener], [], [])
-        with socket_lock:
-            connection, _ = listener.accept()
-            foreign_sockets.add(connection.fileno())
-        return connection
+    def _answer(self, connection: socket.socket) -> None:
+        request, _ = read_frame(connection, FIRST_HEAD_BYTES)
+        quorum, position = str(request["quorum"]), int(request["position"])
+        state = self._state_at(quorum, position, int(request["version"]))
+        if state is None:
+            connection.sendall(pack({"kind": "refused", "why": f"{quorum} is over here"}))
+            return
+        flats = state.flats()
+        listing = [[f.id, str(f.tensor.dtype), f.tensor.numel()] for f in flats]
+        head = {"kind": "state", "tensors": listing, "digest": _state_digest(state)}
+        connection.sendall(pack_head(head))
+        for number, flat in enumerate(flats):
+            if number == 1:
+                self._on_serve()
+            connection.sendall(_bytes_of(flat.tensor))
 
 
 def close_registered(connection: socket.socket) -> None:
@@ -150,11 +185,18 @@ def read_exactly(connection: socket.socket, view: memoryview) -> None:
         view = view[count:]
 
 
-def read_frame(connection: socket.socket) -> tuple[dict[str, Any], int]:
-    """Read a frame's head; returns it with the size of the body that follows."""
+def read_frame(
+    connection: socket.socket, max_head: int = MAX_HEAD_BYTES
+) -> tuple[dict[str, Any], int]:
+    """Read a frame's head; returns it with the size of the body that follows.
+
+    Raises:
+        OSError: the connection ended first.
+        RemoteProtocolError: it is no frame, or the head has more than ``max_head`` bytes.
+    """
     prefix = bytearray(PREFIX.size)
     read_exactly(connection, memoryview(prefix))
-    head_size, body_size = parse_prefix(bytes(prefix))
+    head_size, body_size = parse_prefix(bytes(prefix), max_head)
     head = bytearray(head_size)
     read_exactly(connection, memoryview(head))
     return parse_head(bytes(head)), body_size
@@ -213,8 +255,8 @@ class HealClient:
                     "quorum": quorum,
                     "position": position,
                     "version": version,
-                    "proof": job_secret.prove("heal", quorum, position),
                 }
+                prove(connection, job_secret.read(), peer, Purpose.HEAL)
                 connection.sendall(pack(request))
                 announced = self._receive(connection, state)
             finally:

@@ -8,5 +8,6 @@
 - ``frames``: length-prefixed frames on a socket
 - ``digest``: the one digest of tensors
 - ``words``: numbers with their nouns, for sentences
-- ``proofs``: proofs that a peer knows the job's secret
+- ``proofs``: proofs by which two ends of a connection show that they know the job's secret
+- ``admission``: bounds on connections that have proved nothing yet
 """

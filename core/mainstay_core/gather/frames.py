@@ -29,13 +29,6 @@ class Join:
     """Number of members."""
     incarnation: str
     """This life of the trainer."""
-    proof: str = ""
-    """Proof of the job's secret for :attr:`question`."""
-
-    @property
-    def question(self) -> tuple[object, ...]:
-        """What :attr:`proof` is given for."""
-        return ("join", self.quorum, self.index, self.incarnation)
 
     @property
     def number(self) -> int | None:
@@ -120,7 +113,6 @@ def decode_for_server(frame: Frame) -> Join | Post[bytes] | Abort | Leave:
                 index=int(head["index"]),
                 size=int(head["size"]),
                 incarnation=str(head["incarnation"]),
-                proof=str(head.get("proof", "")),
             )
         case "post":
             return Post(key=str(head["key"]), body=frame.body)

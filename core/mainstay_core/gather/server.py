@@ -21,7 +21,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
-from mainstay_core.base import proofs
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.gather.frames import Abort, Body, Gathered, Join, Leave, Newer, Post
 
@@ -76,14 +75,11 @@ class ServerProtocol(Generic[Connection, Body]):
     """The gather server: a machine without sockets.
 
     Whoever drives it reports what happens to connections and carries out the returned
-    actions in order. The end of a connection is reported whoever has closed it.
-
-    Args:
-        secret: the job's; whoever cannot prove to know it is refused. Empty: nobody is.
+    actions in order. The end of a connection is reported whoever has closed it. A connection
+    whose peer has not proved the job's secret (:mod:`mainstay_core.base.proofs`) is not reported.
     """
 
-    def __init__(self, secret: str = "") -> None:
-        self._secret = secret
+    def __init__(self) -> None:
         self._number = -1
         self._plan: object = None
         self._rooms: dict[str, _Room[Connection, Body]] = {}
@@ -156,9 +152,6 @@ class ServerProtocol(Generic[Connection, Body]):
         return []
 
     def _join(self, connection: Connection, join: Join) -> Actions[Connection, Body]:
-        # Nothing is told, and no room touched, before a newcomer has shown that it is ours.
-        if not proofs.is_proved(self._secret, join.proof, *join.question):
-            raise RemoteProtocolError("no proof of the job's secret")
         if connection in self._members:
             raise RemoteProtocolError("joined twice on one connection")
         if not 0 <= join.index < join.size:

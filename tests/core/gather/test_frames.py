@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.core.plans import make_plan
 
-from mainstay_core.base import codec, proofs
+from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import PREFIX, Frame, FrameParser
 from mainstay_core.gather.frames import (
@@ -20,10 +20,10 @@ from mainstay_core.gather.frames import (
     encode,
 )
 
-JOIN = Join(quorum="q3-ab", index=1, size=4, incarnation="life", proof="00ff")
+JOIN = Join(quorum="q3-ab", index=1, size=4, incarnation="life")
 SAID = {
     JOIN: (
-        b'{"kind":"join","quorum":"q3-ab","index":1,"size":4,"incarnation":"life","proof":"00ff"}',
+        b'{"kind":"join","quorum":"q3-ab","index":1,"size":4,"incarnation":"life"}',
         b"",
     ),
     Post(key="vote/7/0", body=b"yes"): (b'{"kind":"post","key":"vote/7/0"}', b"yes"),
@@ -81,19 +81,8 @@ def test_a_newer_plan_may_be_given_as_a_value_and_travels_as_json() -> None:
     assert decode_for_member(frame) == Newer(plan=codec.encode(plan))
 
 
-def test_proof_and_suspects_may_be_left_out() -> None:
-    head = {"kind": "join", "quorum": "q1-a", "index": 0, "size": 1, "incarnation": "life"}
-
-    assert decode_for_server(Frame(head)) == Join(
-        quorum="q1-a", index=0, size=1, incarnation="life"
-    )
+def test_suspects_may_be_left_out() -> None:
     assert decode_for_member(Frame({"kind": "abort", "why": "gone"})) == Abort(why="gone")
-
-
-def test_a_proof_is_asked_for_the_place_in_the_quorum() -> None:
-    proof = proofs.prove("secret", "join", "q3-ab", 1, "life")
-
-    assert proofs.is_proved("secret", proof, *JOIN.question)
 
 
 @pytest.mark.parametrize(

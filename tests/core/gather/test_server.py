@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay_core.base import proofs
 from mainstay_core.gather import server as gather_server
 from mainstay_core.gather.frames import Abort, Gathered, Join, Leave, Newer, Post
 from mainstay_core.gather.server import Close, Send, ServerProtocol
@@ -13,9 +12,9 @@ Server = ServerProtocol[str, str]
 QUORUM = "q3-x"
 
 
-def join(index: int, size: int = 3, quorum: str = QUORUM, life: str = "", proof: str = "") -> Join:
+def join(index: int, size: int = 3, quorum: str = QUORUM, life: str = "") -> Join:
     life = life or f"life-{index}"
-    return Join(quorum=quorum, index=index, size=size, incarnation=life, proof=proof)
+    return Join(quorum=quorum, index=index, size=size, incarnation=life)
 
 
 def post(key: str, body: str) -> Post[str]:
@@ -205,22 +204,6 @@ def test_a_member_of_an_older_quorum_that_has_ended_is_given_the_plan_first() ->
     ]
 
 
-def test_nothing_is_told_to_who_does_not_know_the_secret() -> None:
-    server: Server = ServerProtocol("secret")
-    server.hold(4, "plan 4")
-    server.opened("stranger")
-
-    refusal = 'refused: RemoteProtocolError("no proof of the job\'s secret")'
-    assert server.received("stranger", join(0, proof="made up")) == [
-        Send(("stranger",), Abort(why=refusal)),
-        Close("stranger"),
-    ]
-    assert server.received("stranger", join(0)) == [], "it is not listened to any more"
-    assert server.ended("stranger") == []
-    proved = join(0, proof=proofs.prove("secret", *join(0).question))
-    assert enter(server, "a", proved) == [Send(("a",), Newer(plan="plan 4"))]
-
-
 @pytest.mark.parametrize(
     ("message", "why"),
     [
@@ -267,9 +250,9 @@ def test_bytes_that_are_no_message_are_refused_as_well() -> None:
 def test_it_is_quiet_when_nobody_is_connected_any_more() -> None:
     server: Server = ServerProtocol()
     assert server.is_quiet
-    server.opened("stranger")
+    server.opened("supervisor")
     make_room("ab", server=server)
-    for connection in ("a", "b", "stranger"):
+    for connection in ("a", "b", "supervisor"):
         assert not server.is_quiet
         server.ended(connection)
     assert server.is_quiet

@@ -1,4 +1,7 @@
+import os
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -6,9 +9,15 @@ import torch
 from tests.train.crew import ADDRESS
 from tests.train.stages import build_stage
 
-from mainstay_core.base import proofs
 from mainstay_core.base.frames import pack, pack_head
+from mainstay_core.base.proofs import (
+    ANSWER_BYTES,
+    HELLO_BYTES,
+    ListenerProof,
+    Purpose,
+)
 from mainstay_core.rank.serving import HealFailed
+from mainstay_net.caller import prove
 from mainstay_train.base import job_secret
 from mainstay_train.model import workload
 from mainstay_train.state.heal import HealClient, HealServer, masters_digest, read_frame
@@ -112,9 +121,14 @@ class Relay:
 
     def _run(self):
         joiner, _ = self._listener.accept()
+        # A pod of the job that has gone bad: it knows the secret.
+        proof = ListenerProof("", bytes(32), self.address, (Purpose.HEAL,))
+        while proof.purpose is None:
+            joiner.sendall(proof.received(joiner.recv(proof.wanted)))
         request, _ = read_frame(joiner)
         host, _, port = self._server.address.rpartition(":")
         with joiner, socket.create_connection((host, int(port))) as source:
+            prove(source, "", self._server.address, Purpose.HEAL)
             source.sendall(pack(request))
             head, _ = read_frame(source)
             body = bytearray(b"".join(iter(lambda: source.recv(1 << 16), b"")))
@@ -185,12 +199,67 @@ def test_a_state_is_given_to_pods_of_the_job_only(monkeypatch):
         asked.append(request)
         return source
 
-    server = HealServer(ADDRESS, state_at)
-    monkeypatch.setattr(job_secret, "prove", lambda *told: proofs.prove("another job's", *told))
     monkeypatch.setattr(job_secret, "read", lambda: "the job's")
+    server = HealServer(ADDRESS, state_at)
+    monkeypatch.setattr(job_secret, "read", lambda: "another job's")
     with pytest.raises(HealFailed, match="no proof of the job's secret"):
         HealClient(ADDRESS).copy(joiner, peer=server.address, expected="", **WANTED)
     assert asked == []
-    monkeypatch.setattr(job_secret, "prove", lambda *told: proofs.prove("the job's", *told))
+    monkeypatch.setattr(job_secret, "read", lambda: "the job's")
     HealClient(ADDRESS).copy(joiner, peer=server.address, expected="", **WANTED)
     assert same(source, joiner)
+
+
+def test_a_source_that_does_not_know_the_secret_is_asked_for_nothing(monkeypatch):
+    """Its bits would be noticed, but what is asked for would be told."""
+    monkeypatch.setattr(job_secret, "read", lambda: "the job's")
+    joiner = make_state(None)
+    with socket.create_server((ADDRESS, 0)) as listener:
+        address = f"{ADDRESS}:{listener.getsockname()[1]}"
+        heard = []
+
+        def listen():
+            connection, _ = listener.accept()
+            with connection:
+                heard.append(connection.recv(1000))
+                connection.sendall(bytes(ANSWER_BYTES))
+                heard.append(connection.recv(1000))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        with pytest.raises(HealFailed, match="older version or something else"):
+            HealClient(ADDRESS).copy(joiner, peer=address, expected="", **WANTED)
+        thread.join()
+    assert [len(said) for said in heard] == [HELLO_BYTES, 0]
+
+
+FEW = """
+import resource, sys
+from mainstay_train.state.heal import HealServer
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+print(HealServer("127.0.0.1", lambda *_: None).address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_idle_strangers_do_not_end_a_source():
+    """With 256 descriptors, 260 of them ended it for good: nobody accepted any more."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", FEW],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    address = child.stdout.readline().strip()
+    host, _, port = address.rpartition(":")
+    threads = len(os.listdir(f"/proc/{child.pid}/task"))
+    idle = [socket.create_connection((host, int(port))) for _ in range(260)]
+    try:
+        with pytest.raises(HealFailed, match="q2-abc is over here"):
+            HealClient(ADDRESS).copy(make_state(), peer=address, expected="", **WANTED)
+        assert len(os.listdir(f"/proc/{child.pid}/task")) <= threads + 1, "a thread for the joiner"
+    finally:
+        for each in idle:
+            each.close()
+        child.communicate()
