@@ -9,35 +9,61 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
+from fastapi import FastAPI
 
 from mainstay_api.app import create_app
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
-from mainstay_api.streams import Streams
+from mainstay_core.base.admission import Bounds
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_net.acceptor import listen, raise_descriptor_limit
+from mainstay_net.http import HEAD_BYTES, HttpEntrance
 
-BACKLOG = 2048
+BOUNDS = Bounds(total=1024)
+"""On connections without an admitted request: more than on others, since every pod of every job
+calls here, all at once when the api comes back."""
 EXIT_USAGE = 2
 GRACE_S = 1
 """For requests in flight at the end; streams are ended at once."""
 
 
 class Server(uvicorn.Server):
-    """A server whose open streams end with the signal, so that it need not wait for them."""
+    """A server that bounds strangers, and whose open streams end with the signal.
 
-    def __init__(self, config: uvicorn.Config, streams: Streams) -> None:
-        super().__init__(config)
-        self._streams = streams
+    Args:
+        app: of the api.
+        bounds: on connections without an admitted request.
+    """
+
+    def __init__(self, app: FastAPI, bounds: Bounds = BOUNDS) -> None:
+        super().__init__(_config(app))
+        self._bounds = bounds
+        self._streams = app.state.streams
+        self._connections = app.state.connections
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start without listening, then accept within bounds: the base class knows none."""
+        await super().startup(sockets=[])
+        self._connections.entrances = [
+            HttpEntrance(listener, self._make_protocol, self._bounds) for listener in sockets or ()
+        ]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nobody any more, and let what is connected end."""
+        for entrance in self._connections.entrances:
+            entrance.close()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End in good order and with code 0: the base class would raise the signal again."""
@@ -47,6 +73,30 @@ class Server(uvicorn.Server):
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        # As the base class does for its own listeners.
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        return make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        # The one that bounds a request's head, wherever another one is installed.
+        http="h11",
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        # Who asks is known by the token, never by a header; and a connection by its own address.
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=75,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--port-file", type=Path, help="write the port there once it is bound")
     options = parser.parse_args(arguments)
+    raise_descriptor_limit()
     try:
         settings = Settings.from_environment(os.environ)
         app = create_app(settings, open_store(settings))
@@ -77,16 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.port_file is not None:
         _write_whole(options.port_file, f"{port}\n")
     logging.getLogger(__name__).info("serving on http://%s:%d", settings.host, port)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        ws="none",
-        timeout_graceful_shutdown=GRACE_S,
-        timeout_keep_alive=75,
-    )
-    Server(config, app.state.streams).run(sockets=[listener])
+    Server(app).run(sockets=[listener])
     return 0
 
 
@@ -107,21 +149,14 @@ def _bind(settings: Settings) -> socket.socket:
     Raises:
         InvalidSpecError: the address cannot be had.
     """
-    # With its protocol named, or asyncio leaves Nagle's algorithm on: 40 ms for every answer.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.host, settings.port))
+        return listen(settings.host, settings.port)
     except OSError as error:
-        listener.close()
         raise InvalidSpecError(
             "MAINSTAY_API_PORT",
             f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); "
             "choose another port, or 0 for a free one",
         ) from error
-    listener.listen(BACKLOG)
-    listener.set_inheritable(False)
-    return listener
 
 
 def _write_whole(path: Path, text: str) -> None:

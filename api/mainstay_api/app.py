@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from mainstay_api import problems
 from mainstay_api.auth import Auth, TokenAuth
 from mainstay_api.bodies import BodyLimitMiddleware
+from mainstay_api.connections import AdmissionMiddleware, Connections
 from mainstay_api.heartbeats import HeartbeatWatch
 from mainstay_api.kube import KubeClient
 from mainstay_api.kube_auth import KubernetesAuth
@@ -54,8 +55,10 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.transactions = transactions
     app.state.streams = streams
     app.state.metrics = metrics
+    app.state.connections = Connections()
     app.add_middleware(BodyLimitMiddleware, limit_mib=settings.max_body_mib)
     app.add_middleware(LatencyMiddleware, metrics=metrics)
+    app.add_middleware(AdmissionMiddleware, connections=app.state.connections)
     problems.install(app)
     for router in (health.router, agents.router, jobs.router, operator.router, faults.router):
         app.include_router(router)

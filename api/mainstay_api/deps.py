@@ -99,6 +99,7 @@ async def _once(request: Request, guard: Guard) -> Caller:
     known: dict[Guard, Caller] = request.scope.setdefault("mainstay.callers", {})
     if guard not in known:
         known[guard] = await guard(request)
+        request.app.state.connections.admitted(request.scope)
     return known[guard]
 
 

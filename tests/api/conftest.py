@@ -16,14 +16,15 @@ from typing import IO, Any
 
 import httpx
 import pytest
-import uvicorn
+from fastapi import FastAPI
 from tests.worlds import played
 
-from mainstay_api.__main__ import Server
+from mainstay_api.__main__ import BOUNDS, Server
 from mainstay_api.app import create_app
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
-from mainstay_api.streams import Streams
+from mainstay_core.base.admission import Bounds
+from mainstay_net import acceptor
 
 TOKEN = "admin-token"
 AGENT_TOKEN = "agent-token"
@@ -131,8 +132,8 @@ def own_redis(tmp_path: Path) -> Iterator[Redis]:
 class WatchedServer(Server):
     """The product's server, which says when it has started, or will not."""
 
-    def __init__(self, config: uvicorn.Config, streams: Streams) -> None:
-        super().__init__(config, streams)
+    def __init__(self, app: FastAPI, bounds: Bounds) -> None:
+        super().__init__(app, bounds)
         self.settled = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -143,17 +144,13 @@ class WatchedServer(Server):
 class Api:
     """An api on a port of its own, in a thread, and a client of it."""
 
-    def __init__(self, redis_url: str, **settings: Any) -> None:
+    def __init__(self, redis_url: str, bounds: Bounds = BOUNDS, **settings: Any) -> None:
         self.settings = Settings(
             redis_url=redis_url, admin_token=TOKEN, agent_token=AGENT_TOKEN, **settings
         )
         self.app = create_app(self.settings, RedisStore(redis_url))
-        config = uvicorn.Config(
-            self.app, log_config=None, ws="none", timeout_graceful_shutdown=1, lifespan="on"
-        )
-        self._server = WatchedServer(config, self.app.state.streams)
-        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._listener.bind(("127.0.0.1", 0))
+        self._server = WatchedServer(self.app, bounds)
+        self._listener = acceptor.listen("127.0.0.1")
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
