@@ -8,6 +8,7 @@ import os
 import sys
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_net.acceptor import raise_descriptor_limit
 from mainstay_operator.handlers import serve
 from mainstay_operator.settings import parse
 
@@ -24,6 +25,7 @@ def main() -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    raise_descriptor_limit()
     # kopf tells every event that it passes on, aiohttp every probe that it answers.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)

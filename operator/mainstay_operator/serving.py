@@ -10,10 +10,16 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from mainstay_core.base.admission import Bounds
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_net.acceptor import listen
+from mainstay_net.http import HttpEntrance
 from mainstay_operator.metrics import Metrics
 
 SHUTDOWN_S = 1.0
+BOUNDS = Bounds(total=64, per_address=32, prove_s=30.0)
+"""On connections: a kubelet and a few scrapers call, one request each, and nobody proves anything.
+A connection ends with its answer, or after this time."""
 
 
 @contextlib.asynccontextmanager
@@ -42,17 +48,27 @@ async def serving(
     async def probe(_: web.Request) -> web.Response:
         problem, told = check()
         body = {"operator": {**told, "problem": problem}}
-        return web.json_response(body, status=500 if problem else 200)
+        return _last(web.json_response(body, status=500 if problem else 200))
 
     async def show(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        headers = {"Content-Type": CONTENT_TYPE_LATEST}
+        return _last(web.Response(body=metrics.render(), headers=headers))
 
     app = web.Application()
     app.add_routes([web.get(parts.path, probe), web.get("/metrics", show)])
     runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
+    make_protocol = runner.server
+    assert make_protocol is not None, "set up"
+    entrance = HttpEntrance(listen(parts.hostname, parts.port or 80), make_protocol, BOUNDS)
     try:
-        await web.TCPSite(runner, parts.hostname, parts.port or 80).start()
         yield
     finally:
+        entrance.close()
         await runner.cleanup()
+
+
+def _last(answer: web.Response) -> web.Response:
+    """Return an answer after which the connection ends."""
+    answer.force_close()
+    return answer
