@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mainstay_core.job.spec import API_VERSION, KIND, LABEL_UID, PLURAL
-from mainstay_core.pool.observed import ObservedPod
+from mainstay_core.pool.observed import ObservedPod, agent_image_of
 from mainstay_core.pool.repair import PodEnd
 from mainstay_operator import builders
 from mainstay_operator.builders import PodOptions
@@ -61,12 +61,15 @@ class Actuator:
         self._api_selector = {key.strip(): value.strip() for key, _, value in selector}
 
     def pod_options(
-        self, avoid_nodes: Iterable[str] = (), shun_nodes: Iterable[str] = ()
+        self,
+        pods: Iterable[ObservedPod],
+        avoid_nodes: Iterable[str] = (),
+        shun_nodes: Iterable[str] = (),
     ) -> PodOptions:
-        """Return what pods get from the settings."""
+        """Return what new pods of a job get from the settings, beside the ``pods`` that it has."""
         settings = self._settings
         return PodOptions(
-            agent_image=settings.agent_image,
+            agent_image=agent_image_of(pods, settings.agent_image),
             pull_policy=settings.agent_pull_policy,
             api_url=settings.agent_api_url or settings.api_url,
             avoid_nodes=tuple(sorted(avoid_nodes)),

@@ -18,7 +18,7 @@ from mainstay_core.pool.observed import (
     Taint,
     Toleration,
 )
-from mainstay_operator.resources import ENDED_AS, ENDED_FOR, LABEL_INDEX, parse_time
+from mainstay_operator.resources import ENDED_AS, ENDED_FOR, LABEL_INDEX, SUPERVISOR, parse_time
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": Disruption.PREEMPTED,
@@ -76,6 +76,7 @@ def observe_pod(body: Mapping[str, Any]) -> ObservedPod:
         created_at_s=parse_time(metadata.get("creationTimestamp")),
         container_ends=_ends(containers),
         tolerations=tuple(_see_toleration(t) for t in spec.get("tolerations") or ()),
+        agent_image=_agent_image(spec),
     )
 
 
@@ -89,6 +90,11 @@ def _ended_as(annotations: Mapping[str, str]) -> EndCause:
         is_image = annotations.get(ENDED_FOR, "").startswith("its image cannot be pulled")
         return EndCause.IMAGE if is_image else EndCause.OTHER
     return EndCause.IMAGE if told == EndCause.IMAGE else EndCause.OTHER
+
+
+def _agent_image(spec: Mapping[str, Any]) -> str:
+    containers = spec.get("initContainers") or ()
+    return next((c.get("image") or "" for c in containers if c["name"] == SUPERVISOR), "")
 
 
 def _see_toleration(body: Mapping[str, Any]) -> Toleration:

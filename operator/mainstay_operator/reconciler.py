@@ -292,7 +292,7 @@ class Reconciler:
         due = now_s >= state.make_at_s
         make = repair.make if due else ()
         shunned = state.record.nodes_without_image(pods, now_s - policy.window_s)
-        options = self._actuator.pod_options(self._quarantine.state.avoided, shunned)
+        options = self._actuator.pod_options(pods, self._quarantine.state.avoided, shunned)
         made, errors = await self._actuator.make_pods(view, make, options)
         self.pods.note_made(made)
         if due and repair.make:

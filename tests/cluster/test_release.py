@@ -251,8 +251,8 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     assert len(platform.pods("changes")) == len(before) - 1
     platform.api.patch(operator, {"spec": {"replicas": 1}})
     story.go_on(11, then=15)
-    # The new pod is of the new version and trains with those of the old one.
-    assert supervisor_tags(platform.pods("changes")) == {building.TAG, building.NEXT_TAG}
+    # The new pod is of the version of those that it trains with.
+    assert supervisor_tags(platform.pods("changes")) == {building.TAG}
     platform.open_gates(15)
     story.stand_at(19)
 
@@ -266,6 +266,8 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     )
     wait_for(lambda: not platform.pods("changes"), "the pods' end")
     platform.api.patch(path, {"spec": {"suspend": False}})
+    wait_for(lambda: platform.pods("changes"), "the pods of the resumed job")
+    assert supervisor_tags(platform.pods("changes")) == {building.NEXT_TAG}
     assert story.finish() == expected
 
 

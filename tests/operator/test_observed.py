@@ -78,3 +78,10 @@ def test_a_node_without_the_image_is_shunned_now_and_for_a_while() -> None:
     )
 
     assert record.nodes_without_image([stuck], since_s=15) == {"n1", "n20"}
+
+
+def test_a_pod_shows_which_version_of_ours_it_runs() -> None:
+    containers = [{"name": "install", "image": "ours:1"}, {"name": "supervisor", "image": "ours:1"}]
+
+    assert observe_pod(pod({}, initContainers=containers)).agent_image == "ours:1"
+    assert observe_pod(pod({})).agent_image == ""

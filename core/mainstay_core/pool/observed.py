@@ -8,6 +8,7 @@ else. Times are wall clock, in seconds.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import PodUid
@@ -90,6 +91,8 @@ class ObservedPod:
     """The last end of each container that ended and was started again."""
     tolerations: tuple[Toleration, ...] = ()
     """The template's, and those that the cluster's admission added, as for a device's nodes."""
+    agent_image: str = ""
+    """Image of its supervisor, which brings what its trainers run as well; empty if it has none."""
 
     @property
     def ended(self) -> bool:
@@ -159,3 +162,19 @@ class Toleration:
         if self.key and self.key != taint.key:
             return False
         return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+
+
+def agent_image_of(pods: Iterable[ObservedPod], newest: str) -> str:
+    """Return the image of ours that a job's next pod gets: pods of one job run one version.
+
+    What pods say to each other is one version's. So while a pod of the job is there, the next one
+    is like it; a job whose pods have all gone, as by a suspension, goes on with the newest.
+
+    Args:
+        pods: of the job.
+        newest: image that pods of new jobs get.
+    """
+    # One that is being ended works on until its successor has its state.
+    alike = [p for p in pods if p.agent_image and not (p.ended or p.stuck)]
+    oldest = min(alike, key=lambda p: (p.created_at_s, p.index), default=None)
+    return newest if oldest is None else oldest.agent_image
