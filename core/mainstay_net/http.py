@@ -27,12 +27,19 @@ class HttpEntrance:
         listener: listens already; closed by :meth:`close`.
         make_protocol: returns the library's protocol for one connection.
         bounds: on connections without an admitted request.
+        max_bytes: of one connection, where nobody has reason to send more; None: the library's
+            protocol bounds what it holds.
     """
 
     def __init__(
-        self, listener: socket.socket, make_protocol: MakeProtocol, bounds: Bounds
+        self,
+        listener: socket.socket,
+        make_protocol: MakeProtocol,
+        bounds: Bounds,
+        max_bytes: int | None = None,
     ) -> None:
         self._make_protocol = make_protocol
+        self._max_bytes = max_bytes
         self._acceptor = Acceptor(listener, self._drop, bounds)
         self._strangers: dict[int, _Watched] = {}
         self._keys: dict[tuple[str, int], int] = {}
@@ -64,7 +71,7 @@ class HttpEntrance:
 
     def _turn(self) -> None:
         for accepted in self._acceptor.turn():
-            watched = _Watched(self, accepted, self._make_protocol())
+            watched = _Watched(self, accepted, self._make_protocol(), self._max_bytes)
             self._strangers[accepted.key] = watched
             self._keys[accepted.address, accepted.port] = accepted.key
             loop = asyncio.get_running_loop()
@@ -97,12 +104,20 @@ class HttpEntrance:
 class _Watched(asyncio.Protocol):
     """Passes everything on to the library's protocol, and tells when the connection ends."""
 
-    def __init__(self, entrance: HttpEntrance, accepted: Accepted, inner: asyncio.Protocol) -> None:
+    def __init__(
+        self,
+        entrance: HttpEntrance,
+        accepted: Accepted,
+        inner: asyncio.Protocol,
+        max_bytes: int | None,
+    ) -> None:
         self.accepted = accepted
         self._entrance, self._inner = entrance, inner
         self._transport: asyncio.Transport | None = None
         self._is_over = False
-        self.data_received = inner.data_received  # type: ignore[method-assign]
+        self._num_left = max_bytes
+        if max_bytes is None:
+            self.data_received = inner.data_received  # type: ignore[method-assign]
         self.eof_received = inner.eof_received  # type: ignore[method-assign]
         self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
         self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
@@ -119,6 +134,15 @@ class _Watched(asyncio.Protocol):
         self._inner.connection_made(transport)
         if self._is_over:
             transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        assert self._num_left is not None
+        self._num_left -= len(data)
+        if self._num_left < 0:
+            # The library's parser would keep it, and quote it in an error.
+            self.abort()
+        else:
+            self._inner.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._entrance._lost(self.accepted.key)

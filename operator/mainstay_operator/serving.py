@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from mainstay_core.base.admission import Bounds
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_net.acceptor import listen
-from mainstay_net.http import HttpEntrance
+from mainstay_net.http import HEAD_BYTES, HttpEntrance
 from mainstay_operator.metrics import Metrics
 
 SHUTDOWN_S = 1.0
@@ -60,7 +60,8 @@ async def serving(
     await runner.setup()
     make_protocol = runner.server
     assert make_protocol is not None, "set up"
-    entrance = HttpEntrance(listen(parts.hostname, parts.port or 80), make_protocol, BOUNDS)
+    listener = listen(parts.hostname, parts.port or 80)
+    entrance = HttpEntrance(listener, make_protocol, BOUNDS, HEAD_BYTES)
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -38,12 +39,13 @@ class Echo(asyncio.Protocol):
 def play(
     bounds: Bounds,
     story: Callable[[HttpEntrance, Call, list[str]], Awaitable[None]],
+    max_bytes: int | None = None,
 ) -> None:
     async def run() -> None:
         told: list[str] = []
         listener = listen(HOST)
         host, _, port = address_of(listener).rpartition(":")
-        entrance = HttpEntrance(listener, lambda: Echo(told), bounds)
+        entrance = HttpEntrance(listener, lambda: Echo(told), bounds, max_bytes)
         open_: list[asyncio.StreamWriter] = []
 
         async def call() -> Streams:
@@ -129,3 +131,15 @@ def test_a_connection_that_its_caller_ends_is_forgotten() -> None:
             await asyncio.sleep(0.001)
 
     play(Bounds(), story)
+
+
+def test_who_sends_more_than_anybody_has_reason_to_is_closed() -> None:
+    async def story(entrance: HttpEntrance, call: Call, told: list[str]) -> None:
+        brief, long = await call(), await call()
+        assert await say(brief) == await say(long) == b"hello"
+        long[1].write(b"x" * 100)
+        with contextlib.suppress(ConnectionResetError):
+            assert await long[0].read() == b""
+        assert await say(brief) == b"hello"
+
+    play(Bounds(), story, max_bytes=16)
