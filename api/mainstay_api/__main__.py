@@ -124,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    # A line for each request that is none would fill the disk.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     port = listener.getsockname()[1]
     if options.port_file is not None:
         _write_whole(options.port_file, f"{port}\n")
