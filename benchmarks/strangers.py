@@ -1,4 +1,4 @@
-"""How much slower steps are with strangers at our listeners than with the same strangers elsewhere.
+"""Measures how much slower steps are with strangers at our listeners than with them elsewhere.
 
     python benchmarks/strangers.py [--quick] [--rounds 6] [--seconds 10]
 

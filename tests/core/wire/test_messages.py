@@ -307,10 +307,8 @@ def test_one_recovery_that_cannot_be_read_takes_no_other_along() -> None:
 
     assert listed.read == (EXAMPLES["recovery"],) * 2
     method, form = listed.unread
-    assert (
-        method
-        == "recovery 2 of 4: Recovery.method: 'rebuild' is not one of 'start', 'mask', 're-form', 'join', 'restart', 'wait', 'hand-over', 'suspend'"
-    )
+    told = "recovery 2 of 4: Recovery.method: 'rebuild' is not one of 'start', "
+    assert method.startswith(told)
     assert form.startswith("recovery 3 of 4: Recovery comes in format 3")
     with pytest.raises(RemoteProtocolError, match="expected a list"):
         routes.read_recoveries({"detail": "no"})
