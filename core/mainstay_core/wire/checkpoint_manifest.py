@@ -28,8 +28,18 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from mainstay_core.base.bounds import (
+    MAX_MEMBERS,
+    Count,
+    Digest,
+    Instant,
+    Labels,
+    Longest,
+    Name,
+    Range,
+)
 from mainstay_core.base.errors import IntegrityError
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.sealed import Keys, read_sealed
@@ -64,6 +74,9 @@ MAX_PLACE = 1 << 20
 MAX_FILE_BYTES = 1 << 50
 MAX_DIMS = 16
 MAX_NAME_CHARS = 1000
+MAX_TENSORS = 1 << 18
+"""More than fit in a part's description."""
+Place = Annotated[int, Range(0, MAX_PLACE)]
 SHOWN_CHARS = 200
 
 _NAME = re.compile(r"step-(\d{8,15})(\.tmp-\w+|\.gone-\w+|\.bad|\.refused|\.old)?", re.ASCII)
@@ -75,8 +88,8 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 class FileEntry:
     """The size and the SHA-256 of a file."""
 
-    size_bytes: int
-    sha256: str
+    size_bytes: Count
+    sha256: Digest
 
     def check(self, what: str) -> None:
         """Raise IntegrityError unless both are possible."""
@@ -90,8 +103,8 @@ class FileEntry:
 class ManifestPart:
     """One position's part, as the manifest lists it."""
 
-    stage: int
-    inner: int
+    stage: Place
+    inner: Place
     part: FileEntry
     tensors: FileEntry
 
@@ -105,18 +118,18 @@ class ManifestPart:
 class Manifest:
     """The manifest of a version. It is written last: a version that has it is durable."""
 
-    version: int
+    version: Count
     """Steps applied."""
-    lineage: int = 0
-    commit_chain: str = ""
+    lineage: Count = 0
+    commit_chain: Digest = ""
     """Hash of all commits up to the version: two versions with the same one have the same bits."""
-    job: str = ""
+    job: Name = ""
     """Name of the job that wrote it."""
-    parts: tuple[ManifestPart, ...]
-    identity: dict[str, str]
-    fingerprint: dict[str, str]
+    parts: Annotated[tuple[ManifestPart, ...], Longest(MAX_MEMBERS)]
+    identity: Labels
+    fingerprint: Labels
     """Numerics fingerprint of the ranks that wrote it."""
-    created_at_s: float = 0.0
+    created_at_s: Instant = 0.0
 
     @property
     def size_bytes(self) -> int:
@@ -134,10 +147,10 @@ class Manifest:
 class StoredTensor:
     """One tensor of a part: row-major, little-endian, right behind the one before it."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    digest: str
+    name: Annotated[str, Longest(MAX_NAME_CHARS)]
+    dtype: Name
+    shape: Annotated[tuple[Count, ...], Longest(MAX_DIMS)]
+    digest: Digest
     """As of :mod:`mainstay_core.base.digest`."""
 
     @property
@@ -150,17 +163,17 @@ class StoredTensor:
 class PartDescription:
     """The description of one position's part of an attempt."""
 
-    version: int
-    nonce: str
+    version: Count
+    nonce: Name
     """Of the quorum in which the attempt was copied."""
-    stage: int
-    inner: int
+    stage: Place
+    inner: Place
     commit: Commit
     """Of the last step applied."""
-    commit_chain: str
+    commit_chain: Digest
     file: FileEntry
     """The file of the tensors."""
-    tensors: tuple[StoredTensor, ...]
+    tensors: Annotated[tuple[StoredTensor, ...], Longest(MAX_TENSORS)]
 
 
 def parse_manifest(data: bytes, version: int, keys: Keys = ()) -> Manifest:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mainstay_core.base.bounds import Instant, Name
 from mainstay_core.base.errors import IntegrityError
 from mainstay_core.wire.checkpoint_manifest import MAX_NAME_CHARS, shown
 from mainstay_core.wire.sealed import read_sealed
@@ -28,10 +29,10 @@ _NAME = re.compile(r"owner-(\d{8})", re.ASCII)
 class Owner:
     """The job that a claim names."""
 
-    uid: str
-    name: str
-    namespace: str = ""
-    claimed_at_s: float = 0.0
+    uid: Name
+    name: Name
+    namespace: Name = ""
+    claimed_at_s: Instant = 0.0
 
     def __str__(self) -> str:
         where = f"{self.namespace}/" if self.namespace else ""

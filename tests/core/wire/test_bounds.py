@@ -37,7 +37,8 @@ NOT_FROM_A_PEER = {
     "View": "made by the process that asks whether a fault is due",
     "Request": "what we send",
     "RecoveryList": "made of messages that were read",
-    "Manifest": "a file; its own module bounds it",
+    "Claim": "made of a file's name",
+    "Judgement": "a decision of ours",
 }
 
 
