@@ -7,9 +7,9 @@ export PYTHON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-# How many tests run at the same time: 0 is one process; with 2, one lane has what needs a cluster and
-# the other the rest (tests/lanes.py).
-LANES ?= 0
+# How many tests run at the same time. With 2, one lane has what needs a cluster and the other the rest
+# (tests/lanes.py); 0 is one process, whose output is seen at once.
+LANES ?= 2
 .PHONY: help setup demo quick test chaos cluster sim bench lint verify crd manifests images format lock clean
 
 help: ## This list
@@ -21,10 +21,10 @@ setup: ## Make .venv at the locked versions (the others do it when needed)
 demo: setup ## Train, kill a pod and a trainer with -9, go on, compare the bits with an undisturbed run
 	@$(BIN)/mainstay local demo
 
-quick: setup ## Tests for the edit loop: no cluster, no trainer processes (LANES=2: two at a time)
+quick: setup ## Tests for the edit loop: no cluster, no trainer processes (LANES=0: one at a time)
 	@$(BIN)/python -m pytest -ra -n $(LANES) --quick $(ARGS)
 
-test: setup ## All tests, a quick share of the fault matrix included (LANES=2: two at a time)
+test: setup ## All tests, a quick share of the fault matrix included (LANES=0: one at a time)
 	@$(BIN)/python -m pytest -ra -n $(LANES) $(ARGS)
 
 chaos: setup ## The whole fault matrix, and 40 faults drawn from a seed (ARGS for pytest)

@@ -1,4 +1,4 @@
-"""Which worker runs which tests (`make test LANES=2`), and which tests `make quick` leaves out.
+"""Which worker runs which tests (`make test`), and which tests `make quick` leaves out.
 
 One lane runs what needs a cluster: one control plane serves all of it, and its nodes have names and
 addresses of which the machine has one each. The other lane runs everything else, a file at a time,
