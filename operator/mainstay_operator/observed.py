@@ -89,7 +89,7 @@ def _ended_as(annotations: Mapping[str, str]) -> EndCause:
     if told is None:
         is_image = annotations.get(ENDED_FOR, "").startswith("its image cannot be pulled")
         return EndCause.IMAGE if is_image else EndCause.OTHER
-    return EndCause.IMAGE if told == EndCause.IMAGE else EndCause.OTHER
+    return EndCause(told) if told in set(EndCause) else EndCause.OTHER
 
 
 def _agent_image(spec: Mapping[str, Any]) -> str:

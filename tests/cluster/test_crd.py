@@ -146,6 +146,13 @@ REFUSED = [
         "must be the name of an object of the cluster",
     ),
     Refused(
+        "spec.checkpoint.keySecret",
+        "type",
+        "spec.checkpoint.keySecret",
+        "Key",
+        "must be the name of an object of the cluster",
+    ),
+    Refused(
         "spec.workload.entrypoint",
         "type",
         "spec.workload.entrypoint",

@@ -54,6 +54,8 @@ def test_since_when_a_pod_is_ready_and_why_it_is_disrupted_are_conditions() -> N
         ({ENDED_FOR: OLD_IMAGE_SENTENCE, ENDED_AS: "other"}, EndCause.OTHER),
         ({ENDED_FOR: OLD_IMAGE_SENTENCE}, EndCause.IMAGE),
         ({ENDED_FOR: "node n1 is cordoned"}, EndCause.OTHER),
+        ({ENDED_FOR: "the job is suspended", ENDED_AS: "suspended"}, EndCause.SUSPENDED),
+        ({ENDED_FOR: "of a newer operator", ENDED_AS: "newer"}, EndCause.OTHER),
     ],
 )
 def test_a_pod_that_the_operator_of_the_version_before_ended_keeps_its_cause(

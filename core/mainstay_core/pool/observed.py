@@ -46,6 +46,8 @@ class EndCause(enum.StrEnum):
     OTHER = "other"
     IMAGE = "image"
     """The pod is stuck: its node cannot pull an image that others have."""
+    SUSPENDED = "suspended"
+    """The job stands still: the pod never works with one that is made later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +176,11 @@ def agent_image_of(pods: Iterable[ObservedPod], newest: str) -> str:
         pods: of the job.
         newest: image that pods of new jobs get.
     """
-    # One that is being ended works on until its successor has its state.
-    alike = [p for p in pods if p.agent_image and not (p.ended or p.stuck)]
+    # One that is being ended works on until its successor has its state, unless nobody computes.
+    alike = [
+        p
+        for p in pods
+        if p.agent_image and not (p.ended or p.stuck or p.ended_as is EndCause.SUSPENDED)
+    ]
     oldest = min(alike, key=lambda p: (p.created_at_s, p.index), default=None)
     return newest if oldest is None else oldest.agent_image

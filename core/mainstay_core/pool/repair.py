@@ -197,7 +197,9 @@ def _sort_out(
     if demand.over:
         return living, []
     if demand.suspended:
-        return [], [_end(p, "the job is suspended") for p in living if not p.terminating]
+        return [], [
+            _end(p, "the job is suspended", EndCause.SUSPENDED) for p in living if not p.terminating
+        ]
     ending = dict.fromkeys(demand.ending, "the job does not need it")
     ending |= {uid: leaves[uid] for uid in demand.ending if uid in leaves}
     # What never registered has no work to hand over.

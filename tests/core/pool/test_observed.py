@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.pool.observed import ObservedPod, PodPhase, agent_image_of
+from mainstay_core.pool.observed import EndCause, ObservedPod, PodPhase, agent_image_of
 
 
 def pod(index: int, image: str, **fields: Any) -> ObservedPod:
@@ -34,7 +34,13 @@ def test_a_pod_that_is_told_to_end_is_met_by_its_successor() -> None:
 
 
 @pytest.mark.parametrize(
-    "gone", [{"phase": PodPhase.FAILED}, {"phase": PodPhase.SUCCEEDED}, {"stuck": "ErrImagePull"}]
+    "gone",
+    [
+        {"phase": PodPhase.FAILED},
+        {"phase": PodPhase.SUCCEEDED},
+        {"stuck": "ErrImagePull"},
+        {"terminating": True, "ended_as": EndCause.SUSPENDED},
+    ],
 )
 def test_nobody_meets_a_pod_that_ended_or_cannot_start(gone: dict[str, Any]) -> None:
     assert agent_image_of([pod(0, "ours:1", **gone)], "ours:2") == "ours:2"
