@@ -213,13 +213,15 @@ class RankDriver(Driver):
         plan = self._plan
         assert plan is not None
         members = self._members(call, plan, Settle)
-        reports = tuple(self._report(t) for t in members)
+        bad = call.names("bad-state")
+        reports = tuple(self._report(t, "?" if t.name in bad else "") for t in members)
         chosen = self._named(call, lambda t: t in members)
         return _group([(t, self._feed(t, ReportsGathered(reports))) for t in chosen])
 
-    def _report(self, trainer: Trainer) -> SettleReport:
+    def _report(self, trainer: Trainer, damage: str) -> SettleReport:
         assert isinstance(trainer.pending, Settle)
         report = trainer.pending.report
+        report = replace(report, state=report.state + damage)
         durable = max(t.durable for t in self._trainers.values())
         return replace(report, pipeline=trainer.pipeline, durable=durable)
 
@@ -576,6 +578,8 @@ def _say_fact(fact: RankFact) -> str:
     said = f"{fact.kind} at step {fact.step}"
     if isinstance(fact, Parked) and fact.suspects:
         said += f", suspecting {' '.join(str(s) for s in fact.suspects)}"
+    if isinstance(fact, Parked) and fact.differing:
+        said += f", naming {' '.join(str(s) for s in fact.differing)} as wrong"
     return said + (f": {fact.evidence}" if fact.evidence else "")
 
 

@@ -53,6 +53,7 @@ from mainstay_core.rank.events import (
     ShareSaves,
     StateLoaded,
     TodoDone,
+    VoidSave,
     VotesGathered,
     WaitForPlan,
     WriteCheckpoint,
@@ -128,6 +129,10 @@ class Trainer:
     reduced: str | None = None
     checked: bool = True
     safe: tuple[int, str] | None = None
+    begun: tuple[int, str] | None = None
+    """The attempt of which its newest part was begun, written or not."""
+    void: tuple[int, str] | None = None
+    """An attempt of which its part is never called safe."""
     background: list[Callable[[], None]] = field(default_factory=list)
     """Parts to write and versions to complete, in order."""
     durable: int = 0
@@ -571,17 +576,24 @@ class PlayedTrainers:
                 self._end_pipe(trainer)
             case DropHeld():
                 trainer.partials.clear()
-                trainer.reduced = None
+                if trainer.state.mark is None:
+                    trainer.reduced = None
             case WriteCheckpoint():
                 assert trainer.adopted is not None
                 assert not trainer.background, "a version that is being written is overtaken"
                 key = (action.version, trainer.adopted.quorum.nonce)
                 part = (trainer.params, action.commit, action.commit_chain)
                 position = trainer.state.member_position
+                trainer.begun = key
                 trainer.background.append(lambda: self._write(trainer, position, key, part))
             case RenameCheckpoint():
                 attempt = (action.version, action.nonce)
                 trainer.background.append(lambda: self._rename(trainer, attempt))
+            case VoidSave():
+                if trainer.begun is not None and trainer.begun[0] == action.version:
+                    trainer.void = trainer.begun
+                if trainer.safe is not None and trainer.safe[0] == action.version:
+                    trainer.safe = None
             case SendFact():
                 fact = action.fact
                 assert fact.kind is not FactKind.FAILED, f"{trainer.life}: {fact.evidence}"
@@ -598,7 +610,8 @@ class PlayedTrainers:
         part: tuple[str, Commit, str],
     ) -> None:
         self.parts.setdefault(key, {})[position] = part
-        trainer.safe = key
+        if key != trainer.void:
+            trainer.safe = key
 
     def _rename(self, trainer: Trainer, key: tuple[int, str]) -> None:
         version, parts = key[0], self.parts[key]

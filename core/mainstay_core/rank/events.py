@@ -141,7 +141,7 @@ class SendFact:
 
 @dataclass(frozen=True, slots=True)
 class DropHeld:
-    """Free all partials. With ``mark``, free the reduced gradient as well."""
+    """Free all partials. A reduced gradient stays: the rank's mark may still be certified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,8 @@ class LoadState:
     version: int
     sources: tuple[int, ...]
     expected: str
-    """Digest of the masters at the version, if a report gives it; else empty."""
+    """Digest of the masters at the version, if the reports give it; else empty. Then two sources
+    must give the same copy, where there are two."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ the transitions: an event that the phase does not accept raises and changes noth
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,7 +46,7 @@ from mainstay_core.rank.events import (
     WriteCheckpoint,
 )
 from mainstay_core.rank.saves import judge_saves
-from mainstay_core.rank.settle import Settlement, StateAction, plan_step, settle
+from mainstay_core.rank.settle import StateAction, plan_step, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
@@ -60,9 +59,8 @@ from mainstay_core.rank.state import (
     saw_durable,
     saw_plan,
 )
-from mainstay_core.rank.votes import Verdict, judge, judge_states
+from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
 from mainstay_core.wire.facts import Adopted, Failed, Parked, Paused, Phase, Settled
-from mainstay_core.wire.votes import SettleReport
 
 __all__ = [
     "Interrupt",
@@ -105,6 +103,10 @@ def _adopt(state: RankState, *prefix: Action) -> Transition:
             (*prefix, DropHeld(), Leave(), WaitForPlan()),
             f"{plan.quorum} has no place for this trainer",
         )
+    if any(plan.member_of(*cell) is None for cell in state.held_with) and state.held:
+        # It was computed with a cell that tells nobody its state any more, so that nobody can find
+        # it bad. With that cell its stage has lost the same types, as a rule.
+        state, prefix = replace(state, held=()), (*prefix, DropHeld())
     here = state.position == plan.position_of(member.index)
     valid = state.valid and here and state.lineage == plan.lineage
     new = replace(
@@ -135,7 +137,7 @@ def _park(
         why: the reason, for people.
         suspects: members that seem gone.
         prefix: actions that come first.
-        differing: slots whose state the votes found to differ.
+        differing: slots whose state was found to differ.
     """
     if state.phase in _MAY_MISS_A_ROUND:
         prefix = (*prefix, Leave())
@@ -166,6 +168,10 @@ def _on_plan_idle(state: RankState, event: Event) -> Transition:
 def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     assert state.plan is not None
     outcome = settle(state.plan, state.shards_per_lane, event.reports)
+    verdict = judge_reports(state.plan, event.reports, outcome.actions)
+    if verdict.state_bad:
+        # Marks stay: they are applied on a certificate alone, whose votes found the states good.
+        return _refused(state, verdict, (), state.mark)
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
     adopted = fact_of(
@@ -186,23 +192,13 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
         return Transition(rolling, (tell, Apply(outcome.commit)), outcome.reason)
-    known = Counter(r.state for r in event.reports if _knows(state, r, outcome))
-    # One cell's state may be bad without a vote having found it yet: the majority counts.
-    expected = known.most_common(1)[0][0] if known else ""
+    # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
+    void = (VoidSave(state.version),) if state.valid else ()
     restoring = replace(settled, phase=Phase.HEALING, valid=False, held=(), mark=None)
-    restore = LoadState(mine, outcome.version, outcome.sources[state.index], expected)
-    return Transition(restoring, (tell, DropHeld(), restore), outcome.reason)
-
-
-def _knows(state: RankState, report: SettleReport, outcome: Settlement) -> bool:
-    """Return whether a report carries the digest that a healed state must have."""
-    assert state.plan is not None
-    return (
-        report.valid
-        and report.version == outcome.version
-        and state.plan.position_of(report.index) == state.member_position
-        and outcome.actions[report.index] is StateAction.STAY
+    restore = LoadState(
+        mine, outcome.version, outcome.sources[state.index], outcome.expected[state.index]
     )
+    return Transition(restoring, (tell, *void, DropHeld(), restore), outcome.reason)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -246,7 +242,16 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         return _share_saves(state, *prefix) if checkpoints.is_open(state) else _end(state, *prefix)
     step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
     held_in = state.held_in if state.held else state.plan.quorum.id
-    new = replace(state, phase=Phase.COMPUTING, step_plan=step_plan, held_in=held_in)
+    chain = state.plan.chain_of(state.index)
+    cells = state.plan.chain_identity(chain) if chain else ()
+    held_with = (state.held_with if state.held else frozenset()).union(cells)
+    new = replace(
+        state,
+        phase=Phase.COMPUTING,
+        step_plan=step_plan,
+        held_in=held_in,
+        held_with=held_with,
+    )
     return Transition(new, (*prefix, Compute(_todo(new))), f"computes step {state.version}")
 
 
@@ -267,7 +272,8 @@ def _end(state: RankState, *prefix: Action) -> Transition:
 
 def _on_saves(state: RankState, event: SavesGathered) -> Transition:
     assert state.plan is not None
-    verdict = judge_states(state.plan, [s.state for s in event.statuses])
+    states = {i: s.state for i, s in enumerate(event.statuses)}
+    verdict = judge_states(state.plan, states)
     if verdict.state_bad:
         return _refused(state, verdict, ())  # no vote comes any more that would find it
     saves = judge_saves(state.plan, event.statuses)
@@ -323,8 +329,17 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     return Transition(applying, (*rename, Apply(verdict.commit)), verdict.reason)
 
 
-def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
-    """Reduce again, compute the step again, or give up: the votes refuse the step."""
+def _refused(
+    state: RankState, verdict: Verdict, prefix: tuple[Action, ...], mark: str | None = None
+) -> Transition:
+    """Reduce again, compute the step again, or give up: the step is refused.
+
+    Args:
+        state: of the rank.
+        verdict: that of the votes, of last statuses or of settle reports.
+        prefix: actions that come first.
+        mark: what stays a mark when the members meet again.
+    """
     worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad
     if verdict.hopeless or (worn and state.recomputed + 1 >= state.max_attempts):
         failed = replace(state, phase=Phase.FAILED)
@@ -336,7 +351,7 @@ def _refused(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> 
     if verdict.state_bad or worn:
         # What the chain of a bad state computed is bad in all its stages: nothing held is kept.
         assert state.plan is not None
-        void = replace(state, held=(), mark=None, refused_in=state.plan.quorum.id)
+        void = replace(state, held=(), mark=mark, refused_in=state.plan.quorum.id)
         if state.index in verdict.state_bad:
             void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
         prefix = (*prefix, DropHeld(), Leave())

@@ -358,15 +358,18 @@ class RankSession(ABC, Generic[ConnectionsT]):
         client = self.connections.healing(self.make_heal_client())
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
         why = f"no member of position {wanted.position} has version {wanted.version}"
+        expected = action.expected
         for source in action.sources:
             address = self._reports[source].heal_address
             try:
-                masters = await self.copy(client, address, wanted, action.expected)
+                masters = await self.copy(client, address, wanted, expected)
             except HealFailed as failure:
                 why = str(failure)
                 self.warn(f"healing from member {source} failed: {why}")
-            else:
+                continue
+            if expected or len(action.sources) == 1:
                 return events.StateLoaded(masters)
+            expected, why = masters, "no other source is left to compare the copy with"
         return events.LoadFailed(why)
 
     async def compute(self, action: events.Compute) -> events.Event:

@@ -14,6 +14,7 @@ Invariants:
       stayed; only if these do not cover every position do returning ranks count,
       and only then a durable version;
     - a mark is rolled forward only with a certificate of the same quorum.
+    - a joiner copies only what has been compared with another copy, where there is another.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ class Settlement:
     """What each member does, by its index."""
     sources: tuple[tuple[int, ...], ...]
     """From whom each member heals, best first, by its index. Empty unless its action is HEAL."""
+    expected: tuple[str, ...]
+    """The digest that each member's healed masters must have, by its index; "" if no report of its
+    position names one, or if they name several: then two sources must have the same."""
     commit: Commit | None
     """The commit of step version - 1, for those that roll or heal; None at version 0."""
     certified_in: str | None
@@ -247,7 +251,8 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
         origin = "the newest durable checkpoint" if version else "the seed's initial state"
     certificates = _certificates(counted, plan.lineage)
     actions = tuple(
-        _action(r, version, plan.lineage, certificates, from_disk=from_disk) for r in ordered
+        StateAction.LOAD if from_disk else _action(r, version, plan.lineage, certificates)
+        for r in ordered
     )
     refused_in = max(r.refused_in for r in ordered)
     held = {
@@ -262,10 +267,12 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
         r for r in counted if r.valid and r.lineage == plan.lineage and r.version == version
     ]
     holder = next((r for r in at_version if r.certified_in is not None), None)
+    heals = [_heal(plan, ordered, actions, i) for i in range(len(actions))]
     return Settlement(
         version=version,
         actions=actions,
-        sources=tuple(_sources(plan, actions, i) for i in range(len(actions))),
+        sources=tuple(sources for sources, _ in heals),
+        expected=tuple(expected for _, expected in heals),
         commit=next((r.commit for r in at_version if r.commit is not None), None),
         certified_in=holder.certified_in if holder else None,
         commit_chain=at_version[0].chain if at_version else "",
@@ -286,31 +293,33 @@ def _pipeline(chain: Chain, reports: Sequence[SettleReport]) -> str:
 
 
 def _action(
-    report: SettleReport,
-    version: int,
-    lineage: int,
-    certificates: set[tuple[int, str]],
-    *,
-    from_disk: bool,
+    report: SettleReport, version: int, lineage: int, certificates: set[tuple[int, str]]
 ) -> StateAction:
-    reached = _reach(report, lineage, certificates)
-    if version in reached:
-        return StateAction.STAY if report.version == version else StateAction.ROLL
-    return StateAction.LOAD if from_disk else StateAction.HEAL
+    if version not in _reach(report, lineage, certificates):
+        return StateAction.HEAL
+    return StateAction.STAY if report.version == version else StateAction.ROLL
 
 
-def _sources(plan: Plan, actions: Sequence[StateAction], index: int) -> tuple[int, ...]:
-    """Return the members of the position that will have the version, lowest first.
+def _heal(
+    plan: Plan, reports: Sequence[SettleReport], actions: Sequence[StateAction], index: int
+) -> tuple[tuple[int, ...], str]:
+    """Return whom a member copies, best first, and the digest that its masters must have then.
 
-    Joiners take turns.
+    The members of its position that will have the version are taken lowest first, and joiners take
+    turns. One copy alone is not believed where others roll forward to the same version: these make
+    the version by themselves, and a copy of theirs with the digest of the first is right twice.
     """
     if actions[index] is not StateAction.HEAL:
-        return ()
+        return (), ""
     peers = [m.index for m in plan.position_members(plan.position_of(index))]
-    have = [i for i in peers if actions[i] is StateAction.STAY]
-    have += [i for i in peers if actions[i] in (StateAction.ROLL, StateAction.LOAD)]
+    staying = [i for i in peers if actions[i] is StateAction.STAY]
+    rolling = [i for i in peers if actions[i] is StateAction.ROLL]
+    known = {reports[i].state for i in staying}
+    compared = len(known) == 1 and len(staying) > 1
+    have = staying + rolling if compared or not rolling else rolling
     turn = [i for i in peers if actions[i] is StateAction.HEAL].index(index)
-    return tuple(have[turn % len(have) :] + have[: turn % len(have)]) if have else ()
+    start = turn % len(have) if have else 0
+    return tuple(have[start:] + have[:start]), known.pop() if len(known) == 1 else ""
 
 
 def _computed(plan: Plan, step: StepPlan) -> tuple[int, ...]:

@@ -57,6 +57,8 @@ class RankState:
     held: tuple[Partial, ...] = ()
     held_in: int = 0
     """Quorum in which the oldest of ``held`` was begun."""
+    held_with: frozenset[tuple[Slot, Incarnation]] = frozenset()
+    """The cells, this one among them, of the chains that computed ``held``."""
     refused_in: int = -1
     """Newest quorum known to have refused a step over a bad state."""
     mark: str | None = None

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import Slot
 from mainstay_core.rank.saves import Saves, judge_saves
+from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.votes import Commit, Vote
+from mainstay_core.wire.votes import Commit, SettleReport, Vote
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as ``torch.nn.utils.clip_grad_norm_`` does."""
@@ -50,7 +51,8 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         clip_norm: global L2 norm to clip to; None does not clip.
         data_total: digest of all samples before this step ("" for none).
     """
-    state_bad = _state_bad(plan, [v.state for v in votes])
+    states = {i: v.state for i, v in enumerate(votes)}
+    state_bad = _state_bad(plan, states)
     problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if not v.ok]
     problems += _disagreements(plan, votes)
     adopt = len({(v.newest_plan, v.newest_nonce) for v in votes}) == 1 and (
@@ -64,7 +66,7 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
             commit, hopeless = None, True
     if state_bad:
         problems.append(_name_bad(plan, state_bad))
-        hopeless = hopeless or _undecided(plan, state_bad)
+        hopeless = hopeless or _undecided(plan, states, state_bad)
     return Verdict(
         commit=commit,
         state_bad=state_bad,
@@ -72,26 +74,45 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         adopt_planned=adopt,
         saves=_certified(judge_saves(plan, votes), votes[0].step, state_bad),
         reason="; ".join(problems) or "all votes say yes",
-        differing=_differing(plan, state_bad),
+        differing=_differing(plan, states, state_bad),
     )
 
 
-def judge_states(plan: Plan, states: Sequence[str]) -> Verdict:
-    """Return the verdict on the digests of all members' states, where no step follows.
+def judge_reports(
+    plan: Plan, reports: Iterable[SettleReport], actions: Sequence[StateAction]
+) -> Verdict:
+    """Return the verdict on the states that a settle goes on from.
+
+    Copies at the settled version are compared. A member that rolls forward to it has no digest of
+    it yet: where copies differ and none has a majority beside such a member, the next vote decides.
 
     Args:
         plan: the quorum's plan.
-        states: by member index.
+        reports: one per member.
+        actions: of the settle, by member index.
     """
-    state_bad = _state_bad(plan, states)
+    states = {r.index: r.state for r in reports if actions[r.index] is StateAction.STAY}
+    rolling = [i for i, action in enumerate(actions) if action is StateAction.ROLL]
+    return judge_states(plan, states, rolling)
+
+
+def judge_states(plan: Plan, states: Mapping[int, str], pending: Collection[int] = ()) -> Verdict:
+    """Return the verdict on the digests of members' states, where no vote judges them.
+
+    Args:
+        plan: the quorum's plan.
+        states: by member index, of one version.
+        pending: members that will have that version, but no digest of it yet.
+    """
+    state_bad = _state_bad(plan, states, pending)
     return Verdict(
         commit=None,
         state_bad=state_bad,
-        hopeless=_undecided(plan, state_bad),
+        hopeless=_undecided(plan, states, state_bad),
         adopt_planned=False,
         saves=Saves(),
         reason=_name_bad(plan, state_bad) if state_bad else "all states agree",
-        differing=_differing(plan, state_bad),
+        differing=_differing(plan, states, state_bad),
     )
 
 
@@ -100,9 +121,9 @@ def _name_bad(plan: Plan, state_bad: Sequence[int]) -> str:
     return f"parameters of {members} differ from the rest of the stage"
 
 
-def _differing(plan: Plan, state_bad: Sequence[int]) -> tuple[Slot, ...]:
+def _differing(plan: Plan, states: Mapping[int, str], state_bad: Sequence[int]) -> tuple[Slot, ...]:
     """Return the slots to name as those that computed wrongly."""
-    if _undecided(plan, state_bad):
+    if _undecided(plan, states, state_bad):
         return ()
     return tuple(plan.members[i].slot for i in state_bad)
 
@@ -126,21 +147,27 @@ def _hopeless(commit: Commit) -> str:
     )
 
 
-def _state_bad(plan: Plan, states: Sequence[str]) -> tuple[int, ...]:
+def _state_bad(
+    plan: Plan, states: Mapping[int, str], pending: Collection[int] = ()
+) -> tuple[int, ...]:
     bad: list[int] = []
     for members in plan.positions:
-        indices = [m.index for m in members]
+        indices = [m.index for m in members if m.index in states]
         counts = Counter(states[i] for i in indices)
-        if len(counts) == 1:
+        if len(counts) < 2:
             continue
         (top, top_count), (_, second_count) = counts.most_common(2)
-        bad += [i for i in indices if states[i] != top or top_count == second_count]
+        tied = top_count == second_count
+        if tied and any(m.index in pending for m in members):
+            continue
+        bad += [i for i in indices if tied or states[i] != top]
     return tuple(bad)
 
 
-def _undecided(plan: Plan, state_bad: Sequence[int]) -> bool:
-    """Return whether some position has no majority, so that no member of it can be believed."""
-    return any(all(m.index in state_bad for m in members) for members in plan.positions)
+def _undecided(plan: Plan, states: Mapping[int, str], state_bad: Sequence[int]) -> bool:
+    """Return whether some position has no majority, so that no copy of it can be believed."""
+    known = ([m.index for m in members if m.index in states] for members in plan.positions)
+    return any(indices and all(i in state_bad for i in indices) for indices in known)
 
 
 def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:

@@ -18,6 +18,7 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
+from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
@@ -69,6 +70,8 @@ class Checks:
         """Who was told so, by quorum and index."""
         self.seen: Counter[str] = Counter()
         """What happened how often: transitions of ranks, methods of plans, actions of settles."""
+        self.undecided = False
+        """Whether ranks gave up as half of a position's copies, or more, were bad."""
         self.num_checks = self._num_plans = 0
 
     # Plans ------------------------------------------------------------------
@@ -198,9 +201,20 @@ class Checks:
         self.num_checks += 1
         self.seen[f"{before.phase} {type(event).__name__}"] += 1
         plan, outcome = trainer.state.plan, trainer.state.settlement
+        if trainer.state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
+            assert plan is not None
+            self._gave_up(plan, before.version)
         if isinstance(event, ReportsGathered) and outcome is not None:  # None: moved on at once
             assert plan is not None
             self._settled(plan, event.reports, outcome)
+
+    def _gave_up(self, plan: Plan, version: int) -> None:
+        """A rank fails the job: that is right only where most copies are not."""
+        for members in plan.positions:
+            lives = [self._lives.get(str(m.incarnation)) for m in members]
+            copies = [x for x in lives if x and x.state.valid and x.state.version == version]
+            self.undecided |= 0 < len(copies) <= 2 * sum(x.tampered for x in copies)
+        _hold(self.undecided, f"I5: ranks of {plan.quorum} give up, though most copies are right")
 
     def _settled(self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement) -> None:
         name = str(plan.quorum)

@@ -316,16 +316,103 @@ def test_what_was_computed_after_the_refused_vote_counts() -> None:
     assert outcome.state.held == held
 
 
-def test_who_heals_is_checked_against_the_state_that_most_have() -> None:
-    """A bad state may not have met a vote yet."""
-    plan = make_plan({r: [f"{'abcd'[r]}.1"] for r in range(4)}, quorum=2, since={"b.1": 1})
-    reports = [report(0, valid=False), report(1, 1, state="bad")]
-    reports += [report(i, 1, state="good", settled=1) for i in (2, 3)]
+FOUR = make_plan(
+    {r: [f"{'abcd'[r]}.1"] for r in range(4)}, quorum=2, since={f"{x}.1": 1 for x in "abcd"}
+)
+"""Four cells of one position."""
 
-    healing = machine.step(adopting(plan), ReportsGathered(tuple(reports)))
+
+def settled_four(*states: str, **fields: object) -> Transition:
+    """Return what a rank of four does whose settle has these states; "" is no valid one."""
+    reports = [
+        report(i, 1, state=state, settled=1) if state else report(i, valid=False)
+        for i, state in enumerate(states)
+    ]
+    before = replace(adopting(FOUR), valid=bool(states[0]), version=1, **fields)  # type: ignore[arg-type]
+    return machine.step(before, ReportsGathered(tuple(reports)))
+
+
+def test_who_heals_is_checked_against_the_digest_that_the_reports_name() -> None:
+    healing = settled_four("", "good", "good", "good")
 
     assert isinstance(healing.actions[-1], LoadState)
     assert healing.actions[-1].expected == "good"
+
+
+def test_nobody_heals_from_a_settle_with_a_bad_state_and_all_meet_again_without_it() -> None:
+    joiner = settled_four("", "bad", "good", "good")
+
+    assert joiner.state.phase is Phase.PARKED
+    tell = joiner.actions[-2]
+    assert isinstance(tell, SendFact)
+    assert isinstance(tell.fact, Parked)
+    assert tell.fact.differing == (slot_of("b.1"),), "its node is charged, as by a vote"
+    assert Leave() in joiner.actions
+
+
+def test_a_state_that_a_settle_finds_bad_is_void_with_the_checkpoint_of_it() -> None:
+    held = (Partial(lane=0, first=0, last=0),)
+
+    bad = settled_four("bad", "good", "good", "good", held=held)
+
+    assert (bad.state.phase, bad.state.valid, bad.state.held) == (Phase.PARKED, False, ())
+    assert {VoidSave(1), DropHeld()} <= set(bad.actions)
+    assert bad.state.refused_in == 2
+
+
+def test_who_has_a_good_state_keeps_its_mark_and_no_partial_when_a_settle_finds_a_bad_one() -> None:
+    held = (Partial(lane=0, first=0, last=0),)
+
+    good = settled_four("good", "bad", "good", "good", held=held, mark="q1-n")
+
+    assert (good.state.valid, good.state.held, good.state.mark) == (True, (), "q1-n")
+    assert (good.state.refused_in, DropHeld() in good.actions) == (2, True)
+    assert not any(isinstance(a, VoidSave) for a in good.actions)
+
+
+def test_a_settle_in_which_nobody_can_be_believed_fails_the_job() -> None:
+    split = settled_four("good", "good", "bad", "bad")
+
+    assert split.state.phase is Phase.FAILED
+
+
+def test_who_heals_over_a_state_that_nobody_judged_never_saves_it() -> None:
+    outcome = machine.step(
+        replace(adopting(FOUR), valid=True, version=1, digest="bad"),
+        ReportsGathered((report(0, 1, state="bad"), *(report(i, 2, settled=1) for i in (1, 2, 3)))),
+    )
+
+    assert VoidSave(1) in outcome.actions
+    assert isinstance(outcome.actions[-1], LoadState)
+
+
+def test_what_was_computed_with_a_cell_that_is_no_member_any_more_is_void() -> None:
+    """Nobody hears of its state any more: it may have been bad."""
+    plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]})
+    held = (Partial(lane=0, first=0, last=0),)
+    parked = follow(computing(plan), TodoDone(held), QuorumLost("a reset")).state
+    whole = make_plan({0: ["a.1", "b.1"]}, quorum=2, lanes=2)
+    broken = make_plan({1: ["c.1", "d.1"]}, followers=[("a.1", 0)], quorum=2, lanes=2)
+
+    kept = machine.step(machine.saw_plan(parked, whole), PlanSeen())
+    void = machine.step(machine.saw_plan(parked, broken), PlanSeen())
+
+    assert (kept.state.held, void.state.held) == (held, ())
+    assert DropHeld() in void.actions
+    assert DropHeld() not in kept.actions
+    settle = void.actions[-1]
+    assert isinstance(settle, Settle)
+    assert settle.report.held == ()
+
+
+def test_a_mark_outlives_the_cell_with_which_its_partials_were_computed() -> None:
+    plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]})
+    parked = machine.step(voting(plan), QuorumLost("a reset")).state
+    broken = make_plan({1: ["c.1", "d.1"]}, followers=[("a.1", 0)], quorum=2, lanes=2)
+
+    outcome = machine.step(machine.saw_plan(parked, broken), PlanSeen())
+
+    assert (outcome.state.held, outcome.state.mark) == ((), "q1-n")
 
 
 @pytest.mark.parametrize("make", [adopting, voting])

@@ -143,6 +143,8 @@ class Played(RankSession[Connections]):
         self.done.append(f"copy of version {wanted.version} from {address}")
         if address not in self.copies:
             raise HealFailed("it is gone")
+        if expected and self.copies[address] != expected:
+            raise HealFailed("it is another")
         return self.copies[address]
 
     def serve(self, served: Wanted | None) -> None:
@@ -274,7 +276,7 @@ def test_a_joiner_copies_from_the_first_source_that_can_give_its_state() -> None
         SettleReport(index=1, valid=True, heal_address="second"),
     )
     session._reports = reports
-    heal = events.LoadState(StateAction.HEAL, version=2, sources=(0, 1), expected="")
+    heal = events.LoadState(StateAction.HEAL, version=2, sources=(0, 1), expected="the state")
 
     outcome = run_blocking(session.perform(heal))
 
@@ -287,6 +289,43 @@ def test_a_joiner_copies_from_the_first_source_that_can_give_its_state() -> None
     ]
     session.copies = {}
     assert run_blocking(session.perform(heal)) == events.LoadFailed("it is gone")
+
+
+@pytest.mark.parametrize(
+    ("copies", "outcome"),
+    [
+        ({"0": "good", "1": "good", "2": "bad"}, events.StateLoaded("good")),
+        ({"0": "good", "1": "bad", "2": "good"}, events.StateLoaded("good")),
+        ({"0": "bad", "1": "good", "2": "good"}, events.LoadFailed("it is another")),
+        ({"1": "bad"}, events.LoadFailed("it is gone")),
+        (
+            {"2": "bad"},
+            events.LoadFailed("no other source is left to compare the copy with"),
+        ),
+    ],
+)
+def test_a_joiner_whose_digest_no_report_names_takes_what_two_sources_have(
+    copies: dict[str, str], outcome: events.Event
+) -> None:
+    session = Played(make_plan({0: ["a.1"]}))
+    run(session)
+    session.copies = copies
+    session._reports = tuple(
+        SettleReport(index=i, valid=True, heal_address=str(i)) for i in range(3)
+    )
+    heal = events.LoadState(StateAction.HEAL, version=2, sources=(0, 1, 2), expected="")
+
+    assert run_blocking(session.perform(heal)) == outcome
+
+
+def test_a_joiner_takes_the_only_copy_there_is() -> None:
+    session = Played(make_plan({0: ["a.1"]}))
+    run(session)
+    session.copies = {"0": "the state"}
+    session._reports = (SettleReport(index=0, valid=True, heal_address="0"),)
+    heal = events.LoadState(StateAction.HEAL, version=2, sources=(0,), expected="")
+
+    assert run_blocking(session.perform(heal)) == events.StateLoaded("the state")
 
 
 def test_a_rank_that_takes_over_the_ledger_tells_the_last_entries_again() -> None:

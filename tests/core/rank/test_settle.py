@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from tests.core.plans import make_plan
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.rank.settle import Settlement, StateAction, StepPlan, plan_step, settle
+from mainstay_core.rank.votes import Verdict, judge_reports
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
 
@@ -64,7 +66,7 @@ def twin_version(
         version, otherwise = max(r.durable for r in reports), LOAD
     actions = []
     for report in sorted(reports, key=lambda r: r.index):
-        if not can_be_at(report, version, plan.lineage, trusted):
+        if otherwise is LOAD or not can_be_at(report, version, plan.lineage, trusted):
             actions.append(otherwise)
         else:
             actions.append(STAY if report.version == version else ROLL)
@@ -261,6 +263,7 @@ def check_action(
     assert sources, "whoever heals has a source"
     assert {plan.members[i].rank.position for i in sources} == {plan.members[index].rank.position}
     assert all(outcome.actions[i] in (STAY, ROLL) for i in sources)
+    assert len(set(sources)) == len(sources)
     chain = plan.chain_of(index)
     if chain and any(not set(outcome_healing(outcome)) & set(c.cells) for c in plan.chains):
         assert not outcome.step.todo.get(chain.replica)
@@ -292,6 +295,94 @@ def test_settle_ignores_the_order_of_reports_and_what_travels_is_enough() -> Non
             their_plan = codec.loads(Plan, codec.dumps(plan))
 
             assert settle(their_plan, shards_per_lane, theirs) == expected
+
+
+# Copies of one state against each other ---------------------------------------
+
+
+def twin_verdict(
+    plan: Plan, actions: Sequence[StateAction], digests: Mapping[int, str]
+) -> tuple[set[int], bool]:
+    """Members whose state is bad, and whether some position has nobody to believe: by trying each
+    digest for the right one."""
+    bad: set[int] = set()
+    hopeless = False
+    for position in {m.rank.position for m in plan.members}:
+        here = [m.index for m in plan.members if m.rank.position == position]
+        told = [digests[i] for i in here if actions[i] is STAY]
+        right = [
+            tried
+            for tried in set(told)
+            if all(told.count(tried) > told.count(other) for other in set(told) - {tried})
+        ]
+        if not told or len(set(told)) == 1:
+            continue
+        if right:
+            bad |= {i for i in here if actions[i] is STAY and digests[i] != right[0]}
+        elif not any(actions[i] is ROLL for i in here):
+            bad |= {i for i in here if actions[i] is STAY}
+            hopeless = True
+    return bad, hopeless
+
+
+def judged(plan: Plan, reports: Sequence[SettleReport]) -> Verdict:
+    return judge_reports(plan, reports, settle(plan, 2, reports).actions)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_states_of_a_settle_are_judged_as_their_twin_judges_them(seed: int) -> None:
+    rng = random.Random(200 + seed)
+    seen = set()
+    for _ in range(500):
+        plan, shards_per_lane, reports = random_case(rng)
+        reports = [replace(r, state=rng.choice("aaab" + "c" * (seed % 2))) for r in reports]
+        outcome = settle(plan, shards_per_lane, reports)
+        verdict = judge_reports(plan, rng.sample(reports, len(reports)), outcome.actions)
+        bad, hopeless = twin_verdict(plan, outcome.actions, {r.index: r.state for r in reports})
+        assert (set(verdict.state_bad), verdict.hopeless) == (bad, hopeless)
+        named = {plan.members[i].slot for i in bad}
+        assert set(verdict.differing) == (set() if hopeless else named)
+        seen.add((bool(bad), hopeless))
+    assert seen == {(False, False), (True, False), (True, True)}
+
+
+def copies_of(outcome: Settlement, index: int, held: Mapping[int, str]) -> set[str]:
+    """All that a joiner may end with, whichever of its sources die on the way: it takes a copy of
+    the expected digest, or one that two sources gave, or that of its only source."""
+    given = [held[i] for i in outcome.sources[index]]
+    expected = outcome.expected[index]
+    if expected:
+        return {copy for copy in given if copy == expected}
+    return set(given) if len(given) == 1 else {copy for copy in given if given.count(copy) > 1}
+
+
+def test_no_joiner_takes_the_one_bad_copy_where_there_is_another_or_it_is_found() -> None:
+    """Every mix of who stays, rolls and heals at one position, with one bad copy at each place: it
+    was made bad by the apply of that version, in this settle or before it."""
+    for size in range(2, 5):
+        plan = make_plan({r: [f"{'abcd'[r]}.1", f"{'wxyz'[r]}.1"] for r in range(size)}, quorum=2)
+        plan = replace(plan, members=tuple(replace(m, since=1) for m in plan.members))
+        others = [member(m.index, 6, state="other") for m in plan.positions[1]]
+        for ways in itertools.product((STAY, ROLL, HEAL), repeat=size):
+            copies = [i for i, way in enumerate(ways) if way is not HEAL]
+            for wrong in copies if len(copies) > 1 else ():
+                held = {i: "bad" if i == wrong else "good" for i in copies}
+                reports = [
+                    member(i, 6, state=held[i])
+                    if way is STAY
+                    else member(i, 5, mark="q1-n", state="before")
+                    if way is ROLL
+                    else SettleReport(index=i, valid=False)
+                    for i, way in enumerate(ways)
+                ]
+                outcome = settle(plan, 1, [*reports, *others])
+                assert outcome.actions[:size] == ways
+                verdict = judge_reports(plan, [*reports, *others], outcome.actions)
+                if verdict.state_bad:
+                    assert verdict.hopeless or verdict.state_bad == (wrong,)
+                    continue
+                for index in (i for i, way in enumerate(ways) if way is HEAL):
+                    assert copies_of(outcome, index, held) <= {"good"}, (ways, wrong)
 
 
 def test_settle_refuses_missing_doubled_and_foreign_reports() -> None:
@@ -424,7 +515,9 @@ def test_without_any_copy_of_a_stage_all_go_to_the_newest_durable_version() -> N
 
     outcome = settle(grid(), 2, reports)
 
-    assert (outcome.version, outcome.actions) == (4, (LOAD, LOAD, LOAD, STAY))
+    assert (outcome.version, outcome.actions) == (4, (LOAD,) * 4), (
+        "nobody has judged the old copy of member 3"
+    )
     assert "durable" in outcome.reason
 
 
@@ -555,3 +648,74 @@ def test_the_version_is_the_newest_that_every_inner_rank_reaches() -> None:
     outcome = settle(grid(ranks_per_stage=2), 2, reports)
 
     assert outcome.version == 0, "no version has both inner ranks: the durable one is left"
+
+
+# States that no vote has judged yet -------------------------------------------
+
+THREE = {0: ["a.1"], 1: ["b.1"], 2: ["c.1"]}
+
+
+def three(*states: str) -> list[SettleReport]:
+    """Reports of members of one position that are at the settled version."""
+    return [member(i, 5, state=state) for i, state in enumerate(states)]
+
+
+def position(size: int = 3) -> Plan:
+    chains = {r: [f"{'abcd'[r]}.1"] for r in range(size)}
+    return make_plan(chains, quorum=2, since={f"{x}.1": 1 for x in "abcd"[:size]})
+
+
+def test_a_state_that_differs_from_most_of_its_position_is_bad_before_any_vote() -> None:
+    verdict = judged(position(), three("good", "bad", "good"))
+
+    assert (verdict.state_bad, verdict.hopeless) == ((1,), False)
+    assert [str(slot) for slot in verdict.differing] == [str(position().members[1].slot)]
+
+
+def test_two_copies_that_differ_leave_nobody_to_believe_and_no_node_is_charged() -> None:
+    verdict = judged(position(2), three("good", "bad"))
+
+    assert (verdict.state_bad, verdict.hopeless, verdict.differing) == ((0, 1), True, ())
+
+
+def test_what_a_returning_rank_has_is_a_copy_like_any_other() -> None:
+    plan = make_plan(THREE, quorum=2, since={"a.1": 2, "b.1": 1, "c.1": 1})
+    reports = three("bad", "good", "good")
+
+    assert judged(plan, [replace(reports[0], settled=-1), *reports[1:]]).state_bad == (0,)
+
+
+def test_copies_of_another_version_are_not_compared() -> None:
+    reports = [*three("five", "five"), member(2, 4, state="four")]
+
+    assert judged(position(), reports).state_bad == ()
+
+
+def test_two_copies_that_differ_wait_for_the_vote_where_a_third_rolls_forward() -> None:
+    rolling = member(2, 4, mark="q1-n", state="four")
+
+    assert judged(position(), [*three("good", "bad"), rolling]).state_bad == ()
+
+
+def test_a_joiner_copies_who_rolls_and_checks_it_with_the_digest_of_the_one_that_stays() -> None:
+    reports = [
+        member(0, 6, state="six"),
+        member(1, 5, mark="q1-n", state="five"),
+        SettleReport(index=2, valid=False),
+    ]
+
+    outcome = settle(position(), 1, reports)
+
+    assert (outcome.actions, outcome.sources[2], outcome.expected[2]) == (
+        (STAY, ROLL, HEAL),
+        (1,),
+        "six",
+    )
+
+
+def test_the_only_copy_of_a_state_is_believed() -> None:
+    outcome = settle(
+        position(2), 1, [member(0, 6, state="six"), SettleReport(index=1, valid=False)]
+    )
+
+    assert (outcome.sources[1], outcome.expected[1]) == ((0,), "six")

@@ -193,12 +193,12 @@ def test_a_tie_of_two_camps_leaves_nobody_even_beside_a_third_opinion() -> None:
 def test_states_are_judged_alone_where_no_step_follows() -> None:
     plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"], 2: ["e.1", "f.1"]})
     good = ["x", "x", "x", "y", "y", "y"]
-    assert judge_states(plan, good).state_bad == ()
-    verdict = judge_states(plan, [*good[:4], "bad", "y"])
+    assert judge_states(plan, dict(enumerate(good))).state_bad == ()
+    verdict = judge_states(plan, dict(enumerate([*good[:4], "bad", "y"])))
     assert (verdict.state_bad, verdict.hopeless, verdict.commit) == ((4,), False, None)
     assert verdict.differing == (plan.members[4].slot,)
-    assert judge_states(plan, good).differing == ()
-    split = judge_states(GRID, ["x", "bad", "y", "y"])
+    assert judge_states(plan, dict(enumerate(good))).differing == ()
+    split = judge_states(GRID, dict(enumerate(["x", "bad", "y", "y"])))
     assert (split.hopeless, split.differing) == (True, ()), "nobody can be believed"
 
 
