@@ -61,6 +61,7 @@ from mainstay_core.rank.state import (
 )
 from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
 from mainstay_core.wire.facts import Adopted, Failed, Parked, Paused, Phase, Settled
+from mainstay_core.wire.plan import Plan
 
 __all__ = [
     "Interrupt",
@@ -103,9 +104,7 @@ def _adopt(state: RankState, *prefix: Action) -> Transition:
             (*prefix, DropHeld(), Leave(), WaitForPlan()),
             f"{plan.quorum} has no place for this trainer",
         )
-    if any(plan.member_of(*cell) is None for cell in state.held_with) and state.held:
-        # It was computed with a cell that tells nobody its state any more, so that nobody can find
-        # it bad. With that cell its stage has lost the same types, as a rule.
+    if _is_unjudged(state, plan):
         state, prefix = replace(state, held=()), (*prefix, DropHeld())
     here = state.position == plan.position_of(member.index)
     valid = state.valid and here and state.lineage == plan.lineage
@@ -121,6 +120,14 @@ def _adopt(state: RankState, *prefix: Action) -> Transition:
         settlement=None,
     )
     return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")
+
+
+def _is_unjudged(state: RankState, plan: Plan) -> bool:
+    """Return whether partials were computed with a cell of which ``plan`` hears nothing any more.
+
+    Nobody can find out then that its state was bad. As a rule its stage has lost the same types.
+    """
+    return bool(state.held) and any(plan.member_of(*cell) is None for cell in state.held_with)
 
 
 def _park(

@@ -8,8 +8,9 @@ that it can see what it looks for.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +27,41 @@ from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Sleep
 from mainstay_core.sim.gather import GatherClient
+from mainstay_core.sim.scenario import Fault, Scenario
 from mainstay_core.sim.trainer import Trainer
 from mainstay_core.supervisor import conversation, outbox, slots
 from mainstay_core.supervisor import machine as supervisor_machine
 from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.votes import SettleReport
+
+
+def draw_deaths_with_bad_states(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return a scenario in which trainers end between a bad state and the vote that would find it.
+
+    Four cells of each position leave a majority when one is bad and another one ends.
+    """
+    scenario, rng = draw(seed, ("corrupt-state",)), random.Random(f"deaths {seed}")
+    shape = replace(
+        scenario.config.shape,
+        lanes=4,
+        replicas=4,
+        shards_per_lane=2,
+        stages=max(2, scenario.config.shape.stages),
+        ranks_per_stage=1,
+        ranks_per_pod=1,
+        steps=8,
+    )
+    points = ("REDUCE", "reduced", "VOTE", "vote-posted", "reduce-half")
+    faults = []
+    for _ in range(2):
+        faults.append(Fault(kind="corrupt-state", at_s=rng.random()))
+        faults += [
+            Fault(kind=rng.choice(kinds), point=rng.choice(points), times=rng.randint(1, 8))
+            for _ in range(rng.randint(1, 2))
+        ]
+    config = replace(scenario.config, shape=shape, spares=1)
+    return replace(scenario, config=config, slots_per_pod=1, faults=tuple(faults))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +76,7 @@ class Mutant:
     kinds: tuple[str, ...]
     is_rare: bool = False
     """It takes many seeds to meet it."""
+    draws: Callable[[int, tuple[str, ...]], Scenario] = draw
 
     @property
     def seeds(self) -> int:
@@ -70,7 +101,7 @@ def find(mutant: Mutant) -> Outcome | None:
     """Return the first violation, if a seed has one."""
     with applied(mutant):
         for seed in range(mutant.seeds):
-            outcome = simulate(draw(seed, mutant.kinds))
+            outcome = simulate(mutant.draws(seed, mutant.kinds))
             if outcome.violation:
                 return outcome
     return None
@@ -344,8 +375,21 @@ MUTANTS = {
     ),
     "bad-state-is-saved": Mutant(
         "nobody looks at the states that are saved where no step follows",
-        [(rank_machine, "judge_states", _all_good)],
+        [(rank_machine, "judge_states", _all_good), (rank_machine, "judge_reports", _all_good)],
         ("suspend", "corrupt-state"),
+    ),
+    "bad-state-settles": Mutant(
+        "nobody looks at the states that a settle goes on from",
+        [(rank_machine, "judge_reports", _all_good)],
+        ("kill-trainer",),
+        draws=draw_deaths_with_bad_states,
+    ),
+    "gone-state-keeps-gradients": Mutant(
+        "what was computed with a cell that never voted counts",
+        [(rank_machine, "_is_unjudged", _never)],
+        ("kill-trainer",),
+        is_rare=True,
+        draws=draw_deaths_with_bad_states,
     ),
     "bad-state-keeps-gradients": Mutant(
         "what the chain of a bad state has computed is kept",

@@ -3,7 +3,7 @@ from __future__ import annotations
 from inspect import getcoroutinestate
 
 import pytest
-from tests.core.sim.mutants import MUTANTS, find
+from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
@@ -52,6 +52,12 @@ def test_replicas_come_and_go_between_steps() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         if scenario.latency.tail_s < 1:
             assert outcome.seen["unplanned"] == 1, f"seed {seed}: {outcome.seen}"
+
+
+def test_a_bad_state_is_found_whoever_ends_before_the_vote_while_most_copies_are_right() -> None:
+    for seed in range(12):
+        outcome = simulate(draw_deaths_with_bad_states(seed, ("kill-trainer",)))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:
