@@ -207,8 +207,10 @@ def test_a_job_of_another_manager_is_left_alone(served: ServedNamespace) -> None
 
 
 def test_a_job_that_is_late_fails_and_expires(served: ServedNamespace) -> None:
-    job = served.submit(manifest("late", activeDeadlineSeconds=1))
+    job = served.submit(manifest("late"))
     job.run(*names("late"))
+
+    job.patch(activeDeadlineSeconds=1)  # it may have run longer already, so it is late from now on
 
     job.wait_condition("Failed", "True", "DeadlineExceeded")
     job.patch(ttlSecondsAfterFinished=0)
