@@ -108,13 +108,9 @@ def make_report(
     events: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the content of REPORT.json."""
-    positions = state.shape.positions
-    steps = [
-        [ledger[step, *p] for p in positions]
-        for step in range(state.step)
-        if all((step, *p) in ledger for p in positions)
-    ]
-    seconds = sorted(max(e.step_s for e in entries) for entries in steps)
+    steps = _entries_by_step(state, ledger)
+    known = [entries for entries in steps if entries]
+    seconds = sorted(max(e.step_s for e in entries) for entries in known)
     return {
         "version": REPORT_VERSION,
         "job": state.config.name,
@@ -124,21 +120,38 @@ def make_report(
         **show_protections(state),
         "digests": {
             "final": _final(state),
-            "steps": [_sum(e.masters for e in entries) for entries in steps],
+            "steps": [_sum(e.masters for e in entries) if entries else None for entries in steps],
         },
         "steps": {
             "committed": state.step,
-            "first": steps[0][0].step if steps else 0,
+            "first": known[0][0].step if known else 0,
             "redone": sum(r.redone_steps for r in recoveries),
             "lost": sum(r.lost_steps for r in recoveries),
         },
         "recoveries": [show_recovery(r) for r in recoveries],
         "faults": [show_fault(status, state) for status in list_faults(state)],
         "step_seconds": {"p50": _percentile(seconds, 0.5), "p99": _percentile(seconds, 0.99)},
-        "losses": [entries[-1].loss for entries in steps],
+        "losses": [entries[-1].loss if entries else None for entries in steps],
         "pods": {p.registration.pod: pod_name(state, p.registration.pod) for p in state.pods},
         "events": list(events),
     }
+
+
+def _entries_by_step(
+    state: CoordinatorState, ledger: Mapping[LedgerKey, LedgerEntry]
+) -> list[list[LedgerEntry]]:
+    """Return the entries of all positions, from the first step that is known to the newest.
+
+    The entries of a step in between are empty if some position's is not there: all that held it
+    may have died before they could tell.
+    """
+    steps = [
+        [ledger[key] for p in state.shape.positions if (key := (step, *p)) in ledger]
+        for step in range(state.step)
+    ]
+    whole = [found if len(found) == len(state.shape.positions) else [] for found in steps]
+    first = next((step for step, found in enumerate(whole) if found), len(whole))
+    return whole[first:]
 
 
 def _final(state: CoordinatorState) -> dict[str, str]:
