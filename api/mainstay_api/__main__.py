@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from mainstay_api.app import create_app
+from mainstay_api.redis_client import RedisLogin
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
 from mainstay_core.base.admission import Bounds
@@ -104,10 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mainstay_api",
         description="Serve the api. Settings come from MAINSTAY_* variables: REDIS_URL, "
-        "REDIS_PASSWORD, REDIS_CA_FILE, REDIS_TIMEOUT_S, MAX_BODY_MIB, API_HOST, API_PORT, "
-        "LOG_LEVEL; AUTH=token with TOKEN (or ADMIN_TOKEN and AGENT_TOKEN); AUTH=kubernetes with "
-        "OPERATOR_USER, REVIEW_CACHE_S, and outside a pod KUBE_URL, KUBE_TOKEN_FILE, "
-        "KUBE_CA_FILE.",
+        "REDIS_PASSWORD, REDIS_SENTINEL_PASSWORD, REDIS_CA_FILE, REDIS_CERT_FILE, REDIS_KEY_FILE, "
+        "REDIS_TIMEOUT_S, MAX_BODY_MIB, API_HOST, API_PORT, LOG_LEVEL; AUTH=token with TOKEN (or "
+        "ADMIN_TOKEN and AGENT_TOKEN); AUTH=kubernetes with OPERATOR_USER, REVIEW_CACHE_S, and "
+        "outside a pod KUBE_URL, KUBE_TOKEN_FILE, KUBE_CA_FILE.",
     )
     parser.add_argument("--port-file", type=Path, help="write the port there once it is bound")
     options = parser.parse_args(arguments)
@@ -135,13 +136,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def open_store(settings: Settings) -> RedisStore:
-    """Return the store that the settings name; nothing is connected yet."""
-    return RedisStore(
-        settings.redis_url,
-        settings.max_events,
-        timeout_s=settings.redis_timeout_s,
+    """Return the store that the settings name; nothing is connected yet.
+
+    Raises:
+        InvalidSpecError: its url cannot be used.
+    """
+    login = RedisLogin(
         password=settings.redis_password,
+        sentinel_password=settings.redis_sentinel_password,
         ca_file=settings.redis_ca_file,
+        cert_file=settings.redis_cert_file,
+        key_file=settings.redis_key_file,
+    )
+    return RedisStore(
+        settings.redis_url, settings.max_events, timeout_s=settings.redis_timeout_s, login=login
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mainstay_api.kube import KubeSettings
+from mainstay_api.redis_client import SCHEMES, scheme_of
 from mainstay_core.base.errors import InvalidSpecError
 
 
@@ -16,7 +17,9 @@ class Settings:
     """Settings of one api process. A field's environment variable is MAINSTAY_ and its name."""
 
     redis_url: str
-    """``MAINSTAY_REDIS_URL``, e.g. ``redis://host:6379/0`` or ``unix:///path/redis.sock``."""
+    """``MAINSTAY_REDIS_URL``, e.g. ``redis://host:6379/0``, ``rediss://`` for TLS,
+    ``unix:///path/redis.sock``, or Sentinels and the master that they name:
+    ``redis+sentinel://one:26379,two:26379/master/0``, ``rediss+sentinel://`` for TLS."""
     admin_token: str = ""
     """``MAINSTAY_ADMIN_TOKEN`` (or ``MAINSTAY_TOKEN``): people and the provider."""
     agent_token: str = ""
@@ -33,7 +36,13 @@ class Settings:
     redis_password: str = ""
     """``MAINSTAY_REDIS_PASSWORD``, unless the url names one."""
     redis_ca_file: str = ""
-    """``MAINSTAY_REDIS_CA_FILE``: who signed the certificate of a ``rediss://`` server."""
+    """``MAINSTAY_REDIS_CA_FILE``: who signed the certificate of a server with TLS."""
+    redis_cert_file: str = ""
+    """``MAINSTAY_REDIS_CERT_FILE``: our certificate, for a server that asks for one."""
+    redis_key_file: str = ""
+    """``MAINSTAY_REDIS_KEY_FILE``: its key."""
+    redis_sentinel_password: str = ""
+    """``MAINSTAY_REDIS_SENTINEL_PASSWORD``: of the Sentinels themselves."""
     host: str = "127.0.0.1"
     """``MAINSTAY_API_HOST``; loopback unless somebody says otherwise."""
     port: int = 0
@@ -73,10 +82,16 @@ class Settings:
             raise InvalidSpecError("MAINSTAY_AUTH", f"is {auth!r}, must be token or kubernetes")
         callers = _tokens(environment) if auth == "token" else _cluster(environment)
         redis_url = environment.get("MAINSTAY_REDIS_URL", "")
-        if not redis_url.startswith(("redis://", "rediss://", "unix://")):
+        if not scheme_of(redis_url):
+            known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
             raise InvalidSpecError(
-                "MAINSTAY_REDIS_URL",
-                f"is {redis_url!r}, must begin with redis://, rediss:// or unix://",
+                "MAINSTAY_REDIS_URL", f"is {redis_url!r}, must begin with one of {known}"
+            )
+        cert_file = environment.get("MAINSTAY_REDIS_CERT_FILE", "")
+        key_file = environment.get("MAINSTAY_REDIS_KEY_FILE", "")
+        if bool(cert_file) != bool(key_file):
+            raise InvalidSpecError(
+                "MAINSTAY_REDIS_CERT_FILE", "and MAINSTAY_REDIS_KEY_FILE belong together; set both"
             )
         return cls(
             redis_url=redis_url,
@@ -84,6 +99,9 @@ class Settings:
             **callers,
             redis_password=environment.get("MAINSTAY_REDIS_PASSWORD", ""),
             redis_ca_file=environment.get("MAINSTAY_REDIS_CA_FILE", ""),
+            redis_cert_file=cert_file,
+            redis_key_file=key_file,
+            redis_sentinel_password=environment.get("MAINSTAY_REDIS_SENTINEL_PASSWORD", ""),
             host=environment.get("MAINSTAY_API_HOST", "127.0.0.1"),
             port=_port(environment.get("MAINSTAY_API_PORT", "0")),
             redis_timeout_s=_seconds(

@@ -1,11 +1,10 @@
 """Keeps jobs in Redis: compare-and-set for decisions, plain writes for the rest.
 
 :class:`store_protocol.Store` is what the transactions need; :class:`RedisStore` is the only
-implementation outside of the simulation, and this the only module that knows
-Redis. A decision (state, plan, recoveries, history) becomes visible in one
-script. So a plan is stored before anybody sees it, and everybody sees it once it
-is stored, whatever process dies in between. That a confirmed write is on disk is
-the server's business (``appendfsync always``, protocol section 9).
+implementation outside of the simulation. A decision (state, plan, recoveries, history)
+becomes visible in one script. So a plan is stored before anybody sees it, and everybody
+sees it once it is stored, whatever process dies in between. That a confirmed write is on
+disk is the server's business (``appendfsync always``, protocol section 9).
 
 Keys, with ``{uid}`` also the hash tag of a Redis cluster:
 
@@ -29,13 +28,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import redis.asyncio as redis
 from redis.asyncio.connection import AbstractConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from mainstay_api.redis_client import RedisLogin, open_line
 from mainstay_api.store_protocol import DeletedJobError, stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import StoreConflictError
@@ -149,12 +145,14 @@ class RedisStore:
     """The store in Redis (6.2 or newer).
 
     Args:
-        url: where the server is.
+        url: where the server is, or the Sentinels that name it.
         max_events: length of a job's stream, about.
         max_ledger_steps: newest steps whose entries are kept.
         timeout_s: of one call.
-        password: of the server, unless the url names one.
-        ca_file: certificate of whoever signed the server's; empty: the system's.
+        login: passwords and certificates.
+
+    Raises:
+        InvalidSpecError: the url cannot be used.
     """
 
     def __init__(
@@ -163,23 +161,10 @@ class RedisStore:
         max_events: int = 100_000,
         max_ledger_steps: int = 100_000,
         timeout_s: float = TIMEOUT_S,
-        password: str = "",
-        ca_file: str = "",
+        login: RedisLogin | None = None,
     ) -> None:
-        # What the url names wins; a certificate is only for one that asks for TLS.
-        more: dict[str, Any] = {"password": password} if password else {}
-        more |= {"ssl_ca_certs": ca_file} if ca_file and url.startswith("rediss:") else {}
-        self._redis = redis.Redis.from_url(
-            url,
-            **more,
-            decode_responses=True,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            # A pooled connection may be one to a process that is gone: worth another one. A server
-            # that is silent is not: whoever waits for us would wait several times as long.
-            retry=Retry(NoBackoff(), 1, (RedisConnectionError,)),
-            redis_connect_func=self._on_connect,
-        )
+        self._line = open_line(url, login or RedisLogin(), timeout_s, self._on_connect)
+        self._redis = self._line.client
         self._max_events = max_events
         self._max_ledger_steps = max_ledger_steps
         self._max_block_s = timeout_s / 2
@@ -206,7 +191,7 @@ class RedisStore:
         await _call(self._redis.ping())
 
     async def aclose(self) -> None:
-        await self._redis.aclose()
+        await self._line.aclose()
 
     async def create(self, state: CoordinatorState, manifest: Mapping[str, Any]) -> bool:
         """Store a new job; False when its uid is taken.
