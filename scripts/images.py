@@ -3,8 +3,8 @@
 Usage: python scripts/images.py [--component NAME] [--tag TAG] [--registry PREFIX] [--no-build]
 
 First what each image holds is put together in build/site, from the lock and this checkout; then
-docker, podman or buildah (ENGINE, or the first on PATH) builds images/Dockerfile. No package index
-is reached from within a build.
+docker, podman or buildah (ENGINE, or the first on PATH that works) builds images/Dockerfile. No
+package index is reached from within a build.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ PACKAGES = {
 }
 """Our packages in each image, beside what requirements/NAME.txt pins."""
 ENGINES = ("docker", "podman", "buildah")
+ANSWER_S = 20.0
+"""How long an engine may take to say that it works: a daemon that is started by the question takes
+seconds, and a socket that is dead may never answer."""
 PYTHON = "3.11"
 GLIBC = "2_36"
 """Of Debian 12."""
@@ -72,12 +75,41 @@ def collect(component: str, machine: str) -> Path:
 
 
 def find_engine() -> str:
-    """Return the program that builds images."""
+    """Return the program that builds images: ENGINE, or the first of ENGINES that works."""
     named = os.environ.get("ENGINE")
-    found = named or next((e for e in ENGINES if shutil.which(e)), None)
-    if found is None:
-        sys.exit(f"images: needs one of {', '.join(ENGINES)}; name another by ENGINE")
-    return found
+    if named:
+        return named
+    problems = []
+    for engine in ENGINES:
+        problem = find_problem(engine) if shutil.which(engine) else "is not on PATH"
+        if not problem:
+            return engine
+        problems.append(f"  {engine}: {problem}")
+    sys.exit("\n".join(["images: no engine works here; name another by ENGINE", *problems]))
+
+
+def find_problem(engine: str) -> str:
+    """Return why an engine does not work; empty if it does.
+
+    That a program is there says nothing: docker's needs a daemon behind its socket.
+    """
+    try:
+        done = subprocess.run(
+            [engine, "info"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ANSWER_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"`{engine} info` has not answered for {ANSWER_S:g} s"
+    except OSError as error:
+        return f"cannot be started: {error.strerror}"
+    if done.returncode == 0:
+        return ""
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return said[0] if said else f"`{engine} info` failed with {done.returncode}"
 
 
 def build(engine: str, component: str, image: str, base: str, platform_: str) -> None:
@@ -105,14 +137,16 @@ def main() -> int:
     parser.add_argument("--no-build", action="store_true", help="only put build/site together")
     options = parser.parse_args()
     machine = PLATFORMS[options.arch]
+    # Before minutes go into what would not be built.
+    engine = "" if options.no_build else find_engine()
     for component in options.component or sorted(PACKAGES):
         folder = collect(component, machine)
         print(f"images: {folder.relative_to(ROOT)} is ready", flush=True)
-        if not options.no_build:
+        if engine:
             prefix = f"{options.registry.rstrip('/')}/" if options.registry else ""
             arch = "amd64" if machine == "x86_64" else "arm64"
             image = f"{prefix}mainstay-{component}:{options.tag}"
-            build(find_engine(), component, image, options.base, f"linux/{arch}")
+            build(engine, component, image, options.base, f"linux/{arch}")
     return 0
 
 
