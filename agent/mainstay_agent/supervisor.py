@@ -23,6 +23,7 @@ from mainstay_agent import local_socket
 from mainstay_agent.api_client import ApiClient
 from mainstay_agent.gather import GatherServer
 from mainstay_agent.gossip import PlanGossip
+from mainstay_agent.health_file import HealthFile
 from mainstay_agent.injection import Injector, is_stopped
 from mainstay_agent.local_socket import Peer
 from mainstay_agent.network_cut import NetworkCut
@@ -107,6 +108,7 @@ class Supervisor(Pod):
             loop.add_reader(self._settings.parent_fd, self._processes.watch_parent)
         self._gather_address = await self._gather.start(self._settings.address)
         server = await local_socket.listen(self._settings.socket, self)
+        self.spawn(HealthFile(self._settings.pod_dir, lambda: readiness(self.state)).run())
         try:
             code = await self._leaving
             await self._say_goodbye()

@@ -15,6 +15,7 @@ from typing import Any
 from mainstay_core.job.pod_templates import trainer_index
 from mainstay_core.job.shared_memory import SHM_DIR, SharedMemory, is_at_shm, plan_shared_memory
 from mainstay_core.job.spec import JOB_AUDIENCE, LABEL_UID
+from mainstay_core.supervisor.health import probe_command
 from mainstay_core.wire.sealed import KEY_FILE_VARIABLE
 from mainstay_operator.resources import (
     ANNOTATION_SHM,
@@ -307,16 +308,15 @@ def _installer(options: PodOptions) -> dict[str, Any]:
 def _supervisor(
     view: JobView, options: PodOptions, shared: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    # Asked of the supervisor's own socket: never a question to the api or Redis.
-    check = ["python", "-m", "mainstay_agent", "--check"]
+    # Of the supervisor alone: never a question to the api or Redis.
     ready = {
-        "exec": {"command": [*check, "ready"]},
+        "exec": {"command": probe_command("ready")},
         "periodSeconds": READY_EVERY_S,
         "timeoutSeconds": PROBE_TIMEOUT_S,
         "failureThreshold": 2,
     }
     live = {
-        "exec": {"command": [*check, "live"]},
+        "exec": {"command": probe_command("live")},
         "initialDelaySeconds": LIVE_EVERY_S,
         "periodSeconds": LIVE_EVERY_S,
         "timeoutSeconds": PROBE_TIMEOUT_S,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_agent.token import Token
+from mainstay_core.supervisor.health import HEALTH_FILE, STALE_S, probe_command
 
 
 def check(pod: Any, what: str) -> subprocess.CompletedProcess[str]:
@@ -22,6 +24,17 @@ def check(pod: Any, what: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def probe(pod: Any, what: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run an exec probe as a cluster's pod has it; by itself it finds no Python."""
+    return subprocess.run(
+        probe_command(what),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "MAINSTAY_POD_DIR": str(pod.dir), **environment},
     )
 
 
@@ -49,16 +62,29 @@ def test_the_probes_ask_the_supervisor_and_not_the_api(api: Any, make_pod: Any) 
     api.close()
     ready = check(pod, "ready")
     assert (ready.returncode, ready.stdout) == (0, "ok\n")
+    while probe(pod, "ready").returncode != 0:
+        pass  # until the supervisor has shown it
     launcher.socket.close()
     while check(pod, "ready").returncode == 0:
         pass  # until the supervisor has read the end of the launcher's line
     assert "no launcher" in check(pod, "ready").stdout
-    assert check(pod, "live").returncode == 0
+    while probe(pod, "ready").returncode == 0:
+        pass
+    assert probe(pod, "ready").stdout == "no launcher is connected\n"
+    assert check(pod, "live").returncode == probe(pod, "live").returncode == 0
     pod.process.kill()
     pod.process.wait()
     dead = check(pod, "live")
     assert dead.returncode == 1
     assert "does not answer" in dead.stdout
+    # What it has shown last is soon too old; without the file the supervisor is asked.
+    os.utime(pod.dir / HEALTH_FILE, (0, time.time() - STALE_S - 1))
+    for what in ("live", "ready"):
+        assert "has not shown for" in probe(pod, what).stdout
+    (pod.dir / HEALTH_FILE).unlink()
+    python = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    asked = probe(pod, "live", **python, PYTHONPATH=os.pathsep.join(sys.path))
+    assert (asked.returncode, asked.stdout) == (1, dead.stdout)
 
 
 def test_a_supervisor_that_comes_again_is_another_one(api: Any, make_pod: Any) -> None:

@@ -10,5 +10,6 @@
 - ``conversation``: registration, facts, ledger, heartbeats and plans: what is said to the api
 - ``gossip``: plans from supervisor to supervisor
 - ``pod``: one pod without its sockets: all of the above, for a shell
+- ``health``: the file that says how a supervisor is, and the probe that reads it
 - ``launcher``: what the warm parent of a pod's trainers forks, signals and reports
 """
