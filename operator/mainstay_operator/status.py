@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mainstay_core.job.spec import LABEL_UID
 from mainstay_core.pool.conditions import (
     JobSummary,
     ObservedJob,
@@ -139,6 +140,7 @@ def build_status(
         "reason": why[:MAX_SENTENCE],
         "ready": f"{min(pods.places, pods.ready)}/{pods.places}",
         "spares": f"{min(pods.spares_ready, pods.spares_wanted)}/{pods.spares_wanted}",
+        "selector": f"{LABEL_UID}={view.uid}",
         "conditions": conditions,
         "pods": {
             "wanted": pods.wanted,

@@ -99,6 +99,7 @@ def _version() -> dict[str, Any]:
             "scale": {
                 "specReplicasPath": ".spec.parallelism.replicas",
                 "statusReplicasPath": ".status.quorum.replicas",
+                "labelSelectorPath": ".status.selector",
             },
         },
         "schema": {"openAPIV3Schema": _telling_defaults(build_schema())},

@@ -264,6 +264,8 @@ class TrainingJobStatus(Section):
     """Ready pods with a rank, of those that the job needs, e.g. 7/8."""
     spares: Annotated[str, pydantic.Field(max_length=32)] | None = None
     """Ready standby pods, of those that are wanted, e.g. 1/1."""
+    selector: Short | None = None
+    """Labels of the job's pods, for whoever reads the scale subresource."""
     start_time: Timestamp | None = None
     """When its pods were first asked for; again when it was resumed. Its deadline counts from
     here."""
