@@ -93,7 +93,7 @@ class KubernetesAuth:
             raise forbidden(
                 f"{review.username} may not {verb} trainingjobs.mainstay.dev {job.name} "
                 f"in namespace {job.namespace}",
-                f"ask for the right to {verb} it (the roles mainstay-view and mainstay-edit)",
+                f"ask for the right to {verb} it (it comes with the roles view and edit)",
             )
         return _caller(review)
 

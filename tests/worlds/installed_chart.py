@@ -71,13 +71,13 @@ class InstalledChart:
             url=url or self.plane.url, token_file=token, ca_file=self.plane.authority
         )
 
-    def make_job(self, namespace: str, name: str) -> str:
+    def make_job(self, namespace: str, name: str, spec: dict[str, Any] = SPEC) -> str:
         """Make a TrainingJob and what the operator would make for it; return its uid."""
         manifest = {
             "apiVersion": "mainstay.dev/v1alpha1",
             "kind": "TrainingJob",
             "metadata": {"name": name, "namespace": namespace},
-            "spec": SPEC,
+            "spec": spec,
         }
         made = self.plane.api.apply(manifest, namespace)
         self.make_account(namespace, name)
@@ -132,7 +132,7 @@ class InstalledChart:
             "roleRef": {
                 "apiGroup": "rbac.authorization.k8s.io",
                 "kind": "ClusterRole",
-                "name": f"mainstay-{role}",
+                "name": f"{self.system}:mainstay:{role}",
             },
             "subjects": [subject],
         }
