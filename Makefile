@@ -49,18 +49,20 @@ lint: setup ## Style, types, import rules, what nothing uses, lock
 	$(BIN)/vulture
 	$(BIN)/python scripts/lock.py --check
 	$(BIN)/python scripts/crd.py --check
+	$(BIN)/python scripts/chart_readme.py --check
 	$(BIN)/python scripts/check_tree.py
 	$(BIN)/python scripts/check_reasons.py
 
 verify: setup ## Make what is generated again, and show what drifted from its source
 	$(BIN)/python scripts/crd.py
+	$(BIN)/python scripts/chart_readme.py
 	$(BIN)/python scripts/manifests.py
 	git diff --exit-code -- charts manifests docs/trainingjob.md
 
 manifests: setup ## Render manifests/ from the chart (needs helm)
 	$(BIN)/python scripts/manifests.py
 
-images: setup ## Build the images mainstay-operator, -api and -agent (ENGINE=docker, podman or buildah)
+images: setup ## Build the images mainstay-operator, -api and -agent (ENGINE: docker, podman, buildah; which works)
 	$(BIN)/python scripts/images.py $(ARGS)
 
 crd: setup ## Write the CRD and the reference that the model describes

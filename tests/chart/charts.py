@@ -30,7 +30,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "api.serviceAccount.name=theirs",
         "api.serviceAccount.annotations.a=b",
     ),
-    "quarantine": ("operator.quarantineNodes=true", "operator.jobNetworkPolicies=true"),
+    "quarantine": ("operator.quarantineNodes=true", "uninstallWarning=false"),
     "no nodes": ("operator.watchNodes=false", "operator.forceDeleteSeconds=600"),
     "external redis": (
         "redis.internal.enabled=false",
@@ -41,6 +41,24 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "redis.external.passwordKey=pass",
         "redis.external.tls.enabled=true",
         "redis.external.tls.caSecret=redis-ca",
+        "redis.external.tls.clientSecret=redis-client",
+    ),
+    "sentinels": (
+        "redis.internal.enabled=false",
+        "redis.external.username=mainstay",
+        "redis.external.database=3",
+        "redis.external.tls.enabled=true",
+        "redis.external.sentinel.master=store",
+        "redis.external.sentinel.hosts={one.example.com:26379,two.example.com:7}",
+        "redis.external.sentinel.existingSecret=sentinel-login",
+        "redis.external.sentinel.passwordKey=pass",
+    ),
+    "redis with tls": (
+        "redis.internal.tls.secret=redis-tls",
+        "redis.internal.podDisruptionBudget.enabled=true",
+        "redis.internal.terminationGracePeriodSeconds=60",
+        "redis.internal.livenessProbe.failureThreshold=9",
+        "redis.internal.persistence.existingClaim=mine",
     ),
     "external redis, open": ("redis.internal.enabled=false", "redis.external.host=redis"),
     "redis without a volume": ("redis.internal.persistence.enabled=false",),
@@ -51,9 +69,11 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "redis.internal.existingSecret=mine",
     ),
     "network policies": (
-        "networkPolicy.enabled=true",
         "networkPolicy.apiFrom[0].namespaceSelector.matchLabels.name=monitoring",
+        "networkPolicy.kubeApi.cidrs={10.0.0.1/32,fd00::1/128}",
+        "networkPolicy.kubeApi.ports={6443}",
     ),
+    "no network policies": ("networkPolicy.enabled=false", "operator.jobNetworkPolicies=false"),
     "metrics": (
         "metrics.serviceMonitor.enabled=true",
         "metrics.podMonitor.enabled=true",
@@ -83,6 +103,22 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "commonAnnotations.owner=o",
         "api.service.type=NodePort",
         "api.podDisruptionBudget.enabled=false",
+    ),
+    "pods of one's own kind": tuple(
+        f"{component}.{value}"
+        for component in ("operator", "api", "redis.internal")
+        for value in (
+            "podSecurityContext.supplementalGroups={7}",
+            "securityContext.seccompProfile.type=RuntimeDefault",
+            "livenessProbe.timeoutSeconds=11",
+            "terminationGracePeriodSeconds=33",
+            "extraEnv[0].name=X",
+            "extraEnv[0].value=told",
+            "extraVolumes[0].name=more",
+            "extraVolumes[0].emptyDir.medium=Memory",
+            "extraVolumeMounts[0].name=more",
+            "extraVolumeMounts[0].mountPath=/more",
+        )
     ),
     "another name": ("fullnameOverride=something-else",),
 }

@@ -99,6 +99,12 @@ REFUSED = {
     "a size that is none": ("redis.internal.persistence.size=big", "size"),
     "two operators": ("operator.replicas=2", "replicas"),
     "an interval that is none": ("metrics.podMonitor.interval=often", "interval"),
+    "sentinels nowhere": (
+        "redis.internal.enabled=false,redis.external.sentinel.master=store",
+        "sentinel/hosts",
+    ),
+    "an address that is none": ("networkPolicy.kubeApi.cidrs={kubernetes}", "cidrs"),
+    "a probe of another kind": ("api.livenessProbe.httpGet.path=/", "httpGet"),
     "answers used for ever": ("api.reviewCacheSeconds=100000", "reviewCacheSeconds"),
 }
 
@@ -205,6 +211,16 @@ def test_the_api_can_read_the_settings_that_the_chart_gives(
     if name == "external redis":
         assert settings.redis_url == "rediss://mainstay@redis.example.com:6380/0"
         assert settings.redis_ca_file == "/etc/mainstay/redis/ca.crt"
+        assert settings.redis_cert_file == "/etc/mainstay/redis/tls.crt"
+        assert settings.redis_key_file == "/etc/mainstay/redis/tls.key"
+    if name == "sentinels":
+        told = "mainstay@one.example.com:26379,two.example.com:7/store/3"
+        assert settings.redis_url == f"rediss+sentinel://{told}"
+        assert (settings.redis_ca_file, settings.redis_cert_file) == ("", "")
+        assert settings.redis_sentinel_password
+    if name == "redis with tls":
+        assert settings.redis_url == f"rediss://mainstay-redis.{restricted}.svc:6379/0"
+        assert settings.redis_ca_file == "/etc/mainstay/redis/ca.crt"
 
 
 def test_the_operator_can_read_the_settings_that_the_chart_gives(
@@ -219,9 +235,10 @@ def test_the_operator_can_read_the_settings_that_the_chart_gives(
     assert read.namespace_list == ("a", "b")
     assert read.api_url == "http://mainstay-api.spaces.svc:8080"
     # The selector of the jobs' NetworkPolicies is that of the api's pods, and of nobody else's.
-    policies = render(control_plane, "spaces", "operator.jobNetworkPolicies=true")
+    policies = render(control_plane, "spaces")
     environment = environment_of(find(policies, "Deployment", "mainstay-operator"))
     read = settings.parse([], environment)
+    assert read.network_policy
     chosen = dict(pair.split("=") for pair in read.api_selector.split(","))
     assert chosen.items() <= container_labels(find(policies, "Deployment", "mainstay-api")).items()
     assert (read.api_namespace, len(chosen)) == ("spaces", 3)
@@ -256,6 +273,8 @@ def test_a_release_goes_in_is_upgraded_with_its_password_and_leaves_nothing(
     said = control_plane.helm("install", "told", str(CHART), *options)
     # The three next commands.
     assert said.count("\n  kubectl ") == 3
+    assert f"serves TrainingJobs in {namespace}.\n" in said
+    assert "A TrainingJob in any other namespace is seen by nobody" in said
     path = f"/api/v1/namespaces/{namespace}/secrets/told-redis"
     password = control_plane.api.get(path)["data"]["password"]
     assert len(password) > 40
@@ -266,13 +285,18 @@ def test_a_release_goes_in_is_upgraded_with_its_password_and_leaves_nothing(
     assert control_plane.api.get(f"{deployments}/told-api")["spec"]["replicas"] == 3
     control_plane.helm("uninstall", "told", "--namespace", namespace)
     control_plane.api.wait(f"{deployments}/told-api", lambda found: found is None)
+    claim = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/told-redis"
+    control_plane.api.wait(claim, lambda found: found is None)
     assert what_is_there(control_plane, namespace) == before
 
 
 def what_is_there(plane: ControlPlane, namespace: str) -> set[str]:
     kinds = "deployments,statefulsets,services,secrets,serviceaccounts,roles,rolebindings,pdb"
+    kinds += ",persistentvolumeclaims,networkpolicies"
     listed = plane.kubectl("get", kinds, "-n", namespace, "-o", "name").split()
-    wide = plane.kubectl("get", "clusterroles,clusterrolebindings", "-o", "name").split()
+    kinds = "clusterroles,clusterrolebindings,validatingadmissionpolicies"
+    kinds += ",validatingadmissionpolicybindings"
+    wide = plane.kubectl("get", kinds, "-o", "name").split()
     return {*listed, *(name for name in wide if namespace in name)}
 
 
@@ -359,6 +383,41 @@ def test_everybody_reaches_the_api_and_no_other_service_through_the_api_server(
             reply = alice.http.request(method, f"{path}/{name}/proxy/v1/jobs")
             assert reply.status_code == status, (name, method, reply.text)
     assert alice.http.get(f"{path}/mainstay-api").status_code == 403
+
+
+def test_the_page_of_values_is_what_values_say() -> None:
+    command = [sys.executable, str(ROOT / "scripts/chart_readme.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pods_take_what_the_values_add(matrix: Matrix) -> None:
+    name = "pods of one's own kind"
+    for workload in (o for o in matrix(name) if o["kind"] in WORKLOADS):
+        spec, container = workload["spec"]["template"]["spec"], container_of(workload)
+        assert spec["securityContext"]["supplementalGroups"] == [7]
+        # What is added takes nothing away.
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] in (65532, 999)
+        assert container["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["livenessProbe"]["timeoutSeconds"] == 11
+        assert {"httpGet", "tcpSocket"} & set(container["livenessProbe"])
+        assert spec["terminationGracePeriodSeconds"] == 33
+        assert environment_of(workload)["X"] == "told"
+        assert {"name": "more", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+        assert {"name": "more", "mountPath": "/more"} in container["volumeMounts"]
+
+
+def test_a_null_takes_a_default_of_the_security_context_away(control_plane: ControlPlane) -> None:
+    values = [f"api.podSecurityContext.{n}=null" for n in ("runAsUser", "runAsGroup", "fsGroup")]
+    objects = render(control_plane, "default", *values, "redis.internal.runAsUser=null")
+    for kind, component in (("Deployment", "api"), ("StatefulSet", "redis")):
+        workload = find(objects, kind, f"mainstay-{component}")
+        security = workload["spec"]["template"]["spec"]["securityContext"]
+        assert {k for k, v in security.items() if v is not None} == {
+            *("runAsNonRoot", "fsGroupChangePolicy", "seccompProfile"),
+        }
 
 
 def test_a_name_that_is_too_long_is_cut_where_names_still_differ(

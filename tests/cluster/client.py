@@ -18,6 +18,7 @@ KINDS = {
     "EndpointSlice": "endpointslices",
     "Ingress": "ingresses",
     "NetworkPolicy": "networkpolicies",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
 }
 CLUSTER_WIDE = {
     "APIService",
@@ -29,6 +30,8 @@ CLUSTER_WIDE = {
     "PersistentVolume",
     "PriorityClass",
     "StorageClass",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
 }
 
 

@@ -15,6 +15,7 @@ from tests.cluster import building
 from tests.cluster.client import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.toolbox import Say
+from tests.worlds.tls import Certificates
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "mainstay"
@@ -22,6 +23,7 @@ RELEASE = "mainstay"
 SYSTEM = "mainstay-system"
 JOBS = "jobs"
 REDIS_USER = 999
+REDIS_TLS = "redis-tls"
 TRAINING_JOBS = f"/apis/mainstay.dev/v1alpha1/namespaces/{JOBS}/trainingjobs"
 VALUES: dict[str, Any] = {
     "image": {"registry": building.REGISTRY, "tag": building.TAG},
@@ -36,6 +38,7 @@ VALUES: dict[str, Any] = {
                 "tag": f"{building.SUITE}-slim",
             },
             "runAsUser": REDIS_USER,
+            "tls": {"secret": REDIS_TLS},
         }
     },
 }
@@ -62,6 +65,7 @@ class Platform:
         cluster.make_namespace(SYSTEM, **RESTRICTED)
         cluster.make_namespace(JOBS)
         self._make_volume()
+        self._make_certificates()
         self.home = cluster.living[0].name
         """The node of operator and store: no test kills it."""
 
@@ -133,6 +137,21 @@ class Platform:
             return self.fetch(uid, what)
         except httpx.HTTPError:
             return None
+
+    def _make_certificates(self) -> None:
+        """Make the store's certificate: api and store of this release speak TLS."""
+        folder = self.cluster.dir / "certificates"
+        folder.mkdir()
+        made = Certificates(folder, f"DNS:{RELEASE}-redis.{SYSTEM}.svc")
+        files = {"tls.crt": made.server, "tls.key": made.server_key, "ca.crt": made.authority}
+        self.api.create(
+            f"/api/v1/namespaces/{SYSTEM}/secrets",
+            {
+                "metadata": {"name": REDIS_TLS},
+                "type": "kubernetes.io/tls",
+                "stringData": {name: path.read_text() for name, path in files.items()},
+            },
+        )
 
     def _make_volume(self) -> None:
         """The volume that the store claims: the cluster has nobody who makes volumes."""

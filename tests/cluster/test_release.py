@@ -301,7 +301,9 @@ def test_an_uninstalled_release_leaves_the_crd_alone(platform: Platform) -> None
     own = ["-l", "app.kubernetes.io/instance=mainstay", "-A", "-o", "name"]
 
     def left() -> str:
-        wide = platform.cluster.kubectl("get", "clusterrole,clusterrolebinding", *own[:2], *own[3:])
+        wide = "clusterrole,clusterrolebinding"
+        wide += ",validatingadmissionpolicy,validatingadmissionpolicybinding"
+        wide = platform.cluster.kubectl("get", wide, *own[:2], *own[3:])
         return platform.cluster.kubectl("get", kinds, *own) + wide
 
     wait_for(lambda: not left(), "the release's end")

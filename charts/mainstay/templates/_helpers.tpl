@@ -113,29 +113,82 @@ annotations:
 
 {{- define "mainstay.redisUrl" -}}
 {{- if .Values.redis.internal.enabled }}
-{{- printf "redis://%s-redis.%s.svc:6379/0" (include "mainstay.fullname" .) .Release.Namespace }}
+{{- $scheme := .Values.redis.internal.tls.secret | empty | ternary "redis" "rediss" }}
+{{- printf "%s://%s-redis.%s.svc:6379/0" $scheme (include "mainstay.fullname" .) .Release.Namespace }}
 {{- else }}
 {{- with .Values.redis.external }}
-{{- $host := required "redis.external.host is empty; name the server, or set redis.internal.enabled" .host }}
+{{- $scheme := ternary "rediss" "redis" .tls.enabled }}
 {{- $user := ternary (printf "%s@" .username) "" (ne .username "") }}
-{{- printf "%s://%s%s:%v/%v" (ternary "rediss" "redis" .tls.enabled) $user $host .port .database }}
+{{- if .sentinel.master }}
+{{- printf "%s+sentinel://%s%s/%s/%v" $scheme $user (join "," .sentinel.hosts) .sentinel.master .database }}
+{{- else }}
+{{- $host := required "redis.external.host is empty; name the server, or set redis.internal.enabled" .host }}
+{{- printf "%s://%s%s:%v/%v" $scheme $user $host .port .database }}
 {{- end }}
 {{- end }}
 {{- end }}
-
-{{- define "mainstay.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: {{ . }}
-runAsGroup: {{ . }}
-fsGroup: {{ . }}
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{- define "mainstay.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
+{{- /* What the api mounts to trust Redis, and to be trusted by it: sources of a projected volume, [] for none. */}}
+{{- define "mainstay.redisCertificates" -}}
+{{- $sources := list }}
+{{- if .Values.redis.internal.enabled }}
+{{- with .Values.redis.internal.tls.secret }}
+{{- $sources = append $sources (dict "secret" (dict "name" . "items" (list (dict "key" "ca.crt" "path" "ca.crt")))) }}
+{{- end }}
+{{- else if .Values.redis.external.tls.enabled }}
+{{- with .Values.redis.external.tls }}
+{{- if .caSecret }}
+{{- $sources = append $sources (dict "secret" (dict "name" .caSecret "items" (list (dict "key" .caKey "path" "ca.crt")))) }}
+{{- end }}
+{{- if .clientSecret }}
+{{- $items := list (dict "key" "tls.crt" "path" "tls.crt") (dict "key" "tls.key" "path" "tls.key") }}
+{{- $sources = append $sources (dict "secret" (dict "name" .clientSecret "items" $items)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- toJson $sources }}
+{{- end }}
+
+{{- /* The claim templates of a StatefulSet that an older version of this chart has made: they stay, nobody may change them. */}}
+{{- define "mainstay.redisKeptClaims" -}}
+{{- $made := lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-redis" (include "mainstay.fullname" .)) | default dict }}
+{{- dig "spec" "volumeClaimTemplates" list $made | toJson }}
+{{- end }}
+
+{{- /* What is missing for the volume of Redis, and what to do: empty if nothing is. Helm asks the cluster. */}}
+{{- define "mainstay.storageMissing" -}}
+{{- with .Values.redis.internal }}
+{{- if and .enabled .persistence.enabled (not .persistence.existingClaim) (ne .persistence.storageClass "-") $.Values.rbac.create }}
+{{- $name := printf "%s-redis" (include "mainstay.fullname" $) }}
+{{- $kept := include "mainstay.redisKeptClaims" $ | fromJsonArray }}
+{{- $claim := $kept | empty | ternary $name (printf "data-%s-0" $name) }}
+{{- $found := lookup "v1" "PersistentVolumeClaim" $.Release.Namespace $claim | default dict }}
+{{- $asked := dig "spec" "storageClassName" .persistence.storageClass $found }}
+{{- $classes := list }}
+{{- $default := "" }}
+{{- range (lookup "storage.k8s.io/v1" "StorageClass" "" "" | default dict).items }}
+{{- $classes = append $classes .metadata.name }}
+{{- if eq "true" (dig "metadata" "annotations" "storageclass.kubernetes.io/is-default-class" "" .) }}
+{{- $default = .metadata.name }}
+{{- end }}
+{{- end }}
+{{- $there := $classes | empty | ternary "there is none" (printf "there are: %s" (join ", " $classes)) }}
+{{- if eq "Bound" (dig "status" "phase" "" $found) }}
+{{- else if and $asked (not (has $asked $classes)) }}
+{{- printf "Redis waits for its volume: there is no StorageClass %s, which the claim %s asks for (%s).\nMake it; or delete the claim, which holds nothing yet, and name another one:\n\n    kubectl -n %s delete pvc %s --wait=false" $asked $claim $there $.Release.Namespace $claim }}
+{{- else if and (not $asked) (not $default) }}
+{{- printf "Redis waits for its volume: this cluster has no default StorageClass, and the claim %s names none (%s).\nUnless there is a volume without a class for it, do one of these:\n\n" $claim $there }}
+{{- if $kept }}
+{{- printf "    kubectl -n %s patch pvc %s -p '{\"spec\":{\"storageClassName\":\"NAME\"}}'" $.Release.Namespace $claim }}
+{{- else }}
+{{- $upgrade := printf "helm upgrade %s CHART -n %s --reset-then-reuse-values --set redis.internal.persistence" $.Release.Name $.Release.Namespace }}
+{{- printf "    %s.storageClass=NAME\n    %s.enabled=false    # an emptyDir" $upgrade $upgrade }}
+{{- end }}
+{{- printf "\n\nOr mark a StorageClass as the default one. Until then the api is not ready, and no job starts." }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* What all pods have in common: (dict "root" $ "component" "api" "values" .Values.api) */}}
