@@ -161,7 +161,7 @@ def test_a_redis_with_tls_speaks_nothing_else(control_plane: ControlPlane) -> No
     assert "port 0" in config
     assert "tls-port 6379" in config
     assert "port 6379" not in config
-    for probe in ("startupProbe", "readinessProbe"):
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert "--tls --cacert" in container[probe]["exec"]["command"][-1]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert f"tls-cert-file {mounts['tls']}/tls.crt" in config
