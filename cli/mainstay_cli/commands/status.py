@@ -47,7 +47,7 @@ def render(status: dict[str, Any]) -> str:
     if members:
         lines.append(f"  {'rank':<10} {'slot':<28} {'pid':>8}  {'phase':<10} {'step':>6}")
     lines += [
-        f"  {member['rank']:<10} {member['slot']:<28} {member['pid']:>8}  "
+        f"  {member['rank']:<10} {member['slot']:<28} {member['pid'] or '-':>8}  "
         f"{member['phase']:<10} {member['step']:>6}"
         for member in members
     ]

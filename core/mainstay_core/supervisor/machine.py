@@ -182,33 +182,36 @@ def _tick(state: SupervisorState, event: object, now_s: float) -> Transition:
     actions: list[Action] = []
     reasons = []
     for slot in state.slots:
-        why = _overdue(state, slot, now_s)
+        why, lost_at_s = _overdue(state, slot, now_s)
         if why and not slot.killed_for:
             assert slot.incarnation is not None
             actions.append(Signal(slot.index, slot.incarnation, SIGKILL))
-            state = put(state, replace(slot, killed_for=why))
+            state = put(state, replace(slot, killed_for=why, lost_at_s=lost_at_s))
             reasons.append(f"slot {slot.index}: {why}")
     return Transition(state, tuple(actions), "; ".join(reasons))
 
 
-def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> str:
-    """Return why a slot's trainer must be killed; empty if it need not."""
+def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> tuple[str, float]:
+    """Return why a slot's trainer must be killed, and when it gave the last sign that is missed.
+
+    The reason is empty if it need not be killed. The time is 0 if no sign is missed.
+    """
     alive = slot.phase in (SlotPhase.UP, SlotPhase.ENDING, SlotPhase.FORKING)
     if not alive or slot.incarnation is None:
-        return ""
+        return "", 0.0
     if state.ending:
         late = now_s - state.ending_at_s > state.settings.stop_grace_s
-        return "killed: it did not stop in time" if late else ""
+        return "killed: it did not stop in time" if late else "", 0.0
     hang_s, silence_s = state.settings.hang_s, state.settings.silence_s
     if slot.phase is not SlotPhase.UP:
-        return ""
+        return "", 0.0
     if now_s - slot.alive_at_s > silence_s:
-        return f"killed: no sign of life for {silence_s:g} s"
+        return f"killed: no sign of life for {silence_s:g} s", slot.alive_at_s
     if now_s - slot.progress_at_s > hang_s:
         status = slot.status
         where = f" in step {status.step}, {status.phase}" if status is not None else ""
-        return f"killed: no progress for {hang_s:g} s{where}"
-    return ""
+        return f"killed: no progress for {hang_s:g} s{where}", slot.progress_at_s
+    return "", 0.0
 
 
 def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
@@ -240,6 +243,7 @@ def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
                 done=False,
                 status=None,
                 killed_for="",
+                lost_at_s=0.0,
                 parked=None,
                 final=None,
             ),

@@ -33,6 +33,7 @@ from mainstay_core.supervisor.events import (
 from mainstay_core.supervisor.gossip import offer_after_s
 from mainstay_core.supervisor.held_job import held_job_of
 from mainstay_core.supervisor.machine import initial, next_due_s, step
+from mainstay_core.supervisor.slots import line_of
 from mainstay_core.supervisor.state import SlotPhase, SlotState
 from mainstay_core.wire.api import HeldJob, Registration
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
@@ -118,11 +119,7 @@ class Pod(ABC):
 
     def status_of(self, slot: SlotState) -> SlotStatus:
         """Return a slot's line in the heartbeat."""
-        status = slot.status
-        if slot.phase is SlotPhase.UP and status is not None:
-            return status
-        phase = "starting" if slot.phase is SlotPhase.UP else slot.phase.value
-        return SlotStatus(index=slot.index, incarnation=slot.incarnation, pid=slot.pid, phase=phase)
+        return line_of(slot)
 
     def held_job(self) -> HeldJob | None:
         """Return what is held of the job, for an api that has lost it; None if nothing."""

@@ -40,6 +40,7 @@ from mainstay_core.wire.facts import (
     Finished,
     Parked,
     Paused,
+    SlotStatus,
     TrainerDown,
     TrainerUp,
 )
@@ -86,6 +87,19 @@ def put(state: SupervisorState, slot: SlotState) -> SupervisorState:
 def with_phase(state: SupervisorState, *phases: SlotPhase) -> tuple[int, ...]:
     """Return the slots that are in one of the phases, ascending."""
     return tuple(s.index for s in state.slots if s.phase in phases)
+
+
+def line_of(slot: SlotState) -> SlotStatus:
+    """Return a slot's line in the heartbeat.
+
+    The kernel tells a supervisor no pid of a process in another container: then the pid is the one
+    that the process itself has said.
+    """
+    status = slot.status
+    if slot.phase is SlotPhase.UP and status is not None:
+        return status if status.pid else replace(status, pid=slot.pid)
+    phase = "starting" if slot.phase is SlotPhase.UP else slot.phase.value
+    return SlotStatus(index=slot.index, incarnation=slot.incarnation, pid=slot.pid, phase=phase)
 
 
 def _forked(state: SupervisorState, slot: SlotState, event: Forked, now_s: float) -> Transition:
@@ -228,7 +242,8 @@ def report_down(
 ) -> tuple[SlotState, SendFact]:
     """Return the slot with its end noted, and the fact to send.
 
-    The fact names no quorum: it is true whichever quorum is in force.
+    The fact names no quorum: it is true whichever quorum is in force. A trainer that was killed for
+    its silence, or since it hung, is lost since its last sign: others have waited since then.
     """
     assert slot.incarnation is not None
     fact = TrainerDown(
@@ -237,7 +252,7 @@ def report_down(
         incarnation=slot.incarnation,
         restarting=restarting,
         evidence=evidence,
-        observed_at_s=now_s,
+        observed_at_s=slot.lost_at_s or now_s,
     )
     return replace(slot, down=fact, parked=None), SendFact(fact)
 

@@ -83,6 +83,8 @@ class SlotState:
     """When it last made progress or was blocked on others."""
     killed_for: str = ""
     """Why the supervisor killed it, for the evidence."""
+    lost_at_s: float = 0.0
+    """When a killed trainer gave the last sign for whose lack it was killed; 0: nothing lacked."""
     up: TrainerUp | None = None
     """The fact that this life is up."""
     down: TrainerDown | None = None

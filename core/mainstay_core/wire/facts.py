@@ -91,7 +91,8 @@ class _Fact:
     evidence: Sentence = ""
     """Why the reporter believes it: one sentence, for people."""
     observed_at_s: Instant = 0.0
-    """Wall clock of the reporter, for the five times; never used to judge who lives."""
+    """When it happened, by the reporter's wall clock: for the five times, never to judge who lives.
+    Of what was found out by waiting: when the wait began."""
     format: Count = FACT_FORMAT
 
     def __post_init__(self) -> None:

@@ -128,7 +128,8 @@ def test_a_status_has_ranks_with_slots_and_pids() -> None:
                     "pid": 123,
                     "phase": "computing",
                     "step": 7,
-                }
+                },
+                {"rank": "spare", "slot": "demo-2/0", "pid": 0, "phase": "unknown", "step": 0},
             ],
             "recoveries": [RECOVERY],
         }
@@ -136,4 +137,5 @@ def test_a_status_has_ranks_with_slots_and_pids() -> None:
     assert "demo: running, 7 steps committed, quorum q3" in text
     assert "r0.s0.i0" in text
     assert "123" in text
+    assert next(line for line in text.splitlines() if "spare" in line).split()[2] == "-"
     assert "mask (exact)" in text

@@ -38,6 +38,7 @@ from mainstay_core.supervisor.events import (
     Tick,
 )
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
+from mainstay_core.supervisor.slots import line_of
 from mainstay_core.supervisor.state import SlotPhase, SupervisorLimits
 from mainstay_core.wire.facts import Adopted, FactKind, Finished, Parked, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
@@ -273,6 +274,7 @@ def test_a_trainer_that_ends_before_hello_is_told_too() -> None:
 def test_a_running_rank_without_progress_is_killed_and_the_reason_is_told() -> None:
     pod = Pod().bring_up()
     pod.status(progress=5)
+    moved_s = pod.now_s
     for _ in range(4):
         pod.status(progress=5, after_s=25.0)
         assert pod.feed(Tick()) == []
@@ -281,6 +283,25 @@ def test_a_running_rank_without_progress_is_killed_and_the_reason_is_told() -> N
     assert pod.feed(Tick(), 1.0) == [], "once"
     (tell, _) = pod.feed(SocketEnded(0, pod.life()))
     assert tell.fact.evidence == "killed: no progress for 100 s in step 7, computing"
+    assert tell.fact.observed_at_s == moved_s, "others have waited for it since then"
+    assert pod.crash(None, 9)
+    pod.say_hello()
+    (tell, _) = pod.feed(SocketEnded(0, pod.life()), 5.0)
+    assert tell.fact.observed_at_s == pod.now_s, "that is not said of its next life"
+
+
+def test_a_trainer_in_another_container_is_shown_by_the_pid_that_it_says() -> None:
+    """The kernel tells no pid of another container's process: the status comes with 0."""
+    pod = Pod().bring_up()
+    assert line_of(pod.state.slots[0]).pid == 10, "before its first status"
+    pod.status(progress=5)
+    line = line_of(pod.state.slots[0])
+    assert (line.pid, line.phase, line.step) == (10, "computing", 7)
+    seen = SlotStatus(index=0, phase="computing", pid=4711)
+    pod.feed(StatusSeen(0, pod.life(), seen))
+    assert line_of(pod.state.slots[0]) == seen
+    pod.crash(10)
+    assert line_of(pod.state.slots[0]).phase == "given-up"
 
 
 def test_a_rank_that_waits_for_others_is_not_blamed() -> None:
@@ -298,9 +319,12 @@ def test_a_rank_that_waits_for_others_is_not_blamed() -> None:
 def test_a_process_that_says_nothing_at_all_is_killed_even_if_it_waited() -> None:
     pod = Pod().bring_up()
     pod.status(progress=5, waiting=True)
+    heard_s = pod.now_s
     assert next_due_s(pod.state) == pod.now_s + 40.0
     assert pod.feed(Tick(), 41.0) == [Signal(0, pod.life(), 9)]
     assert "no sign of life" in pod.reason
+    (tell, *_) = pod.crash(None, 9)
+    assert tell.fact.observed_at_s == heard_s
 
 
 def test_a_parked_quorum_is_repeated_with_every_heartbeat_until_a_newer_plan() -> None:
