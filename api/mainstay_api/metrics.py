@@ -9,10 +9,12 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.coordinator.progress import find_ettr
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.wire.recoveries import Recovery
 
-_RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+"""Up to a quarter of an hour: that a trainer hangs is found after ``detection.hangSeconds``."""
 _REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -27,7 +29,10 @@ class Metrics:
         self._series: dict[str, set[tuple[Counter | Gauge | Histogram, tuple[str, ...]]]] = {}
         """By job, with all their labels, the job's uid among them."""
         self.steps = Counter(
-            "mainstay_steps_committed", "Steps committed", ["job"], registry=self.registry
+            "mainstay_steps_committed",
+            "Steps committed for the first time; each counts in one replica",
+            ["job"],
+            registry=self.registry,
         )
         self.recoveries = Counter(
             "mainstay_recoveries", "Finished recoveries", ["job", "method"], registry=self.registry
@@ -71,6 +76,12 @@ class Metrics:
         self.replicas = Gauge(
             "mainstay_job_replicas", "Whole replicas", ["job"], registry=self.registry
         )
+        self.ettr = Gauge(
+            "mainstay_job_ettr",
+            "Effective training time ratio as of the newest commit",
+            ["job"],
+            registry=self.registry,
+        )
 
     def render(self) -> bytes:
         """Return the text that Prometheus scrapes."""
@@ -110,12 +121,20 @@ class Metrics:
         """Tell what a job is called: its other metrics name it by its uid."""
         self._of(self.info, job, namespace, name).set(1)
 
-    def count_step(self, job: str, entry: LedgerEntry, committed: int) -> None:
-        """Note a committed step and how far the job is."""
-        self._of(self.steps, job).inc()
-        self._of(self.step, job).set(committed)
-        self._of(self.loss, job).set(entry.loss)
-        self._of(self.replicas, job).set(entry.replicas)
+    def count_steps(self, job: str, number: int) -> None:
+        """Count steps that were committed for the first time; a number below 1 is none."""
+        if number > 0:
+            self._of(self.steps, job).inc(number)
+
+    def show_job(self, job: str, state: CoordinatorState) -> None:
+        """Show how far a job is, as its record in the store says: every replica shows the same."""
+        self._of(self.step, job).set(state.step)
+        self._of(self.replicas, job).set(len(state.in_force.chains) if state.in_force else 0)
+        ettr = find_ettr(state)
+        if ettr is not None:
+            self._of(self.ettr, job).set(ettr)
+        if state.last_commit is not None and state.last_commit.loss is not None:
+            self._of(self.loss, job).set(state.last_commit.loss)
 
 
 class LatencyMiddleware:

@@ -39,6 +39,7 @@ from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.coordinator.job_store import (
     BeatReply,
     Change,
+    Seen,
     Snapshot,
     StoreUnavailableError,
 )
@@ -314,10 +315,16 @@ class RedisStore:
             restored_at_s=float(restored or 0.0),
         )
 
-    async def fetch_seen(self, uid: JobUid) -> dict[PodUid, int]:
-        """Return when each pod was last heard, in microseconds of the store's clock."""
-        seen = await _call(self._redis.hgetall(_key(uid, "seen")))
-        return {PodUid(pod): int(at) for pod, at in seen.items()}
+    async def fetch_seen(self, uid: JobUid) -> Seen:
+        """Return when each pod was last heard."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hgetall(_key(uid, "seen"))
+        pipe.time()
+        seen, (seconds, microseconds) = await _call(pipe.execute())
+        return Seen(
+            now_us=seconds * 1_000_000 + microseconds,
+            at_us={PodUid(pod): int(at) for pod, at in seen.items()},
+        )
 
     async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]:
         """Return the last heartbeat of each pod."""

@@ -21,6 +21,7 @@ from mainstay_core.coordinator.job_store import (
     STREAM_KINDS,
     BeatReply,
     Change,
+    Seen,
     Snapshot,
     UnknownJobError,
 )
@@ -51,7 +52,7 @@ class Store(Protocol):
     async def commit(self, uid: JobUid, revision: int, change: Change) -> None: ...
     async def append(self, uid: JobUid, kind: str, data: str) -> None: ...
     async def beat(self, uid: JobUid, heartbeat: Heartbeat) -> BeatReply: ...
-    async def fetch_seen(self, uid: JobUid) -> dict[PodUid, int]: ...
+    async def fetch_seen(self, uid: JobUid) -> Seen: ...
     async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]: ...
     async def fetch_recoveries(self, uid: JobUid) -> tuple[Recovery, ...]: ...
     async def fetch_ledger(
@@ -91,7 +92,7 @@ class JobStore:
     async def read_stream(self, after: str, block_s: float | None) -> tuple[StreamItem, ...]:
         return await self._store.read_stream(self._uid, after, block_s)
 
-    async def fetch_seen(self) -> dict[PodUid, int]:
+    async def fetch_seen(self) -> Seen:
         return await self._store.fetch_seen(self._uid)
 
     async def fetch_held(self, pods: Sequence[PodUid]) -> dict[PodUid, QuorumId | None]:

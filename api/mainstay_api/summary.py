@@ -14,6 +14,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.checkpoints import describe_problem
 from mainstay_core.coordinator.leaving import leaving_pods
+from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.siting import spare_pods
 from mainstay_core.coordinator.state import (
@@ -97,7 +98,7 @@ def show_page(
             followers=now["followers"],
         ),
         pods=_pods(state),
-        training=_training(state, recoveries, tuple(newest), now_s),
+        training=_training(state, recoveries, tuple(newest)),
         recovery=_recovery(state, recoveries),
         checkpoint=CheckpointState(
             every_steps=state.shape.checkpoint_every_steps,
@@ -212,30 +213,17 @@ def _training(
     state: CoordinatorState,
     recoveries: Sequence[Recovery],
     entries: Sequence[LedgerEntry],
-    now_s: float,
 ) -> Training:
     again = sum(r.lost_steps + r.redone_steps for r in recoveries)
-    committed_at_s = max((e.committed_at_s for e in entries), default=None)
-    still = state.terminal or state.phase is JobPhase.SUSPENDED
-    until_s = committed_at_s if still and committed_at_s else now_s
     return Training(
         step=state.step,
         steps=state.shape.steps,
         loss=next((e.loss for e in reversed(entries)), None),
         step_seconds=median(state.step_seconds) or None,
-        committed_at_s=committed_at_s,
+        committed_at_s=max((e.committed_at_s for e in entries), default=None),
         goodput=state.step / (state.step + again) if state.step else None,
-        ettr=_ettr(state, until_s),
+        ettr=find_ettr(state),
     )
-
-
-def _ettr(state: CoordinatorState, until_s: float) -> float | None:
-    """Share of the time since the start in which new steps were computed, by their median."""
-    elapsed_s = until_s - state.started_at_s
-    done = state.step - state.started_step
-    if not state.started_at_s or elapsed_s <= 0 or done <= 0:
-        return None
-    return min(1.0, done * median(state.step_seconds) / elapsed_s)
 
 
 def _recovery(state: CoordinatorState, recoveries: Sequence[Recovery]) -> RecoveryOverview:

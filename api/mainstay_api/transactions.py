@@ -103,16 +103,22 @@ class Transactions:
         self._jobs.pop(uid, None)
         return await self.store.delete(uid) or known
 
-    async def drop_deleted(self) -> None:
-        """Drop what this process shows of jobs that are gone, whoever was asked to delete them."""
+    async def refresh_metrics(self) -> None:
+        """Show each job as it is in the store now, and drop those that are gone.
+
+        Whichever replica was asked to commit or to delete: all show the same afterwards.
+        """
         shown = self.metrics.jobs
         try:
-            gone = shown - frozenset(await self.store.list_uids()) if shown else ()
+            there = frozenset(await self.store.list_uids()) if shown else frozenset()
+            for uid in sorted(shown):
+                snapshot = await self.store.load(JobUid(uid)) if uid in there else None
+                if snapshot is None:
+                    self.metrics.drop_job(uid)
+                else:
+                    self.metrics.show_job(uid, snapshot.state)
         except StoreUnavailableError as error:
-            logger.warning("which jobs are gone is not known: %s", error)
-            return
-        for uid in sorted(gone):
-            self.metrics.drop_job(uid)
+            logger.warning("how the jobs are is not known: %s", error)
 
     async def recover(self, held: HeldJob) -> Plan | None:
         """Make a lost job again, or learn a plan that a supervisor holds and the store does not.
@@ -254,16 +260,16 @@ class _Job(SupervisorAnswers):
     def unknown_job(self) -> UnknownJobError:
         return self._transactions.unknown_job(self._uid)
 
-    def decided(self, outcome: Transition) -> None:
+    def decided(self, before: CoordinatorState, outcome: Transition) -> None:
+        metrics = self._transactions.metrics
         recoveries = [a.recovery for a in outcome.actions if isinstance(a, RecordRecovery)]
-        self._transactions.metrics.count_recoveries(self._uid, recoveries)
+        metrics.count_recoveries(self._uid, recoveries)
+        # Only the replica whose decision is stored comes here, so the steps count once.
+        metrics.count_steps(self._uid, outcome.state.progress.steps - before.progress.steps)
         for action in outcome.actions:
             if isinstance(action, Announce):
                 level = logging.WARNING if action.warning else logging.INFO
                 logger.log(level, "%s: %s: %s", self._uid, action.code, action.message)
-
-    def committed(self, newest: LedgerEntry, outcome: Transition) -> None:
-        self._transactions.metrics.count_step(self._uid, newest, outcome.state.step)
 
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         message = (

@@ -64,7 +64,7 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
             after = recovery.first_commit_after_s
             times = recovery.times.by_stage.items()
             shown = ", ".join(f"{name} {value:.3f} s" for name, value in times if value is not None)
-            late = f" after {after:.3f} s" if after is not None else ""
+            late = f" {after:.3f} s later than normal" if after is not None else ""
             notes.append(
                 Note(
                     reason="Recovered",

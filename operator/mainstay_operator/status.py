@@ -233,7 +233,8 @@ def _recovery(recovery: RecoveryOverview) -> dict[str, Any]:
     last = recovery.last
     if last is not None:
         seconds = {name: _number(getattr(last, f"{name}_s"), 3) for name in STAGES}
-        finished_s = last.started_at_s + (last.first_commit_after_s or 0.0)
+        took_s = (getattr(last, f"{name}_s") or 0.0 for name in STAGES)
+        finished_s = last.started_at_s + sum(took_s)
         shown["last"] = {
             "fault": last.fault[:MAX_SENTENCE],
             "method": last.method,

@@ -133,7 +133,7 @@ class Twins:
         plan, _, phase = await store.fetch_plan(uid)
         assert (codec.loads(Plan, plan) if plan else None) == job.plan
         assert phase == job.state.phase.value
-        seen = await store.fetch_seen(uid)
+        seen = (await store.fetch_seen(uid)).at_us
         assert seen.keys() == job.seen_us.keys()
         # By two clocks, but in one order; those of one commit are heard at one time.
         by_redis = [[seen[p] <= seen[q] for q in seen] for p in seen]

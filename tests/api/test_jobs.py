@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +100,42 @@ def test_a_recovery_has_its_reason_and_five_times(job: Any) -> None:
     metrics = job.api.client.get("/metrics").text
     assert f'mainstay_recoveries_total{{job="{job.uid}",method="mask"}} 1.0' in metrics
     assert f'mainstay_steps_committed_total{{job="{job.uid}"}} 2.0' in metrics
+
+
+def test_each_step_counts_in_one_replica_and_all_show_the_same_of_a_job(
+    new_api: Callable[..., Any], new_job: Callable[..., Any]
+) -> None:
+    """Supervisors tell whichever replica they reach, several at once, and more than once."""
+    replicas = [new_api() for _ in range(3)]
+    job = new_job(replicas[0])
+    job.start()
+    num_steps = 12
+    for step in range(num_steps):
+        entries = [job.entry(step, stage, committed_at_s=time.time()) for stage in (0, 1)]
+        together = threading.Barrier(len(replicas))
+
+        def tell(replica: Any, entries: Any = entries, together: Any = together) -> None:
+            together.wait()
+            replica.post(f"{job.path}/agent/ledger", {"entries": entries})
+
+        tellers = [threading.Thread(target=tell, args=(replica,)) for replica in replicas]
+        for teller in tellers:
+            teller.start()
+        for teller in tellers:
+            teller.join()
+    lines = [
+        line.split()
+        for replica in replicas
+        for line in replica.client.get("/metrics").text.splitlines()
+        if job.uid in line
+    ]
+    name = "mainstay_steps_committed_total"
+    counted = [float(value) for series, value in lines if series.startswith(name)]
+    assert sum(counted) == num_steps
+    ettr = job.api.get(f"{job.path}/summary")["training"]["ettr"]
+    for gauge, value in (("step", num_steps), ("replicas", 2), ("loss", 3.0 - 1.1), ("ettr", ettr)):
+        shown = [float(v) for series, v in lines if series.startswith(f"mainstay_job_{gauge}{{")]
+        assert shown == pytest.approx([value] * len(replicas)), gauge
 
 
 def test_a_deleted_jobs_series_are_gone_from_every_replica(

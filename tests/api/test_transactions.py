@@ -394,7 +394,7 @@ def test_a_heartbeat_of_a_pod_that_never_registered_is_not_taken(
         assert await transactions.create(config(uid), {})
         stranger = Heartbeat(pod=PodUid("stranger"), slots=())
         assert not (await transactions.job(uid).beat(stranger)).known
-        assert await transactions.store.fetch_seen(uid) == {}
+        assert (await transactions.store.fetch_seen(uid)).at_us == {}
         await closing(transactions)
 
     asyncio.run(beat())

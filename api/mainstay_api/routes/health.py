@@ -26,5 +26,5 @@ async def is_ready(transactions: TransactionsDep) -> dict[str, str]:
 @router.get("/metrics", response_class=Response)
 async def show_metrics(metrics: MetricsDep, transactions: TransactionsDep) -> Response:
     """Metrics of this process, for Prometheus; a job's series end with the job."""
-    await transactions.drop_deleted()
+    await transactions.refresh_metrics()
     return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)

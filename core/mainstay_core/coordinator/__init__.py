@@ -21,6 +21,8 @@
 - ``scaling``: how many replicas are wanted
 - ``submission``: what may change when a job is submitted again
 - ``publishing``: makes a decision visible: a new plan, or the end of the job
+- ``progress``: which steps are first commits, and the share of the time that they took
+- ``silence``: when a pod that is not heard gave its last sign of life
 - ``records``: the record of each recovery and its five times
 - ``store_recovery``: what is believed when the store lost the job or fell back
 - ``job_store``: what a store keeps of one job, and what its scripts do to that

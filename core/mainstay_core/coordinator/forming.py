@@ -10,6 +10,7 @@ from dataclasses import replace
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Action, Transition
 from mainstay_core.coordinator.intake import fingerprint_difference, refusal
+from mainstay_core.coordinator.progress import begin_progress
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.siting import usable_slots
@@ -34,7 +35,8 @@ def decide_forming(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     for num_replicas in range(wanted, (least if overdue else wanted) - 1, -1):
         plan = seating.start_plan(state, num_replicas, now_s, nonce)
         if plan is not None:
-            state = replace(state, fingerprint=_fingerprint_of(state, plan), started_at_s=now_s)
+            state = replace(state, fingerprint=_fingerprint_of(state, plan))
+            state = begin_progress(state, now_s)
             return result.then(publish(state, plan, JobPhase.RUNNING))
     if overdue and not may_still_come(state, least * len(state.shape.positions)):
         return result.then(end_job(state, JobPhase.FAILED, _missing(state, now_s)))

@@ -18,6 +18,7 @@ from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached,
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
 from mainstay_core.coordinator.records import close_known, plan_settled
+from mainstay_core.coordinator.silence import dated
 from mainstay_core.coordinator.state import (
     MAX_ENDED,
     CoordinatorState,
@@ -29,7 +30,6 @@ from mainstay_core.coordinator.state import (
     is_leaving,
     pod_name,
     slot_name,
-    uid_of,
     with_pod,
     with_slot,
     with_slots,
@@ -80,11 +80,18 @@ def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: floa
     # A pod known from a recovered plan names no process: the first that registers is the old one.
     replaced = known is not None and (known.gone or _is_another(known.registration, registration))
     if replaced and not placeholder:
-        state = end_all(state, registration.pod, "its supervisor was replaced", now_s, now_s)
+        lost_s = now_s if known is None else dated(state, known, now_s)
+        state = end_all(state, registration.pod, "its supervisor was replaced", lost_s, now_s)
     # A pod that leaves goes on leaving, whatever becomes of its supervisor.
     pod = known if known is not None else PodState(registration=registration)
     pod = replace(
-        pod, registration=registration, gone=False, why="", gone_at_s=0.0, placeholder=False
+        pod,
+        registration=registration,
+        gone=False,
+        why="",
+        gone_at_s=0.0,
+        silent_since_s=0.0,
+        placeholder=False,
     )
     state = with_pod(state, pod)
     slots = [Slot(pod=registration.pod, index=i) for i in range(registration.num_slots)]
@@ -123,20 +130,6 @@ def note_facts(
         stale.append(outcome.stale)
         result = result.then(outcome)
     return replace(result, stale=bool(stale) and all(stale))
-
-
-def note_silence(
-    state: CoordinatorState, behind_s: Mapping[str, float], now_s: float
-) -> Transition:
-    """Return the state without the pods that lag too far behind the job's newest heartbeat."""
-    result = Transition(state=state)
-    for pod in state.pods:
-        behind = behind_s.get(uid_of(pod), 0.0)
-        if not pod.gone and behind > state.config.heartbeat_timeout_s:
-            why = f"silent for {behind:.1f} s while others were heard"
-            lost = lose_pod(result.state, uid_of(pod), why, now_s, now_s, sure=False)
-            result = result.then(lost)
-    return result
 
 
 def _check_known(state: CoordinatorState, fact: Fact, supervisor: str) -> None:
@@ -342,7 +335,7 @@ def _all_settled(state: CoordinatorState) -> Transition:
         step = max if plan.method is Method.START else min
         state = replace(state, step=step(state.step, state.settled_step))
         if plan.method is Method.START:
-            state = replace(state, started_step=state.settled_step or 0)
+            state = replace(state, furthest=max(state.furthest, state.step))
     if state.phase is JobPhase.RECOVERING:
         state = replace(state, phase=JobPhase.RUNNING)
     # After a store's recovery it is by commits that all are known to have settled.
@@ -475,6 +468,7 @@ def lose_pod(
     left = has_left(state, uid)
     what = "has left" if left else "is gone"
     message = f"pod {pod_name(state, uid)} {what}: {why or 'no detail'}"
+    at_s = dated(state, pod, at_s)
     state = end_all(state, uid, why or "its pod is gone", at_s, now_s, sure=sure)
     state = with_pod(state, replace(pod, gone=True, why=why, gone_at_s=at_s))
     if sure:

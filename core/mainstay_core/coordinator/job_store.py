@@ -93,6 +93,20 @@ class BeatReply:
     """When the job was last restored from a supervisor's plan; 0: never."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The times at which a store heard of pods, in microseconds of its own clock."""
+
+    now_us: int
+    """When this was read."""
+    at_us: Mapping[PodUid, int]
+    """Of the last heartbeat of each pod that is not gone."""
+
+    def silent_s(self) -> dict[str, float]:
+        """Return for each pod how many seconds ago it was heard."""
+        return {pod: max(0, self.now_us - at_us) / 1e6 for pod, at_us in self.at_us.items()}
+
+
 class JobStore(Protocol):
     """A store of one job, as its transactions need it.
 
@@ -113,7 +127,7 @@ class JobStore(Protocol):
     async def fetch_plan(self) -> tuple[Any, str, str]:
         """Return (plan as the store keeps it, stream position where it is current, phase)."""
 
-    async def fetch_seen(self) -> Mapping[PodUid, int]: ...
+    async def fetch_seen(self) -> Seen: ...
     async def fetch_held(self, pods: Sequence[PodUid]) -> Mapping[PodUid, QuorumId | None]: ...
     async def fetch_ledger(self, keys: Sequence[LedgerKey]) -> Mapping[LedgerKey, LedgerEntry]: ...
     async def put_ledger(self, entries: Sequence[LedgerEntry]) -> None: ...

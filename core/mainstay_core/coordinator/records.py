@@ -5,6 +5,10 @@
           --load--> last survivor has state and table
           --resume--> next commit of a step
 
+A death that was found out by waiting is dated by the last sign of life, so the wait is a part of
+detect (:mod:`mainstay_core.coordinator.silence`). How much later than normal the next commit came
+follows from the ledger's times alone (:mod:`mainstay_core.coordinator.progress`).
+
 Times are differences of wall clocks of one machine, or of machines kept in step. They are shown and
 never decide anything: a wrong clock yields a wrong number and nothing else. Negative times are
 shown as 0.
@@ -17,6 +21,7 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.base.words import count
+from mainstay_core.coordinator.events import StepsCommitted
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,
@@ -214,13 +219,18 @@ def plan_settled(state: CoordinatorState) -> CoordinatorState:
     return _update(state, settle)
 
 
-def step_committed(state: CoordinatorState, quorum: QuorumId, at_s: float) -> CoordinatorState:
-    """Return the state after a commit in ``quorum``."""
+def step_committed(
+    state: CoordinatorState, event: StepsCommitted, late_s: float | None
+) -> CoordinatorState:
+    """Return the state after a commit, which came ``late_s`` later than normal, if that is known.
+
+    Only the first commit counts that a recovery's quorum, or a later one, has made.
+    """
 
     def commit(opened: OpenRecovery) -> OpenRecovery:
-        if opened.commit_at_s is not None or quorum.id < opened.recovery.quorum.id:
+        if opened.commit_at_s is not None or event.quorum.id < opened.recovery.quorum.id:
             return opened
-        return replace(opened, commit_at_s=at_s)
+        return replace(opened, commit_at_s=event.committed_at_s, late_s=late_s)
 
     return _update(state, commit)
 
@@ -250,9 +260,12 @@ def _update(
 def _closed(state: CoordinatorState, opened: OpenRecovery) -> Recovery:
     recovery = _timed(opened)
     times = recovery.times
-    total = sum(t for t in times.by_stage.values() if t is not None)
-    beyond = None if times.resume_s is None else max(0.0, total - median(state.step_seconds))
-    return replace(recovery, done=True, first_commit_after_s=beyond)
+    after_s = opened.late_s
+    if after_s is None and times.resume_s is not None:
+        # There is no commit before, or the store has lost it: the death is all that is known.
+        total = sum(t for t in times.by_stage.values() if t is not None)
+        after_s = max(0.0, total - median(state.step_seconds))
+    return replace(recovery, done=True, first_commit_after_s=after_s)
 
 
 def _timed(opened: OpenRecovery) -> Recovery:

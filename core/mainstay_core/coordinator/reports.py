@@ -5,6 +5,7 @@ Each returns the state with the report noted. None of them decides how the job g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
@@ -23,11 +24,12 @@ from mainstay_core.coordinator.intake import (
     lose_pod,
     note_facts,
     note_pod,
-    note_silence,
     settle_all,
 )
+from mainstay_core.coordinator.progress import lateness_s, note_commit
 from mainstay_core.coordinator.pruning import prune_gone_pods
 from mainstay_core.coordinator.records import close_known, plan_stored, step_committed
+from mainstay_core.coordinator.silence import note_signs
 from mainstay_core.coordinator.state import (
     COMMITS_THAT_SETTLE,
     MAX_STEP_SECONDS,
@@ -54,9 +56,24 @@ def take_facts(state: CoordinatorState, event: FactsReported, now_s: float) -> T
 
 def take_tick(state: CoordinatorState, event: Tick, now_s: float) -> Transition:
     """Take in how long each pod has been silent, and who was heard."""
-    known = note_silence(drop_let_go(state), event.behind_s, now_s)
+    state = note_signs(drop_let_go(state), event.behind_s, event.silent_s, now_s)
+    known = note_silence(state, event.behind_s, now_s)
     heard = note_heard(note_unheard(known.state, event.behind_s), event.heard)
     return replace(known, state=heard)
+
+
+def note_silence(
+    state: CoordinatorState, behind_s: Mapping[str, float], now_s: float
+) -> Transition:
+    """Return the state without the pods that lag too far behind the job's newest heartbeat."""
+    result = Transition(state=state)
+    for pod in state.pods:
+        behind = behind_s.get(uid_of(pod), 0.0)
+        if not pod.gone and behind > state.config.heartbeat_timeout_s:
+            why = f"silent for {behind:.1f} s while others were heard"
+            lost = lose_pod(result.state, uid_of(pod), why, now_s, now_s, sure=False)
+            result = result.then(lost)
+    return result
 
 
 def take_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) -> Transition:
@@ -65,7 +82,7 @@ def take_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) ->
     plan = state.plan
     assert plan is not None
     if event.quorum.id < state.restarted_id:
-        state = note_reached(state, event.step + 1)
+        state = note_reached(note_commit(state, event), event.step + 1)
         return Transition(state=state, reason=f"step {event.step} was undone by a restart")
     if event.quorum.id > plan.quorum.id:
         raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")
@@ -73,11 +90,12 @@ def take_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) ->
     first = event.quorum == plan.quorum and state.commits == 0
     # The first commit of a quorum says where it stands: after a restart that is further back.
     committed = event.step + 1 if first else max(state.step, event.step + 1)
-    state = replace(state, step=committed, step_seconds=seconds)
+    late_s = lateness_s(state, event)
+    state = note_commit(replace(state, step=committed, step_seconds=seconds), event)
     result = Transition(state=state, reason=f"step {event.step} is committed in {event.quorum}")
     if event.quorum == plan.quorum:
         result = result.then(_quorum_works(state, event.committed_at_s))
-    state, closed = close_known(step_committed(result.state, event.quorum, event.committed_at_s))
+    state, closed = close_known(step_committed(result.state, event, late_s))
     recorded = tuple(RecordRecovery(recovery=r) for r in closed)
     return result.then(Transition(state=state, actions=recorded))
 
@@ -109,8 +127,9 @@ def take_late_commit(state: CoordinatorState, event: StepsCommitted, now_s: floa
     del now_s
     if state.phase is not JobPhase.COMPLETE:
         return Transition(state=state, reason=f"the job is {state.phase}")
-    state = replace(state, step=max(state.step, event.step + 1))
-    state, closed = close_known(step_committed(state, event.quorum, event.committed_at_s))
+    late_s = lateness_s(state, event)
+    state = note_commit(replace(state, step=max(state.step, event.step + 1)), event)
+    state, closed = close_known(step_committed(state, event, late_s))
     return Transition(
         state=state,
         actions=tuple(RecordRecovery(recovery=r) for r in closed),
@@ -141,5 +160,5 @@ def take_commit_before_suspension(
     del now_s
     if state.plan is None or event.quorum.id > state.plan.quorum.id:
         raise RemoteProtocolError(f"a job that is {state.phase} accepts no StepsCommitted")
-    state = replace(state, step=max(state.step, event.step + 1))
+    state = note_commit(replace(state, step=max(state.step, event.step + 1)), event)
     return Transition(state=state, reason=f"step {event.step} was committed, told late")

@@ -63,7 +63,9 @@ class PodState:
     """Whether the pod is surely gone. It has to register again before anything it says counts."""
     why: str = ""
     gone_at_s: float = 0.0
-    """Wall clock of the process that saw it go."""
+    """When it went, as far as anybody saw or heard of it."""
+    silent_since_s: float = 0.0
+    """When it was heard last, once it has missed heartbeats; 0: it is heard."""
     leaving: str = ""
     """Why the pod will end; empty if it stays. A leaving pod works on, gets no new place, and stays
     leaving."""
@@ -178,6 +180,27 @@ class FiredFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastCommit:
+    """The newest commit that the ledger has shown."""
+
+    step: int
+    quorum_id: int
+    at_s: float
+    """Wall clock of its reporters."""
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The training that was done since the first plan, or since the last suspension."""
+
+    steps: int = 0
+    """Steps that were committed for the first time."""
+    useful_s: float = 0.0
+    """Seconds that these steps took, each counted as a median step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRecovery:
     """A recovery whose five times are not all known. All times are wall clock, in seconds."""
 
@@ -192,6 +215,8 @@ class OpenRecovery:
     """When the last survivor went on."""
     commit_at_s: float | None = None
     """The first commit of a step in its quorum or a later one."""
+    late_s: float | None = None
+    """How much later that commit came than a step after the commit before it; None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +232,13 @@ class CoordinatorState:
     phase: JobPhase = JobPhase.FORMING
     created_at_s: float
     started_at_s: float = 0.0
-    """When the first plan since the start, or the last suspension, was made; 0: not yet, or the
-    store was recovered since."""
-    started_step: int = 0
-    """Number of steps that were committed by then: not 0 for a job that goes on."""
+    """When the first plan since the start, or the last suspension, was made. After the store was
+    recovered, when the first step since then began. 0: not yet."""
+    progress: Progress = Progress()
+    last_commit: LastCommit | None = None
+    """None before the first one since then."""
+    furthest: int = 0
+    """Largest number of steps that were ever committed. A restart does not lower it."""
     last_id: int = 0
     restarted_id: int = 0
     """Quorum of the last restart: commits of older quorums don't count any more."""
@@ -277,6 +305,17 @@ class CoordinatorState:
     """Nonces of quorums with the plan's id that supervisors hold beside it."""
     unheard: tuple[PodUid, ...] = ()
     """Pods that may hold a newer plan. No plan is made before they are heard or clearly silent."""
+
+    @staticmethod
+    def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the JSON of a state with its progress, whatever the api that stored the state."""
+        if "furthest" in data:
+            return data
+        # The version before kept the step of the start, and derived the rest from it.
+        step = data.get("step", 0)
+        steps = max(0, step - data.get("started_step", 0))
+        progress = {"steps": steps, "useful_s": steps * median(data.get("step_seconds", ()))}
+        return {**data, "furthest": step, "progress": progress}
 
     @property
     def shape(self) -> JobShape:

@@ -26,10 +26,12 @@ from mainstay_core.coordinator.events import (
     Transition,
 )
 from mainstay_core.coordinator.leaving import outgoing
+from mainstay_core.coordinator.silence import SILENT_BEATS
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,
     PodState,
+    Progress,
     SlotState,
     has_members,
     pod_name,
@@ -44,10 +46,6 @@ from mainstay_core.wire.plan import Method, Plan
 
 class StoreBehindError(RemoteProtocolError):
     """A supervisor holds a plan that the store does not know. It has to report the plan first."""
-
-
-SILENT_BEATS = 2.0
-"""A pod is clearly silent after so many heartbeats without a word, while others are heard."""
 
 
 def is_behind(state: CoordinatorState, held: QuorumId | None) -> bool:
@@ -187,6 +185,9 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         settled_at_s={},
         settled_step=None,
         commits=0,
+        started_at_s=0.0,
+        progress=Progress(),
+        last_commit=None,
         waiting=None,
         suspicion=None,
         suspected_before=(),
@@ -267,6 +268,7 @@ def _with_hints(state: CoordinatorState, event: PlanReported) -> CoordinatorStat
     return replace(
         state,
         step=step,
+        furthest=max(state.furthest, step),
         fingerprint=event.fingerprint if state.fingerprint is None else state.fingerprint,
         fired=(*state.fired, *fired),
         injected=(*state.injected, *(i for i in spares if i not in state.injected)),

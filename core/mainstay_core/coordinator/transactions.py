@@ -114,8 +114,8 @@ class JobTransactions(ABC):
         """Return the wall clock."""
 
     @abstractmethod
-    def decided(self, outcome: Transition) -> None:
-        """Take note of a decision that is stored."""
+    def decided(self, before: CoordinatorState, outcome: Transition) -> None:
+        """Take note of a decision that is stored: no other replica has taken it as well."""
 
     @abstractmethod
     def conflicted(self) -> None:
@@ -136,10 +136,6 @@ class JobTransactions(ABC):
     @abstractmethod
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         """Announce that a step came out differently the second time."""
-
-    @abstractmethod
-    def committed(self, newest: LedgerEntry, outcome: Transition) -> None:
-        """Take note of a committed step."""
 
     async def load(self) -> Snapshot:
         """Return the job's state.
@@ -207,7 +203,7 @@ class JobTransactions(ABC):
         if outcome.actions or outcome.state != before.state:
             change = change_of(before.state, outcome, self.now_s())
             await self._store.commit(before.revision, change)
-            self.decided(outcome)
+            self.decided(before.state, outcome)
         return outcome
 
     async def beat(self, heartbeat: Heartbeat) -> BeatReply:
@@ -256,8 +252,9 @@ class JobTransactions(ABC):
             quorum=newest.quorum,
             committed_at_s=max(e.committed_at_s for e in entries),
             step_s=max(e.step_s for e in entries),
+            loss=newest.loss,
         )
-        self.committed(newest, await self.apply(event))
+        await self.apply(event)
 
     async def look(self, silence: HeartbeatLag) -> Transition | None:
         """Have the coordinator know who is silent, and who was heard that it waits for.
@@ -271,10 +268,10 @@ class JobTransactions(ABC):
         state = (await self.load()).state
         if state.terminal:
             return None
-        seen = dict(await self._store.fetch_seen())
-        behind_s = silence.update(seen, state.config.heartbeat_s)
+        seen = await self._store.fetch_seen()
+        behind_s = silence.update(dict(seen.at_us), state.config.heartbeat_s)
         wanted = sorted(silence.heard.intersection(state.unheard))
         held = await self._store.fetch_held(wanted) if wanted else {}
         # Whoever holds a plan that the store does not know has to tell it first.
         heard = tuple(pod for pod in wanted if pod in held and not is_behind(state, held[pod]))
-        return await self.apply(Tick(behind_s=behind_s, heard=heard))
+        return await self.apply(Tick(behind_s=behind_s, silent_s=seen.silent_s(), heard=heard))

@@ -68,7 +68,8 @@ class TrainingStatus(Section):
     step_seconds: Short | None = None
     """Median duration of a step."""
     ettr: Short | None = None
-    """Effective training time ratio: productive time by time since the first step."""
+    """Effective training time ratio, as of the newest commit: steps committed for the first time x
+    median step / time since the first plan."""
 
 
 class QuorumStatus(Section):

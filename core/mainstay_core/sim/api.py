@@ -85,7 +85,8 @@ class Api(Process, SupervisorAnswers):
         self.world.checks.decided(state, outcome)
         return outcome
 
-    def decided(self, outcome: Transition) -> None:
+    def decided(self, before: CoordinatorState, outcome: Transition) -> None:
+        del before
         if self.engine.tracing and outcome.actions:
             self.engine.say(self.name, outcome.reason)
 
@@ -104,9 +105,6 @@ class Api(Process, SupervisorAnswers):
 
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         self.world.checks.same_entry(old, new)
-
-    def committed(self, newest: LedgerEntry, outcome: Transition) -> None:
-        """Nobody counts steps here."""
 
     def unknown_job(self) -> UnknownJobError:
         return UnknownJobError("the job has vanished from the store")

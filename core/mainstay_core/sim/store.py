@@ -18,6 +18,7 @@ from mainstay_core.coordinator.job_store import (
     BeatReply,
     Change,
     Lease,
+    Seen,
     Snapshot,
     StoredJob,
     StoreUnavailableError,
@@ -75,7 +76,8 @@ class Store:
         return f"redis{self._num_servers}"
 
     @property
-    def _now_us(self) -> int:
+    def now_us(self) -> int:
+        """The store's own clock."""
         return round(self._engine.now_s * 1e6)
 
     def call(self, node: str, work: Callable[[], T]) -> Steps[T]:
@@ -104,7 +106,7 @@ class Store:
         before = self.job
         if before is None:
             raise StoreConflictError("the job is gone")
-        after = before.commit(revision, change, self._now_us)
+        after = before.commit(revision, change, self.now_us)
         if self.remembers:
             self._former = [*self._former[-MAX_FORMER:], before]
         self._checks.committed(before.state, change.state)
@@ -118,7 +120,7 @@ class Store:
         """Note that a pod is alive."""
         if self.job is None:
             return BeatReply(known=False, quorum=None, phase=None)
-        self.job, reply = self.job.beat(heartbeat, self._now_us)
+        self.job, reply = self.job.beat(heartbeat, self.now_us)
         return reply
 
     def create(self, state: CoordinatorState) -> bool:
@@ -148,7 +150,7 @@ class Store:
 
     def hold_lease(self, holder: str, lease_s: float) -> bool:
         """Take or renew the watcher's lease."""
-        taken = self._lease.take(holder, round(lease_s * 1e6), self._now_us)
+        taken = self._lease.take(holder, round(lease_s * 1e6), self.now_us)
         self._lease = taken or self._lease
         return taken is not None
 
@@ -204,8 +206,11 @@ class Reached:
             for entry in entries
         )
 
-    async def fetch_seen(self) -> dict[PodUid, int]:
-        return await self._read(lambda job: dict(job.seen_us), {})
+    async def fetch_seen(self) -> Seen:
+        store = self._store
+        return await self._call(
+            lambda: Seen(now_us=store.now_us, at_us={} if store.job is None else store.job.seen_us)
+        )
 
     async def fetch_held(self, pods: Sequence[PodUid]) -> dict[PodUid, QuorumId | None]:
         return await self._read(

@@ -32,7 +32,7 @@ class StageTimes:
     """The five times of a recovery, in seconds (design 13.9); None until known."""
 
     detect_s: Finite | None = None
-    """Time from the death to the first fact at the api."""
+    """Time from the death, or the last sign of life, to the first fact at the api."""
     decide_s: Finite | None = None
     """Time from the first fact until the plan is stored."""
     fence_s: Finite | None = None
@@ -68,6 +68,7 @@ class Recovery:
     started_at_s: Instant = 0.0
     times: StageTimes = StageTimes()
     first_commit_after_s: Finite | None = None
+    """How much later than normal the next step was committed, by the ledger's times."""
     lost_steps: Count = 0
     redone_steps: Count = 0
     done: bool = False

@@ -103,6 +103,7 @@ def test_a_stopped_job_accepts_whatever_still_arrives(start: Start) -> None:
 
 def test_the_five_times_of_a_recovery(start: Start) -> None:
     world = start()
+    world.now_s = 99.0
     world.commit()
     victim = world.member(1, 0)
     world.now_s = 100.0
@@ -131,7 +132,8 @@ def test_the_five_times_of_a_recovery(start: Start) -> None:
         0.5,
         2.0,
     )
-    assert recovery.first_commit_after_s == pytest.approx(3.5 - 0.01)
+    # By the ledger: 4.5 s passed between two commits, and a step takes 0.01 s.
+    assert recovery.first_commit_after_s == pytest.approx(4.5 - 0.01)
     assert recovery.done
     assert recovery.from_step == 1
     assert recovery.slots == (victim.slot,)
@@ -194,6 +196,130 @@ def test_two_faults_in_a_row_are_both_timed_to_the_next_commit(start: Start) -> 
     world.commit()
     assert all(r.done and r.times.resume_s is not None for r in world.recoveries().values())
     assert len(world.recoveries()) >= 2
+
+
+# Silence --------------------------------------------------------------------
+
+
+def fall_silent(world: Any, pod: str, silent_s: float, *, behind_s: float | None = None) -> None:
+    lag_s = silent_s if behind_s is None else behind_s
+    world.send(Tick(behind_s={pod: lag_s}, silent_s={pod: silent_s}))
+
+
+def go_on(world: Any) -> Any:
+    """Settle and commit; return the recovery of the newest quorum but joins."""
+    quorum = world.plan.quorum
+    for kind in (FactKind.ADOPTED, FactKind.SETTLED):
+        for member in world.plan.members:
+            world.tell(world.about(kind, member, quorum=quorum, step=world.state.step))
+    world.commit(quorum=quorum)
+    return world.recoveries()[quorum.id]
+
+
+def test_a_silent_pod_is_lost_since_its_last_sign_of_life(start: Start) -> None:
+    world = start(heartbeat_timeout_s=15.0)
+    world.now_s = 100.0
+    world.commit()
+    world.now_s = 117.0
+    fall_silent(world, "pod-1", 16.5)
+    recovery = go_on(world)
+    times = recovery.times
+    assert times.detect_s == pytest.approx(16.5)
+    assert recovery.started_at_s == pytest.approx(117.01 - 16.5)
+    told_s = sum(s for s in times.by_stage.values() if s is not None)
+    last = world.state.last_commit
+    assert recovery.started_at_s + told_s == pytest.approx(last.at_s)
+    assert recovery.first_commit_after_s == pytest.approx(last.at_s - 100.0 - 0.01)
+
+
+def test_a_silence_through_an_outage_began_before_the_outage(start: Start) -> None:
+    """Nobody counts as silent for that long, but nobody heard of the pod since."""
+    world = start(heartbeat_timeout_s=15.0)
+    world.commit()
+    world.now_s = 200.0
+    fall_silent(world, "pod-1", 76.0, behind_s=16.0)
+    assert go_on(world).times.detect_s == pytest.approx(76.0)
+
+
+def test_a_commit_is_a_sign_of_life_of_all_who_voted(start: Start) -> None:
+    """Its way to the api is cut, not the others' way to it: nobody has waited for it."""
+    world = start(heartbeat_timeout_s=15.0)
+    world.commit()
+    world.now_s = 100.0
+    fall_silent(world, "pod-1", 10.0)
+    world.now_s = 105.0
+    world.commit()
+    world.now_s = 106.0
+    fall_silent(world, "pod-1", 16.0)
+    recovery = go_on(world)
+    assert recovery.started_at_s == pytest.approx(105.0)
+    assert recovery.times.detect_s == pytest.approx(1.01)
+
+
+def test_a_commit_without_a_pod_is_no_sign_of_its_life(start: Start) -> None:
+    world = start(spares=1, heartbeat_timeout_s=15.0)
+    world.down(world.member(1, 0))
+    world.settle()
+    below = world.recoveries()[2].quorum
+    (joiner,) = (m for m in world.plan.members if m.joining)
+    world.now_s = 100.0
+    fall_silent(world, joiner.slot.pod, 10.0)
+    world.now_s = 105.0
+    world.commit(quorum=below)
+    fall_silent(world, joiner.slot.pod, 16.0)
+    assert world.recoveries()[4].started_at_s == pytest.approx(100.01 - 10.0)
+
+
+def test_whoever_tells_of_a_silent_pods_end_it_is_lost_since_it_was_silent(start: Start) -> None:
+    world = start(heartbeat_timeout_s=60.0)
+    world.now_s = 100.0
+    world.commit()
+    world.now_s = 141.0
+    fall_silent(world, "pod-1", 40.0)
+    assert world.plan.quorum.id == 1
+    world.pod_gone("pod-1")
+    recovery = go_on(world)
+    assert recovery.started_at_s == pytest.approx(101.01)
+    assert recovery.times.detect_s == pytest.approx(40.01)
+
+
+def test_a_supervisor_that_comes_back_after_a_silence_was_away_since_it_began(start: Start) -> None:
+    world = start(heartbeat_timeout_s=60.0)
+    world.now_s = 100.0
+    world.commit()
+    world.now_s = 141.0
+    fall_silent(world, "pod-1", 40.0)
+    world.register("pod-1", pid=2)
+    assert world.recoveries()[2].started_at_s == pytest.approx(101.01)
+    assert world.state.pod(PodUid("pod-1")).silent_since_s == 0.0
+
+
+def test_a_silence_that_is_over_dates_nothing(start: Start) -> None:
+    world = start(heartbeat_timeout_s=60.0)
+    world.now_s = 100.0
+    world.commit()
+    world.now_s = 141.0
+    fall_silent(world, "pod-1", 40.0)
+    # Another replica watches from now on: it has counted no lag yet, but knows who was not heard.
+    fall_silent(world, "pod-1", 41.0, behind_s=0.0)
+    assert world.state.pod(PodUid("pod-1")).silent_since_s == pytest.approx(101.01)
+    fall_silent(world, "pod-1", 0.2, behind_s=0.0)
+    world.pod_gone("pod-1")
+    assert world.recoveries()[2].started_at_s == pytest.approx(world.now_s, abs=0.1)
+
+
+def test_a_commit_that_is_told_late_makes_no_later_one_late(start: Start) -> None:
+    world = start()
+    quorum = world.plan.quorum
+    world.now_s = 100.0
+    world.commit()
+    world.now_s = 110.0
+    world.down(world.member(1, 0))
+    world.send(StepsCommitted(step=2, quorum=quorum, committed_at_s=109.0, step_s=0.01))
+    world.send(StepsCommitted(step=1, quorum=quorum, committed_at_s=108.0, step_s=0.01))
+    recovery = go_on(world)
+    late_s = world.state.last_commit.at_s - 109.0 - 0.01
+    assert recovery.first_commit_after_s == pytest.approx(late_s)
 
 
 # The table ------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""Says when a pod that is not heard gave its last sign of life.
+
+A silence is noticed long after it began, and what was lost meanwhile is lost since it began. So the
+loss of a silent pod is dated by its last sign of life, whoever reports the loss in the end. A sign
+of life is a heartbeat, or a commit of a quorum in which the pod has a member: it needs each
+member's vote.
+
+The dates are for the records of recoveries. Nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.state import CoordinatorState, PodState, uid_of, with_pod
+
+SILENT_BEATS = 2.0
+"""A pod is clearly silent after so many heartbeats without a word, while others are heard."""
+
+
+def note_signs(
+    state: CoordinatorState,
+    behind_s: Mapping[str, float],
+    silent_s: Mapping[str, float],
+    now_s: float,
+) -> CoordinatorState:
+    """Return the state in which clearly silent pods have the time at which they were heard last.
+
+    Args:
+        state: what is known.
+        behind_s: for each pod, how far it lags behind the job's newest heartbeat.
+        silent_s: for each pod, how long ago it was heard; the lag if it is not given.
+        now_s: wall clock.
+    """
+    patience_s = SILENT_BEATS * state.config.heartbeat_s
+    for pod in state.pods:
+        if pod.gone:
+            continue
+        uid, since_s = uid_of(pod), pod.silent_since_s
+        behind = behind_s.get(uid, 0.0)
+        silent = silent_s.get(uid, behind)
+        if behind > patience_s:
+            since_s = since_s or now_s - silent
+        elif silent <= patience_s:
+            since_s = 0.0
+        if since_s != pod.silent_since_s:
+            state = with_pod(state, replace(pod, silent_since_s=since_s))
+    return state
+
+
+def dated(state: CoordinatorState, pod: PodState, at_s: float) -> float:
+    """Return when a pod was lost whose loss was seen at ``at_s``.
+
+    That is its last sign of life, if it has been silent since; else ``at_s``.
+    """
+    if not pod.silent_since_s:
+        return at_s
+    return min(at_s, max(pod.silent_since_s, _last_vote_s(state, uid_of(pod))))
+
+
+def _last_vote_s(state: CoordinatorState, uid: PodUid) -> float:
+    """Return the time of the newest commit that needed a vote of the pod; 0 without one."""
+    last, plan = state.last_commit, state.plan
+    if last is None or plan is None:
+        return 0.0
+    # A member since a later quorum has no part in the commit.
+    voted = any(m.slot.pod == uid and m.since <= last.quorum_id for m in plan.members)
+    return last.at_s if voted else 0.0
