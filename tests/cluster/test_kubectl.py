@@ -301,6 +301,17 @@ def test_the_timeline_is_told(town: Town, viewer: str) -> None:
     assert "no recoveries" in town.said("timeline", "alpha", token=viewer)
 
 
+def test_the_report_is_printed_or_written(town: Town, viewer: str, tmp_path: Path) -> None:
+    printed = json.loads(town.said("report", "alpha", token=viewer))
+    assert (printed["uid"], printed["state"]) == (town.uid, "running")
+    file = tmp_path / "alpha.json"
+    said = town.said("report", "alpha", "--output", str(file), token=viewer)
+    assert said == f"alpha: running, 0 steps committed; report written to {file}\n"
+    assert json.loads(file.read_text())["uid"] == town.uid
+    done = town.run("report", "alpha", "--output", str(tmp_path), token=viewer)
+    assert (done.returncode, "Is a directory" in done.stderr) == (2, True)
+
+
 def test_logs_are_those_of_the_pod_that_serves_the_rank(town: Town, viewer: str) -> None:
     assert town.said("logs", "alpha", "--rank", "r0.s0", token=viewer) == "step 1\nstep 2\n"
     assert town.said("logs", "alpha", "--tail", "1", token=viewer) == "step 2\n"

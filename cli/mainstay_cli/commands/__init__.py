@@ -7,6 +7,7 @@
 - ``demo``: ``mainstay local demo``
 - ``status``: ``mainstay status``
 - ``timeline``: ``mainstay timeline``
+- ``run_report``: ``kubectl mainstay report``
 - ``operations``: ``mainstay scale``, ``drain``, ``suspend`` and ``resume``
 - ``faults``: ``mainstay faults``
 - ``checkpoints``: ``mainstay checkpoints``

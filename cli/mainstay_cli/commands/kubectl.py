@@ -18,7 +18,7 @@ import typer
 from mainstay_cli.base.entry import run_app
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
-from mainstay_cli.commands import faults, operations, status, timeline
+from mainstay_cli.commands import faults, operations, run_report, status, timeline
 from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_core.pool.conditions import code_of
@@ -52,6 +52,7 @@ app = typer.Typer(
 )
 app.add_typer(faults.app, name="faults")
 app.command("timeline", help=timeline.HELP)(timeline.show)
+app.command("report", help=run_report.HELP)(run_report.show)
 app.command("drain", help=operations.DRAIN_HELP)(operations.drain)
 
 

@@ -12,7 +12,7 @@ import pytest
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.cluster import kube
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
-from mainstay_cli.commands import kubectl
+from mainstay_cli.commands import kubectl, run_report
 from mainstay_cli.local import runs
 
 INSIDE = "http://mainstay-api.mainstay-system.svc:8080"
@@ -163,3 +163,45 @@ def test_a_kubeconfig_is_read_as_kubectl_reads_it(tmp_path: Path, user: dict[str
 
 def test_without_a_cluster_jobs_are_looked_for_on_this_machine() -> None:
     assert runs.PLACE.get() is None
+
+
+class ReportingApi:
+    """An api that knows one report."""
+
+    async def __aenter__(self) -> ReportingApi:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def fetch(self, job: str, what: str) -> dict[str, Any]:
+        return {"uid": job, "what": what, "state": "running", "steps": {"committed": 3}}
+
+
+class Reporting(Pods):
+    """A cluster with one job, whose api answers."""
+
+    def find(self, name: str | None) -> ClusterJob:
+        manifest = {"metadata": {"name": name, "namespace": "research", "uid": "u"}}
+        return ClusterJob(manifest, self)
+
+    def connect(self, job: ClusterJob) -> Any:  # noqa: ARG002 - there is one job
+        return ReportingApi()
+
+
+def test_a_report_is_printed_or_written_to_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = runs.PLACE.set(Reporting(Options(), None))
+    try:
+        run_report.show("j", None)
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["uid"], printed["what"]) == ("u", "report")
+        file = tmp_path / "j.json"
+        run_report.show("j", file)
+        assert json.loads(file.read_text()) == printed
+        said = capsys.readouterr().out
+        assert said == f"j: running, 3 steps committed; report written to {file}\n"
+        with pytest.raises(UsageError, match=r"--output: .*: Is a directory"):
+            run_report.show("j", tmp_path)
+    finally:
+        runs.PLACE.reset(before)
