@@ -128,9 +128,9 @@ class Tick:
 
     behind_s: dict[str, float] = field(default_factory=dict)
     """For each pod, how many seconds its last heartbeat lies behind the job's newest one."""
-    silent_s: dict[str, float] = field(default_factory=dict)
-    """For each pod, how many seconds ago it was heard last. Only records of recoveries use it:
-    while everything is away, nobody is at fault."""
+    heard_at_s: dict[str, float] = field(default_factory=dict)
+    """For each pod, when it was heard last, by the wall clock of who ticks. Only records of
+    recoveries use it: while everything is away, nobody is at fault."""
     heard: tuple[PodUid, ...] = ()
     """Pods heard since the last tick, none of which holds a plan that the store does not know."""
 

@@ -102,9 +102,12 @@ class Seen:
     at_us: Mapping[PodUid, int]
     """Of the last heartbeat of each pod that is not gone."""
 
-    def silent_s(self) -> dict[str, float]:
-        """Return for each pod how many seconds ago it was heard."""
-        return {pod: max(0, self.now_us - at_us) / 1e6 for pod, at_us in self.at_us.items()}
+    def by_clock(self, now_s: float) -> dict[str, float]:
+        """Return for each pod when it was heard, by a clock that showed ``now_s`` at the reading.
+
+        The store's clock may differ from that one.
+        """
+        return {pod: now_s - (self.now_us - at_us) / 1e6 for pod, at_us in self.at_us.items()}
 
 
 class JobStore(Protocol):

@@ -56,7 +56,7 @@ def take_facts(state: CoordinatorState, event: FactsReported, now_s: float) -> T
 
 def take_tick(state: CoordinatorState, event: Tick, now_s: float) -> Transition:
     """Take in how long each pod has been silent, and who was heard."""
-    state = note_signs(drop_let_go(state), event.behind_s, event.silent_s, now_s)
+    state = note_signs(drop_let_go(state), event.behind_s, event.heard_at_s, now_s)
     known = note_silence(state, event.behind_s, now_s)
     heard = note_heard(note_unheard(known.state, event.behind_s), event.heard)
     return replace(known, state=heard)

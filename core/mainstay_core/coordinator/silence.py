@@ -23,7 +23,7 @@ SILENT_BEATS = 2.0
 def note_signs(
     state: CoordinatorState,
     behind_s: Mapping[str, float],
-    silent_s: Mapping[str, float],
+    heard_at_s: Mapping[str, float],
     now_s: float,
 ) -> CoordinatorState:
     """Return the state in which clearly silent pods have the time at which they were heard last.
@@ -31,7 +31,7 @@ def note_signs(
     Args:
         state: what is known.
         behind_s: for each pod, how far it lags behind the job's newest heartbeat.
-        silent_s: for each pod, how long ago it was heard; the lag if it is not given.
+        heard_at_s: for each pod, when it was heard last; its lag ago if that is not given.
         now_s: wall clock.
     """
     patience_s = SILENT_BEATS * state.config.heartbeat_s
@@ -40,10 +40,10 @@ def note_signs(
             continue
         uid, since_s = uid_of(pod), pod.silent_since_s
         behind = behind_s.get(uid, 0.0)
-        silent = silent_s.get(uid, behind)
+        heard_s = heard_at_s.get(uid, now_s - behind)
         if behind > patience_s:
-            since_s = since_s or now_s - silent
-        elif silent <= patience_s:
+            since_s = since_s or heard_s
+        elif now_s - heard_s <= patience_s:
             since_s = 0.0
         if since_s != pod.silent_since_s:
             state = with_pod(state, replace(pod, silent_since_s=since_s))

@@ -268,10 +268,12 @@ class JobTransactions(ABC):
         state = (await self.load()).state
         if state.terminal:
             return None
+        asked_at_s = self.now_s()
         seen = await self._store.fetch_seen()
         behind_s = silence.update(dict(seen.at_us), state.config.heartbeat_s)
         wanted = sorted(silence.heard.intersection(state.unheard))
         held = await self._store.fetch_held(wanted) if wanted else {}
         # Whoever holds a plan that the store does not know has to tell it first.
         heard = tuple(pod for pod in wanted if pod in held and not is_behind(state, held[pod]))
-        return await self.apply(Tick(behind_s=behind_s, silent_s=seen.silent_s(), heard=heard))
+        heard_at_s = seen.by_clock(asked_at_s)
+        return await self.apply(Tick(behind_s=behind_s, heard_at_s=heard_at_s, heard=heard))

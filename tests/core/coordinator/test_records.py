@@ -203,7 +203,9 @@ def test_two_faults_in_a_row_are_both_timed_to_the_next_commit(start: Start) -> 
 
 def fall_silent(world: Any, pod: str, silent_s: float, *, behind_s: float | None = None) -> None:
     lag_s = silent_s if behind_s is None else behind_s
-    world.send(Tick(behind_s={pod: lag_s}, silent_s={pod: silent_s}))
+    world.now_s += 0.01
+    heard_at_s = world.now_s - silent_s
+    world.send(Tick(behind_s={pod: lag_s}, heard_at_s={pod: heard_at_s}), after_s=0.0)
 
 
 def go_on(world: Any) -> Any:
