@@ -209,13 +209,14 @@ class CoordinatorDriver(Driver):
     def _trainer_died(self, call: Call) -> list[str]:
         self._pass_time(call)
         restarting, why = call.flag("restarting"), call.get("why", "killed by signal 9")
-        life = call.count("life")
+        handed_over, life = call.flag("handed-over"), call.count("life")
         facts = tuple(
             self._fact(
                 FactKind.TRAINER_DOWN,
                 slot,
                 life=life,
                 restarting=restarting,
+                handed_over=handed_over,
                 evidence=why,
             )
             for slot in map(_slot, call.words())

@@ -157,7 +157,7 @@ class SupervisorDriver(Driver):
 
     def _nobody_meets_here(self, call: Call) -> list[str]:
         """The shell's answer to a release: nobody is connected to its gather server any more."""
-        return self._send(call, Ended("its work is handed over"))
+        return self._send(call, Ended("its work is handed over", handed_over=True))
 
     def _tick(self, call: Call) -> list[str]:
         self._now_s += float(call.word())
@@ -221,6 +221,7 @@ class SupervisorDriver(Driver):
             said += f" in {fact.quorum}"
         if fact.kind is FactKind.TRAINER_DOWN:
             said += ", another one follows" if fact.restarting else ", no other one follows"
+            said += ", its work handed over" if fact.handed_over else ""
         if getattr(fact, "grace_s", 0.0):
             said += f", within {fact.grace_s:g} s"
         return said + (f": {fact.evidence}" if fact.evidence else "")

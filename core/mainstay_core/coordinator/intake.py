@@ -204,13 +204,15 @@ def _trainer_down(state: CoordinatorState, fact: TrainerDown, now_s: float) -> T
     slot = _slot_of(state, fact)
     name = slot_name(state, slot.slot)
     if fact.incarnation in slot.ended:
-        if slot.incarnation is None and slot.restarting != fact.restarting:
-            state = with_slot(state, replace(slot, restarting=fact.restarting))
+        if slot.incarnation is None:
+            handed_over = slot.handed_over or fact.handed_over
+            known = replace(slot, restarting=fact.restarting, handed_over=handed_over)
+            state = state if known == slot else with_slot(state, known)
         return Transition(state=state, reason=f"{name}: that end is known")
     at_s = _when(fact, now_s)
     ended = end_slot(state, slot, fact.incarnation, fact.evidence, at_s, now_s)
     if ended.incarnation is None:
-        ended = replace(ended, restarting=fact.restarting)
+        ended = replace(ended, restarting=fact.restarting, handed_over=fact.handed_over)
     if fact.incarnation in state.finished:
         ended = replace(ended, failures=slot.failures, held_until_s=slot.held_until_s)
         return Transition(state=with_slot(state, ended), reason=f"{name} ended after it finished")
@@ -420,6 +422,7 @@ def end_slot(
         slot,
         incarnation=None,
         ended=remembered,
+        handed_over=False,
         down_at_s=at_s,
         learnt_down_s=now_s,
         failures=slot.failures + 1,

@@ -110,17 +110,26 @@ def still_needed(state: CoordinatorState) -> tuple[Member, ...]:
 
 
 def outgoing_died(state: CoordinatorState) -> tuple[Member, ...]:
-    """Return the members that ended between the plan that drops them and its adoption."""
-    return tuple(m for m in outgoing(state) if not is_living(state, m))
+    """Return the members that ended between the plan that drops them and its adoption.
+
+    Who ended in good order had adopted that plan. So all votes of the step before were in, and
+    nobody misses it, however long the others take to adopt the plan as well.
+    """
+    return tuple(m for m in outgoing(state) if not (is_living(state, m) or _left_well(state, m)))
+
+
+def _left_well(state: CoordinatorState, member: Member) -> bool:
+    slot = state.slot(member.slot)
+    return slot is not None and slot.handed_over and member.incarnation in slot.ended
 
 
 def outgoing_missed(state: CoordinatorState, now_s: float) -> tuple[Member, ...]:
     """Return the ended members whose votes the others miss to adopt the plan that drops them.
 
     An end that resets sockets parks the other ranks, and they report it. An end that resets none (a
-    node without power) leaves them waiting for votes in the old quorum. A member that ends because
-    the plan is adopted is noted just before the others report the adoption, so they get ``probe_s``
-    to do so.
+    node without power) leaves them waiting for votes in the old quorum. Where the end is not known
+    to have been in good order, the others may be about to report that they have adopted the plan,
+    so they get ``probe_s`` to do so.
     """
     died = outgoing_died(state)
     if not any(now_s - _learnt_s(state, m) >= state.config.probe_s for m in died):

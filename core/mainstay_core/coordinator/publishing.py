@@ -12,7 +12,7 @@ from mainstay_core.coordinator.events import (
     RecordRecovery,
     Transition,
 )
-from mainstay_core.coordinator.records import close_all
+from mainstay_core.coordinator.records import close_all, is_shown
 from mainstay_core.coordinator.state import CoordinatorState, with_slots
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Plan
@@ -45,7 +45,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
     recorded = tuple(
         RecordRecovery(recovery=o.recovery)
         for o in state.recoveries
-        if o.recovery.quorum == plan.quorum
+        if o.recovery.quorum == plan.quorum and is_shown(o)
     )
     message = f"{plan.quorum} ({plan.method}): {plan.reason}"
     actions: tuple[Action, ...] = (

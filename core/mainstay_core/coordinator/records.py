@@ -117,6 +117,24 @@ def open_hand_over(
     )
 
 
+def drop_hand_overs(state: CoordinatorState, left: Sequence[Member]) -> CoordinatorState:
+    """Return the state without the open hand-overs of members that ended before they were adopted.
+
+    Their work was not handed over: what is done about their end is the one recovery of it.
+    """
+    slots = {m.slot for m in left}
+    kept = tuple(o for o in state.recoveries if is_shown(o) or not slots & set(o.recovery.slots))
+    return replace(state, recoveries=kept)
+
+
+def is_shown(opened: OpenRecovery) -> bool:
+    """Return whether a recovery is to be stored for people.
+
+    A hand-over is none before all have adopted its plan: if the pod ends earlier, that is a fault.
+    """
+    return opened.recovery.method is not Method.HAND_OVER or opened.load_end_s is not None
+
+
 def _open(
     state: CoordinatorState,
     plan: Plan,
@@ -246,7 +264,7 @@ def close_known(state: CoordinatorState) -> tuple[CoordinatorState, tuple[Recove
 
 def close_all(state: CoordinatorState) -> tuple[CoordinatorState, tuple[Recovery, ...]]:
     """Return the state without open recoveries, and these recoveries: the job has ended."""
-    closed = tuple(_closed(state, o) for o in state.recoveries)
+    closed = tuple(_closed(state, o) for o in state.recoveries if is_shown(o))
     return replace(state, recoveries=()), closed
 
 

@@ -17,7 +17,7 @@ from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
-from mainstay_core.coordinator.records import open_loss, open_suspicion
+from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_suspicion
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
@@ -237,7 +237,8 @@ def _meet_again(
     method = Method.MASK if left else Method.REFORM
     draft = Draft(method=method, planned=False, reason=reason, now_s=now_s, nonce=nonce)
     plan = seating.mask_plan(state, draft)
-    return publish(open_loss(state, left, plan, reason), plan, JobPhase.RECOVERING)
+    opened = open_loss(drop_hand_overs(state, left), left, plan, reason)
+    return publish(opened, plan, JobPhase.RECOVERING)
 
 
 def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
@@ -273,7 +274,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
         ),
         frozenset(m.slot for m in excluded),
     )
-    opened = open_suspicion(state, excluded, plan, reason)
+    opened = open_suspicion(drop_hand_overs(state, left), excluded, plan, reason)
     for member in excluded:
         opened = _hold_back(opened, member.slot, now_s)
     suspected = tuple(sorted({*state.suspected_before, *state.suspicion.suspects}))

@@ -28,7 +28,12 @@ from mainstay_core.coordinator.intake import (
 )
 from mainstay_core.coordinator.progress import lateness_s, note_commit
 from mainstay_core.coordinator.pruning import prune_gone_pods
-from mainstay_core.coordinator.records import close_known, plan_stored, step_committed
+from mainstay_core.coordinator.records import (
+    close_known,
+    is_shown,
+    plan_stored,
+    step_committed,
+)
 from mainstay_core.coordinator.silence import note_signs
 from mainstay_core.coordinator.state import (
     COMMITS_THAT_SETTLE,
@@ -114,7 +119,8 @@ def take_stored(state: CoordinatorState, event: PlanStored, now_s: float) -> Tra
     """Note that a plan is stored, in the records of its recoveries."""
     del now_s
     state = plan_stored(state, event.quorum, event.at_s)
-    changed = [o.recovery for o in state.recoveries if o.recovery.quorum == event.quorum]
+    opened = [o for o in state.recoveries if o.recovery.quorum == event.quorum]
+    changed = [o.recovery for o in opened if is_shown(o)]
     return Transition(
         state=state,
         actions=tuple(RecordRecovery(recovery=r) for r in changed),

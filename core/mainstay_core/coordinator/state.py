@@ -96,6 +96,8 @@ class SlotState:
     """When the coordinator noted the last end."""
     restarting: bool = False
     """Whether its launcher forks another trainer."""
+    handed_over: bool = False
+    """Whether the last trainer ended in good order, after its work was handed over."""
     failures: int = 0
     """Ends without a commit in between."""
     held_until_s: float = 0.0

@@ -116,6 +116,8 @@ class Ended:
 
     why: str
     exit_code: int = 0
+    handed_over: bool = False
+    """Whether this pod leaves, is released, and nobody meets here any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,13 @@ def _unless_outdated(plan: Plan, fact: Parked | None) -> Parked | None:
 def _ended(state: SupervisorState, event: Ended, now_s: float) -> Transition:
     if state.ending:
         return Transition(state)
-    state = replace(state, ending=event.why, exit_code=event.exit_code, ending_at_s=now_s)
+    state = replace(
+        state,
+        ending=event.why,
+        exit_code=event.exit_code,
+        handed_over=event.handed_over,
+        ending_at_s=now_s,
+    )
     up = with_phase(state, SlotPhase.UP)
     return Transition(state, (StopTrainers(up),) if up else (), event.why)
 

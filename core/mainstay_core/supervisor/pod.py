@@ -157,7 +157,7 @@ class Pod(ABC):
     async def _end_when_quiet(self) -> None:
         """End the pod once all who meet here have moved on to the plan without it."""
         await self.wait_quiet()
-        self.feed(Ended("its work is handed over"))
+        self.feed(Ended("its work is handed over", handed_over=True))
 
     def heartbeat(self) -> Heartbeat:
         """Return what the pod says of itself now."""

@@ -251,6 +251,7 @@ def report_down(
         slot=slot.index,
         incarnation=slot.incarnation,
         restarting=restarting,
+        handed_over=state.handed_over,
         evidence=evidence,
         observed_at_s=slot.lost_at_s or now_s,
     )

@@ -115,6 +115,8 @@ class SupervisorState:
     place."""
     released: bool = False
     """Whether no rank of this pod is needed any more."""
+    handed_over: bool = False
+    """Whether nobody meets here either: the pod ends in good order."""
     ending: str = ""
     """Why everything ends; empty while the job runs."""
     exit_code: int = 0

@@ -139,6 +139,9 @@ class TrainerDown(_TrainerFact):
     kind: Literal[FactKind.TRAINER_DOWN] = FactKind.TRAINER_DOWN
     restarting: bool = False
     """Whether another one will be forked."""
+    handed_over: bool = False
+    """Whether it had adopted the plan that drops it, and nobody met at its pod any more: it is
+    missed by nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

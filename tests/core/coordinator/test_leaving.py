@@ -108,6 +108,44 @@ def test_a_leaver_that_dies_before_the_swap_is_masked(start: Start) -> None:
     assert len(world.plan.chains) == 4, "its successor was on the way"
 
 
+def test_a_leaver_that_ends_in_good_order_is_no_fault_however_late_the_others_adopt(
+    start: Start,
+) -> None:
+    world = start(spares=1)
+    leaver = world.member(1, 0)
+    leave(world, leaver.slot.pod)
+    world.settle()
+    plan = world.plan
+    ended = world.about(FactKind.TRAINER_DOWN, leaver, handed_over=True)
+    world.tell(ended)
+    assert not machine.is_pending(world.state), "nothing more is waited for"
+    world.tick(after_s=30.0)
+    world.pod_gone(leaver.slot.pod)
+    world.tick(after_s=30.0)
+    assert world.plan == plan
+    world.settle()
+    world.commit()
+    assert [r.method for r in world.recoveries().values()] == [Method.HAND_OVER]
+
+
+@pytest.mark.parametrize("first", ["the end", "that it was in good order"])
+def test_that_a_leaver_ended_in_good_order_may_be_told_after_its_end(
+    start: Start, first: str
+) -> None:
+    """Its socket ended, and the pod was told to end meanwhile; or the operator was faster."""
+    world = start(spares=1)
+    leaver = world.member(1, 0)
+    leave(world, leaver.slot.pod)
+    world.settle()
+    plan = world.plan
+    if first == "the end":
+        world.down(leaver)
+    world.tell(world.about(FactKind.TRAINER_DOWN, leaver, handed_over=True))
+    world.down(leaver)
+    world.tick(after_s=30.0)
+    assert world.plan == plan
+
+
 def test_a_leaver_that_ended_in_good_order_is_blamed_for_nothing_later(start: Start) -> None:
     world = start()
     leaver = world.member(1, 0)
@@ -131,6 +169,7 @@ def test_a_leaver_that_dies_before_its_last_plan_is_adopted_costs_no_pause(start
     world.park(other, leaver.slot, quorum=before)
     assert (world.plan.quorum.id, world.plan.method) == (3, Method.MASK)
     assert "ended before" in world.plan.reason
+    assert [r.method for r in world.recoveries().values()] == [Method.MASK]
 
 
 def test_a_successor_that_dies_is_followed_by_another_one(start: Start) -> None:
@@ -228,6 +267,8 @@ def test_a_leaver_that_is_lost_in_silence_before_the_others_have_adopted_is_not_
     world.settle()
     world.commit()
     assert world.state.phase is JobPhase.RUNNING
+    (recovery,) = world.recoveries().values()
+    assert (recovery.method, recovery.done) == (Method.MASK, True), "nothing was handed over"
 
 
 def test_a_leaver_that_ends_after_the_others_have_adopted_disturbs_nobody(start: Start) -> None:
