@@ -40,7 +40,7 @@ class Cluster:
         self._loop = Relays()
         self._forge: subprocess.Popen[bytes] | None = None
         self._line: Line | None = None
-        self._supervisors: list[subprocess.Popen[bytes]] = []
+        self._supervisors: dict[str, subprocess.Popen[bytes]] = {}
         self._deadline_s = time.monotonic() + GIVE_UP_S
 
     def __enter__(self) -> Cluster:
@@ -64,7 +64,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for supervisor in self._supervisors:
+        for supervisor in self._supervisors.values():
             supervisor.kill()
             supervisor.wait()
             assert supervisor.stdin is not None
@@ -90,6 +90,20 @@ class Cluster:
         for number in range(num_pods):
             self._start_pod(f"pod-{number}", f"{network}.{number + 2}")
 
+    def cut_off(self, member: dict[str, Any]) -> None:
+        """Cut a rank's pod off from everybody: nothing ends, and nothing is heard of it."""
+        self.relays[member["pod"]].silence()
+        self._signal_pod(member, signal.SIGSTOP)
+
+    def let_back(self, member: dict[str, Any]) -> None:
+        """Undo that."""
+        self._signal_pod(member, signal.SIGCONT)
+        self.relays[member["pod"]].drop()
+
+    def _signal_pod(self, member: dict[str, Any], number: signal.Signals) -> None:
+        os.kill(int(member["pid"]), number)
+        self._supervisors[member["pod"]].send_signal(number)
+
     def _start_pod(self, uid: str, address: str) -> None:
         directory = self.short / uid
         directory.mkdir()
@@ -111,7 +125,7 @@ class Cluster:
                 env=environment,
                 start_new_session=True,
             )
-        self._supervisors.append(supervisor)
+        self._supervisors[uid] = supervisor
         assert self._line is not None
         self._line.send(kind="launch", pod=uid, pod_dir=str(directory), address=address)
         self._line.expect("launched")
@@ -175,7 +189,7 @@ class Cluster:
         self.wait_until(lambda: self.fetch()["state"] in ("complete", "failed", "stopped"))
         assert self.fetch()["state"] == "complete", self.logs()
         # The ledger's last entries come after the last trainer's goodbye.
-        for supervisor in self._supervisors:
+        for supervisor in self._supervisors.values():
             supervisor.wait()
         return dict(self.fetch("report"))
 

@@ -44,26 +44,32 @@ class Relay:
         self._relays = relays
         self._api_port = api_port
         self._writers: set[asyncio.StreamWriter] = set()
-        self._flows = asyncio.Event()
+        self._flows, self._hears = asyncio.Event(), asyncio.Event()
         self._flows.set()
+        self._hears.set()
         self._server = relays.run(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def hold(self) -> None:
         """Keep what the api sends from the pod; what the pod sends goes through."""
-        self._relays.run(self._set(False))
+        self._relays.run(self._set(flows=False, hears=True))
+
+    def silence(self) -> None:
+        """Let nothing through in either direction; no connection ends."""
+        self._relays.run(self._set(flows=False, hears=False))
 
     def drop(self) -> None:
         """End all connections with what they held; new ones are let through again."""
         self._relays.run(self._drop())
 
-    async def _set(self, flows: bool) -> None:
+    async def _set(self, *, flows: bool, hears: bool) -> None:
         (self._flows.set if flows else self._flows.clear)()
+        (self._hears.set if hears else self._hears.clear)()
 
     async def _drop(self) -> None:
         for writer in tuple(self._writers):
             writer.transport.abort()
-        await self._set(True)
+        await self._set(flows=True, hears=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -72,19 +78,20 @@ class Relay:
             writer.transport.abort()
             return
         self._writers |= {writer, away}
-        await asyncio.gather(self._pump(reader, away, None), self._pump(there, writer, self._flows))
+        await asyncio.gather(
+            self._pump(reader, away, self._hears), self._pump(there, writer, self._flows)
+        )
         self._writers -= {writer, away}
 
     async def _pump(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        flows: asyncio.Event | None,
+        flows: asyncio.Event,
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(READ_BYTES):
-                if flows is not None:
-                    await flows.wait()
+                await flows.wait()
                 writer.write(data)
                 await writer.drain()
         writer.close()

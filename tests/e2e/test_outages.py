@@ -15,13 +15,18 @@ from tests.e2e import matrix
 from tests.e2e.cluster import Cluster, cluster, kill
 from tests.e2e.harness import Layout, make_job, run_undisturbed
 
+from mainstay_core.coordinator.state import MAX_STEP_SECONDS, median
+from mainstay_core.wire.recoveries import STAGES
+
 pytestmark = pytest.mark.slow
 
 LAYOUT = Layout(stages=1, lanes=3, shards_per_lane=2, spares=0)
-NUM_STEPS = 16
-GATES = (3, 4, 6, 7, 9, 10, 12, 13)
+NUM_STEPS = 19
+GATES = (3, 4, 6, 7, 9, 10, 12, 13, 15, 16)
 """In pairs: who comes back joins at the end of the first one's step."""
 HEARTBEAT_TIMEOUT_S = 4
+HEARTBEAT_S = 1.0
+"""The default: a last one may be under way when a pod is cut off."""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +68,8 @@ class Run:
         (self.gates / str(step)).touch()
 
     def finish(self, expected: Any) -> dict[str, Any]:
+        for gate in GATES:
+            self.open(gate)
         report = self.cluster.report()
         assert report["digests"] == expected
         assert report["steps"]["lost"] == 0
@@ -84,6 +91,35 @@ def run(tmp_path: Path, corpus: Path) -> Iterator[Run]:
     with cluster(tmp_path) as made:
         made.start_job(spec, LAYOUT.num_cells)
         yield Run(made, gates)
+
+
+def check_times(cluster: Cluster, silent: dict[str, Any], cut_s: float) -> None:
+    """Compare what is told of a silent pod's recovery with what one rank wrote into the ledger.
+
+    Args:
+        cluster: of the job, which is over.
+        silent: the recovery.
+        cut_s: wall clock when nothing more was heard of the pod.
+    """
+    entries = cluster.fetch("ledger")
+    next_commit = next(e for e in entries if e["quorum"]["id"] >= silent["quorum"]["id"])
+    before = entries[: entries.index(next_commit)]
+    gap_s = next_commit["committed_at_s"] - before[-1]["committed_at_s"]
+    times = [silent[f"{stage}_s"] for stage in STAGES]
+    assert min(times) >= 0
+    # The last sign of life: after the last commit, which needed the pod, and no beat after the cut.
+    assert before[-1]["committed_at_s"] <= silent["started_at_s"] <= cut_s + HEARTBEAT_S
+    assert HEARTBEAT_TIMEOUT_S < silent["detect_s"] < sum(times) <= gap_s
+    ended_s = silent["started_at_s"] + sum(times)
+    assert ended_s == pytest.approx(next_commit["committed_at_s"], abs=1e-3)
+    later_s = gap_s - median(e["step_s"] for e in before)
+    assert silent["first_commit_after_s"] == pytest.approx(later_s, abs=1e-3)
+    # All steps are among those that the median is taken of.
+    assert len(entries) <= MAX_STEP_SECONDS
+    useful_s = len(entries) * median(e["step_s"] for e in entries)
+    began_s = next(e["at_s"] for e in cluster.fetch("events") if e["reason"] == "PlanPublished")
+    ettr = useful_s / (entries[-1]["committed_at_s"] - began_s)
+    assert cluster.fetch("summary")["training"]["ettr"] == pytest.approx(ettr, rel=0.01)
 
 
 def outlast_the_timeout() -> None:
@@ -200,6 +236,15 @@ def test_the_api_dies_around_a_decision(run: Run, expected: Any) -> None:
     cluster.redis.start()
     cluster.api.start()
     run.open(13)
-    report = run.finish(expected)
-    gone = [event for event in report["events"] if event["reason"] == "PodGone"]
+    members = run.stand_at(15)
+    gone = [event for event in cluster.fetch("events") if event["reason"] == "PodGone"]
     assert gone == [], "nobody is evicted by an outage"
+    # A node without power: no socket ends, and the others wait for its pod.
+    cluster.cut_off(members[1])
+    cut_s = time.time()
+    run.open(16)
+    cluster.wait_until(lambda: cluster.fetch()["step"] > 17)
+    cluster.let_back(members[1])
+    report = run.finish(expected)
+    (silent,) = (r for r in report["recoveries"] if "silent for" in r["fault"])
+    check_times(cluster, silent, cut_s)
