@@ -142,8 +142,11 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
     shutil.copy(RULES, tmp_path / "rules.yaml")
     known = series("mainstay_job_info", "1x60", job="j", namespace="n", name="llama")
     heard = series("mainstay_heartbeats_total", "0+60x60", job="j")
-    stalled = series("mainstay_steps_committed_total", "100+0x60", job="j")
-    running = series("mainstay_steps_committed_total", "0+10x60", job="j")
+    stalled = series("mainstay_job_step", "100+0x60", job="j")
+    running = series("mainstay_job_step", "0+10x60", job="j")
+    # After a restart: these steps count no second time, but the job does not stand still.
+    again = series("mainstay_job_step", "100+10x20 100+10x40", job="j")
+    counted = series("mainstay_steps_committed_total", "300+0x60", job="j")
     scraped = series("mainstay_api_request_seconds_count", "0+1x60", status="200")
     failing = series("mainstay_api_request_seconds_count", "0+1x60", status="503")
     lost = series("mainstay_steps_lost_total", "0+1x60", job="j")
@@ -167,6 +170,7 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
     cases: list[tuple[str, list[dict[str, str]], dict[str, str] | None]] = [
         ("MainstayJobStalled", [heard, stalled, known], ours),
         ("MainstayJobStalled", [heard, running, known], None),
+        ("MainstayJobStalled", [heard, again, counted, known], None),
         ("MainstayApiDown", [heard], {}),
         ("MainstayApiDown", [scraped], None),
         ("MainstayStoreUnavailable", [failing], {}),

@@ -41,20 +41,22 @@ def note_commit(state: CoordinatorState, event: StepsCommitted) -> CoordinatorSt
     # so these steps are weighed anew with each of them.
     weighed = steps <= MAX_STEP_SECONDS
     useful_s = steps * step_s if weighed else state.progress.useful_s + new * step_s
-    last = LastCommit(
+    state = replace(
+        state,
+        furthest=max(before, event.step + 1),
+        progress=Progress(steps=steps, useful_s=useful_s),
+    )
+    known = state.last_commit
+    # A commit that is told late is not the newest, nor is one from before a suspension.
+    if event.committed_at_s < (known.at_s if known is not None else state.started_at_s):
+        return state
+    newest = LastCommit(
         step=event.step,
         quorum_id=event.quorum.id,
         at_s=event.committed_at_s,
         loss=event.loss,
     )
-    if state.last_commit is not None and state.last_commit.at_s > last.at_s:
-        last = state.last_commit  # this one was told late
-    return replace(
-        state,
-        furthest=max(before, event.step + 1),
-        progress=Progress(steps=steps, useful_s=useful_s),
-        last_commit=last,
-    )
+    return replace(state, last_commit=newest)
 
 
 def _counted_before(state: CoordinatorState, event: StepsCommitted) -> int:

@@ -12,7 +12,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import PlanReported, StepsCommitted, Tick
-from mainstay_core.coordinator.progress import find_ettr
+from mainstay_core.coordinator.progress import begin_progress, find_ettr
 from mainstay_core.coordinator.state import MAX_STEP_SECONDS, CoordinatorState, median
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
@@ -124,6 +124,17 @@ def test_after_a_store_was_lost_the_time_counts_from_the_first_step_since(start:
         commit(world, step, 15.0 + step)
     assert (world.state.progress.steps, world.state.furthest) == (2, 7)
     assert find_ettr(world.state) == pytest.approx(2 / (21.0 - 19.0))
+
+
+def test_a_commit_of_before_a_suspension_that_is_told_late_is_not_the_newest(start: Start) -> None:
+    world = start()
+    commit(world, 0, 10.0)
+    world.state = begin_progress(world.state, 1000.0)
+    commit(world, 1, 11.0)
+    assert (world.state.last_commit, find_ettr(world.state)) == (None, None)
+    commit(world, 2, 1002.0)
+    assert world.state.furthest == 3
+    assert find_ettr(world.state) == 1.0
 
 
 def test_a_state_of_the_version_before_goes_on_with_what_it_says(start: Start) -> None:
