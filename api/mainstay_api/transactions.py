@@ -18,6 +18,7 @@ from mainstay_api.auth import JobName
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import JobStore, Store, history_line
+from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import JobUid, QuorumId
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.answers import SupervisorAnswers
@@ -111,14 +112,20 @@ class Transactions:
         shown = self.metrics.jobs
         try:
             there = frozenset(await self.store.list_uids()) if shown else frozenset()
-            for uid in sorted(shown):
-                snapshot = await self.store.load(JobUid(uid)) if uid in there else None
-                if snapshot is None:
-                    self.metrics.drop_job(uid)
-                else:
-                    self.metrics.show_job(uid, snapshot.state)
         except StoreUnavailableError as error:
-            logger.warning("how the jobs are is not known: %s", error)
+            logger.warning("which jobs are gone is not known: %s", error)
+            return
+        for uid in sorted(shown):
+            try:
+                snapshot = await self.store.load(JobUid(uid)) if uid in there else None
+            except MainstayError as error:
+                # The others are shown all the same.
+                logger.warning("%s: how the job is, is not known: %s", uid, error)
+                continue
+            if snapshot is None:
+                self.metrics.drop_job(uid)
+            else:
+                self.metrics.show_job(uid, snapshot.state)
 
     async def recover(self, held: HeldJob) -> Plan | None:
         """Make a lost job again, or learn a plan that a supervisor holds and the store does not.

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.state import CoordinatorState, PodState, uid_of, with_pod
+from mainstay_core.coordinator.state import CoordinatorState, PodState, uid_of
 
 SILENT_BEATS = 2.0
 """A pod is clearly silent after so many heartbeats without a word, while others are heard."""
@@ -35,19 +35,20 @@ def note_signs(
         now_s: wall clock.
     """
     patience_s = SILENT_BEATS * state.config.heartbeat_s
-    for pod in state.pods:
+
+    def noted(pod: PodState) -> PodState:
+        behind = behind_s.get(uid_of(pod), 0.0)
+        heard_s = heard_at_s.get(uid_of(pod), now_s - behind)
         if pod.gone:
-            continue
-        uid, since_s = uid_of(pod), pod.silent_since_s
-        behind = behind_s.get(uid, 0.0)
-        heard_s = heard_at_s.get(uid, now_s - behind)
-        if behind > patience_s:
-            since_s = since_s or heard_s
-        elif now_s - heard_s <= patience_s:
-            since_s = 0.0
-        if since_s != pod.silent_since_s:
-            state = with_pod(state, replace(pod, silent_since_s=since_s))
-    return state
+            return pod
+        if behind > patience_s and not pod.silent_since_s:
+            return replace(pod, silent_since_s=heard_s)
+        if now_s - heard_s <= patience_s and pod.silent_since_s:
+            return replace(pod, silent_since_s=0.0)
+        return pod
+
+    pods = tuple(noted(pod) for pod in state.pods)
+    return state if pods == state.pods else replace(state, pods=pods)
 
 
 def dated(state: CoordinatorState, pod: PodState, at_s: float) -> float:
