@@ -26,11 +26,12 @@ def begin_progress(state: CoordinatorState, now_s: float) -> CoordinatorState:
 
 
 def note_commit(state: CoordinatorState, event: StepsCommitted) -> CoordinatorState:
-    """Return the state with a commit counted.
+    """Return the state with a commit counted, and its duration among the newest ones.
 
-    Call it once the step's duration is among ``step_seconds``. A commit of a later step shows that
-    the steps before it are committed, so it counts them too, and they count once.
+    A commit of a later step shows that the steps before it are committed, so it counts them too,
+    and they count once.
     """
+    state = replace(state, step_seconds=(*state.step_seconds, event.step_s)[-MAX_STEP_SECONDS:])
     before = _counted_before(state, event)
     new = max(0, event.step + 1 - before)
     if new and not state.started_at_s:

@@ -37,7 +37,6 @@ from mainstay_core.coordinator.records import (
 from mainstay_core.coordinator.silence import note_signs
 from mainstay_core.coordinator.state import (
     COMMITS_THAT_SETTLE,
-    MAX_STEP_SECONDS,
     CoordinatorState,
     all_settled,
     uid_of,
@@ -91,12 +90,11 @@ def take_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) ->
         return Transition(state=state, reason=f"step {event.step} was undone by a restart")
     if event.quorum.id > plan.quorum.id:
         raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")
-    seconds = (*state.step_seconds, event.step_s)[-MAX_STEP_SECONDS:]
     first = event.quorum == plan.quorum and state.commits == 0
     # The first commit of a quorum says where it stands: after a restart that is further back.
     committed = event.step + 1 if first else max(state.step, event.step + 1)
     late_s = lateness_s(state, event)
-    state = note_commit(replace(state, step=committed, step_seconds=seconds), event)
+    state = note_commit(replace(state, step=committed), event)
     result = Transition(state=state, reason=f"step {event.step} is committed in {event.quorum}")
     if event.quorum == plan.quorum:
         result = result.then(_quorum_works(state, event.committed_at_s))

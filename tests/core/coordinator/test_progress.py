@@ -14,6 +14,7 @@ from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import PlanReported, StepsCommitted, Tick
 from mainstay_core.coordinator.progress import begin_progress, find_ettr
 from mainstay_core.coordinator.state import MAX_STEP_SECONDS, CoordinatorState, median
+from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
 
@@ -124,6 +125,18 @@ def test_after_a_store_was_lost_the_time_counts_from_the_first_step_since(start:
         commit(world, step, 15.0 + step)
     assert (world.state.progress.steps, world.state.furthest) == (2, 7)
     assert find_ettr(world.state) == pytest.approx(2 / (21.0 - 19.0))
+
+
+def test_the_last_commits_count_though_the_job_is_over_when_they_are_told(start: Start) -> None:
+    world = start(steps=4)
+    began_s = world.state.started_at_s
+    commit(world, 0, began_s + 9.0, 9.0)
+    for member in world.plan.members:
+        world.finish(member)
+    assert world.state.phase is JobPhase.COMPLETE
+    for step in (1, 2, 3):
+        commit(world, step, began_s + 9.0 + step, 1.0)
+    assert find_ettr(world.state) == pytest.approx(4 * 1.0 / 12.0)
 
 
 def test_a_commit_of_before_a_suspension_that_is_told_late_is_not_the_newest(start: Start) -> None:
