@@ -4,13 +4,19 @@ environment.prepare()  # before anything imports torch: tests compute as trainer
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from tests.train.crew import Crew  # noqa: E402
+from tests.train.crew import Crew, Nursery  # noqa: E402
 
-torch.set_num_threads(1)  # forked children must not find a thread pool without its threads
+torch.set_num_threads(1)  # as in a trainer
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    with Nursery() as started:
+        yield started
 
 
 @pytest.fixture
-def crew():
-    workers = Crew()
+def crew(nursery):
+    workers = Crew(nursery)
     yield workers
     workers.end()

@@ -1,14 +1,24 @@
-"""Forked worker processes that talk to their test over pipes, and the store where they meet."""
+"""Worker processes that talk to their test over pipes, and the store where they meet.
+
+They are forked in a process of their own (:mod:`tests.train.nursery`), never in the test's.
+"""
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import multiprocessing
-import traceback
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -16,7 +26,7 @@ from torch.distributed import TCPStore
 from mainstay_train.comm.group import Group
 
 ADDRESS = "127.0.0.1"
-_FORK = multiprocessing.get_context("fork")
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +37,17 @@ class Failure:
 
 
 class Worker:
-    """One forked process, at the other end of ``pipe``."""
+    """One forked process, at the other end of ``pipe``: its first message is its pid.
 
-    def __init__(self, run: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self.pipe, theirs = _FORK.Pipe()
-        self.process = _FORK.Process(target=_guard, args=(run, theirs, args), daemon=True)
-        self.process.start()
-        theirs.close()
+    Raises:
+        AssertionError: there is no such process; the message says why.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        # Stays this process's own whoever reaps it. The nursery does so when it is asked for the
+        # next one: until then the pid is nobody else's.
+        self._pidfd = os.pidfd_open(self.hear())
 
     def hear(self) -> Any:
         """The worker's next message."""
@@ -44,44 +58,85 @@ class Worker:
     def say(self, message: Any = None) -> None:
         self.pipe.send(message)
 
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
-        self.process.kill()
-        self.process.join()
+        self.signal(signal.SIGKILL)
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        ended.poll()
+
+    def end(self) -> None:
+        """Kill it and close what leads to it."""
+        self.kill()
+        self.pipe.close()
+        os.close(self._pidfd)
 
 
-def _guard(run: Callable[..., None], pipe: Connection, args: tuple[Any, ...]) -> None:
-    # Stores and groups of former tests have threads that no fork has: never collected here.
-    gc.freeze()
-    try:
-        run(pipe, *args)
-    except BaseException:
-        pipe.send(Failure(traceback.format_exc()))
+class Nursery:
+    """The process that forks the workers of a session of tests; use as a context manager."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # A program of its own: nothing of this process is inherited but the line and the
+            # outputs. In a session of its own: Ctrl-C is for the tests, and they end it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.train.nursery", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd=ROOT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.close()
+        self._process.wait()
+
+    def fork(self, run: Callable[..., None], *args: Any) -> Worker:
+        """Run ``run(pipe, *args)`` in a new process; all of it must be picklable."""
+        pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            socket.send_fds(self._line, [run.__module__.encode()], [theirs.fileno()])
+        worker = Worker(pipe)
+        worker.say((run, args))
+        return worker
 
 
 class Crew:
     """The workers of one test."""
 
-    def __init__(self) -> None:
-        self._store = TCPStore(
-            ADDRESS, 0, None, True, timedelta(seconds=100), wait_for_workers=False
-        )
-        self.workers: list[Worker] = []
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._workers: list[Worker] = []
 
-    @property
+    @cached_property
     def store(self) -> str:
-        return f"{ADDRESS}:{self._store.port}"
+        """``host:port`` of the store where they meet, in a process of its own."""
+        return f"{ADDRESS}:{self.fork(_host_store).hear()}"
 
     def fork(self, run: Callable[..., None], *args: Any) -> Worker:
-        """Run ``run(pipe, *args)`` in a new process."""
-        worker = Worker(run, args)
-        self.workers.append(worker)
+        """Run ``run(pipe, *args)`` in a new process: a function of a module, and what pickles."""
+        worker = self._nursery.fork(run, *args)
+        self._workers.append(worker)
         return worker
 
     def end(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-            worker.pipe.close()
+        for worker in reversed(self._workers):  # the store, which the others need, goes last
+            worker.end()
+
+
+def _host_store(pipe: Connection) -> None:
+    store = TCPStore(ADDRESS, 0, None, True, timedelta(seconds=100), wait_for_workers=False)
+    pipe.send(store.port)
+    pipe.recv()  # never: it is killed with its crew
 
 
 def make_group(

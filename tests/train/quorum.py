@@ -102,7 +102,6 @@ def run_job(crew: Crew, directory: Path, config: JobConfig, spares: int = 0) -> 
     """Run a job to its end; injected faults kill their trainer where it halts."""
     path = str(directory / "s")
     shape = config.shape
-    main.warm_up()  # as launchers do: a fork then starts at once
     workers = [
         crew.fork(_trainer, config, number, path, str(directory))
         for number in range(shape.lanes * shape.stages + spares)

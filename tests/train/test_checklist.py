@@ -94,7 +94,6 @@ def test_a_stopped_rank_that_goes_on_late_changes_nothing_and_heals(
 @pytest.mark.parametrize("index", [0, 3])
 def test_a_vote_that_completes_on_exactly_one_rank(crew, tmp_path, undisturbed, fate, index):
     config = make_config(steps=8)
-    world = PlayedSupervisors(crew, tmp_path, config)
     lucky = f"life{[0, 2, 1, 3][index]}"  # members are in the order of (stage, replica)
     gathered = f"vote-gathered@{STEP}"
     world = PlayedSupervisors(crew, tmp_path, config, halts={lucky: [gathered]})
@@ -259,7 +258,7 @@ def test_a_trainer_that_restarts_faster_than_anybody_notices_never_enters_the_ol
         await world.until(lambda: world.method is Method.MASK)
         assert world.plan.member_of(new.slot, new.name) is None
         old.dead = True
-        old.worker.process.kill()
+        old.worker.kill()
 
     run = play(world, scenario)
     assert_same(run, undisturbed(crew, steps=8))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -45,7 +44,6 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration, read_rank_fact
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Plan
-from mainstay_train.launcher import main
 
 GIVE_UP_S = 60.0
 """A scenario this long hangs."""
@@ -126,7 +124,6 @@ class PlayedSupervisors:
         self._store = crew.store
         self._halts = {name: tuple(wanted) for name, wanted in (halts or {}).items()}
         number = config.shape.num_cells + spares
-        main.warm_up()
         workers = [crew.fork(points.run_life, config, self._path) for _ in range(number + reserves)]
         self.lives = {
             f"life{i}": Life(f"life{i}", PodUid(f"pod{i}"), workers[i]) for i in range(number)
@@ -186,19 +183,17 @@ class PlayedSupervisors:
         """SIGKILL; told to the coordinator as one fact each, together."""
         for life in lives:
             life.dead = True
-            life.worker.process.kill()
+            life.worker.signal(signal.SIGKILL)
         facts = [self._fact(life, FactKind.TRAINER_DOWN, evidence="killed") for life in lives]
         self.tell(*facts)
 
     def stop(self, life: Life) -> None:
         """SIGSTOP; nobody is told."""
-        assert life.worker.process.pid is not None
-        os.kill(life.worker.process.pid, signal.SIGSTOP)
+        life.worker.signal(signal.SIGSTOP)
 
     def proceed(self, life: Life) -> None:
         """SIGCONT, with its halt resumed."""
-        assert life.worker.process.pid is not None
-        os.kill(life.worker.process.pid, signal.SIGCONT)
+        life.worker.signal(signal.SIGCONT)
 
     def silence(self, life: Life) -> None:
         """Its pod is not heard any more: excluded by its heartbeat's age."""
@@ -237,7 +232,7 @@ class PlayedSupervisors:
                     raise
                 finally:
                     for life in self.lives.values():
-                        life.worker.process.kill()
+                        life.worker.signal(signal.SIGKILL)
         except TimeoutError as error:
             raise AssertionError(f"hangs: {hang}") from error
         return self.outcome
@@ -413,8 +408,8 @@ class PlayedSupervisors:
 
     def _describe(self) -> str:
         for life in self.lives.values():
-            if not life.dead and life.worker.process.pid is not None:
-                os.kill(life.worker.process.pid, signal.SIGUSR1)  # its stacks go to stderr
+            if not life.dead:
+                life.worker.signal(signal.SIGUSR1)  # its stacks go to stderr
                 time.sleep(0.2)
         lives = "; ".join(f"{x.name} dead={x.dead} at={x.points}" for x in self.lives.values())
         return (

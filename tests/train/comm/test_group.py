@@ -22,20 +22,19 @@ def exchange(group, value=0):
     return received.tolist()
 
 
-def test_exchange_cuts_by_destination_and_joins_by_source(crew):
-    def run(pipe, rank):
-        group = make_group(crew.store, rank, 3)
-        group.connect()
-        sizes = [[1, 2, 0], [3, 0, 1], [2, 2, 2]]  # [source][destination]
-        sent = torch.cat(
-            [torch.full((n,), float(10 * rank + to)) for to, n in enumerate(sizes[rank])]
-        )
-        incoming = [sizes[source][rank] for source in range(3)]
-        received = torch.empty(sum(incoming))
-        group.exchange(received, sent, incoming, sizes[rank])
-        pipe.send(received.tolist())
+def _exchange_unequal(pipe, store, rank):
+    group = make_group(store, rank, 3)
+    group.connect()
+    sizes = [[1, 2, 0], [3, 0, 1], [2, 2, 2]]  # [source][destination]
+    sent = torch.cat([torch.full((n,), float(10 * rank + to)) for to, n in enumerate(sizes[rank])])
+    incoming = [sizes[source][rank] for source in range(3)]
+    received = torch.empty(sum(incoming))
+    group.exchange(received, sent, incoming, sizes[rank])
+    pipe.send(received.tolist())
 
-    workers = [crew.fork(run, rank) for rank in range(3)]
+
+def test_exchange_cuts_by_destination_and_joins_by_source(crew):
+    workers = [crew.fork(_exchange_unequal, crew.store, rank) for rank in range(3)]
     assert [w.hear() for w in workers] == [
         [0.0, 10.0, 10.0, 10.0, 20.0, 20.0],
         [1.0, 1.0, 21.0, 21.0],
@@ -43,27 +42,28 @@ def test_exchange_cuts_by_destination_and_joins_by_source(crew):
     ]
 
 
-def test_tags_keep_messages_apart(crew):
-    def run(pipe, rank):
-        group = make_group(crew.store, rank, 2)
-        group.connect()
-        if rank == 0:
-            works = [group.send(torch.full((SIZE,), float(tag)), 1, tag) for tag in (5, 6)]
-            for work in works:
-                group.finish(work)
-            pipe.send(None)
-        else:
-            got = {}
-            for tag in (6, 5):
-                got[tag] = torch.empty(SIZE)
-                group.receive(got[tag], 0, tag)
-            pipe.send({tag: tensor[0].item() for tag, tensor in got.items()})
+def _send_under_two_tags(pipe, store, rank):
+    group = make_group(store, rank, 2)
+    group.connect()
+    if rank == 0:
+        works = [group.send(torch.full((SIZE,), float(tag)), 1, tag) for tag in (5, 6)]
+        for work in works:
+            group.finish(work)
+        pipe.send(None)
+    else:
+        got = {}
+        for tag in (6, 5):
+            got[tag] = torch.empty(SIZE)
+            group.receive(got[tag], 0, tag)
+        pipe.send({tag: tensor[0].item() for tag, tensor in got.items()})
 
-    workers = [crew.fork(run, rank) for rank in range(2)]
+
+def test_tags_keep_messages_apart(crew):
+    workers = [crew.fork(_send_under_two_tags, crew.store, rank) for rank in range(2)]
     assert [w.hear() for w in workers] == [None, {5: 5.0, 6: 6.0}]
 
 
-def block_until_shut(pipe, store, operation):
+def _block_until_shut(pipe, store, operation):
     """Rank 0 of two: block in ``operation`` until told over the pipe to shut the group."""
     group = make_group(store, 0, 2)
 
@@ -92,50 +92,53 @@ def block_until_shut(pipe, store, operation):
     pipe.send(group.ended)
 
 
+def _be_silent(pipe, store):
+    group = make_group(store, 1, 2)
+    group.connect()
+    pipe.recv()  # alive and connected, but it never takes part
+    group.shutdown("the test is over")
+
+
 @pytest.mark.parametrize("operation", ["connect", "exchange", "receive"])
 def test_a_shutdown_from_another_thread_ends_what_blocks_and_all_that_follows(crew, operation):
-    def silent_peer(pipe):
-        group = make_group(crew.store, 1, 2)
-        group.connect()
-        pipe.recv()  # alive and connected, but it never takes part
-        group.shutdown("the test is over")
-
     if operation != "connect":
-        crew.fork(silent_peer)
-    worker = crew.fork(block_until_shut, crew.store, operation)
+        crew.fork(_be_silent, crew.store)
+    worker = crew.fork(_block_until_shut, crew.store, operation)
     assert worker.hear() == "blocks now"
     worker.say("shut")
     assert worker.hear() == "the test says so"
 
 
-def test_a_killed_peer_ends_the_operations_of_all_others(crew):
-    def run(pipe, rank):
-        group = make_group(crew.store, rank, 3)
-        group.connect()
-        pipe.send("connected")
-        if rank == 2:
-            pipe.recv()  # never: it is killed here
-        with pytest.raises(GroupEnded):
-            exchange(group) if rank == 0 else group.receive(torch.empty(SIZE), 2, 0)
-        pipe.send("ended")
+def _lose_a_peer(pipe, store, rank):
+    group = make_group(store, rank, 3)
+    group.connect()
+    pipe.send("connected")
+    if rank == 2:
+        pipe.recv()  # never: it is killed here
+    with pytest.raises(GroupEnded):
+        exchange(group) if rank == 0 else group.receive(torch.empty(SIZE), 2, 0)
+    pipe.send("ended")
 
-    workers = [crew.fork(run, rank) for rank in range(3)]
+
+def test_a_killed_peer_ends_the_operations_of_all_others(crew):
+    workers = [crew.fork(_lose_a_peer, crew.store, rank) for rank in range(3)]
     assert {w.hear() for w in workers} == {"connected"}
     workers[2].kill()
     assert {w.hear() for w in workers[:2]} == {"ended"}
 
 
-def test_a_group_forms_anew_under_another_name_after_a_shutdown(crew):
-    def run(pipe, rank):
-        first = make_group(crew.store, rank, 2, "first")
-        first.connect()
-        exchange(first)  # both are connected
-        first.shutdown("replaced")
-        second = make_group(crew.store, rank, 2, "second")
-        second.connect()
-        pipe.send(exchange(second, rank))
+def _form_twice(pipe, store, rank):
+    first = make_group(store, rank, 2, "first")
+    first.connect()
+    exchange(first)  # both are connected
+    first.shutdown("replaced")
+    second = make_group(store, rank, 2, "second")
+    second.connect()
+    pipe.send(exchange(second, rank))
 
-    workers = [crew.fork(run, rank) for rank in range(2)]
+
+def test_a_group_forms_anew_under_another_name_after_a_shutdown(crew):
+    workers = [crew.fork(_form_twice, crew.store, rank) for rank in range(2)]
     assert [w.hear() for w in workers] == [[0.0, 1.0], [10.0, 11.0]]
 
 
@@ -162,92 +165,97 @@ def answers(connection):
     return connection.recv(100) == b"hello"
 
 
+def _shut_beside_other_sockets(pipe, store, echo):
+    group = make_group(store, 0, 2)
+    host, _, port = echo.rpartition(":")
+    before = socket.create_connection((host, int(port)))
+    assert answers(before)
+    opened = []
+
+    def open_meanwhile():
+        # The socket of a heal, opened by another thread while the group connects.
+        opened.append(heal.open_registered(echo, ADDRESS))
+        pipe.send("opened")
+
+    helper = threading.Thread(target=open_meanwhile)
+    helper.start()  # the peer is only started once this has opened its socket
+    group.connect()
+    helper.join()
+    group.shutdown("over")
+    pipe.send([answers(before), answers(opened[0])])
+
+
+def _connect_and_wait(pipe, store):
+    make_group(store, 1, 2).connect()
+    pipe.recv()
+
+
 def test_sockets_of_others_survive_a_shutdown(crew):
     echo = Echo()
-
-    def run(pipe):
-        group = make_group(crew.store, 0, 2)
-        host, _, port = echo.address.rpartition(":")
-        before = socket.create_connection((host, int(port)))
-        assert answers(before)
-        opened = []
-
-        def open_meanwhile():
-            # The socket of a heal, opened by another thread while the group connects.
-            opened.append(heal.open_registered(echo.address, ADDRESS))
-            pipe.send("opened")
-
-        helper = threading.Thread(target=open_meanwhile)
-        helper.start()  # the peer is only started once this has opened its socket
-        group.connect()
-        helper.join()
-        group.shutdown("over")
-        pipe.send([answers(before), answers(opened[0])])
-
-    def peer(pipe):
-        make_group(crew.store, 1, 2).connect()
-        pipe.recv()
-
-    worker = crew.fork(run)
+    worker = crew.fork(_shut_beside_other_sockets, crew.store, echo.address)
     assert worker.hear() == "opened"
-    crew.fork(peer)
+    crew.fork(_connect_and_wait, crew.store)
     assert worker.hear() == [True, True]
+
+
+def _shut_after_numbers_were_reused(pipe, store, echo):
+    group = make_group(store, 0, 2)
+    group.connect()
+    pipe.send("connected")
+    with pytest.raises(GroupEnded):
+        exchange(group)
+    # gloo has closed the failed connection: its number is free again.
+    host, _, port = echo.rpartition(":")
+    later = [socket.create_connection((host, int(port))) for _ in range(8)]
+    group.shutdown("over")
+    pipe.send([answers(connection) for connection in later])
+
+
+def _connect_and_be_killed(pipe, store):
+    make_group(store, 1, 2).connect()
+    pipe.send("connected")
+    pipe.recv()  # never: it is killed here
 
 
 def test_a_socket_that_got_the_number_of_a_closed_one_survives(crew):
     echo = Echo()
-
-    def run(pipe):
-        group = make_group(crew.store, 0, 2)
-        group.connect()
-        pipe.send("connected")
-        with pytest.raises(GroupEnded):
-            exchange(group)
-        # gloo has closed the failed connection: its number is free again.
-        host, _, port = echo.address.rpartition(":")
-        later = [socket.create_connection((host, int(port))) for _ in range(8)]
-        group.shutdown("over")
-        pipe.send([answers(connection) for connection in later])
-
-    def peer(pipe):
-        make_group(crew.store, 1, 2).connect()
-        pipe.send("connected")
-        pipe.recv()  # never: it is killed here
-
-    worker, victim = crew.fork(run), crew.fork(peer)
+    worker = crew.fork(_shut_after_numbers_were_reused, crew.store, echo.address)
+    victim = crew.fork(_connect_and_be_killed, crew.store)
     assert worker.hear() == victim.hear() == "connected"
     victim.kill()
     assert worker.hear() == [True] * 8
 
 
+def _connect_without_the_peer(pipe, store):
+    host, _, port = store.rpartition(":")
+    group = make_group(store, 0, 2, connect_s=0.5)
+    peer = PrefixStore(group.name, TCPStore(host, int(port), is_master=False))
+    peer.set("ready/1", "1")
+    try:
+        group.connect()
+    except GroupEnded as end:
+        pipe.send(str(end))
+
+
 def test_a_peer_that_was_there_and_never_calls_ends_the_connecting(crew):
     """It may have been told to leave, or died, just before it connected."""
 
-    def run(pipe, rank):
-        host, _, port = crew.store.rpartition(":")
-        group = make_group(crew.store, rank, 2, connect_s=0.5)
-        peer = PrefixStore(group.name, TCPStore(host, int(port), is_master=False))
-        peer.set("ready/1", "1")
-        try:
-            group.connect()
-        except GroupEnded as end:
-            pipe.send(str(end))
+    assert crew.fork(_connect_without_the_peer, crew.store).hear().startswith("test: ")
 
-    assert crew.fork(run, 0).hear().startswith("test: ")
+
+def _form_three_times(pipe, store, rank):
+    former: list[tuple[str, int]] = []
+    for number in range(3):
+        group = make_group(store, rank, 2, f"group-{number}", former=former)
+        group.connect()
+        exchange(group)
+        group.shutdown("over")
+        former = [(group.name, rank)]
+    pipe.send(None)
 
 
 def test_what_a_former_group_left_in_the_store_is_deleted(crew):
-    def run(pipe, rank):
-        former: list[tuple[str, int]] = []
-        for number in range(3):
-            group = make_group(crew.store, rank, 2, f"group-{number}", former=former)
-            group.connect()
-            exchange(group)
-            group.shutdown("over")
-            former = [(group.name, rank)]
-        pipe.send(None)
-
-    workers = [crew.fork(run, rank) for rank in range(2)]
+    workers = [crew.fork(_form_three_times, crew.store, rank) for rank in range(2)]
     assert [w.hear() for w in workers] == [None, None]
     host, _, port = crew.store.rpartition(":")
     keys = TCPStore(host, int(port), None, False, wait_for_workers=False).list_keys()

@@ -31,9 +31,8 @@ SIZE, SEED, STEP = 2, 5, 3
 TYPES = (0, 1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def imported():
-    """As in a warm parent: what workers need is imported before they are forked."""
+def warm_up():
+    """Import what workers need, and their optimizer's code, once before they are forked."""
     comm_mesh.warm_up()
     state = engine_of(size=1).state
     state.apply([torch.zeros(block.layout.size) for block in state.blocks], 1.0, 0.0)
@@ -68,8 +67,8 @@ def engine_of(index=0, *, size=SIZE, hook=lambda _: None, **options):
     return engine
 
 
-def chain_of(crew, index, name="chain"):
-    return ChainGroups(name, None, make_group(crew.store, index, SIZE, name))
+def chain_of(store, index, name="chain"):
+    return ChainGroups(name, None, make_group(store, index, SIZE, name))
 
 
 def reduced(engine, chain):
@@ -95,14 +94,14 @@ def described(engine):
     }
 
 
-def run_rank(pipe, crew, index, options):
-    chain = chain_of(crew, index)
+def run_rank(pipe, store, index, options):
+    chain = chain_of(store, index)
     chain.connect()
     pipe.send(described(reduced(engine_of(index, **options), chain)))
 
 
 def run_mesh(crew, **options):
-    workers = [crew.fork(run_rank, crew, index, options) for index in range(SIZE)]
+    workers = [crew.fork(run_rank, crew.store, index, options) for index in range(SIZE)]
     return [worker.hear() for worker in workers]
 
 
@@ -221,80 +220,84 @@ def test_what_inner_ranks_hold_in_copies_has_equal_bits_and_the_rest_has_not(cre
         assert (mine == theirs).all()
 
 
-def test_a_mesh_that_is_formed_again_computes_the_same_bits(crew):
-    def run(pipe, index):
-        engine = engine_of(index)
-        for name in ("first", "second"):
-            chain = chain_of(crew, index, name)
-            chain.connect()
-            engine.drop_held()
-            pipe.send(described(reduced(engine, chain))["bits"])
-            chain.shutdown("the chain is formed again")
+def form_twice(pipe, store, index):
+    engine = engine_of(index)
+    for name in ("first", "second"):
+        chain = chain_of(store, index, name)
+        chain.connect()
+        engine.drop_held()
+        pipe.send(described(reduced(engine, chain))["bits"])
+        chain.shutdown("the chain is formed again")
 
-    workers = [crew.fork(run, index) for index in range(SIZE)]
+
+def test_a_mesh_that_is_formed_again_computes_the_same_bits(crew):
+    workers = [crew.fork(form_twice, crew.store, index) for index in range(SIZE)]
     first, second = ([worker.hear() for worker in workers] for _ in range(2))
     assert first == second
 
 
+def lose_a_rank(pipe, store, index):
+    def hook(action):
+        if index == 1 and action.type == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    engine, chain = engine_of(index, hook=hook), chain_of(store, index)
+    chain.connect()
+    with pytest.raises(GroupEnded):
+        engine.compute(TYPES, STEP, chain)
+    pipe.send([(p.first, p.last) for p in engine.store.held()])
+
+
 def test_a_collective_that_waits_for_a_lost_rank_ends_and_complete_types_are_kept(crew):
-    def run(pipe, index):
-        def hook(action):
-            if index == 1 and action.type == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        engine, chain = engine_of(index, hook=hook), chain_of(crew, index)
-        chain.connect()
-        with pytest.raises(GroupEnded):
-            engine.compute(TYPES, STEP, chain)
-        pipe.send([(p.first, p.last) for p in engine.store.held()])
-
-    workers = [crew.fork(run, index) for index in range(SIZE)]
+    workers = [crew.fork(lose_a_rank, crew.store, index) for index in range(SIZE)]
     assert workers[0].hear() == [(0, 0)]
 
 
+def wait_for_a_silent_rank(pipe, store, index):
+    waits = threading.Event()
+
+    def hook(action):
+        if action.type == 1:
+            pipe.send("there")
+            pipe.recv() if index == 1 else waits.set()
+
+    engine, chain = engine_of(index, hook=hook), chain_of(store, index)
+    chain.connect()
+    if index == 0:
+
+        def end():
+            waits.wait()
+            chain.shutdown("a newer plan takes the chain apart")
+
+        threading.Thread(target=end).start()
+    with pytest.raises(GroupEnded) as ended:
+        engine.compute(TYPES, STEP, chain)
+    pipe.send(str(ended.value))
+
+
 def test_another_thread_ends_a_collective_that_waits_for_a_silent_rank(crew):
-    def run(pipe, index):
-        waits = threading.Event()
-
-        def hook(action):
-            if action.type == 1:
-                pipe.send("there")
-                pipe.recv() if index == 1 else waits.set()
-
-        engine, chain = engine_of(index, hook=hook), chain_of(crew, index)
-        chain.connect()
-        if index == 0:
-
-            def end():
-                waits.wait()
-                chain.shutdown("a newer plan takes the chain apart")
-
-            threading.Thread(target=end).start()
-        with pytest.raises(GroupEnded) as ended:
-            engine.compute(TYPES, STEP, chain)
-        pipe.send(str(ended.value))
-
-    workers = [crew.fork(run, index) for index in range(SIZE)]
+    workers = [crew.fork(wait_for_a_silent_rank, crew.store, index) for index in range(SIZE)]
     assert [worker.hear() for worker in workers] == ["there", "there"]
     assert workers[0].hear() == "a newer plan takes the chain apart"
     workers[1].say()
     assert workers[1].hear()
 
 
+def make_a_mistake(pipe, store, index):
+    def hook(action):
+        if action.type == 1:
+            torch.ones(2) @ torch.ones(3)
+
+    engine, chain = engine_of(index, hook=hook), chain_of(store, index)
+    chain.connect()
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        engine.compute(TYPES, STEP, chain)
+    pipe.send("told apart")
+    pipe.recv()
+
+
 def test_a_mistake_in_the_model_is_not_taken_for_a_lost_rank(crew):
-    def run(pipe, index):
-        def hook(action):
-            if action.type == 1:
-                torch.ones(2) @ torch.ones(3)
-
-        engine, chain = engine_of(index, hook=hook), chain_of(crew, index)
-        chain.connect()
-        with pytest.raises(RuntimeError, match="inconsistent tensor size"):
-            engine.compute(TYPES, STEP, chain)
-        pipe.send("told apart")
-        pipe.recv()
-
-    workers = [crew.fork(run, index) for index in range(SIZE)]
+    workers = [crew.fork(make_a_mistake, crew.store, index) for index in range(SIZE)]
     assert [worker.hear() for worker in workers] == ["told apart"] * SIZE
 
 
@@ -354,30 +357,33 @@ def by_styles(module, mesh):
     return parallelize_module(module, mesh, styles, src_data_rank=None)
 
 
+STYLED = blocks.BlockSpec(name="mlp", build=Plain, parallelize=by_styles)
+
+
+def gradients(block, x, dy):
+    """Output and gradients of a block for the numpy arrays ``x`` and ``dy``."""
+    block.initialize(SEED)
+    tape = block.recompute(torch.from_numpy(x), None)
+    y, dx = tape.output.detach(), block.backward_input(tape, torch.from_numpy(dy))
+    flat = torch.zeros(block.layout.size)
+    views = block.layout.views(flat)
+    block.backward_weight(tape, views)
+    parts = {p.name: (p.part, views[p.name].numpy()) for p in block.layout.params}
+    return y.numpy(), dx.numpy(), parts
+
+
+def run_styled(pipe, store, index, x, dy):
+    chain = chain_of(store, index)
+    chain.connect()
+    mesh = comm_mesh.InnerMesh(size=SIZE, index=index)
+    pipe.send(gradients(blocks.Block(STYLED, inner=mesh), x, dy))
+    pipe.recv()
+
+
 def test_a_users_module_is_parallelised_with_torchs_own_styles(crew):
-    spec = blocks.BlockSpec(name="mlp", build=Plain, parallelize=by_styles)
-    x, dy = torch.randn(2, 3, 6), torch.randn(2, 3, 6)
-    dense = blocks.Block(spec)
-
-    def gradients(block):
-        block.initialize(SEED)
-        tape = block.recompute(x, None)
-        y, dx = tape.output.detach(), block.backward_input(tape, dy)
-        flat = torch.zeros(block.layout.size)
-        views = block.layout.views(flat)
-        block.backward_weight(tape, views)
-        parts = {p.name: (p.part, views[p.name].numpy()) for p in block.layout.params}
-        return y.numpy(), dx.numpy(), parts
-
-    def run(pipe, index):
-        chain = chain_of(crew, index)
-        chain.connect()
-        mesh = comm_mesh.InnerMesh(size=SIZE, index=index)
-        pipe.send(gradients(blocks.Block(spec, inner=mesh)))
-        pipe.recv()
-
-    workers = [crew.fork(run, index) for index in range(SIZE)]
-    y, dx, wholes = gradients(dense)
+    x, dy = torch.randn(2, 3, 6).numpy(), torch.randn(2, 3, 6).numpy()
+    workers = [crew.fork(run_styled, crew.store, index, x, dy) for index in range(SIZE)]
+    y, dx, wholes = gradients(blocks.Block(STYLED), x, dy)
     for worker in workers:
         theirs_y, theirs_dx, parts = worker.hear()
         torch.testing.assert_close(torch.from_numpy(theirs_y), torch.from_numpy(y))

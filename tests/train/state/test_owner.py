@@ -1,7 +1,5 @@
 """Claims on a directory of checkpoints: atomic, and another job is refused by name."""
 
-import multiprocessing
-
 import pytest
 
 from mainstay_core.base.errors import OwnershipError
@@ -46,26 +44,20 @@ def test_old_claims_are_forgotten(tmp_path):
     assert len(claims_in(tmp_path)) <= KEPT_CLAIMS + 1
 
 
-def race(root, number, barrier, won):
-    barrier.wait()
-    try:
-        claim(root, Owner(uid=f"u{number}", name=f"job-{number}"))
-        won.put(number)
-    except OwnershipError:
-        won.put(None)
+def _claim_when_told(pipe, number):
+    while True:
+        root = pipe.recv()
+        try:
+            claim(root, Owner(uid=f"u{number}", name=f"job-{number}"))
+            pipe.send("owns it")
+        except OwnershipError:
+            pipe.send("refused")
 
 
-def test_of_many_jobs_that_come_at_once_one_owns_the_directory(tmp_path):
-    context = multiprocessing.get_context("fork")
-    for turn in range(5):
-        root = tmp_path / str(turn)
-        barrier, won = context.Barrier(4), context.SimpleQueue()
-        runners = [
-            context.Process(target=race, args=(root, number, barrier, won)) for number in range(4)
-        ]
-        for runner in runners:
-            runner.start()
-        outcomes = [won.get() for _ in runners]
-        for runner in runners:
-            runner.join()
-        assert len([number for number in outcomes if number is not None]) == 1
+def test_of_many_jobs_that_come_at_once_one_owns_the_directory(tmp_path, crew):
+    jobs = [crew.fork(_claim_when_told, number) for number in range(4)]
+    for turn in range(20):
+        for job in jobs:
+            job.say(tmp_path / str(turn))
+        outcomes = sorted(job.hear() for job in jobs)
+        assert outcomes == ["owns it", "refused", "refused", "refused"]
