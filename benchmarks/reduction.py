@@ -77,7 +77,9 @@ def run_rank(
 
 def compare(size: int, elements: int, rounds: int) -> None:
     """Print one line per number of partials for ``size`` ranks."""
-    fork = multiprocessing.get_context("fork")
+    # Not from here: the store has a thread. The server has torch imported, and one thread.
+    fork = multiprocessing.get_context("forkserver")
+    fork.set_forkserver_preload(["mainstay_train.compute.engine"])
     store = TCPStore(ADDRESS, 0, None, True, timedelta(seconds=120), wait_for_workers=False)
     pipes = []
     for rank in range(size):

@@ -32,7 +32,9 @@ def measure(rounds: int, elements: int) -> list[float]:
 
 
 def _round(elements: int) -> float:
-    fork = multiprocessing.get_context("fork")
+    # Not from here: the store has a thread. The server has torch imported, and one thread.
+    fork = multiprocessing.get_context("forkserver")
+    fork.set_forkserver_preload(["mainstay_train.comm.group"])
     store = TCPStore(ADDRESS, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(RANKS):

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,12 +19,14 @@ from typing import Any
 import pytest
 
 from mainstay_core.base import codec
+from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.supervisor.launcher import EXIT_STORE_DIED, EXIT_SUPERVISOR_GONE
 from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.launcher import forking
 
 pytest.importorskip("torch")
 
@@ -185,6 +188,18 @@ def has_ended(pid: int) -> bool:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         return bool(poll.poll(60_000))
+
+
+def test_a_process_with_another_thread_is_never_forked() -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        with pytest.raises(MainstayError, match=r"cannot fork a process with \d+ threads: \w"):
+            forking.fork(lambda: 0, None, [])
+    finally:
+        over.set()
+        other.join()
 
 
 def test_a_forked_trainer_has_one_thread_and_the_settings_it_was_sent(
