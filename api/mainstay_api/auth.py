@@ -54,7 +54,7 @@ class Caller:
     pod: str = ""
     """The pod to which the token is bound; empty for people and in local mode."""
     job: JobName | None = None
-    """Whose ServiceAccount it is; None when the caller is no agent, and in local mode."""
+    """The job that the ServiceAccount was made for; None of people, and in local mode."""
     sees_all: bool = False
     """May list the jobs of all namespaces."""
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mainstay_api.auth import AgentAsk, Caller, JobName, forbidden, require_own, unauthorized
 from mainstay_api.kube import KubeClient, KubeUnavailableError, Review
 from mainstay_api.problems import ProblemError
 from mainstay_api.reviews import Reviews
+from mainstay_core.job.object_names import account_names, jobs_of_account
 from mainstay_core.job.spec import API_AUDIENCE, JOB_AUDIENCE
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,14 @@ STALE_AGENT_S = 600.0
 ACCESS_S = 10.0
 """How long an answer about what somebody may do is used."""
 _ACCOUNT = "system:serviceaccount:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Account:
+    """A ServiceAccount by what names it."""
+
+    namespace: str
+    name: str
 
 
 class KubernetesAuth:
@@ -53,10 +62,11 @@ class KubernetesAuth:
         review = await self._review(self._agents, ask.token, f"{JOB_AUDIENCE}{ask.uid or ask.job}")
         if not review.authenticated:
             raise _refused(ask.token, review, todo)
-        name = _account(review.username)
-        if name is None or not review.pod:
+        account = _account(review.username)
+        if account is None or not review.pod:
             raise forbidden(f"the token of {review.username} is bound to no pod", todo)
-        if not await self._owns(name, ask):
+        name = await self._job_of(account, ask)
+        if name is None:
             raise forbidden(
                 f"{review.username} is not the ServiceAccount of job {ask.job}",
                 "use the ServiceAccount that the operator made for the job",
@@ -64,20 +74,27 @@ class KubernetesAuth:
         require_own(review.pod, {ask.pod})
         return replace(_caller(review), pod=review.pod, job=name)
 
-    async def _owns(self, name: JobName, ask: AgentAsk) -> bool:
-        """Return whether the ServiceAccount is that of the job that is asked for."""
+    async def _job_of(self, account: _Account, ask: AgentAsk) -> JobName | None:
+        """Return the name of the job that is asked for, None if the account is not its own."""
         if ask.name is not None:
-            return name == ask.name
-
+            here = account.namespace == ask.name.namespace
+            named = account_names(ask.name.name, ask.uid or ask.job)
+            return ask.name if here and account.name in named else None
         # The store has lost the job, and with it whose it is: the cluster knows.
+        for job in jobs_of_account(account.name):
+            name = JobName(namespace=account.namespace, name=job)
+            if account.name in account_names(job, ask.job) and await self._uid_of(name) == ask.job:
+                return name
+        return None
+
+    async def _uid_of(self, name: JobName) -> str | None:
         async def fetch() -> str | None:
             return await self._client.fetch_job_uid(name.namespace, name.name)
 
         try:
-            uid = await self._owners.ask(name, fetch, lambda uid: uid is not None)
+            return await self._owners.ask(name, fetch, lambda uid: uid is not None)
         except KubeUnavailableError as error:
             raise _unavailable(error) from error
-        return uid == ask.job
 
     async def admit_person(self, token: str, verb: str, job: JobName | None) -> Caller:
         review, ours = await self._person(token)
@@ -149,12 +166,12 @@ class KubernetesAuth:
             raise _unavailable(error) from error
 
 
-def _account(username: str) -> JobName | None:
+def _account(username: str) -> _Account | None:
     """Return namespace and name of a ServiceAccount, None for anybody else."""
     if not username.startswith(_ACCOUNT):
         return None
     namespace, _, name = username.removeprefix(_ACCOUNT).partition(":")
-    return JobName(namespace=namespace, name=name) if namespace and name else None
+    return _Account(namespace=namespace, name=name) if namespace and name else None
 
 
 def _caller(review: Review) -> Caller:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mainstay_core.job.spec import API_VERSION, KIND, LABEL_UID, PLURAL
+from mainstay_core.job.spec import API_VERSION, KIND, PLURAL
 from mainstay_core.pool.observed import ObservedPod, agent_image_of
 from mainstay_core.pool.repair import PodEnd
 from mainstay_operator import builders
@@ -17,8 +17,16 @@ from mainstay_operator.builders import PodOptions
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import FieldCause, KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
-from mainstay_operator.observed import observe_pod
-from mainstay_operator.resources import ENDED_AS, ENDED_FOR, FINALIZER, STATUS_MANAGER, JobView
+from mainstay_operator.observed import job_of, observe_pod
+from mainstay_operator.ownership import TakenName, keep_own
+from mainstay_operator.resources import (
+    ENDED_AS,
+    ENDED_FOR,
+    FINALIZER,
+    STATUS_MANAGER,
+    JobView,
+    ObjectNames,
+)
 from mainstay_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -62,6 +70,7 @@ class Actuator:
 
     def pod_options(
         self,
+        names: ObjectNames,
         pods: Iterable[ObservedPod],
         avoid_nodes: Iterable[str] = (),
         shun_nodes: Iterable[str] = (),
@@ -72,6 +81,7 @@ class Actuator:
             agent_image=agent_image_of(pods, settings.agent_image),
             pull_policy=settings.agent_pull_policy,
             api_url=settings.agent_api_url or settings.api_url,
+            names=names,
             avoid_nodes=tuple(sorted(avoid_nodes)),
             shun_nodes=tuple(sorted(shun_nodes)),
         )
@@ -118,28 +128,50 @@ class Actuator:
             finalizers = tuple(metadata.get("finalizers") or ())
         raise KubeError(f"{view.name}: its finalizers change all the time", 409)
 
-    async def keep_objects(self, view: JobView) -> None:
-        """Make, or bring back to what they should be, the objects beside the pods."""
-        await asyncio.gather(
-            self.kube.apply(builders.build_service(view)),
-            self.kube.apply(builders.build_service_account(view)),
-            self._keep_secret(view),
-        )
+    async def find_names(self, view: JobView) -> ObjectNames:
+        """Return the names of what the job has, or will have, beside its pods.
+
+        A job that the operator of the version before began keeps its objects: its pods present
+        that Secret to each other and are known by that ServiceAccount.
+        """
+        old = view.old_object_names()
+        found = await self.kube.fetch("secrets", view.namespace, old.secret)
+        is_old = found is not None and job_of(found) == view.uid
+        return old if is_old else view.object_names()
+
+    async def keep_objects(self, view: JobView, names: ObjectNames) -> tuple[TakenName, ...]:
+        """Make, or bring back to what they should be, the objects that pods need beside them.
+
+        Returns:
+            Names that others have. While there are any, pods must not be made.
+        """
+        if f"{view.namespace}/{names.shared}" in self._settings.own_account_set:
+            account = TakenName(
+                kind="ServiceAccount",
+                namespace=view.namespace,
+                name=names.shared,
+                is_mainstays=True,
+            )
+            return (account,)
+        secret = builders.build_secret(view, names, secrets.token_hex(SECRET_BYTES))
+        bodies = [builders.build_service(view, names), builders.build_service_account(view, names)]
         if self._settings.network_policy:
             policy = builders.build_network_policy(
-                view, self._api_selector, self._settings.api_namespace
+                view, names, self._api_selector, self._settings.api_namespace
             )
-            await self.kube.apply(policy)
+            bodies.append(policy)
+        kept = await asyncio.gather(
+            keep_own(self.kube, view.uid, secret, fixed=True),
+            *(keep_own(self.kube, view.uid, body, fixed=False) for body in bodies),
+        )
+        return tuple(taken for taken in kept if taken is not None)
 
-    async def _keep_secret(self, view: JobView) -> None:
-        """Make the job's secret, unless it is there: it stays what it was."""
-        body = builders.build_secret(view, secrets.token_hex(SECRET_BYTES))
-        if await self.kube.fetch("secrets", view.namespace, body["metadata"]["name"]) is None:
-            await self.kube.create(body)
-
-    async def keep_disruption_budget(self, view: JobView, min_available: int) -> None:
-        """Have evictions leave at least so many pods."""
-        await self.kube.apply(builders.build_disruption_budget(view, min_available))
+    async def keep_disruption_budget(
+        self, view: JobView, names: ObjectNames, min_available: int
+    ) -> TakenName | None:
+        """Have evictions leave at least so many pods; return the name, if others have it."""
+        budget = builders.build_disruption_budget(view, names, min_available)
+        return await keep_own(self.kube, view.uid, budget, fixed=False)
 
     async def write_status(self, view: JobView, status: Mapping[str, Any]) -> bool:
         """Declare the whole status; return False if the job is no more."""
@@ -179,8 +211,8 @@ class Actuator:
             if made is None:
                 # Made before an answer got lost, or somebody else's.
                 made = await self.kube.fetch("pods", view.namespace, view.pod_name(index))
-                labels = ((made or {}).get("metadata") or {}).get("labels") or {}
-                if made is None or labels.get(LABEL_UID) != view.uid:
+                # By its owner: whoever makes a pod chooses its labels.
+                if made is None or job_of(made) != view.uid:
                     raise NameTakenError(index)
             return observe_pod(made)
 

@@ -27,6 +27,7 @@ from mainstay_operator.resources import (
     SUPERVISOR,
     TOKEN_DIR,
     JobView,
+    ObjectNames,
 )
 
 NON_ROOT = 65532
@@ -51,18 +52,20 @@ class PodOptions:
     agent_image: str
     pull_policy: str
     api_url: str
+    names: ObjectNames
+    """Names of what the job has beside its pods."""
     avoid_nodes: tuple[str, ...] = ()
     """Nodes that new pods must not run on."""
     shun_nodes: tuple[str, ...] = ()
     """Nodes that they had better not run on."""
 
 
-def build_service(view: JobView) -> dict[str, Any]:
+def build_service(view: JobView, names: ObjectNames) -> dict[str, Any]:
     """Return the headless Service that gives pods their names in DNS, ready or not."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(view, view.name),
+        "metadata": _metadata(view, names.shared),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -71,29 +74,31 @@ def build_service(view: JobView) -> dict[str, Any]:
     }
 
 
-def build_service_account(view: JobView) -> dict[str, Any]:
+def build_service_account(view: JobView, names: ObjectNames) -> dict[str, Any]:
     """Return the pods' identity: no token of its own, no rights."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": _metadata(view, view.name),
+        "metadata": _metadata(view, names.shared),
         "automountServiceAccountToken": False,
     }
 
 
-def build_secret(view: JobView, secret: str) -> dict[str, Any]:
+def build_secret(view: JobView, names: ObjectNames, secret: str) -> dict[str, Any]:
     """Return the Secret that the job's pods present to each other; made once."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(view, f"{view.name}-secret"),
+        "metadata": _metadata(view, names.secret),
         "type": "Opaque",
         "immutable": True,
         "stringData": {"secret": secret},
     }
 
 
-def build_disruption_budget(view: JobView, min_available: int) -> dict[str, Any]:
+def build_disruption_budget(
+    view: JobView, names: ObjectNames, min_available: int
+) -> dict[str, Any]:
     """Return the PodDisruptionBudget: as many pods as serve must stay.
 
     An integer, as percentages and maxUnavailable need a scale subresource of
@@ -102,7 +107,7 @@ def build_disruption_budget(view: JobView, min_available: int) -> dict[str, Any]
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _metadata(view, view.name),
+        "metadata": _metadata(view, names.shared),
         "spec": {
             "minAvailable": min_available,
             "selector": {"matchLabels": {LABEL_UID: view.uid}},
@@ -112,7 +117,7 @@ def build_disruption_budget(view: JobView, min_available: int) -> dict[str, Any]
 
 
 def build_network_policy(
-    view: JobView, api_selector: Mapping[str, str], api_namespace: str = ""
+    view: JobView, names: ObjectNames, api_selector: Mapping[str, str], api_namespace: str = ""
 ) -> dict[str, Any]:
     """Return the NetworkPolicy: pods of the job among themselves, the api, and DNS.
 
@@ -126,7 +131,7 @@ def build_network_policy(
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": _metadata(view, view.name),
+        "metadata": _metadata(view, names.shared),
         "spec": {
             "podSelector": {"matchLabels": {LABEL_UID: view.uid}},
             "policyTypes": ["Ingress", "Egress"],
@@ -156,17 +161,17 @@ def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
         spec["priorityClassName"] = priority
     spec |= {
         "restartPolicy": "OnFailure",
-        "serviceAccountName": view.name,
+        "serviceAccountName": options.names.shared,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "hostname": name,
-        "subdomain": view.name,
+        "subdomain": options.names.shared,
     }
     containers = [dict(c) for c in spec.get("containers") or ()]
     trainer = containers[trainer_index(containers)]
     shared = next((m for m in trainer.get("volumeMounts") or () if is_at_shm(m)), None)
     memory = None if shared else _shared_memory(view)
-    spec["volumes"] = _by_key(spec.get("volumes") or (), _volumes(view, memory), "name")
+    spec["volumes"] = _by_key(spec.get("volumes") or (), _volumes(view, options, memory), "name")
     own = [_installer(options), _supervisor(view, options, shared)]
     names = {c["name"] for c in own}
     spec["initContainers"] = [
@@ -224,7 +229,9 @@ def _shared_memory(view: JobView) -> SharedMemory:
     )
 
 
-def _volumes(view: JobView, memory: SharedMemory | None) -> list[dict[str, Any]]:
+def _volumes(
+    view: JobView, options: PodOptions, memory: SharedMemory | None
+) -> list[dict[str, Any]]:
     """Return our volumes; one at ``/dev/shm`` unless the template has its own there."""
     token = {
         "serviceAccountToken": {
@@ -235,7 +242,7 @@ def _volumes(view: JobView, memory: SharedMemory | None) -> list[dict[str, Any]]
     }
     secret = {
         "secret": {
-            "name": f"{view.name}-secret",
+            "name": options.names.secret,
             "items": [{"key": "secret", "path": "job/secret"}],
         }
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Collection, Iterable, MutableMapping
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
@@ -13,6 +13,7 @@ from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
+from mainstay_operator.ownership import TakenName
 from mainstay_operator.resources import SUPERVISOR
 
 MAX_NAMES = 8
@@ -109,6 +110,20 @@ def of_repair(repair: Repair, made: list[ObservedPod], errors: list[Exception]) 
             )
         )
     return notes
+
+
+def of_taken_names(taken: Iterable[TakenName], told: Collection[TakenName]) -> list[Note]:
+    """Return what is told of names that the job needs and others have.
+
+    Args:
+        taken: those that others have now.
+        told: those at the last look.
+    """
+    return [
+        Note(reason="NameTaken", message=name.describe(), warning=True)
+        for name in taken
+        if name not in told
+    ]
 
 
 def of_container_ends(

@@ -34,7 +34,7 @@ from mainstay_operator.metrics import POD_STATES, Metrics
 from mainstay_operator.observed import job_of, observe_pod
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.quarantine import NodeQuarantine
-from mainstay_operator.resources import FINALIZER, JobView
+from mainstay_operator.resources import FINALIZER, JobView, ObjectNames
 from mainstay_operator.settings import Settings
 from mainstay_operator.state import ReconcilerState
 from mainstay_operator.status import PodRecord
@@ -45,6 +45,8 @@ COALESCE_S = 0.05
 """Events that come so close together are one pass."""
 OBJECTS_EVERY = 10
 """Resyncs between two applies of objects that nobody is known to have changed."""
+TAKEN_AGAIN_S = 10.0
+"""While somebody else has a name that the job needs, it is looked again so often."""
 MAX_BACKOFF_S = 30.0
 EVENTS_OLD_S = 900.0
 """What happened so long before the operator came is not told again."""
@@ -164,20 +166,33 @@ class Reconciler:
             await self._write_status()
             return False
         now_s = time.time()
-        late_s = OBJECTS_EVERY * self._settings.resync_s
-        if now_s - state.objects_at_s > late_s or state.submitted != view.generation:
-            await self._actuator.keep_objects(view)
-            state.objects_at_s, state.min_available = now_s, -1
+        names = await self._keep_objects(now_s)
         await self._resync(now_s)
         await self._report_losses()
         await self._ask_api()
         if state.demand is not None and not state.api_problem:
-            await self._repair(state.demand, now_s)
-        await self._keep_budget()
+            await self._repair(state.demand, names, now_s)
+        await self._keep_budget(names)
         await self._quarantine.review(view, now_s)
         await self._write_status()
         await self._quarantine.taint()
         return await finalizer.expire(view, state.status, self._actuator)
+
+    async def _keep_objects(self, now_s: float) -> ObjectNames:
+        """Keep the objects beside the pods, now and then; return their names."""
+        state, view = self._state, self.view
+        if state.names is None:
+            state.names = await self._actuator.find_names(view)
+        is_taken = bool(state.taken_names or state.taken_budget)
+        every_s = TAKEN_AGAIN_S if is_taken else OBJECTS_EVERY * self._settings.resync_s
+        if now_s - state.objects_at_s > every_s or state.objects_for != view.generation:
+            taken = await self._actuator.keep_objects(view, state.names)
+            notes = narrator.of_taken_names(taken, state.taken_names)
+            state.taken_names = taken
+            state.objects_at_s, state.objects_for = now_s, view.generation
+            state.min_available = -1
+            await self._actuator.tell(view, notes)
+        return state.names
 
     # --- what is seen -----------------------------------------------------------------------------
 
@@ -255,11 +270,12 @@ class Reconciler:
 
     # --- pods -------------------------------------------------------------------------------------
 
-    async def _repair(self, demand: PodDemand, asked_since_s: float) -> None:
+    async def _repair(self, demand: PodDemand, names: ObjectNames, asked_since_s: float) -> None:
         """Make and end pods.
 
         Args:
             demand: what the api said last.
+            names: of what new pods refer to.
             asked_since_s: when this pass began: nothing is ended for an answer before that.
         """
         state, view, now_s = self._state, self.view, time.time()
@@ -289,10 +305,11 @@ class Reconciler:
         state.repair = repair
         notes = self._account(repair.losses)
         told = await self._report_facts(repair)
-        due = now_s >= state.make_at_s
+        # Without what they need beside them, pods would get what is somebody else's.
+        due = now_s >= state.make_at_s and not state.taken_names
         make = repair.make if due else ()
         shunned = state.record.nodes_without_image(pods, now_s - policy.window_s)
-        options = self._actuator.pod_options(pods, self._quarantine.state.avoided, shunned)
+        options = self._actuator.pod_options(names, pods, self._quarantine.state.avoided, shunned)
         made, errors = await self._actuator.make_pods(view, make, options)
         self.pods.note_made(made)
         if due and repair.make:
@@ -335,7 +352,7 @@ class Reconciler:
         self._state.demand_at_s = 0.0
         return True
 
-    async def _keep_budget(self) -> None:
+    async def _keep_budget(self, names: ObjectNames) -> None:
         """Have the PodDisruptionBudget follow the quorum."""
         state = self._state
         demand = state.demand
@@ -343,8 +360,11 @@ class Reconciler:
             return
         wanted = 0 if demand.over or demand.suspended else demand.serving
         if wanted != state.min_available:
-            await self._actuator.keep_disruption_budget(self.view, wanted)
-            state.min_available = wanted
+            found = await self._actuator.keep_disruption_budget(self.view, names, wanted)
+            taken = () if found is None else (found,)
+            notes = narrator.of_taken_names(taken, state.taken_budget)
+            state.taken_budget, state.min_available = taken, wanted
+            await self._actuator.tell(self.view, notes)
 
     # --- status -----------------------------------------------------------------------------------
 
@@ -410,6 +430,7 @@ class Reconciler:
         summary = status_values.summary_of(state.page) if state.page is not None else None
         wanted = demand.num_pods if demand is not None else (view.job.num_pods if view.job else 0)
         spares = view.job.spec.spares.replicas if view.job else 0
+        taken = [name.describe() for name in (*state.taken_names, *state.taken_budget)]
         return ObservedJob(
             initialized=state.demand is not None,
             invalid=view.invalid or (state.refused if state.demand is None else ""),
@@ -420,7 +441,7 @@ class Reconciler:
             pods=count_pods(pods, demand, wanted, spares),
             suspend=view.suspend,
             suspended=demand is not None and demand.suspended,
-            problems=find_problems(pods, state.repair, state.make_problem),
+            problems=find_problems(pods, state.repair, state.make_problem, "; ".join(taken)),
             deadline=state.deadline,
             before=status_values.read_state(state.status),
         )

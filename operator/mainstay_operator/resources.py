@@ -9,6 +9,7 @@ from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
+from mainstay_core.job.object_names import object_name
 from mainstay_core.job.pod_templates import check_template
 from mainstay_core.job.sections import DEFAULT_MANAGER
 from mainstay_core.job.spec import (
@@ -38,6 +39,15 @@ POD_DIR = "/run/mainstay"
 PACKAGE_DIR = "/opt/mainstay"
 SUPERVISOR = "supervisor"
 INSTALL = "install"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectNames:
+    """The names of what a job has beside its pods."""
+
+    shared: str
+    """Of the Service, the ServiceAccount, the PodDisruptionBudget and the NetworkPolicy."""
+    secret: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +111,15 @@ class JobView:
             LABEL_JOB: self.name,
             LABEL_UID: self.uid,
         }
+
+    def object_names(self) -> ObjectNames:
+        """Return the names of what is made for the job beside its pods."""
+        name = object_name(self.name, self.uid)
+        return ObjectNames(shared=name, secret=name)
+
+    def old_object_names(self) -> ObjectNames:
+        """Return the names that the operator of the version before gave."""
+        return ObjectNames(shared=self.name, secret=f"{self.name}-secret")
 
     def pod_name(self, index: int) -> str:
         """Return the name of the pod with an index."""

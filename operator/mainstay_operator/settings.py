@@ -56,6 +56,11 @@ class Settings:
         "app.kubernetes.io/component=api",
     )
     api_namespace: str = _setting("Their namespace; any when left out.", "")
+    own_accounts: str = _setting(
+        "ServiceAccounts of operator and api, NAMESPACE/NAME parted by commas: no job's pods get "
+        "one.",
+        "",
+    )
     poll_s: float = _setting(
         "Between passes over a job that has not ended.",
         1.0,
@@ -104,6 +109,11 @@ class Settings:
     def namespace_list(self) -> tuple[str, ...]:
         """Namespaces to serve; empty: all."""
         return tuple(n.strip() for n in self.namespaces.split(",") if n.strip())
+
+    @property
+    def own_account_set(self) -> frozenset[str]:
+        """ServiceAccounts of Mainstay's own parts, as NAMESPACE/NAME."""
+        return frozenset(a.strip() for a in self.own_accounts.split(",") if a.strip())
 
     def read_token(self) -> str:
         """Return the token to present to the api.

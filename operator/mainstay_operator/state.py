@@ -14,6 +14,8 @@ from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.facts import Location
 from mainstay_core.wire.page import JobPage
+from mainstay_operator.ownership import TakenName
+from mainstay_operator.resources import ObjectNames
 from mainstay_operator.status import PodRecord
 
 
@@ -39,7 +41,15 @@ class ReconcilerState:
     refused: str = ""
     """Why the api did not take the job as it is now."""
     unknown_since_s: float = 0.0
+    names: ObjectNames | None = None
+    """Names of what the job has beside its pods; None until it was looked."""
     objects_at_s: float = -math.inf
+    objects_for: int = -1
+    """Generation of the job for which they were kept last."""
+    taken_names: tuple[TakenName, ...] = ()
+    """Names of what pods need beside them that others have."""
+    taken_budget: tuple[TakenName, ...] = ()
+    """The name of the PodDisruptionBudget, if others have it."""
     min_available: int = -1
     taken: set[int] = field(default_factory=set)
     """Indexes whose names belong to pods of somebody else."""

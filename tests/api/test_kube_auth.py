@@ -126,10 +126,10 @@ WRONG_AGENTS: dict[str, Callable[[Town], str]] = {
     "the same, made for this one": lambda t: t.world.pod_token(t.pods["other-0"], t.uids["alpha"]),
     "another rank's": lambda t: t.world.pod_token(t.pods["alpha-1"], t.uids["alpha"]),
     "one that is bound to no pod": lambda t: t.world.token(
-        t.ours, "alpha", f"mainstay.dev/jobs/{t.uids['alpha']}"
+        t.ours, t.pods["alpha-0"].account, f"mainstay.dev/jobs/{t.uids['alpha']}"
     ),
     "the pod's, meant for the API server": lambda t: t.world.token(
-        t.ours, "alpha", None, t.pods["alpha-0"]
+        t.ours, t.pods["alpha-0"].account, None, t.pods["alpha-0"]
     ),
 }
 
@@ -152,7 +152,7 @@ def test_an_agents_wrong_token_is_refused_for_a_job_that_the_store_has_lost(
     uid = town.world.make_job(town.ours, "lost")
     pod = town.world.plane.api.find(f"/api/v1/namespaces/{town.ours}/pods/lost-0")
     made = (
-        Pod("lost-0", pod["metadata"]["uid"], "lost", town.ours)
+        Pod("lost-0", pod["metadata"]["uid"], pod["spec"]["serviceAccountName"], town.ours)
         if pod
         else town.world.make_pod(town.ours, "lost", "lost-0")
     )
@@ -320,6 +320,21 @@ def test_a_pod_restores_its_own_job_and_nobody_elses(town: Town) -> None:
             client.post(f"{path}/restore", json={"pod": pod.uid, "config": mine}).status_code == 200
         )
         assert client.get(f"{path}/plan").status_code == 200
+
+
+def test_pods_that_the_version_before_began_are_known_by_an_account_with_the_jobs_name(
+    town: Town,
+) -> None:
+    uid = town.world.make_job(town.ours, "older")
+    for account in ("older", "builder"):
+        town.world.make_account(town.ours, account)
+    mine = town.world.make_pod(town.ours, "older", "older-0", account="older")
+    others = town.world.make_pod(town.ours, "older", "older-1", account="builder")
+    path = f"/v1/jobs/{uid}/agent/plan"
+    # The store does not know the job: the cluster says whose the account is.
+    for pod, status in ((mine, 404), (others, 403)):
+        with town.client(town.world.pod_token(pod, uid), pod.uid) as client:
+            assert client.get(path).status_code == status
 
 
 def test_a_submission_names_where_its_job_is(town: Town) -> None:

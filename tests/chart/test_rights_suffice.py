@@ -66,7 +66,9 @@ def live_through(plane: ControlPlane, world: InstalledChart, api: Api, namespace
 
     made = kube.wait(f"{pods}/demo-0", is_there)
     assert made is not None
-    pod = Pod("demo-0", made["metadata"]["uid"], "demo", namespace)
+    account = made["spec"]["serviceAccountName"]
+    assert account == world.account_of(namespace, "demo")
+    pod = Pod("demo-0", made["metadata"]["uid"], account, namespace)
     # What the kubelet projects into the operator's pods: the api knows them by it.
     with api.new_client(world.pod_token(pod, uid)) as supervisor:
         supervisor.headers["Mainstay-Pod"] = pod.uid

@@ -22,6 +22,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.images import BUSYBOX
 from tests.worlds.installed_chart import InstalledChart
 
+from mainstay_core.job.object_names import object_name
+
 CLONE_NEWNET = 0x40000000
 ROOT = Path(__file__).parents[2]
 SPEC: dict[str, Any] = {
@@ -167,7 +169,7 @@ def register(api: Api, world: InstalledChart, namespace: str, uid: str, pod: str
     """Tell the api what the pod's supervisor would: its trainer is up and begins."""
     token = world.token(
         namespace,
-        "alpha",
+        object_name("alpha", uid),
         f"mainstay.dev/jobs/{uid}",
         type("Bound", (), {"name": "alpha-0", "uid": pod})(),
     )
@@ -222,7 +224,8 @@ def town(
             "spec": SPEC,
         }
         uid = plane.api.apply(manifest, namespace)["metadata"]["uid"]
-        world.make_account(namespace, "alpha")
+        account = object_name("alpha", uid)
+        world.make_account(namespace, account)
         with api.new_client(world.operator) as client:
             body = {"manifest": manifest, "uid": uid, "namespace": namespace}
             assert client.post("/v1/jobs", json=body).status_code == 201
@@ -230,7 +233,7 @@ def town(
             "alpha-0",
             "echo step 1; echo step 2; exec sleep 3600",
             labels={"mainstay.dev/job-uid": uid},
-            serviceAccountName="alpha",
+            serviceAccountName=account,
             env=[
                 {"name": "MAINSTAY_API_URL", "value": f"http://{SERVICE}.{world.system}.svc:{PORT}"}
             ],

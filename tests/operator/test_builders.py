@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from tests.worlds.served_namespace import manifest
@@ -13,9 +14,10 @@ from mainstay_operator.builders import (
     build_pod,
     build_service,
 )
-from mainstay_operator.resources import JobView, view_job
+from mainstay_operator.resources import JobView, ObjectNames, view_job
 
-OPTIONS = PodOptions(agent_image="ours:1", pull_policy="Never", api_url="http://api")
+NAMES = ObjectNames(shared="mtj-demo-u-1", secret="mtj-demo-u-1")
+OPTIONS = PodOptions(agent_image="ours:1", pull_policy="Never", api_url="http://api", names=NAMES)
 CONTAINER = {"name": "trainer", "image": "torch:test"}
 
 
@@ -61,9 +63,9 @@ def test_pods_have_no_rights_and_a_token_for_this_job_alone() -> None:
     (token, secret) = by_name(spec["volumes"])["mainstay-token"]["projected"]["sources"]
 
     assert spec["automountServiceAccountToken"] is False
-    assert spec["serviceAccountName"] == "demo"
+    assert spec["serviceAccountName"] == NAMES.shared
     assert token["serviceAccountToken"]["audience"] == "mainstay.dev/jobs/u-1"
-    assert secret["secret"]["name"] == "demo-secret"
+    assert secret["secret"]["name"] == NAMES.secret
 
 
 def test_the_key_of_checkpoints_is_mounted_where_the_job_names_one() -> None:
@@ -205,9 +207,7 @@ def test_topology_keys_place_pods() -> None:
 
 
 def test_avoided_nodes_are_kept_off_beside_what_the_template_requires() -> None:
-    options = PodOptions(
-        agent_image="x", pull_policy="Never", api_url="http://a", avoid_nodes=("n2", "n1")
-    )
+    options = dataclasses.replace(OPTIONS, avoid_nodes=("n2", "n1"))
     terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {}]
     node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     template = {"spec": {"affinity": {"nodeAffinity": node}, "containers": [CONTAINER]}}
@@ -220,23 +220,23 @@ def test_avoided_nodes_are_kept_off_beside_what_the_template_requires() -> None:
 
 
 def test_the_service_names_pods_before_they_are_ready() -> None:
-    spec = build_service(view())["spec"]
+    spec = build_service(view(), NAMES)["spec"]
 
     assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
 
 
 def test_the_budget_is_an_integer() -> None:
-    assert build_disruption_budget(view(), 4)["spec"]["minAvailable"] == 4
+    assert build_disruption_budget(view(), NAMES, 4)["spec"]["minAvailable"] == 4
 
 
 def test_the_network_policy_lets_the_job_its_api_and_dns_through() -> None:
-    spec = build_network_policy(view(), {"app": "api"})["spec"]
+    spec = build_network_policy(view(), NAMES, {"app": "api"})["spec"]
 
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert len(spec["ingress"]) == 1
     assert {"protocol": "UDP", "port": 53} in spec["egress"][2]["ports"]
     (api,) = spec["egress"][1]["to"]
     assert api == {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "api"}}}
-    (api,) = build_network_policy(view(), {}, "system")["spec"]["egress"][1]["to"]
+    (api,) = build_network_policy(view(), NAMES, {}, "system")["spec"]["egress"][1]["to"]
     here = {"kubernetes.io/metadata.name": "system"}
     assert api["namespaceSelector"] == {"matchLabels": here}

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.operator.test_builders import view
+from tests.operator.test_builders import NAMES, view
 from tests.worlds.served_namespace import free_port
 
 from mainstay_operator.actuator import Actuator
+from mainstay_operator.builders import build_service
 from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
+from mainstay_operator.ownership import TakenName, keep_own
 from mainstay_operator.resources import FINALIZER
 from mainstay_operator.settings import parse
 
@@ -119,3 +121,43 @@ def test_no_finalizer_is_added_to_a_job_that_is_being_deleted(serve: Any) -> Non
     ):
         with pytest.raises(KubeError):
             serve([answer], add)
+
+
+def test_an_object_that_is_made_in_the_same_moment_is_not_taken_over(serve: Any) -> None:
+    job = view()
+    body = build_service(job, NAMES)
+    theirs = {"metadata": {"name": NAMES.shared, "uid": "s-1", "ownerReferences": []}}
+    own = {"metadata": {**theirs["metadata"], "ownerReferences": [job.owner()]}}
+    gone: Answer = (404, {"reason": "NotFound"})
+
+    def keep(kube: KubeClient) -> Any:
+        return keep_own(kube, job.uid, body, fixed=False)
+
+    told, bodies = serve([gone, TAKEN, (200, theirs)], keep)
+    assert told == TakenName(kind="Service", namespace="train", name=NAMES.shared)
+    assert [sent for sent in bodies if sent] == [body]
+    # Its own, made by this operator when an answer was lost, or by the one before.
+    told, bodies = serve([gone, TAKEN, (200, own), (200, own)], keep)
+    assert told is None
+    # What takes its place meanwhile has another uid: the server refuses the apply.
+    assert bodies[-1]["metadata"]["uid"] == "s-1"
+    with pytest.raises(KubeError, match="comes and goes"):
+        serve([gone, TAKEN, gone], keep)
+
+
+def test_no_job_s_pods_run_as_an_account_of_mainstay_s_own(serve: Any) -> None:
+    job = view()
+    settings = {
+        "MAINSTAY_API_URL": "u",
+        "MAINSTAY_AGENT_IMAGE": "i",
+        "MAINSTAY_TOKEN": "t",
+        "MAINSTAY_OWN_ACCOUNTS": "system/api, train/demo",
+    }
+
+    def keep(kube: KubeClient) -> Any:
+        actuator = Actuator(kube, parse([], settings), "me", Metrics())
+        return actuator.keep_objects(job, job.old_object_names())
+
+    (told,), bodies = serve([], keep)
+    assert "ServiceAccount train/demo is that of operator or api" in told.describe()
+    assert bodies == []

@@ -10,12 +10,7 @@ from tests.cluster.client import ApiError
 from tests.worlds.served_namespace import Job, ServedNamespace, condition_of, manifest, wait
 
 REQUESTS = "mainstay_operator_kube_requests_total"
-OBJECTS = {
-    "services": "{}",
-    "serviceaccounts": "{}",
-    "secrets": "{}-secret",
-    "poddisruptionbudgets": "{}",
-}
+OBJECTS = ("services", "serviceaccounts", "secrets", "poddisruptionbudgets")
 
 
 def names(job: str, num: int = 5) -> list[str]:
@@ -31,10 +26,10 @@ def ranked(job: Job, index: int = 0) -> dict[str, Any]:
 def test_a_job_gets_its_objects_and_is_submitted_with_its_uid(served: ServedNamespace) -> None:
     job = served.submit(manifest("made"))
     pods = job.wait_pods(*names("made"))
-    objects = [(resource, name.format("made")) for resource, name in OBJECTS.items()]
+    own = [job.own_path(resource) for resource in OBJECTS]
 
-    for resource, name in [*objects, *(("pods", p["metadata"]["name"]) for p in pods)]:
-        found = served.kube.wait(served.path(resource, name), lambda found: found is not None)
+    for path in [*own, *(served.path("pods", p["metadata"]["name"]) for p in pods)]:
+        found = served.kube.wait(path, lambda found: found is not None)
         assert found is not None
         (owner,) = found["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (job.uid, True)
@@ -57,7 +52,7 @@ def test_a_job_that_trains_says_so_in_one_line(served: ServedNamespace) -> None:
     assert (status["state"], status["spares"]) == ("Running", "1/1")
     assert status["quorum"]["replicas"] == 2
     assert condition_of(status, "SparesAvailable")["status"] == "True"
-    budget = served.path("poddisruptionbudgets", "trains")
+    budget = job.own_path("poddisruptionbudgets")
     served.kube.wait(budget, lambda found: found and found["spec"]["minAvailable"] == 4)
     line = served.plane.kubectl("-n", served.namespace, "get", "mtj", "trains")
     assert "Running" in line
@@ -185,14 +180,14 @@ def test_a_suspended_job_has_no_pods_until_it_is_resumed(served: ServedNamespace
 def test_what_somebody_else_changed_becomes_as_it_should_be(served: ServedNamespace) -> None:
     job = served.submit(manifest("conflict"))
     job.run(*names("conflict"))
-    budget = served.path("poddisruptionbudgets", "conflict")
+    budget = job.own_path("poddisruptionbudgets")
     served.kube.wait(budget, lambda found: found and found["spec"]["minAvailable"] == 4)
 
     served.kube.patch(budget, {"spec": {"minAvailable": 0}})
-    served.kube.delete(served.path("services", "conflict"))
+    served.kube.delete(job.own_path("services"))
 
     served.kube.wait(budget, lambda found: found and found["spec"]["minAvailable"] == 4)
-    served.kube.wait(served.path("services", "conflict"), lambda found: found is not None)
+    served.kube.wait(job.own_path("services"), lambda found: found is not None)
 
 
 def test_a_job_of_another_manager_is_left_alone(served: ServedNamespace) -> None:
@@ -262,9 +257,8 @@ def test_nothing_is_left_of_a_deleted_job(served: ServedNamespace) -> None:
     job.delete()
 
     served.kube.wait(job.path, lambda found: found is None)
-    for resource, name in OBJECTS.items():
-        path = served.path(resource, name.format("gone"))
-        served.kube.wait(path, lambda found: found is None)
+    for resource in OBJECTS:
+        served.kube.wait(job.own_path(resource), lambda found: found is None)
     wait(lambda: not job.pods(), "the pods' end")
     assert served.api.client.get(f"/v1/jobs/{job.uid}").status_code == 410
 

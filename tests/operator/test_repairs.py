@@ -176,7 +176,7 @@ def test_evictions_take_spares_and_nobody_who_computes(served: ServedNamespace) 
     job = served.submit(manifest("evict"))
     pods = job.run(*names("evict"))
     ranked = {m["slot"]["pod"] for m in job.plan()["members"]}
-    budget = served.path("poddisruptionbudgets", "evict")
+    budget = job.own_path("poddisruptionbudgets")
     served.kube.wait(budget, lambda b: b and b.get("status", {}).get("disruptionsAllowed") == 1)
 
     def evict(pod: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from mainstay_core.wire.recoveries import read_recovery
 from mainstay_operator import narrator
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket
+from mainstay_operator.ownership import TakenName
 from mainstay_operator.settings import parse
 from mainstay_operator.status import PodRecord, build_status, is_urgent, summary_of
 
@@ -118,6 +119,15 @@ def test_a_rack_s_loss_is_one_event_per_cause_and_node() -> None:
     assert [n.reason for n in notes] == ["PodFailed", "PodPreempted"]
     assert "12 pods on node n1" in notes[0].message
     assert "and 4 more" in notes[0].message
+
+
+def test_a_name_that_others_have_is_told_once() -> None:
+    taken = TakenName(kind="Service", namespace="n", name="mtj-demo-u-1")
+
+    (note,) = narrator.of_taken_names([taken], ())
+    assert note.warning
+    assert note.message.startswith("Service n/mtj-demo-u-1 is not this job's own")
+    assert narrator.of_taken_names([taken], (taken,)) == []
 
 
 def test_the_same_note_is_the_same_event() -> None:

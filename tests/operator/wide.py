@@ -114,7 +114,7 @@ def wait_budget(job: Job) -> None:
     """Wait until evictions are to leave as many pods as the plan has."""
     num_serving = len(serving(job))
     job.served.kube.wait(
-        job.served.path("poddisruptionbudgets", job.name),
+        job.own_path("poddisruptionbudgets"),
         lambda budget: budget is not None and budget["spec"]["minAvailable"] == num_serving,
         f"a budget of {num_serving}",
     )

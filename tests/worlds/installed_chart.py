@@ -13,6 +13,7 @@ import yaml
 from tests.cluster.control_plane import ControlPlane
 
 from mainstay_api.kube import KubeSettings
+from mainstay_core.job.object_names import object_name
 
 ROOT = Path(__file__).parents[2]
 API = "mainstay.dev/api"
@@ -80,14 +81,22 @@ class InstalledChart:
             "spec": spec,
         }
         made = self.plane.api.apply(manifest, namespace)
-        self.make_account(namespace, name)
-        return str(made["metadata"]["uid"])
+        uid = str(made["metadata"]["uid"])
+        self.make_account(namespace, object_name(name, uid))
+        return uid
 
     def make_account(self, namespace: str, name: str) -> None:
         manifest = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
         self.plane.api.apply(manifest, namespace)
 
-    def make_pod(self, namespace: str, account: str, name: str) -> Pod:
+    def account_of(self, namespace: str, job: str) -> str:
+        """The ServiceAccount of a job's pods."""
+        path = f"/apis/mainstay.dev/v1alpha1/namespaces/{namespace}/trainingjobs/{job}"
+        return object_name(job, self.plane.api.get(path)["metadata"]["uid"])
+
+    def make_pod(self, namespace: str, job: str, name: str, account: str = "") -> Pod:
+        """Make a pod that runs as the account of a job, or as another one."""
+        account = account or self.account_of(namespace, job)
         spec = {
             "serviceAccountName": account,
             # No scheduler takes it: it is deleted at once when asked.

@@ -27,6 +27,8 @@ from tests.cluster.client import ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.worlds import played
 
+from mainstay_core.job.object_names import object_name
+
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "operator-tests"
 GIVE_UP_S = 120.0
@@ -261,6 +263,10 @@ class Job:
     @property
     def path(self) -> str:
         return self.served.path("trainingjobs", self.name)
+
+    def own_path(self, resource: str) -> str:
+        """The path of what the job has of this sort beside its pods."""
+        return self.served.path(resource, object_name(self.name, self.uid))
 
     def get(self) -> dict[str, Any]:
         return self.served.kube.get(self.path)

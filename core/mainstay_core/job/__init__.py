@@ -10,6 +10,7 @@
 - ``config``: what trainers and supervisors need to know of a job, in plain values
 - ``phase``: the phases of a job, and which of them are its end
 - ``stages``: the cut of a model into pipeline stages
+- ``object_names``: the names of what a job has in a cluster beside its pods
 - ``pod_templates``: what a cluster asks of a job's pod template
 - ``model_sizes``: the size of the built-in model, computed without torch
 - ``shared_memory``: the size of a pod's memory-backed volume

@@ -52,7 +52,7 @@ def count_pods(
 
 
 def find_problems(
-    pods: Iterable[ObservedPod], repair: Repair | None, refused: str = ""
+    pods: Iterable[ObservedPod], repair: Repair | None, refused: str = "", taken: str = ""
 ) -> tuple[tuple[str, str], ...]:
     """Return what keeps pods from starting, one entry per reason, the first pod named.
 
@@ -60,6 +60,7 @@ def find_problems(
         pods: that exist.
         repair: the newest one.
         refused: why pods could not be made lately.
+        taken: which names that the job needs belong to objects of others.
     """
     found: dict[str, list[tuple[str, str]]] = {}
     for pod in sorted(pods, key=lambda p: p.index):
@@ -73,6 +74,8 @@ def find_problems(
         problems.insert(0, ("PodsRefused", refused))
     if repair is not None and repair.counts.not_made:
         problems.insert(0, ("ReplacementsExhausted", repair.reason))
+    if taken:
+        problems.insert(0, ("NameTaken", taken))
     return tuple(problems)
 
 

@@ -189,6 +189,9 @@ def test_a_job_that_waits_for_pods_says_which_one_and_why() -> None:
 
     assert problems == (("Unschedulable", "pod j-0: full"),)
     assert derive_state(job) == (State.PENDING, "pods ready: 0 of 1: pod j-0: full")
+    first, *rest = find_problems([pod], None, taken="Service n/j is not this job's own")
+    assert first == ("NameTaken", "Service n/j is not this job's own")
+    assert tuple(rest) == problems
 
 
 @pytest.mark.parametrize("state", [State.COMPLETE, State.FAILED])
