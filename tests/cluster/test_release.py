@@ -20,6 +20,7 @@ from tests.e2e.harness import local_job
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(900)]
 GATES = (3, 7, 11, 15, 19, 23)
 STEPS = 27
+TIMES_AGAIN = 5
 GIVE_UP_S = 240.0
 POLL_S = 0.1
 OWNED = ("pods", "services", "serviceaccounts", "secrets")
@@ -269,6 +270,23 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     wait_for(lambda: platform.pods("changes"), "the pods of the resumed job")
     assert supervisor_tags(platform.pods("changes")) == {building.NEXT_TAG}
     assert story.finish() == expected
+
+
+def test_a_job_that_is_deleted_and_applied_again_trains_each_time(platform: Platform) -> None:
+    """Kubelets keep an immutable Secret as they read it, for as long as pods name it."""
+    platform.cluster.scale(3)
+    for left in reversed(range(TIMES_AGAIN)):
+        story = Story(platform, "again", 8, (3,), spares={"replicas": 2})
+        story.stand_at(3)
+        assert len(platform.pods("again")) == 5
+        if not left:
+            # Who comes later proves the same secret as those who are there.
+            platform.api.delete(f"{PODS}/{story.serving()['metadata']['name']}")
+            platform.open_gates(3)
+            story.finish()
+            assert platform.job("again")["status"]["recovery"]["total"]
+        platform.api.delete(f"{TRAINING_JOBS}/again")
+        platform.wait("again", lambda job: job is None, "the job is not gone")
 
 
 def test_a_deleted_job_leaves_nothing_though_the_store_is_gone(platform: Platform) -> None:

@@ -263,6 +263,39 @@ def test_nothing_is_left_of_a_deleted_job(served: ServedNamespace) -> None:
     assert served.api.client.get(f"/v1/jobs/{job.uid}").status_code == 410
 
 
+def test_a_job_that_is_applied_again_has_nothing_of_the_deleted_one(
+    served: ServedNamespace,
+) -> None:
+    """A kubelet gives pods an immutable Secret as it once read it under that name."""
+
+    def mounted(job: Job) -> str:
+        """The Secret of the job's pods."""
+        wait(lambda: len(job.pods()) == 5, "five pods")
+        (name,) = {
+            source["secret"]["name"]
+            for pod in job.pods()
+            for volume in pod["spec"]["volumes"]
+            for source in volume.get("projected", {}).get("sources", ())
+            if "secret" in source
+        }
+        found = served.kube.get(served.path("secrets", name))
+        assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == [job.uid]
+        return name
+
+    seen = []
+    for _ in range(3):
+        job = served.submit(manifest("again"))
+        seen.append(mounted(job))
+        account = job.pods()[0]["spec"]["serviceAccountName"]
+        (owner,) = served.kube.get(served.path("serviceaccounts", account))["metadata"][
+            "ownerReferences"
+        ]
+        assert owner["uid"] == job.uid
+        job.delete()
+        served.kube.wait(job.path, lambda found: found is None)
+    assert len(set(seen)) == 3
+
+
 def test_pods_that_are_refused_are_shown_and_tried_again(served: ServedNamespace) -> None:
     quota = {
         "apiVersion": "v1",
