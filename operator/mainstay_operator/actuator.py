@@ -15,7 +15,7 @@ from mainstay_core.pool.repair import PodEnd
 from mainstay_operator import builders
 from mainstay_operator.builders import PodOptions
 from mainstay_operator.events import Note, build_event
-from mainstay_operator.kube import FieldCause, KubeClient, KubeError
+from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.observed import job_of, observe_pod
 from mainstay_operator.ownership import TakenName, keep_own
@@ -35,8 +35,6 @@ PARALLEL = 32
 """Requests of one job at a time; the client bounds them per second as well."""
 SECRET_BYTES = 32
 FINALIZER_TRIES = 5
-BEING_DELETED = FieldCause(field="metadata.finalizers", code="FieldValueForbidden")
-"""How the API server refuses a new finalizer of an object that is being deleted."""
 
 
 class NameTakenError(Exception):
@@ -86,24 +84,8 @@ class Actuator:
             shun_nodes=tuple(sorted(shun_nodes)),
         )
 
-    async def add_finalizer(self, view: JobView) -> None:
-        """Have a deletion wait until the job's record is dealt with.
-
-        Applied, as an element of a set: it needs no version of the object, which
-        every status write changes, and twice is as good as once.
-        """
-        metadata = {**_named(view), "finalizers": [FINALIZER]}
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
-        try:
-            await self.kube.apply(body)
-        except KubeError as error:
-            # It is no more, or is being deleted: the watch will say so.
-            if error.status not in (404, 409) and BEING_DELETED not in error.causes:
-                raise
-            logger.debug("%s/%s gets no finalizer: %s", view.namespace, view.name, error)
-
     async def remove_finalizer(self, view: JobView) -> None:
-        """Let a deletion go on, whoever put the finalizer there.
+        """Take away the finalizer that the operator of the version before put there.
 
         Raises:
             KubeError: it is still there; to be tried again.

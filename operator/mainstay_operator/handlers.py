@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -23,12 +24,16 @@ from mainstay_operator.api_client import ApiClient
 from mainstay_operator.jobs import Jobs
 from mainstay_operator.kube import KubeClient
 from mainstay_operator.metrics import Metrics
+from mainstay_operator.namespaces import await_answer, await_open
 from mainstay_operator.node_cache import NodeCache
 from mainstay_operator.observed import job_of, observe_node, observe_pod
+from mainstay_operator.records import Records
 from mainstay_operator.relist import Relist
 from mainstay_operator.resources import view_job
 from mainstay_operator.serving import serving
 from mainstay_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 KOPF_FINALIZER = f"{GROUP}/kopf"
 SERVER_TIMEOUT_S = 240
@@ -66,9 +71,9 @@ class Operator:
         self._stack = contextlib.AsyncExitStack()
         self._jobs: Jobs | None = None
         self._kube: KubeClient | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._pods: Mapping[str, Iterable[ObservedPod]] = {}
         self._nodes = NodeCache()
-        self._resync: asyncio.Task[None] | None = None
         self.metrics = Metrics()
 
     @property
@@ -102,37 +107,44 @@ class Operator:
         # Namespaced rights let nobody watch namespaces and CRDs: kopf would try for half a minute.
         settings.scanning.disabled = bool(own.namespace_list)
         self._pods = kwargs["pods_by_job"]
-        kube = KubeClient(
-            qps=own.qps, burst=own.burst, timeout_s=own.kube_timeout_s, metrics=metrics
-        )
-        self._kube = await self._stack.enter_async_context(kube)
+        self._kube = await self._stack.enter_async_context(self.new_client())
         line = ApiClient(own.api_url, own.read_token, metrics)
         api = await self._stack.enter_async_context(line)
+        records = Records(api)
         instance = os.environ.get("HOSTNAME") or socket.gethostname()
         self._jobs = Jobs(
             indexed=lambda uid: tuple(self._pods.get(uid, ())),
             nodes=lambda: self._nodes.show() if own.watch_nodes else None,
             actuator=Actuator(self._kube, own, instance, metrics),
             api=api,
+            records=records,
             settings=own,
             metrics=self.metrics,
         )
         resync = Relist(
             kube=self._kube,
             jobs=self._jobs,
+            records=records,
             nodes=self._nodes if own.watch_nodes else None,
             metrics=self.metrics,
             settings=own,
         )
-        self._resync = asyncio.create_task(resync.run())
+        self._tasks = [asyncio.create_task(resync.run()), asyncio.create_task(records.run())]
 
     async def stop(self, **_: Any) -> None:
         """Close the lines."""
-        if self._resync is not None:
-            self._resync.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._jobs is not None:
             await self._jobs.close()
         await self._stack.aclose()
+
+    def new_client(self) -> KubeClient:
+        """Return a client of the Kubernetes API, not open yet."""
+        own = self._settings
+        return KubeClient(
+            qps=own.qps, burst=own.burst, timeout_s=own.kube_timeout_s, metrics=self.metrics
+        )
 
     def check(self) -> tuple[str, dict[str, Any]]:
         """Return why the operator is not alive ('' if it is), and the numbers that show it."""
@@ -198,21 +210,30 @@ def configure(settings: kopf.OperatorSettings, *, watch_idle_s: float) -> None:
 
 
 async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> None:
-    """Run the operator until it is told to end.
+    """Run the operator until it is told to end, or the namespaces that it can serve are others.
 
     Raises:
         InvalidSpecError: a setting cannot be used; it is named.
     """
-    flag = asyncio.Event()
     operator = Operator(settings)
-    async with serving(settings.liveness_url, operator.check, operator.metrics):
+    async with (
+        serving(settings.liveness_url, operator.check, operator.metrics),
+        operator.new_client() as kube,
+    ):
+        wanted, metrics = settings.namespace_list, operator.metrics
+        served = await await_open(kube, settings, metrics) if wanted else ()
+        if served != wanted:
+            closed = ", ".join(n for n in wanted if n not in served)
+            logger.warning("these namespaces cannot be served now: %s", closed)
+        flag, ended = asyncio.Event(), asyncio.Event()
         running = asyncio.create_task(
             kopf.operator(
                 registry=operator.register(),
                 standalone=True,
-                clusterwide=not settings.namespace_list,
-                namespaces=settings.namespace_list,
+                clusterwide=not wanted,
+                namespaces=served,
                 ready_flag=flag,
+                stop_flag=ended,
             )
         )
         waiting = asyncio.create_task(flag.wait())
@@ -220,4 +241,23 @@ async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> 
         waiting.cancel()
         if ready is not None and not running.done():
             ready()
+        changing = asyncio.create_task(_await_change(kube, settings, served, metrics))
+        await asyncio.wait([running, changing], return_when=asyncio.FIRST_COMPLETED)
+        changing.cancel()
+        ended.set()
         await running
+
+
+async def _await_change(
+    kube: KubeClient, settings: Settings, served: tuple[str, ...], metrics: Metrics
+) -> None:
+    """Wait until other namespaces can be served than ``served``.
+
+    kopf would end with an error some time after it must not watch one any more.
+    """
+    found = served
+    while found == served:
+        await asyncio.sleep(settings.resync_s)
+        if settings.namespace_list:
+            found = await await_answer(kube, settings, metrics)
+    logger.warning("what can be served is now %s: begin anew", ", ".join(found) or "no namespace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_operator.actuator import Actuator
@@ -14,6 +14,7 @@ from mainstay_operator.liveness import RunningPass
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.reconciler import Reconciler
+from mainstay_operator.records import Records
 from mainstay_operator.resources import FINALIZER, JobView
 from mainstay_operator.settings import Settings
 
@@ -31,6 +32,7 @@ class Jobs:
         nodes: returns the nodes by name, None if they are not watched.
         actuator: acts in the cluster.
         api: client of the api.
+        records: has the api forget jobs that are no more.
         settings: of the operator.
         metrics: counts what is heard and done.
     """
@@ -42,6 +44,7 @@ class Jobs:
         nodes: Callable[[], Mapping[str, ObservedNode] | None],
         actuator: Actuator,
         api: ApiClient,
+        records: Records,
         settings: Settings,
         metrics: Metrics,
     ) -> None:
@@ -49,6 +52,7 @@ class Jobs:
         self._nodes = nodes
         self._actuator = actuator
         self._api = api
+        self._records = records
         self._settings = settings
         self._metrics = metrics
         self._reconcilers: dict[str, Reconciler] = {}
@@ -60,6 +64,8 @@ class Jobs:
         """Learn that a job is there, or has changed."""
         uid = view.uid
         self._shown_since.add(uid)
+        if view.deleted_at_s is not None:
+            self._records.forget(uid)
         reconciler = self._reconcilers.get(uid)
         if reconciler is not None:
             reconciler.update(view)
@@ -80,6 +86,7 @@ class Jobs:
     def drop_job(self, uid: str) -> None:
         """Learn that a job is no more."""
         self._shown_since.add(uid)
+        self._records.forget(uid)
         reconciler = self._reconcilers.pop(uid, None)
         task = self._tasks.pop(uid, None)
         if task is not None:
@@ -93,13 +100,21 @@ class Jobs:
         self._asked_for = frozenset(self._reconcilers)
         self._shown_since.clear()
 
-    def apply_list(self, listed: Iterable[JobView]) -> bool:
+    def apply_list(self, listed: Iterable[JobView], unlisted: Collection[str] = ()) -> bool:
         """Learn from the list which jobs there are; return whether the watch has missed something.
 
         A job that needs nothing any more is kept by nobody, so it is no news.
+
+        Args:
+            listed: all jobs that there are.
+            unlisted: namespaces whose jobs could not be listed.
         """
         there = {view.uid: view for view in listed}
-        gone = [u for u in self._asked_for - there.keys() if u not in self._shown_since]
+        gone = [
+            uid
+            for uid in self._asked_for - there.keys()
+            if uid not in self._shown_since and self._namespace_of(uid) not in unlisted
+        ]
         news = [
             view
             for uid, view in there.items()
@@ -111,6 +126,10 @@ class Jobs:
             logger.warning("%s/%s: the watch has not shown it so", view.namespace, view.name)
             self.note_job(view)
         return bool(gone or news)
+
+    def _namespace_of(self, uid: str) -> str:
+        reconciler = self._reconcilers.get(uid)
+        return reconciler.view.namespace if reconciler is not None else ""
 
     def _is_news(self, view: JobView) -> bool:
         reconciler = self._reconcilers.get(view.uid)

@@ -36,6 +36,7 @@ _PATHS = {
     "secrets": "/api/v1",
     "events": "/api/v1",
     "nodes": "/api/v1",
+    "namespaces": "/api/v1",
     "poddisruptionbudgets": "/apis/policy/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
     PLURAL: f"/apis/{API_VERSION}",
@@ -52,14 +53,6 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldCause:
-    """A fault that the Kubernetes API finds in one field of an object."""
-
-    field: str
-    code: str
-
-
 class KubeError(MainstayError):
     """The Kubernetes API refused, or was not reached (status 0).
 
@@ -67,16 +60,12 @@ class KubeError(MainstayError):
         message: what it says, for people.
         status: HTTP status.
         code: the word for programs that Kubernetes calls a reason: AlreadyExists, NotFound.
-        causes: what is wrong with which field, if it says so.
     """
 
-    def __init__(
-        self, message: str, status: int, code: str = "", causes: tuple[FieldCause, ...] = ()
-    ) -> None:
+    def __init__(self, message: str, status: int, code: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.code = code
-        self.causes = causes
 
 
 @dataclass(slots=True)
@@ -167,12 +156,16 @@ class KubeClient:
                 return None
             raise
 
-    async def list(self, resource: str, namespace: str, selector: str = "") -> list[dict[str, Any]]:
+    async def list(
+        self, resource: str, namespace: str, selector: str = "", limit: int = 0
+    ) -> list[dict[str, Any]]:
         """Return the objects with these labels as they are now: no older than the question.
 
-        Without a namespace, those of all namespaces, or of none.
+        Without a namespace, those of all namespaces, or of none. With a limit, so many of them.
         """
         query = {"labelSelector": selector} if selector else {}
+        if limit:
+            query["limit"] = str(limit)
         reply = await self._request("GET", _path(resource, namespace), query=query)
         return list(reply.get("items") or ())
 
@@ -282,13 +275,8 @@ def _reply(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
     if status < 400:
         return dict(reply)
     message = reply.get("message", "")
-    details = reply.get("details") or {}
-    causes = tuple(
-        FieldCause(field=str(cause.get("field", "")), code=code_of(cause))
-        for cause in details.get("causes") or ()
-    )
     why = f"{method} {path}: refused with {status}: {message}"
-    raise KubeError(why, status, code_of(reply), causes)
+    raise KubeError(why, status, code_of(reply))
 
 
 def _path(resource: str, namespace: str, name: str = "") -> str:

@@ -23,7 +23,7 @@ from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.pool.repair import Repair, plan_repair
 from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_operator import finalizer, narrator, quarantine, submission
+from mainstay_operator import expiry, narrator, quarantine, submission
 from mainstay_operator import status as status_values
 from mainstay_operator.actuator import Actuator, NameTakenError
 from mainstay_operator.api_client import ApiClient
@@ -154,14 +154,12 @@ class Reconciler:
     async def reconcile(self) -> bool:
         """Make what is agree with what is wanted, once; return whether the job is no more."""
         view, state = self.view, self._state
+        if FINALIZER in view.finalizers:
+            await self._actuator.remove_finalizer(view)
         if view.deleted_at_s is not None:
-            return await finalizer.finalize(view, self._api, self._actuator, self._settings)
+            return True
         if not view.ours:
             return False
-        if FINALIZER not in view.finalizers:
-            await self._actuator.add_finalizer(view)
-            if FINALIZER not in self.view.finalizers:
-                self.view = replace(self.view, finalizers=(*self.view.finalizers, FINALIZER))
         if view.invalid:
             await self._write_status()
             return False
@@ -176,7 +174,7 @@ class Reconciler:
         await self._quarantine.review(view, now_s)
         await self._write_status()
         await self._quarantine.taint()
-        return await finalizer.expire(view, state.status, self._actuator)
+        return await expiry.expire(view, state.status, self._actuator)
 
     async def _keep_objects(self, now_s: float) -> ObjectNames:
         """Keep the objects beside the pods, now and then; return their names."""
@@ -246,9 +244,7 @@ class Reconciler:
                 nodes=self._nodes(),
                 again_s=self._settings.resync_s,
             )
-            state.deadline = state.deadline or finalizer.find_deadline(
-                view, state.status, time.time()
-            )
+            state.deadline = state.deadline or expiry.find_deadline(view, state.status, time.time())
             if state.deadline and not (state.demand is not None and state.demand.over):
                 await self._api.stop_job(view.uid)
             if time.time() - state.demand_at_s >= self._settings.poll_s:

@@ -27,6 +27,7 @@ from mainstay_core.wire.facts import Location
 FIELD_MANAGER = "mainstay-operator"
 STATUS_MANAGER = "mainstay-operator-status"
 FINALIZER = f"{GROUP}/finalizer"
+"""Finalizer that the version before put on each job; it is taken away again."""
 LABEL_JOB = f"{GROUP}/job-name"
 LABEL_INDEX = f"{GROUP}/pod-index"
 ENDED_FOR = f"{GROUP}/ended-for"

@@ -73,10 +73,6 @@ class Settings:
         "Between two writes of a job's status at least, unless a condition changes.",
         3.0,
     )
-    finalizer_s: float = _setting(
-        "A deleted job's record is waited for no longer than this.",
-        60.0,
-    )
     force_delete_s: float = _setting(
         "So long after its deadline a pod that its unreachable node does not end is "
         "removed by force, if the api takes it for gone; 0: never.",

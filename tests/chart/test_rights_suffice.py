@@ -22,8 +22,9 @@ def write_kubeconfig(plane: ControlPlane, token: str, path: Path) -> None:
 def test_an_operator_with_the_charts_rights_is_refused_nothing(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:
-    namespace = control_plane.make_namespace()
-    world = InstalledChart(control_plane, tmp_path, f"watchNamespaces={{{namespace}}}")
+    namespace, left, seen = (control_plane.make_namespace() for _ in range(3))
+    served = ",".join((namespace, left, seen))
+    world = InstalledChart(control_plane, tmp_path, f"watchNamespaces={{{served}}}")
     kubeconfig, token = tmp_path / "kubeconfig", tmp_path / "token"
     write_kubeconfig(control_plane, world.token(world.system, "mainstay-operator"), kubeconfig)
     token.write_text(world.token(world.system, "mainstay-operator", API))
@@ -41,23 +42,60 @@ def test_an_operator_with_the_charts_rights_is_refused_nothing(
         KUBECONFIG=str(kubeconfig),
         MAINSTAY_TOKEN_FILE=str(token),
         MAINSTAY_API_URL=api.url,
-        MAINSTAY_NAMESPACES=namespace,
+        MAINSTAY_NAMESPACES=served,
+        MAINSTAY_RESYNC_S="0.5",
     )
     operator.start()
     try:
         live_through(control_plane, world, api, namespace)
         assert "forbidden" not in operator.log().lower(), operator.log()
         assert "Traceback" not in operator.log(), operator.log()
+        lose_namespaces(control_plane, api, operator, kept=namespace, left=left, seen=seen)
     finally:
         operator.stop()
         api.stop()
         redis.stop()
 
 
+def jobs_of(namespace: str) -> str:
+    return f"/apis/mainstay.dev/v1alpha1/namespaces/{namespace}/trainingjobs"
+
+
+def lose_namespaces(
+    plane: ControlPlane, api: Api, operator: OperatorProcess, *, kept: str, left: str, seen: str
+) -> None:
+    """Two namespaces are deleted, and the Roles in them: without the operator, and beside it."""
+
+    def make_job(namespace: str, name: str) -> str:
+        uid = str(plane.api.create(jobs_of(namespace), manifest(name))["metadata"]["uid"])
+        pod = f"/api/v1/namespaces/{namespace}/pods/{name}-0"
+        wait(lambda: operator.is_up() and plane.api.find(pod), f"pods of {name}")
+        return uid
+
+    def delete(namespace: str) -> None:
+        path = f"/api/v1/namespaces/{namespace}"
+        plane.api.delete(path)
+        plane.api.wait(path, lambda found: found is None, "the namespace is not gone")
+
+    uids = {namespace: make_job(namespace, "lost") for namespace in (left, seen)}
+    with api.new_client(plane.tokens["admin"]) as client:
+
+        def is_forgotten(namespace: str) -> bool:
+            return bool(client.get(f"/v1/jobs/{uids[namespace]}").status_code == 410)
+
+        operator.kill()
+        delete(left)
+        wait(lambda: operator.is_up() and is_forgotten(left), "the record that nobody saw go")
+        delete(seen)
+        wait(lambda: operator.is_up() and is_forgotten(seen), "the other record")
+    # The operator, or the one after it, serves the rest.
+    make_job(kept, "late")
+
+
 def live_through(plane: ControlPlane, world: InstalledChart, api: Api, namespace: str) -> None:
     """A job is made, a pod known by its token; it is lost and made anew; the job's time is over."""
     kube = plane.api
-    base = f"/apis/mainstay.dev/v1alpha1/namespaces/{namespace}/trainingjobs"
+    base = jobs_of(namespace)
     uid = kube.create(base, manifest("demo"))["metadata"]["uid"]
     pods = f"/api/v1/namespaces/{namespace}/pods"
 

@@ -29,7 +29,7 @@ VALUES: dict[str, Any] = {
     "image": {"registry": building.REGISTRY, "tag": building.TAG},
     "watchNamespaces": [JOBS],
     "api": {"replicas": 2},
-    "operator": {"extraEnv": [{"name": "MAINSTAY_FINALIZER_S", "value": "5"}]},
+    "operator": {},
     "redis": {
         "internal": {
             "image": {

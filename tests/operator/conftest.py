@@ -26,7 +26,6 @@ def served(
 def own_served(control_plane: Any, tmp_path: Path) -> Iterator[ServedNamespace]:
     """For tests that end the operator, the api or Redis."""
     environment = {
-        "MAINSTAY_FINALIZER_S": "3",
         "MAINSTAY_RESYNC_S": "0.5",
         "MAINSTAY_MAX_IDLE_S": "2",
     }

@@ -103,26 +103,6 @@ def test_a_finalizer_is_taken_away_from_where_it_is_now(serve: Any) -> None:
         serve(changing, remove)
 
 
-def test_no_finalizer_is_added_to_a_job_that_is_being_deleted(serve: Any) -> None:
-    settings = {"MAINSTAY_API_URL": "u", "MAINSTAY_AGENT_IMAGE": "i", "MAINSTAY_TOKEN": "t"}
-
-    def add(kube: KubeClient) -> Any:
-        return Actuator(kube, parse([], settings), "me", Metrics()).add_finalizer(view())
-
-    def refused(field: str, code: str) -> Answer:
-        cause = {"field": field, "reason": code, "message": "whatever it says"}
-        return 422, {"reason": "Invalid", "message": "no", "details": {"causes": [cause]}}
-
-    serve([refused("metadata.finalizers", "FieldValueForbidden")], add)
-    for answer in (
-        refused("metadata.finalizers", "FieldValueInvalid"),
-        refused("metadata.name", "FieldValueForbidden"),
-        (500, {"message": "the object is being deleted"}),
-    ):
-        with pytest.raises(KubeError):
-            serve([answer], add)
-
-
 def test_an_object_that_is_made_in_the_same_moment_is_not_taken_over(serve: Any) -> None:
     job = view()
     body = build_service(job, NAMES)

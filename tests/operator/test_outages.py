@@ -68,8 +68,17 @@ def test_a_deletion_waits_neither_for_the_api_nor_for_redis(own_served: ServedNa
     second.delete()
     served.kube.wait(second.path, lambda found: found is None)
 
-    wait(lambda: len(served.events("RecordKept")) == 2, "the Events")
     wait(lambda: not first.pods() and not second.pods(), "the pods' end")
     wait_idle(served)
     assert served.operator.is_alive()
+    # What was deleted meanwhile is forgotten when both are back, also by another operator.
+    served.operator.kill()
+    third = served.submit(manifest("third"))
+    third.delete()
+    stays.delete()
+    served.kube.wait(stays.path, lambda found: found is None)
+    served.api.redis.start()
     served.api.start()
+    served.operator.start()
+    for job in (first, second, stays):
+        wait(lambda uid=job.uid: served.is_forgotten(uid), f"{job.name} is forgotten")

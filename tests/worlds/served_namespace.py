@@ -162,6 +162,13 @@ class OperatorProcess:
         self._process.kill()
         self._process.wait()
 
+    def is_up(self) -> bool:
+        """Start it again if it has ended, as the kubelet does; return True."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            self.start()
+        return True
+
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -231,6 +238,10 @@ class ServedNamespace:
     def events(self, reason: str = "") -> list[dict[str, Any]]:
         found = self.kube.list(self.path("events"))
         return [e for e in found if not reason or e["reason"] == reason]
+
+    def is_forgotten(self, uid: str) -> bool:
+        """Whether the api has deleted its record of a job."""
+        return self.api.client.get(f"/v1/jobs/{uid}").status_code == 410
 
     def make_node(self, name: str, **labels: str) -> None:
         """A node that is a name only."""

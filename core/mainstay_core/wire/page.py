@@ -18,7 +18,7 @@ from mainstay_core.base.bounds import (
     Name,
     Sentence,
 )
-from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
 from mainstay_core.wire.formats import format_of
@@ -185,3 +185,12 @@ class PodsPage:
         """
         format_of(data, PAGE_FORMAT, "PodsPage")
         return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownJob:
+    """A job of which the api has a record, by what names it in a cluster."""
+
+    uid: JobUid
+    namespace: Name = ""
+    """Empty in local mode."""

@@ -28,7 +28,7 @@ from mainstay_core.wire.api import (
 )
 from mainstay_core.wire.facts import Fact, Heartbeat, Location, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
-from mainstay_core.wire.page import JobPage, PodsPage
+from mainstay_core.wire.page import JobPage, KnownJob, PodsPage
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Recovery, read_recovery
 
@@ -85,6 +85,17 @@ class JobApi(ABC):
         except ApiError as error:
             if error.failure is not Failure.CONFLICT:
                 raise
+
+    async def fetch_known_jobs(self) -> tuple[KnownJob, ...]:
+        """Return the jobs of which the api has a record, as far as the caller may see them."""
+        reply = await self.send(Request(method="GET", path="/v1/jobs"))
+        try:
+            if not isinstance(reply, list):
+                raise RemoteProtocolError(f"jobs: expected a list, got {type(reply).__name__}")
+            return tuple(codec.decode(KnownJob, item) for item in reply)
+        except RemoteProtocolError as error:
+            why = f"what the api says of its jobs is not understood: {error}"
+            raise ApiError(why, Failure.NOT_UNDERSTOOD) from error
 
     async def fetch(self, job: str, what: str = "") -> Any:
         """Return the job, or a part of it.

@@ -17,7 +17,7 @@ from tests.core.plans import make_plan
 
 from mainstay_core.base.codec import decode, dumps, encode
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, Slot
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
 from mainstay_core.wire import facts, ledger, page, plan, recoveries, routes, votes
@@ -242,6 +242,9 @@ EXAMPLES: dict[str, Any] = {
         leaving=(POD,),
         ending=(POD,),
         pods=(page.PodLine(uid=POD, name="demo-0", address="127.0.0.2", serving=True),),
+    ),
+    "known-job": page.KnownJob(
+        uid=JobUid("0f3a9c21-7d55-4c1e-9a70-1f0d2b6e8c11"), namespace="research"
     ),
     "recovery-of-who-differs": Recovery(
         fault=f"a collective failed, told by pod-a/1: {DIFFER}",
