@@ -34,6 +34,7 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid
 from mainstay_core.supervisor.events import (
+    Crashed,
     Ended,
     Exited,
     FactSeen,
@@ -54,6 +55,7 @@ from mainstay_core.supervisor.machine import readiness
 from mainstay_core.supervisor.pod import Pod
 from mainstay_core.supervisor.state import SlotPhase, SlotState
 from mainstay_core.wire.api import HeldJob, Registration
+from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import PodRegistration, SlotStatus, read_rank_fact
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
@@ -236,6 +238,8 @@ class Supervisor(Pod):
             self._on_launcher(peer, frame)
         elif frame.kind == "hello":
             self._on_hello(peer, frame)
+        elif frame.kind == "crash":
+            self._on_crash(frame)
         elif frame.kind == "check":
             peer.send({"kind": "checked", "why_not": readiness(self.state)})
         else:
@@ -280,6 +284,10 @@ class Supervisor(Pod):
         self._processes.tell_faults(slot)
         self.feed(Hello(slot, incarnation, pid, fingerprint))
 
+    def _on_crash(self, frame: Frame) -> None:
+        slot, incarnation = int(frame.head["slot"]), Incarnation(frame.head["incarnation"])
+        self.feed(Crashed(slot, incarnation, codec.decode(Crash, frame.head["crash"])))
+
     def _on_trainer_frame(self, peer: Peer, incarnation: Incarnation, frame: Frame) -> None:
         head = frame.head
         if frame.kind == "status":
@@ -291,6 +299,8 @@ class Supervisor(Pod):
         elif frame.kind == "ledger":
             entry = codec.decode(LedgerEntry, head["entry"])
             self.record(peer.slot, incarnation, entry, post=bool(head.get("post")))
+        elif frame.kind == "crash":
+            self.feed(Crashed(peer.slot, incarnation, codec.decode(Crash, head["crash"])))
         elif frame.kind == "plan":
             self.learn_passed(codec.decode(Plan, head["plan"]))
         elif frame.kind == "fault-point":

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mainstay_api.summary import show_protections
+from mainstay_api.summary import show_crash, show_protections
 from mainstay_core.base import codec
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import PodUid
@@ -117,6 +117,7 @@ def make_report(
         "uid": state.config.job,
         "state": state.phase.value,
         "reason": state.outcome,
+        "crash": show_crash(state),
         **show_protections(state),
         "digests": {
             "final": _final(state),

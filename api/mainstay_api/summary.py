@@ -63,6 +63,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "leaving": _leaving(state, now_s),
         "held_back": _held_back(state, now_s),
         "recovering": [codec.encode(o.recovery) for o in state.recoveries],
+        "crash": show_crash(state),
         "checkpoint": {"step": state.durable, "problem": describe_problem(state)},
         "created_at_s": state.created_at_s,
         **show_protections(state),
@@ -100,6 +101,7 @@ def show_page(
         pods=_pods(state),
         training=_training(state, recoveries, tuple(newest)),
         recovery=_recovery(state, recoveries),
+        crash=state.crash,
         checkpoint=CheckpointState(
             every_steps=state.shape.checkpoint_every_steps,
             step=state.durable,
@@ -133,6 +135,23 @@ def show_pods(state: CoordinatorState) -> PodsPage:
             if not p.gone
         ),
     )
+
+
+def show_crash(state: CoordinatorState) -> dict[str, Any] | None:
+    """Return the newest exception that ended a trainer's program; None without one."""
+    if state.crash is None:
+        return None
+    told, crash = state.crash, state.crash.crash
+    return {
+        "type": crash.type,
+        "message": crash.message,
+        "frames": list(crash.frames),
+        "rank": None if crash.rank is None else str(crash.rank),
+        "step": crash.step,
+        "trainer": told.trainer,
+        "at_s": told.at_s,
+        "times": told.times,
+    }
 
 
 def show_protections(state: CoordinatorState) -> dict[str, Any]:

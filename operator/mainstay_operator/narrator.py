@@ -9,6 +9,7 @@ from mainstay_core.base.words import count
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
+from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
@@ -75,6 +76,25 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
                 )
             )
     return notes
+
+
+def of_crash(told: ToldCrash | None, since_s: float) -> list[Note]:
+    """Return what is told of the newest exception that ended a trainer after ``since_s``.
+
+    Tries of a step that end alike are one Event. The status counts them.
+    """
+    if told is None or told.at_s < since_s:
+        return []
+    crash = told.crash
+    lines = [f"trainer {told.trainer}: {crash.describe()}", crash.message, *crash.frames]
+    return [
+        Note(
+            reason="TrainerCrashed",
+            message="\n".join(line for line in lines if line),
+            key=f"{crash.type}/{crash.step}/{crash.frames or crash.message}",
+            warning=True,
+        )
+    ]
 
 
 def of_repair(repair: Repair, made: list[ObservedPod], errors: list[Exception]) -> list[Note]:

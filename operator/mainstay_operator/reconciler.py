@@ -394,6 +394,7 @@ class Reconciler:
         try:
             state.page = await self._api.fetch_page(self.view.uid)
             state.page_at_s = now_s
+            await self._tell_once(narrator.of_crash(state.page.crash, self._told_since_s))
             recovery = state.page.recovery
             mark = 2 * sum(recovery.counts.values()) - len(recovery.active)
             if mark != state.recoveries_reported:
@@ -414,11 +415,18 @@ class Reconciler:
         self._state.num_unread = len(unread)
 
     async def _report_recoveries(self, recoveries: Sequence[Recovery]) -> None:
-        since_s = self._started_s - EVENTS_OLD_S
-        notes = narrator.of_recoveries(recoveries, since_s)
-        notes = [n for n in notes if (n.reason, n.key) not in self._state.told]
-        self._state.told |= {(n.reason, n.key) for n in notes}
-        await self._actuator.tell(self.view, notes)
+        await self._tell_once(narrator.of_recoveries(recoveries, self._told_since_s))
+
+    @property
+    def _told_since_s(self) -> float:
+        """The time from which on what happened is told of."""
+        return self._started_s - EVENTS_OLD_S
+
+    async def _tell_once(self, notes: Sequence[Note]) -> None:
+        """Make Events of what was not told yet."""
+        new = [n for n in notes if (n.reason, n.key) not in self._state.told]
+        self._state.told |= {(n.reason, n.key) for n in new}
+        await self._actuator.tell(self.view, new)
 
     def _seen(self) -> ObservedJob:
         state, view = self._state, self.view

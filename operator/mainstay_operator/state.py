@@ -71,7 +71,7 @@ class ReconcilerState:
     """Locations of nodes that the api was told."""
     topology_at_s: float = 0.0
     told: set[tuple[str, str]] = field(default_factory=set)
-    """Reason and key of what was told of recoveries."""
+    """Reason and key of what was told of recoveries and crashes."""
     deadline: str = ""
 
     def note_api_error(self, error: ApiError) -> None:

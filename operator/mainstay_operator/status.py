@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mainstay_core.base.bounds import cut
 from mainstay_core.job.spec import LABEL_UID
 from mainstay_core.pool.conditions import (
     JobSummary,
@@ -18,6 +19,7 @@ from mainstay_core.pool.conditions import (
 )
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
+from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.page import JobPage, RecoveryOverview
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import STAGES
@@ -27,6 +29,7 @@ MAX_RECENT = 256
 """Losses that the status remembers; the window is counted by them."""
 MAX_ACTIVE = 16
 MAX_SENTENCE = 4096
+MAX_SHORT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +162,7 @@ def build_status(
     if page is not None:
         status |= _of_page(page)
     else:
-        kept = ("training", "quorum", "recovery", "protection")
+        kept = ("training", "quorum", "recovery", "crash", "protection")
         status |= {key: old[key] for key in kept if key in old}
     return status
 
@@ -199,6 +202,8 @@ def _of_page(page: JobPage) -> dict[str, Any]:
         ),
         "recovery": _recovery(page.recovery),
     }
+    if page.crash is not None:
+        shown["crash"] = _crash(page.crash)
     if page.quorum is not None:
         shown["quorum"] = {
             "id": str(page.quorum),
@@ -246,6 +251,20 @@ def _recovery(recovery: RecoveryOverview) -> dict[str, Any]:
             "seconds": {name: text for name, text in seconds.items() if text is not None},
         }
     return shown
+
+
+def _crash(told: ToldCrash) -> dict[str, Any]:
+    crash = told.crash
+    return _without_none(
+        type=crash.type,
+        message=crash.message,
+        frames=list(crash.frames),
+        rank=None if crash.rank is None else str(crash.rank),
+        step=crash.step,
+        trainer=cut(told.trainer, MAX_SHORT),
+        time=show_time(told.at_s),
+        times=told.times,
+    )
 
 
 def _number(value: float | None, digits: int) -> str | None:

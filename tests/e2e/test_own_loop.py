@@ -1,14 +1,17 @@
 """A training loop of the user's own: killed in mid-work and in reduce, it keeps its bits."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e import matrix
+from tests.e2e.failing_loop import FAILS_AT, TEXT
 from tests.e2e.harness import Layout, local_job, make_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
+FAILING = Path(__file__).parent / "failing_loop.py"
 NUM_STEPS = 12
 
 
@@ -54,6 +57,29 @@ def test_kills_in_mid_work_and_in_reduce_leave_no_trace_in_the_bits(
     lacking = {p["name"] for p in report["protections"] if not p["given"]}
     assert report["entry"] == "loop"
     assert lacking == {"durable checkpoints", "pipeline stages", "replay", "op-level checks"}
+
+
+@pytest.mark.slow
+def test_an_exception_that_comes_back_fails_the_job_and_is_its_last_line(tmp_path: Path) -> None:
+    job = make_job(Layout(stages=1, lanes=1, spares=0), NUM_STEPS, tmp_path)
+    job["spec"]["workload"] = {"entrypoint": f"{FAILING}:train", "config": {}}
+    job["spec"]["recovery"] = {"maxRestarts": 2}
+    with local_job(tmp_path, job) as running:
+        assert running.wait() == 1
+        log = (tmp_path / "output.log").read_text()
+        report = json.loads((tmp_path / "report.json").read_text())
+    line = FAILING.read_text().splitlines().index("        raise OSError(TEXT)") + 1
+    where = f"(r0.s0.i0, step {FAILS_AT}, {FAILING}:{line} in read)"
+    last = log.strip().splitlines()[-1]
+    assert "3 tries of step 2 ended with the same exception" in last
+    assert last.endswith(f"OSError: the shard is not there {where}")
+    assert report["reason"] in last
+    crash = report["crash"]
+    assert (crash["type"], crash["message"], crash["step"]) == ("OSError", TEXT, FAILS_AT)
+    assert [frame.rpartition(" in ")[2] for frame in crash["frames"]] == ["train", "read"]
+    told = [e for e in report["events"] if e["reason"] == "TrainerDown"]
+    assert any(where in event["message"] for event in told)
+    assert any(where in recovery["fault"] for recovery in report["recoveries"])
 
 
 @pytest.mark.chaos

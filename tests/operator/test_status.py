@@ -76,6 +76,51 @@ def test_the_status_is_what_the_schema_says() -> None:
     assert PodRecord.of_status(status) == record
 
 
+CRASH: dict[str, Any] = {
+    "crash": {
+        "type": "OSError",
+        "message": "no such file\nlook at the mount",
+        "frames": ["train.py:9 in main", "data.py:3 in read"],
+        "rank": {"replica": 1, "stage": 0},
+        "quorum": {"id": 2, "nonce": "ab"},
+        "step": 4,
+    },
+    "trainer": "demo-1/0",
+    "at_s": 1000.0,
+    "times": 2,
+}
+
+
+def test_the_exception_that_ends_trainers_is_in_the_status_and_in_one_event() -> None:
+    page = codec.decode(JobPage, SUMMARY | {"crash": CRASH})
+    seen = ObservedJob(initialized=True, summary=summary_of(page))
+
+    status = build_status(view(), seen, page, PodRecord(), 2000.0)
+    (note,) = narrator.of_crash(page.crash, 0.0)
+    again = codec.decode(JobPage, SUMMARY | {"crash": {**CRASH, "times": 3, "at_s": 1010.0}})
+
+    TrainingJobStatus.model_validate_json(json.dumps(status))
+    assert status["crash"] == {
+        "type": "OSError",
+        "message": "no such file\nlook at the mount",
+        "frames": ["train.py:9 in main", "data.py:3 in read"],
+        "rank": "r1.s0.i0",
+        "step": 4,
+        "trainer": "demo-1/0",
+        "time": "1970-01-01T00:16:40Z",
+        "times": 2,
+    }
+    assert note.message.splitlines() == [
+        "trainer demo-1/0: OSError: no such file (r1.s0.i0, step 4, data.py:3 in read)",
+        "no such file",
+        "look at the mount",
+        "train.py:9 in main",
+        "data.py:3 in read",
+    ]
+    assert narrator.of_crash(again.crash, 0.0)[0].key == note.key
+    assert narrator.of_crash(page.crash, 2000.0) == narrator.of_crash(None, 0.0) == []
+
+
 def test_what_the_operator_ended_is_no_loss() -> None:
     record = PodRecord().with_losses([loss(1, LossCause.ENDED), loss(2, LossCause.EVICTED)])
 

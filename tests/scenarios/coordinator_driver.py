@@ -58,6 +58,7 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.coordinator.store_recovery import refuse_behind
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.config import JobConfig
+from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import FactKind, Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
@@ -207,9 +208,19 @@ class CoordinatorDriver(Driver):
         return self._fact(FactKind.TRAINER_UP, slot, fingerprint=fingerprint)
 
     def _trainer_died(self, call: Call) -> list[str]:
+        """Lives end; ``crash`` names the exception that ended them, with its line and step."""
         self._pass_time(call)
         restarting, why = call.flag("restarting"), call.get("why", "killed by signal 9")
         handed_over, life = call.flag("handed-over"), call.count("life")
+        crash = None
+        if call.has("crash"):
+            crash = Crash(
+                type=call.need("crash"),
+                frames=(call.need("line"),),
+                quorum=self._plan.quorum,
+                step=call.count("step"),
+            )
+            why = crash.describe()
         facts = tuple(
             self._fact(
                 FactKind.TRAINER_DOWN,
@@ -218,6 +229,7 @@ class CoordinatorDriver(Driver):
                 restarting=restarting,
                 handed_over=handed_over,
                 evidence=why,
+                crash=crash,
             )
             for slot in map(_slot, call.words())
         )

@@ -18,6 +18,7 @@ from mainstay_core.supervisor import machine
 from mainstay_core.supervisor.events import (
     Action,
     Committed,
+    Crashed,
     Ended,
     Event,
     Exited,
@@ -43,6 +44,7 @@ from mainstay_core.supervisor.events import (
     Tick,
 )
 from mainstay_core.supervisor.state import SupervisorLimits, SupervisorState
+from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import FactKind, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
@@ -70,7 +72,8 @@ class SupervisorDriver(Driver):
             "hello": self._hello,
             "status": self._status,
             "says": self._says,
-            "committed": lambda call: self._send(call, Committed(*self._life(call))),
+            "committed": self._committed,
+            "crashed": self._crashed,
             "socket-ended": lambda call: self._send(call, SocketEnded(*self._life(call))),
             "exited": self._exited,
             "plan": self._plan,
@@ -99,6 +102,14 @@ class SupervisorDriver(Driver):
             handover_s=call.number("handover", usual.handover_s),
         )
         return self._send(call, Registered(settings))
+
+    def _committed(self, call: Call) -> list[str]:
+        return self._send(call, Committed(*self._life(call), call.count("step")))
+
+    def _crashed(self, call: Call) -> list[str]:
+        """It tells the exception that ends it: ``crashed 0 type=OSError line=data.py:3 step=5``."""
+        crash = Crash(type=call.need("type"), frames=(call.need("line"),), step=call.count("step"))
+        return self._send(call, Crashed(*self._life(call), crash))
 
     def _forked(self, call: Call) -> list[str]:
         slot, life = self._life(call)
@@ -231,7 +242,7 @@ class SupervisorDriver(Driver):
         slots = []
         for slot in state.slots:
             said = f"slot {slot.index} {slot.phase}"
-            said += f", {slot.restarts} restarts since a commit" if slot.restarts else ""
+            said += f", {slot.restarts} restarts since it worked" if slot.restarts else ""
             slots.append(said + (", done" if slot.done else ""))
         notes = []
         if state.plan is not None:

@@ -121,6 +121,7 @@ RULES = (
     "returning ranks",
     "rival plans",
     "roll",
+    "same exception",
     "scaling",
     "settle",
     "silence counts against others",

@@ -4,6 +4,7 @@
 - ``settings``: what a launcher tells a trainer
 - ``job_secret``: the job's secret, as the pod was given it
 - ``checkpoint_key``: the keys of checkpoints, as the pod was given them
+- ``crashes``: tells a crash by its exception
 - ``aborts``: exceptions that interrupt a quorum without being errors
 - ``sockets``: the open sockets of this process, which any thread can shut
 - ``network_cut``: an injected loss of the network

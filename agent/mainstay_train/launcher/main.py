@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
 
 import torch
 
-from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError, brief
 from mainstay_core.job import protections
 from mainstay_train.base.aborts import JobOver
+from mainstay_train.base.crashes import crash_of
 from mainstay_train.base.decorator import Loop
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.engine import BlockTraining, inner_mesh
@@ -24,6 +23,8 @@ from mainstay_train.session.session import Session
 
 logger = logging.getLogger(__name__)
 
+EXIT_CRASHED = 1
+"""An exception ended the program: a frame to the supervisor said which."""
 EXIT_USER_ERROR = 10
 """The user's model or configuration cannot work; a FAILED fact said why."""
 
@@ -79,9 +80,41 @@ def run_trainer(settings: TrainerSettings) -> int:
         format=f"%(asctime)s {settings.pod}/{settings.slot} %(levelname)s %(message)s",
         force=True,
     )
-    config = settings.config
-    report_failure: Callable[[str], None] = partial(failing.report_failure, settings)
+    life = _Life(settings)
     try:
+        life.run()
+    except JobOver:
+        return 0
+    except (InvalidSpecError, workload.WorkloadError) as error:
+        logger.exception("the workload cannot run")
+        life.teller.fail(brief(error), crash_of(error))
+        return EXIT_USER_ERROR
+    except (Exception, SystemExit) as error:
+        # A program that ends itself is no trainer that has finished, whatever code it gives.
+        logger.exception("the trainer ends")
+        life.teller.crash(crash_of(error))
+        return EXIT_CRASHED
+    return 0
+
+
+class _Life:
+    """One life of a trainer: it loads what the user brings, and runs it."""
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        self._driver: Driver | None = None
+        self._session: Session | None = None
+
+    @property
+    def teller(self) -> Session | failing.Teller:
+        """Who tells how the program ends."""
+        if self._driver is not None:
+            return self._driver.teller
+        return self._session or failing.Teller(self._settings)
+
+    def run(self) -> None:
+        """Run until the job is over."""
+        settings, config = self._settings, self._settings.config
         name = choose_device(config.device, settings.slot)
         with workload.user_code("setting up the device"):
             device = numerics.setup(name)
@@ -89,21 +122,12 @@ def run_trainer(settings: TrainerSettings) -> int:
         with workload.user_code(f"loading {config.entrypoint}"):
             entrypoint = workload.find(config.entrypoint)
         if isinstance(entrypoint, Loop):
-            driver = Driver(settings, device, backend)
-            report_failure = driver.fail
-            loop.run(entrypoint, driver)
-            return 0
+            self._driver = Driver(settings, device, backend)
+            loop.run(entrypoint, self._driver)
+            return
         training, hello = _load_blocks(settings, entrypoint, name, backend)
-        session = Session(settings, training, backend)
-        report_failure = session.fail
-        session.run(hello)
-    except JobOver:
-        return 0
-    except (InvalidSpecError, workload.WorkloadError) as error:
-        logger.exception("the workload cannot run")
-        report_failure(str(error))
-        return EXIT_USER_ERROR
-    return 0
+        self._session = Session(settings, training, backend)
+        self._session.run(hello)
 
 
 def _load_blocks(

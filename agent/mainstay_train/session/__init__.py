@@ -3,7 +3,7 @@
 - ``session``: what core needs to carry out what the state machine decides
 - ``uplink``: the connection to the supervisor
 - ``fault_points``: fires injected faults at named actions
-- ``failing``: tells why a job cannot run before there is a session
+- ``failing``: tells how a trainer's program ends before there is a session
 - ``loop``: the session that a user's own training loop gets
 - ``driver``: runs a user's own loop under the state machine
 """

@@ -164,12 +164,10 @@ class Driver:
         pending = self._until((Applied, Compute))
         return pending if isinstance(pending, Applied) else None
 
-    def fail(self, why: str) -> None:
-        """Tell the api that this job cannot run, and why."""
-        if self._shell is not None:
-            self._shell.fail(why)
-        else:
-            failing.report_failure(self.settings, why)
+    @property
+    def teller(self) -> Session | failing.Teller:
+        """Who tells how the program ends: the session, once there is one."""
+        return self._shell if self._shell is not None else failing.Teller(self.settings)
 
     def _until(self, kinds: tuple[type, ...]) -> Event | Compute | None:
         """Advance to an outcome of one of the kinds; None once the job is over.

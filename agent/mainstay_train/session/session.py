@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base import codec
@@ -26,6 +27,7 @@ from mainstay_core.rank.serving import Wanted
 from mainstay_core.rank.session import AppliedStep, MessageT, RankSession, run_blocking
 from mainstay_core.rank.settle import Supply
 from mainstay_core.rank.state import fact_of
+from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial
@@ -125,9 +127,24 @@ class Session(RankSession[Connections]):
         """
         return run_blocking(self.proceed(event))
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str, crash: Crash) -> None:
         """Tell the api that this job cannot run, and why."""
-        self.tell(fact_of(self.state, Failed, evidence=why))
+        placed = self._placed(crash)
+        self.tell(fact_of(self.state, Failed, evidence=placed.place(why), crash=placed))
+
+    def crash(self, crash: Crash) -> None:
+        """Tell what ends this trainer."""
+        self._uplink.send_crash(
+            self._settings.slot, self._settings.incarnation, self._placed(crash)
+        )
+
+    def _placed(self, crash: Crash) -> Crash:
+        """Return a crash with the rank and step in which it happened."""
+        state = self.state
+        if state.plan is None or state.index < 0:
+            return crash
+        rank = state.plan.members[state.index].rank
+        return replace(crash, rank=rank, quorum=state.plan.quorum, step=state.step_at_hand)
 
     def _stop(self) -> None:
         """The supervisor says that the job has ended (the uplink's thread)."""

@@ -21,6 +21,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.rank.reports import Status
+from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
@@ -96,6 +97,11 @@ class Uplink:
     def send_fact(self, fact: Fact) -> None:
         """Send a fact."""
         self.send({"kind": "fact", "fact": codec.encode(fact)})
+
+    def send_crash(self, slot: int, incarnation: str, crash: Crash) -> None:
+        """Send the exception that ends this program."""
+        head = {"slot": slot, "incarnation": incarnation, "crash": codec.encode(crash)}
+        self.send({"kind": "crash", **head})
 
     def pass_plan(self, plan: dict[str, Any]) -> None:
         """Give a plan that another supervisor holds to ours, which passes it back if it is new."""

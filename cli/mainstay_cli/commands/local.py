@@ -16,7 +16,7 @@ from mainstay_cli.commands import demo
 from mainstay_cli.local import checkpoint_files, manifests
 from mainstay_cli.local import run as local_run
 from mainstay_cli.views.live import LiveProgress
-from mainstay_cli.views.progress import PlainProgress, describe_recovery
+from mainstay_cli.views.progress import PlainProgress, describe_crash, describe_recovery
 from mainstay_core.base.words import count
 
 app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
@@ -129,6 +129,9 @@ def summarize(result: local_run.RunResult, directory: Path, progress: PlainProgr
         progress.say(f"  {describe_recovery(recovery)}")
     for key, value in (result.report.get("digests", {}).get("final") or {}).items():
         progress.say(f"  {key:<9} {value}")
+    crash = describe_crash(result.report.get("crash"))
+    if crash:
+        progress.say(crash)
     progress.say(f"report: {directory / 'report.json'}")
 
 

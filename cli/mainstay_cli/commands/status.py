@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import textwrap
 from typing import Any
 
 from mainstay_cli.commands.operations import describe_leaving
 from mainstay_cli.local import runs
-from mainstay_cli.views.progress import describe_recovery, one_line
+from mainstay_cli.views.progress import describe_crash, describe_recovery, one_line
 from mainstay_core.base.words import count
 
 
@@ -43,6 +44,8 @@ def render(status: dict[str, Any]) -> str:
     lines += [f"  {describe_leaving(leaving)}" for leaving in job.get("leaving", [])]
     lines += [f"  {describe_held_back(held)}" for held in job.get("held_back", [])]
     lines += describe_protections(job)
+    crash = describe_crash(job.get("crash"))
+    lines += [textwrap.indent(crash, "  ")] if crash else []
     members = status.get("members") or []
     if members:
         lines.append(f"  {'rank':<10} {'slot':<28} {'pid':>8}  {'phase':<10} {'step':>6}")
@@ -102,6 +105,7 @@ def _ended(run: runs.Run) -> dict[str, Any]:
             "state": report.get("state", "ended without a report"),
             "reason": report.get("reason", ""),
             "step": report.get("steps", {}).get("committed"),
+            "crash": report.get("crash"),
             "entry": report.get("entry"),
             "protections": report.get("protections", []),
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -93,6 +94,20 @@ class PlainProgress:
 def one_line(text: object) -> str:
     """Return the first line of a text; evidence may carry a whole traceback, which logs have."""
     return str(text).strip().partition("\n")[0]
+
+
+def describe_crash(crash: dict[str, Any] | None) -> str:
+    """Return the newest exception that ended a trainer, in several lines; nothing without one."""
+    if not crash:
+        return ""
+    rank = f" ({crash['rank']})" if crash.get("rank") else ""
+    step = f" in step {crash['step']}" if crash.get("step") is not None else ""
+    times = crash.get("times", 1)
+    again = f", {times} tries ended like this" if times > 1 else ""
+    said = f"trainer {crash['trainer']}{rank} ended{step} with {crash['type']}{again}:"
+    text = textwrap.indent(str(crash.get("message", "")).strip(), "  ")
+    frames = [f"  at {frame}" for frame in crash.get("frames", [])]
+    return "\n".join(line for line in (said, text, *frames) if line)
 
 
 def describe_recovery(recovery: dict[str, Any]) -> str:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def first_line(text: str) -> str:
+    """Return the first line of a text that may have several, for a sentence."""
+    return text.strip().partition("\n")[0]
+
+
 def count(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 replica``, ``2 replicas``.
 

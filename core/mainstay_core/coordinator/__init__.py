@@ -7,6 +7,7 @@
 - ``reports``: takes in what pods, supervisors and the store report
 - ``intake``: takes facts into the state, before anything is decided
 - ``checkpoints``: what is known of durable checkpoints
+- ``crashes``: when the same exception has come back too often
 - ``leaving``: pods that will end, and who announced it
 - ``heartbeats``: how long pods have been silent
 - ``backoff``: how long trainers that end again and again are kept out

@@ -15,6 +15,7 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.coordinator.backoff import hold_domain, hold_slot
 from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached, note_settled
+from mainstay_core.coordinator.crashes import keep_newest, note_crash
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
 from mainstay_core.coordinator.records import close_known, plan_settled
@@ -203,6 +204,10 @@ def refusal(name: str, difference: str) -> Announce:
 def _trainer_down(state: CoordinatorState, fact: TrainerDown, now_s: float) -> Transition:
     slot = _slot_of(state, fact)
     name = slot_name(state, slot.slot)
+    before, state = state, note_crash(state, slot.slot, fact.crash, _when(fact, now_s))
+    if fact.incarnation in slot.ended and state is not before:
+        # Its process was reaped before what it had told was read.
+        return _end_explained(state, slot, fact)
     if fact.incarnation in slot.ended:
         if slot.incarnation is None:
             handed_over = slot.handed_over or fact.handed_over
@@ -229,6 +234,15 @@ def _trainer_down(state: CoordinatorState, fact: TrainerDown, now_s: float) -> T
         ),
         reason=message,
     )
+
+
+def _end_explained(state: CoordinatorState, slot: SlotState, fact: TrainerDown) -> Transition:
+    """Note why a trainer ended whose end is known."""
+    if slot.incarnation is None and slot.ended[-1] == fact.incarnation:
+        state = with_slot(state, replace(slot, why=fact.evidence, restarting=fact.restarting))
+    message = f"trainer {slot_name(state, slot.slot)} had ended: {fact.evidence}"
+    announced = Announce(code="TrainerDown", message=message, warning=True)
+    return Transition(state=state, actions=(announced,), reason=message)
 
 
 def _pod_gone(state: CoordinatorState, fact: PodGone, now_s: float) -> Transition:
@@ -379,12 +393,12 @@ def _final(state: CoordinatorState, final: FinalDigests, name: str) -> Transitio
 
 def _failed(state: CoordinatorState, fact: Failed, now_s: float) -> Transition:
     """Note why the job has to end. The decision to end it depends on all that is known."""
-    del now_s
     slot = _slot_of(state, fact)
     if fact.incarnation in slot.ended or slot.refused:
         return _stale(state, fact)
     name = slot_name(state, slot.slot)
     reason = f"trainer {name} cannot go on: {fact.evidence or 'no detail'}"
+    state = keep_newest(state, slot.slot, fact.crash, _when(fact, now_s))
     return Transition(state=replace(state, outcome=state.outcome or reason), reason=reason)
 
 

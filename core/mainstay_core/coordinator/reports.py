@@ -11,6 +11,7 @@ from dataclasses import replace
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator.backoff import clear_failures
 from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached
+from mainstay_core.coordinator.crashes import forget_overcome
 from mainstay_core.coordinator.events import (
     FactsReported,
     PlanStored,
@@ -94,7 +95,7 @@ def take_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) ->
     # The first commit of a quorum says where it stands: after a restart that is further back.
     committed = event.step + 1 if first else max(state.step, event.step + 1)
     late_s = lateness_s(state, event)
-    state = note_commit(replace(state, step=committed), event)
+    state = note_commit(forget_overcome(replace(state, step=committed)), event)
     result = Transition(state=state, reason=f"step {event.step} is committed in {event.quorum}")
     if event.quorum == plan.quorum:
         result = result.then(_quorum_works(state, event.committed_at_s))

@@ -17,6 +17,7 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.ladder import Lack
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
+from mainstay_core.wire.crashes import Crash, ToldCrash
 from mainstay_core.wire.facts import Location, PodRegistration
 from mainstay_core.wire.formats import suspicion_of_format_1
 from mainstay_core.wire.ledger import FinalDigests
@@ -154,6 +155,18 @@ class Suspicion:
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the JSON of a suspicion with its slots, whatever the api that stored the state."""
         return data if "differing" in data else suspicion_of_format_1(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedCrash:
+    """An exception at a step that is not committed yet, and how often the step was tried."""
+
+    crash: Crash
+    """The newest of those that are alike."""
+    last_id: int
+    """The newest quorum in which it ended a trainer."""
+    tries: int
+    """Quorums in which it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +308,10 @@ class CoordinatorState:
     fired: tuple[FiredFault, ...] = ()
     injected: tuple[str, ...] = ()
     """Faults on spares that were handed to their pod."""
+    crashes: tuple[RepeatedCrash, ...] = ()
+    """Exceptions at steps that are not committed yet, the newest last."""
+    crash: ToldCrash | None = None
+    """The newest exception that ended a trainer's program."""
     outcome: str = ""
     """Why the job ended, or has to end now."""
     server: str = ""

@@ -82,7 +82,8 @@ class JobConfig:
     startup_deadline_s: Seconds = 120.0
     """After so long the job starts with min_replicas, or fails."""
     max_restarts: Count = 10
-    """Restarts of one slot's trainer without a commit in between. After these it stays down."""
+    """Restarts of one slot's trainer until it works again; and tries of a step that may end with
+    the same exception, beside the first."""
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
     faults: Annotated[tuple[FaultPoint, ...], Longest(MAX_FAULTS)] = ()

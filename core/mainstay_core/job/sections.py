@@ -227,7 +227,10 @@ class RecoveryPolicy(Section):
     on_hosts_lost: Literal["Rehost"] = "Rehost"
     """What happens when all hosts of a shard type are lost. Rehost: others host it from then on."""
     max_restarts: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 10
-    """Restarts of one slot's trainer without a commit in between; then it stays down."""
+    """Restarts of one slot's trainer until it works again; then it stays down. It works again when
+    it has committed two steps that its slot had not committed before: steps that are computed again
+    do not count. When the same exception ends more tries than this of the same step, on whichever
+    slots, the job fails with it."""
     restart_grace_seconds: SecondsOrNone = 10
     """How long a lost rank's place waits for its own pod's new trainer before a spare takes it."""
     handover_seconds: SecondsOrNone = 30

@@ -13,6 +13,7 @@ import pydantic
 from mainstay_core.job.sections import Section
 
 Int = Annotated[int, pydantic.Field(ge=0)]
+Frame = Annotated[str, pydantic.Field(max_length=512)]
 Short = Annotated[str, pydantic.Field(max_length=256)]
 Sentence = Annotated[str, pydantic.Field(max_length=4096)]
 Timestamp = Annotated[str, pydantic.Field(json_schema_extra={"format": "date-time"})]
@@ -161,6 +162,28 @@ class RecoverySummary(Section):
     """Recoveries by method."""
 
 
+class CrashStatus(Section):
+    """The newest exception that ended a trainer's program."""
+
+    type: Short
+    """Name of its class."""
+    message: Sentence | None = None
+    """Its text."""
+    frames: Annotated[tuple[Frame, ...], pydantic.Field(max_length=16)] = ()
+    """Last lines of your code that it passed through, innermost last: file:line in function."""
+    rank: Short | None = None
+    """Rank of the trainer, if it had one."""
+    step: Int | None = None
+    """The step that was tried, counted from 0."""
+    trainer: Short | None = None
+    """Pod and slot of the trainer."""
+    time: Timestamp | None = None
+    """When it ended."""
+    times: Int | None = None
+    """Tries of the step that ended like this. When they are more than recovery.maxRestarts, the
+    job fails."""
+
+
 class ProtectionItem(Section):
     """One protection."""
 
@@ -280,6 +303,7 @@ class TrainingJobStatus(Section):
     training: TrainingStatus | None = None
     quorum: QuorumStatus | None = None
     recovery: RecoverySummary | None = None
+    crash: CrashStatus | None = None
     protection: ProtectionStatus | None = None
     repair: RepairStatus | None = None
     quarantine: QuarantineStatus | None = None

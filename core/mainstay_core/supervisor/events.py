@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.supervisor.state import SupervisorLimits
+from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Fact, RankFact, SlotStatus
 from mainstay_core.wire.plan import Plan
 
@@ -53,11 +54,22 @@ class FactSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """A trainer has committed a step: restarts are counted anew."""
+class Crashed:
+    """A trainer tells the exception that ends its program, before it says hello or after."""
 
     slot: int
     incarnation: Incarnation
+    crash: Crash
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A trainer has committed a step, or tells again that it has."""
+
+    slot: int
+    incarnation: Incarnation
+    step: int
+    """Number of the step, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,7 @@ class Exited:
     signal: int | None
 
 
-SlotEvent = Forked | Hello | StatusSeen | FactSeen | Committed | SocketEnded | Exited
+SlotEvent = Forked | Hello | StatusSeen | FactSeen | Crashed | Committed | SocketEnded | Exited
 
 # Events of the pod.
 

@@ -250,6 +250,8 @@ def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
                 status=None,
                 killed_for="",
                 lost_at_s=0.0,
+                crash=None,
+                new_steps=0,
                 parked=None,
                 final=None,
             ),

@@ -243,4 +243,4 @@ class Pod(ABC):
         """Take a trainer's ledger entry: it has committed a step."""
         self.conversation.record(entry, post=post)
         with suppress(LocalProtocolError):  # its end was seen first
-            self.feed(Committed(slot, incarnation))
+            self.feed(Committed(slot, incarnation, entry.step))

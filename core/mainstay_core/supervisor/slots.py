@@ -14,6 +14,7 @@ from mainstay_core.base.ids import Incarnation
 from mainstay_core.supervisor.events import (
     Action,
     Committed,
+    Crashed,
     Exited,
     FactSeen,
     Forked,
@@ -29,6 +30,7 @@ from mainstay_core.supervisor.state import (
     EXIT_FINISHED,
     EXIT_USER_ERROR,
     SIGKILL,
+    STEPS_THAT_PROVE,
     SlotPhase,
     SlotState,
     SupervisorLimits,
@@ -70,6 +72,8 @@ def slot_step(state: SupervisorState, event: Any, now_s: float) -> Transition:
     if event.incarnation != slot.incarnation:
         if isinstance(event, FactSeen) and isinstance(event.fact, LAST_WORDS):
             return Transition(state, (SendFact(event.fact),), "last words of a former life")
+        if isinstance(event, Crashed):
+            return _crashed_before(state, slot, event)
         return Transition(state, (), f"{type(event).__name__} of a former life is ignored")
     handler = _TABLE.get((slot.phase, type(event)))
     if handler is None:
@@ -184,15 +188,40 @@ def _last_words(
 def _committed(
     state: SupervisorState, slot: SlotState, event: Committed, now_s: float
 ) -> Transition:
-    del event
-    return Transition(put(state, replace(slot, restarts=0, alive_at_s=now_s)))
+    if event.step <= slot.newest_step:
+        return Transition(put(state, replace(slot, alive_at_s=now_s)))
+    new_steps = slot.new_steps + 1
+    restarts = 0 if new_steps >= STEPS_THAT_PROVE else slot.restarts
+    slot = replace(slot, newest_step=event.step, new_steps=new_steps, restarts=restarts)
+    return Transition(put(state, replace(slot, alive_at_s=now_s)))
+
+
+def _crashed(state: SupervisorState, slot: SlotState, event: Crashed, now_s: float) -> Transition:
+    del now_s
+    return Transition(put(state, replace(slot, crash=event.crash)), (), event.crash.describe())
+
+
+def _crashed_before(state: SupervisorState, slot: SlotState, event: Crashed) -> Transition:
+    """Add a crash to the end of a trainer whose process was reaped before its socket was read."""
+    down = slot.down
+    if down is None or down.incarnation != event.incarnation:
+        return Transition(state, (), f"the crash of {event.incarnation} comes too late")
+    down = replace(down, crash=event.crash, evidence=event.crash.describe())
+    return Transition(put(state, replace(slot, down=down)), (SendFact(down),), down.evidence)
+
+
+def _crashed_late(
+    state: SupervisorState, slot: SlotState, event: Crashed, now_s: float
+) -> Transition:
+    del now_s
+    return _crashed_before(state, slot, event)
 
 
 def _socket_ended(
     state: SupervisorState, slot: SlotState, event: SocketEnded, now_s: float
 ) -> Transition:
     del event
-    evidence = slot.killed_for or f"the socket of pid {slot.pid} ended"
+    evidence = _why_ended(slot) or f"the socket of pid {slot.pid} ended"
     slot, tell = report_down(state, slot, evidence, _may_restart(state, slot), now_s)
     # Without a supervisor a trainer must not live on; it normally is dead already.
     kill = Signal(slot.index, slot.incarnation or Incarnation(""), SIGKILL)
@@ -202,7 +231,7 @@ def _socket_ended(
 
 def _exited(state: SupervisorState, slot: SlotState, event: Exited, now_s: float) -> Transition:
     how = f"signal {event.signal}" if event.signal is not None else f"code {event.code}"
-    evidence = f"{slot.killed_for or f'pid {slot.pid} ended'} ({how})"
+    evidence = f"{_why_ended(slot) or f'pid {slot.pid} ended'} ({how})"
     over = event.code in (EXIT_FINISHED, EXIT_USER_ERROR)
     restarting = not over and _may_restart(state, slot)
     actions: tuple[Action, ...] = ()
@@ -218,6 +247,11 @@ def _exited(state: SupervisorState, slot: SlotState, event: Exited, now_s: float
         slot = replace(slot, phase=SlotPhase.GIVEN_UP)
         reason = f"slot {slot.index}: {evidence}; not restarted"
     return Transition(put(state, slot), actions, reason)
+
+
+def _why_ended(slot: SlotState) -> str:
+    """Return why a trainer ends, as far as it or its supervisor has said; else nothing."""
+    return slot.killed_for or (slot.crash.describe() if slot.crash is not None else "")
 
 
 def _ignored(state: SupervisorState, slot: SlotState, event: object, now_s: float) -> Transition:
@@ -252,6 +286,7 @@ def report_down(
         incarnation=slot.incarnation,
         restarting=restarting,
         handed_over=state.handed_over,
+        crash=slot.crash,
         evidence=evidence,
         observed_at_s=slot.lost_at_s or now_s,
     )
@@ -270,6 +305,8 @@ _TABLE: dict[tuple[SlotPhase, type], _SlotHandler] = {
     (SlotPhase.UP, StatusSeen): _status,
     (SlotPhase.UP, FactSeen): _fact,
     (SlotPhase.UP, Committed): _committed,
+    (SlotPhase.FORKING, Crashed): _crashed,
+    (SlotPhase.UP, Crashed): _crashed,
     (SlotPhase.UP, SocketEnded): _socket_ended,
     (SlotPhase.UP, Exited): _exited,
     (SlotPhase.ENDING, Forked): _forked,
@@ -279,6 +316,8 @@ _TABLE: dict[tuple[SlotPhase, type], _SlotHandler] = {
         for phase in (SlotPhase.BACKOFF, SlotPhase.GIVEN_UP)
         for event in (Hello, StatusSeen, Committed, SocketEnded)
     },
+    (SlotPhase.BACKOFF, Crashed): _crashed_late,
+    (SlotPhase.GIVEN_UP, Crashed): _crashed_late,
     (SlotPhase.BACKOFF, FactSeen): _last_words,
     (SlotPhase.GIVEN_UP, FactSeen): _last_words,
 }

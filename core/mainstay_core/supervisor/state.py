@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import (
     Failed,
     Finished,
@@ -24,6 +25,10 @@ from mainstay_core.wire.plan import Plan
 EXIT_FINISHED = 0
 EXIT_USER_ERROR = 10
 SIGKILL = 9
+STEPS_THAT_PROVE = 2
+"""Steps above all former ones after which a life's program counts as working. In the first step
+after it has joined it computes nothing, so one proves nothing. Steps that a restart of the job does
+again prove nothing either: they worked before as well."""
 
 
 class SlotPhase(enum.StrEnum):
@@ -43,7 +48,7 @@ class SupervisorLimits:
     """The times that a supervisor waits before it acts, in seconds."""
 
     max_restarts: int = 10
-    """Restarts of one slot without a commit in between. More than these cannot mend what is
+    """Restarts of one slot until its program works again. More than these cannot mend what is
     wrong."""
     hang_s: float = 300.0
     """A running trainer without progress for so long is killed."""
@@ -71,7 +76,11 @@ class SlotState:
     incarnation: Incarnation | None = None
     pid: int = 0
     restarts: int = 0
-    """Restarts since the last commit."""
+    """Restarts since its program was last seen to work."""
+    newest_step: int = -1
+    """Newest step that any life on this slot has committed; -1 without one."""
+    new_steps: int = 0
+    """Steps above all former ones that this life has committed."""
     restart_at_s: float = 0.0
     done: bool = False
     """Whether the trainer has said that it finished or failed. Its end is then no reason to fork
@@ -85,6 +94,8 @@ class SlotState:
     """Why the supervisor killed it, for the evidence."""
     lost_at_s: float = 0.0
     """When a killed trainer gave the last sign for whose lack it was killed; 0: nothing lacked."""
+    crash: Crash | None = None
+    """The exception that ends its program, as it has told."""
     up: TrainerUp | None = None
     """The fact that this life is up."""
     down: TrainerDown | None = None

@@ -4,6 +4,7 @@
 - ``votes``: votes, commits and settle reports
 - ``ledger``: digests of committed steps
 - ``recoveries``: the record of a recovery and its five times
+- ``crashes``: the exception that ended a trainer's program
 - ``formats``: which formats are understood, and what format 1 says in other words
 - ``facts``: what pods tell the api: registrations, heartbeats and facts
 - ``page``: what the api tells the operator: a job on one page, and the pods that it wants

@@ -30,6 +30,7 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.formats import fact_of_format_1, format_of
 from mainstay_core.wire.ledger import FinalDigests
 
@@ -142,6 +143,8 @@ class TrainerDown(_TrainerFact):
     handed_over: bool = False
     """Whether it had adopted the plan that drops it, and nobody met at its pod any more: it is
     missed by nobody."""
+    crash: Crash | None = None
+    """The exception that ended its program, if the trainer could tell it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +171,8 @@ class Failed(_RankFact):
     """A trainer cannot go on by itself (a bug or a user's mistake), so the job fails."""
 
     kind: Literal[FactKind.FAILED] = FactKind.FAILED
+    crash: Crash | None = None
+    """The exception that its program ended with, if it was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

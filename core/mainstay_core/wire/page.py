@@ -21,6 +21,7 @@ from mainstay_core.base.bounds import (
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
+from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.formats import format_of
 
 PAGE_FORMAT = 1
@@ -131,6 +132,8 @@ class JobPage:
     pods: PodNumbers = PodNumbers()
     training: Training
     recovery: RecoveryOverview
+    crash: ToldCrash | None = None
+    """The newest exception that ended a trainer's program."""
     checkpoint: CheckpointState
     held_back: Count = 0
     """Slots that get no place for a while."""

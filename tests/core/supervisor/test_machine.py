@@ -13,6 +13,7 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.supervisor.events import (
     Committed,
+    Crashed,
     Ended,
     Event,
     Exited,
@@ -40,6 +41,7 @@ from mainstay_core.supervisor.events import (
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
 from mainstay_core.supervisor.slots import line_of
 from mainstay_core.supervisor.state import SlotPhase, SupervisorLimits
+from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Adopted, FactKind, Finished, Parked, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
@@ -254,12 +256,79 @@ def test_restarts_are_delayed_twice_as_long_each_time_then_given_up() -> None:
     assert next_due_s(pod.state) is None
 
 
-def test_a_commit_starts_the_count_of_restarts_anew() -> None:
+def test_a_trainer_that_commits_two_new_steps_starts_the_count_of_restarts_anew() -> None:
     pod = Pod().bring_up()
-    for _ in range(10):
+    for number in range(10):
         assert len(of(pod.crash(), Fork)) == 1
         pod.say_hello()
-        pod.feed(Committed(0, pod.life()))
+        for version in (2 * number, 2 * number + 1):
+            pod.feed(Committed(0, pod.life(), version))
+
+
+def count_lives(pod: Pod, *lives: Iterable[int]) -> int:
+    """Return how many lives a slot gets, each of which commits these steps and ends."""
+    for number, steps in enumerate(lives):
+        if pod.phase() is SlotPhase.GIVEN_UP:
+            return number
+        for version in steps:
+            pod.feed(Committed(0, pod.life(), version))
+        pod.crash()
+        pod.feed(Tick(), 100.0)
+        if pod.phase() is SlotPhase.FORKING:
+            pod.say_hello()
+    return len(lives)
+
+
+def test_steps_that_are_done_again_do_not_start_the_count_anew() -> None:
+    # The job restarts from step 0 each time, and fails in step 5.
+    assert count_lives(Pod().bring_up(), *[range(5)] * 20) == 1 + SETTINGS.max_restarts
+
+
+def test_the_step_in_which_a_trainer_joins_does_not_start_the_count_anew() -> None:
+    # It computes nothing in the step in which it joins, and fails in the next.
+    joins = [[3 * number] for number in range(20)]
+    assert count_lives(Pod().bring_up(), *joins) == 1 + SETTINGS.max_restarts
+    working = [[3 * number, 3 * number + 1] for number in range(20)]
+    assert count_lives(Pod().bring_up(), *working) == len(working)
+
+
+CRASH = Crash(type="OSError", message="gone", frames=("train.py:3 in read",), step=4)
+
+
+def test_the_end_of_a_trainer_names_the_exception_that_it_told() -> None:
+    pod = Pod().bring_up()
+    life = pod.life()
+    assert pod.feed(Crashed(0, life, CRASH)) == []
+    (down,) = (a.fact for a in pod.feed(SocketEnded(0, life)) if isinstance(a, SendFact))
+    assert (down.crash, down.evidence) == (CRASH, CRASH.describe())
+    pod.crash(1)
+    pod.say_hello()
+    (down,) = (a.fact for a in pod.crash(9) if isinstance(a, SendFact))
+    assert down.crash is None, "the next life is another one"
+
+
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_an_exception_that_is_read_after_the_exit_is_told_with_the_end(max_restarts: int) -> None:
+    pod = Pod().bring_up()
+    pod.feed(Registered(replace(SETTINGS, max_restarts=max_restarts)))
+    life = pod.life()
+    (before,) = (a.fact for a in pod.crash(1) if isinstance(a, SendFact))
+    assert before.crash is None
+    assert (pod.life() != life) is (max_restarts > 0)
+    (tell,) = pod.feed(Crashed(0, life, CRASH))
+    assert (tell.fact.incarnation, tell.fact.crash) == (life, CRASH)
+    assert tell.fact.restarting is before.restarting
+    assert pod.feed(Crashed(0, Incarnation("never was"), CRASH)) == []
+
+
+def test_a_trainer_that_fails_before_hello_names_its_exception_too() -> None:
+    pod = Pod()
+    pod.feed(LauncherUp())
+    pod.feed(Registered(SETTINGS))
+    pod.feed(Crashed(0, pod.life(), CRASH))
+    (down,) = (a.fact for a in pod.crash(1) if isinstance(a, SendFact))
+    assert down.crash == CRASH
+    assert down.evidence == f"{CRASH.describe()} (code 1)"
 
 
 def test_a_trainer_that_ends_before_hello_is_told_too() -> None:

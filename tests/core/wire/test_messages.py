@@ -17,10 +17,10 @@ from tests.core.plans import make_plan
 
 from mainstay_core.base.codec import decode, dumps, encode
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, Slot
+from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
-from mainstay_core.wire import facts, ledger, page, plan, recoveries, routes, votes
+from mainstay_core.wire import crashes, facts, ledger, page, plan, recoveries, routes, votes
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.wire.formats import UnknownFormatError
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
@@ -60,6 +60,15 @@ PLAN = make_plan(
 )
 FINAL = FinalDigests(
     stage=1, version=9, params="p" * 32, masters="m" * 32, optimizer="o" * 32, data="d" * 32
+)
+
+CRASH = crashes.Crash(
+    type="OSError",
+    message="no such file",
+    frames=("train.py:9 in main", "data.py:3 in read"),
+    rank=RankId(replica=1, stage=0),
+    quorum=QUORUM,
+    step=4,
 )
 
 LINE = page.RecoveryLine(
@@ -156,6 +165,9 @@ EXAMPLES: dict[str, Any] = {
         **TRAINER, fingerprint={"torch": "2.13.0"}, observed_at_s=1700000002.5
     ),
     "fact-trainer-down": facts.TrainerDown(**TRAINER, restarting=True, evidence="signal 9"),
+    "fact-trainer-down-with-a-crash": facts.TrainerDown(
+        **TRAINER, restarting=True, evidence="OSError: no such file", crash=CRASH
+    ),
     "fact-pod-gone": facts.PodGone(pod=POD, evidence="its node is lost"),
     "fact-parked": facts.Parked(
         **TRAINER,
@@ -178,6 +190,9 @@ EXAMPLES: dict[str, Any] = {
     "fact-leaving": facts.Leaving(pod=POD, evidence="told to end by SIGTERM", grace_s=30.0),
     "fact-finished": facts.Finished(**TRAINER, quorum=QUORUM, step=9, final=FINAL),
     "fact-failed": facts.Failed(**TRAINER, evidence="no module named x"),
+    "fact-failed-with-a-crash": facts.Failed(
+        **TRAINER, evidence="computing step 4: OSError: no such file", crash=CRASH
+    ),
     "fact-checkpoint": facts.Checkpoint(**TRAINER, quorum=QUORUM, complete=True, durable=4),
     "fact-checkpoint-late": facts.Checkpoint(
         **TRAINER, quorum=QUORUM, complete=False, durable=4, evidence="the disk is full"
@@ -227,6 +242,7 @@ EXAMPLES: dict[str, Any] = {
         replicas=page.ReplicaCounts(whole=1, wanted=2, min=1, lanes=4, followers=1),
         pods=page.PodNumbers(wanted=5, living=4, serving=3, leaving=1, spares_wanted=1),
         training=page.Training(step=4, steps=60, loss=2.5, step_seconds=0.5, goodput=0.75),
+        crash=crashes.ToldCrash(crash=CRASH, trainer="demo-1/1", at_s=1700000002.5, times=2),
         recovery=page.RecoveryOverview(
             active=(LINE,), last=LINE, counts={"mask": 2}, lost_steps=1, approximate=0
         ),
@@ -375,7 +391,7 @@ def test_every_message_has_a_golden_file() -> None:
         collect(example)
     wanted = {
         kind
-        for room in (plan, votes, ledger, recoveries, page)
+        for room in (plan, votes, ledger, recoveries, crashes, page)
         for kind in vars(room).values()
         if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
     }
