@@ -208,6 +208,7 @@ REFUSED = [
     Refused("spec.detection", "change", "spec.detection.hangSeconds", 9, FIXED),
     Refused("spec.checkpoint", "change", "spec.checkpoint.storage", "/data", FIXED),
     Refused("spec.recovery.maxRestarts", "change", "spec.recovery.maxRestarts", 3, FIXED),
+    Refused("spec.recovery.escalateAfter", "change", "spec.recovery.escalateAfter", 3, FIXED),
     Refused(
         "spec.recovery.restartGraceSeconds", "change", "spec.recovery.restartGraceSeconds", 3, FIXED
     ),

@@ -59,7 +59,7 @@ from mainstay_core.coordinator.store_recovery import refuse_behind
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.crashes import Crash
-from mainstay_core.wire.facts import FactKind, Location, PodRegistration
+from mainstay_core.wire.facts import Cause, FactKind, Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
@@ -67,6 +67,7 @@ from mainstay_core.wire.recoveries import Recovery
 _SHAPE = tuple(JobShape.__dataclass_fields__)
 _SETTINGS = (
     "checkpoint_dir",
+    "escalate_after",
     "heartbeat_s",
     "heartbeat_timeout_s",
     "hold_back_max_s",
@@ -248,6 +249,9 @@ class CoordinatorDriver(Driver):
         self._pass_time(call)
         why, quorum = call.get("why", "connection reset"), self._quorum(call)
         suspects = tuple(_slot(name) for name in call.names("suspects"))
+        cause = Cause(call.need("cause")) if call.has("cause") else None
+        sources = tuple(_slot(name) for name in call.names("sources")) or suspects
+        told = call.flag("told")
         facts = tuple(
             self._fact(
                 FactKind.PARKED,
@@ -255,6 +259,9 @@ class CoordinatorDriver(Driver):
                 quorum=quorum,
                 evidence=why,
                 suspects=suspects,
+                cause=cause,
+                sources=sources,
+                was_told=told,
             )
             for name in call.words()
         )

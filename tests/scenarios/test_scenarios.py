@@ -83,6 +83,7 @@ RULES = (
     "deadline of a leave",
     "drained nodes",
     "end",
+    "escalation",
     "fence",
     "fingerprint refused",
     "followers first",

@@ -104,7 +104,7 @@ class GatherClient:
                 self._changed.wait_for(lambda: self._protocol.ended is not None)
                 end = self._protocol.ended
                 assert end is not None
-                raise QuorumAborted(end.why, end.suspects) from error
+                raise QuorumAborted(end.why, end.suspects, was_told=end.was_told) from error
 
     def wait(self, key: str) -> list[bytes]:
         """Return all members' bytes for ``key`` in index order, once; blocks until all posted.

@@ -8,6 +8,7 @@
 - ``intake``: takes facts into the state, before anything is decided
 - ``checkpoints``: what is known of durable checkpoints
 - ``crashes``: when the same exception has come back too often
+- ``fingerprints``: whose arithmetic differs from the job's
 - ``leaving``: pods that will end, and who announced it
 - ``heartbeats``: how long pods have been silent
 - ``backoff``: how long trainers that end again and again are kept out
@@ -15,6 +16,7 @@
 - ``forming``: decides on the first plan
 - ``recovery``: decides after a fault
 - ``ladder``: which recovery method applies, and why
+- ``repeats``: what follows when the same cause comes back again and again
 - ``planned``: decides between faults: hands over, drops, and fills places
 - ``siting``: which free slots there are, and which serve together
 - ``seating``: builds the next plan from trainers that are up

@@ -12,8 +12,16 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.base.words import count
-from mainstay_core.coordinator.state import CoordinatorState, RepeatedCrash, slot_name
+from mainstay_core.coordinator.events import Announce, Transition
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    RepeatedCrash,
+    SlotState,
+    slot_name,
+    with_slot,
+)
 from mainstay_core.wire.crashes import Crash, ToldCrash
+from mainstay_core.wire.facts import TrainerDown
 
 MAX_KINDS = 16
 """Different crashes whose tries are counted; the one that came back longest ago goes first.
@@ -72,6 +80,15 @@ def _count_try(state: CoordinatorState, crash: Crash) -> tuple[CoordinatorState,
     noted = RepeatedCrash(crash=crash, last_id=crash.quorum.id, tries=tries)
     others = [c for c in state.crashes if c is not known]
     return replace(state, crashes=(*others, noted)[-MAX_KINDS:]), tries
+
+
+def explain_end(state: CoordinatorState, slot: SlotState, fact: TrainerDown) -> Transition:
+    """Note why a trainer ended whose end is known."""
+    if slot.incarnation is None and slot.ended[-1] == fact.incarnation:
+        state = with_slot(state, replace(slot, why=fact.evidence, restarting=fact.restarting))
+    message = f"trainer {slot_name(state, slot.slot)} had ended: {fact.evidence}"
+    announced = Announce(code="TrainerDown", message=message, warning=True)
+    return Transition(state=state, actions=(announced,), reason=message)
 
 
 def forget_overcome(state: CoordinatorState) -> CoordinatorState:

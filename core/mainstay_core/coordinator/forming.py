@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Action, Transition
-from mainstay_core.coordinator.intake import fingerprint_difference, refusal
+from mainstay_core.coordinator.fingerprints import difference_of, refusal
 from mainstay_core.coordinator.progress import begin_progress
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.scaling import may_still_come
@@ -54,7 +54,7 @@ def _same_arithmetic(
     refusals: list[Action] = []
     for slot in usable[1:]:
         theirs = state.fingerprints.get(str(slot.slot), {})
-        difference = fingerprint_difference(ours, theirs)
+        difference = difference_of(ours, theirs)
         if difference:
             state = with_slot(state, replace(slot, refused=difference))
             refusals.append(refusal(slot_name(state, slot.slot), difference))

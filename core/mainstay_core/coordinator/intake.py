@@ -7,7 +7,7 @@ ended never comes back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.coordinator.backoff import hold_domain, hold_slot
 from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached, note_settled
-from mainstay_core.coordinator.crashes import keep_newest, note_crash
+from mainstay_core.coordinator.crashes import explain_end, keep_newest, note_crash
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
+from mainstay_core.coordinator.fingerprints import difference_of, refusal
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
 from mainstay_core.coordinator.records import close_known, plan_settled
 from mainstay_core.coordinator.silence import dated
@@ -26,6 +27,7 @@ from mainstay_core.coordinator.state import (
     PodState,
     SlotState,
     Suspicion,
+    ToldCause,
     all_settled,
     has_left,
     is_leaving,
@@ -171,7 +173,7 @@ def _trainer_up(state: CoordinatorState, fact: TrainerUp, now_s: float) -> Trans
         slot = end_slot(state, slot, slot.incarnation, why, _when(fact, now_s), now_s)
         state = note_end(state, fact.pod, why, now_s)
     theirs = fact.fingerprint
-    refused = fingerprint_difference(state.fingerprint, theirs)
+    refused = difference_of(state.fingerprint, theirs)
     slot = replace(slot, incarnation=fact.incarnation, restarting=False, refused=refused)
     state = with_slot(state, slot)
     state = replace(state, fingerprints={**state.fingerprints, str(slot.slot): theirs})
@@ -195,19 +197,13 @@ def _know_again(state: CoordinatorState, fact: TrainerUp) -> CoordinatorState:
     return state
 
 
-def refusal(name: str, difference: str) -> Announce:
-    """Return the announcement that a trainer is refused because its arithmetic is not the job's."""
-    message = f"trainer {name} is refused, equal bits need equal arithmetic: {difference}"
-    return Announce(code="FingerprintRefused", message=message, warning=True)
-
-
 def _trainer_down(state: CoordinatorState, fact: TrainerDown, now_s: float) -> Transition:
     slot = _slot_of(state, fact)
     name = slot_name(state, slot.slot)
     before, state = state, note_crash(state, slot.slot, fact.crash, _when(fact, now_s))
     if fact.incarnation in slot.ended and state is not before:
         # Its process was reaped before what it had told was read.
-        return _end_explained(state, slot, fact)
+        return explain_end(state, slot, fact)
     if fact.incarnation in slot.ended:
         if slot.incarnation is None:
             handed_over = slot.handed_over or fact.handed_over
@@ -234,15 +230,6 @@ def _trainer_down(state: CoordinatorState, fact: TrainerDown, now_s: float) -> T
         ),
         reason=message,
     )
-
-
-def _end_explained(state: CoordinatorState, slot: SlotState, fact: TrainerDown) -> Transition:
-    """Note why a trainer ended whose end is known."""
-    if slot.incarnation is None and slot.ended[-1] == fact.incarnation:
-        state = with_slot(state, replace(slot, why=fact.evidence, restarting=fact.restarting))
-    message = f"trainer {slot_name(state, slot.slot)} had ended: {fact.evidence}"
-    announced = Announce(code="TrainerDown", message=message, warning=True)
-    return Transition(state=state, actions=(announced,), reason=message)
 
 
 def _pod_gone(state: CoordinatorState, fact: PodGone, now_s: float) -> Transition:
@@ -282,10 +269,17 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
             observed_at_s=_when(fact, now_s),
             differing=fact.differing,
         )
+    causes = old.causes
+    if fact.cause is not None and member.slot not in old.reporters:
+        told = ToldCause(
+            teller=member.slot, kind=fact.cause, sources=fact.sources, was_told=fact.was_told
+        )
+        causes = (*causes, told)
     new = replace(
         old,
         reporters=tuple(sorted({*old.reporters, member.slot})),
         suspects=tuple(sorted({*old.suspects, *fact.suspects})),
+        causes=causes,
     )
     name = slot_name(state, member.slot)
     return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")
@@ -497,15 +491,4 @@ def lose_pod(
             Announce(code="PodLeft" if left else "PodGone", message=message, warning=not left),
         ),
         reason=message,
-    )
-
-
-def fingerprint_difference(ours: dict[str, str] | None, theirs: Mapping[str, str]) -> str:
-    """Return in words how two numerics fingerprints differ; empty if they agree."""
-    if ours is None:
-        return ""
-    return ", ".join(
-        f"{key} is {theirs.get(key, 'missing')}, the job has {ours.get(key, 'none')}"
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key)
     )

@@ -12,17 +12,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
-from mainstay_core.coordinator import ladder, seating
+from mainstay_core.coordinator import ladder, repeats, seating
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_suspicion
+from mainstay_core.coordinator.repeats import Rung
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
+    Repetition,
     Waiting,
     all_settled,
     holds_state,
@@ -36,6 +38,7 @@ from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
 
+_AGAIN = repeats.Escalation(rung=Rung.AGAIN)
 MAX_PROBE_DOUBLINGS = 5
 """Bound on the doublings of the pause before a re-form: a quorum that fails again and again is
 re-formed ever more slowly, up to 32 x probe_s."""
@@ -245,7 +248,8 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     """Form the same quorum again after a failed collective: nobody is known to be gone.
 
     A pause leaves time for evidence. A member that is suspected a second time without a commit in
-    between is left out, if the others can do without it (protocol section 8).
+    between is left out, if the others can do without it (protocol section 8). A cause that comes
+    back again and again escalates (:mod:`~mainstay_core.coordinator.repeats`).
     """
     assert state.suspicion is not None
     assert state.plan is not None
@@ -253,9 +257,23 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     left = outgoing_died(state)
     if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
         return Transition(state=state)
-    excluded = _repeat_suspects(state)
+    # Whose death is known explains what the others tell: that is no repetition.
+    state, cause = (state, None) if left else repeats.note_repetition(state)
+    answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
+    if answer.rung is Rung.FAIL:
+        return end_job(state, JobPhase.FAILED, answer.reason)
+    if cause is not None:
+        state = repeats.note_answer(state, cause, answer)
+    if cause is not None and answer.rung is Rung.RESTART:
+        return _restart_all(state, cause, answer.reason, now_s, nonce)
+    assert state.plan is not None
+    assert state.suspicion is not None
+    excluded = tuple(m for m in state.plan.members if m.slot in answer.excluded)
+    excluded = excluded or _repeat_suspects(state)
     method = Method.MASK if excluded or left else Method.REFORM
-    if left:
+    if answer.excluded:
+        reason = answer.reason
+    elif left:
         reason = _ended_early(state, left)
     elif excluded:
         names = ", ".join(slot_name(state, m.slot) for m in excluded)
@@ -270,7 +288,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
             reason=reason,
             now_s=now_s,
             nonce=nonce,
-            avoid_rendezvous=state.plan.rendezvous.pod,
+            avoid_rendezvous=repeats.hosts_to_avoid(state, cause),
         ),
         frozenset(m.slot for m in excluded),
     )
@@ -280,6 +298,32 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     suspected = tuple(sorted({*state.suspected_before, *state.suspicion.suspects}))
     opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
     return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _restart_all(
+    state: CoordinatorState, cause: Repetition, reason: str, now_s: float, nonce: str
+) -> Transition:
+    """Have all members restart from the newest checkpoint, if possible without those named."""
+    assert state.plan is not None
+    named = frozenset({*cause.sources, *cause.witnesses})
+    draft = Draft(
+        method=Method.RESTART,
+        planned=False,
+        reason=reason,
+        now_s=now_s,
+        nonce=nonce,
+        avoid_rendezvous=repeats.hosts_to_avoid(state, cause),
+    )
+    takers = usable_slots(state, now_s)
+    without = seating.void_plan(state, draft, takers, named)
+    plan = without or seating.void_plan(state, draft, takers, frozenset())
+    assert plan is not None, "the plan before had a member in each position"
+    left = [m for m in state.plan.members if m.slot in named] if without else []
+    state = open_suspicion(state, left, plan, reason)
+    for member in left:
+        state = _hold_back(state, member.slot, now_s)
+    state = replace(state, reforms=state.reforms + 1, restarted_id=plan.quorum.id)
+    return publish(state, plan, JobPhase.RECOVERING)
 
 
 def _ended_early(state: CoordinatorState, left: tuple[Member, ...]) -> str:

@@ -35,6 +35,7 @@ from mainstay_core.coordinator.records import (
     plan_stored,
     step_committed,
 )
+from mainstay_core.coordinator.repeats import forget_mended
 from mainstay_core.coordinator.silence import note_signs
 from mainstay_core.coordinator.state import (
     COMMITS_THAT_SETTLE,
@@ -109,6 +110,7 @@ def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
     assert state.plan is not None
     state = clear_failures(state)
     state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
+    state = forget_mended(state)
     if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
         return settle_all(state, at_s)
     return Transition(state=state)

@@ -75,8 +75,8 @@ class Draft:
     reason: str
     now_s: float
     nonce: str
-    avoid_rendezvous: PodUid | None = None
-    """The pod where the last quorum failed to meet. It hosts no meeting if another pod can."""
+    avoid_rendezvous: frozenset[PodUid] = frozenset()
+    """Pods where quorums failed to meet. They host no meeting if another pod can."""
 
 
 def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: str) -> Plan | None:
@@ -141,6 +141,33 @@ def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotSta
     """Return a plan with its empty positions filled, or None if too few trainers are up."""
     grown = _grow(state, takers, least=1)
     return None if grown is None else compose(state, grown, draft)
+
+
+def void_plan(
+    state: CoordinatorState, draft: Draft, takers: Sequence[SlotState], without: frozenset[Slot]
+) -> Plan | None:
+    """Return a plan in which no state counts that is held now: all load the newest checkpoint.
+
+    Args:
+        state: of the job.
+        draft: of the plan.
+        takers: trainers for positions that are empty without those left out.
+        without: members to leave out.
+
+    Returns:
+        The plan, of the next lineage; None if a position stays empty.
+    """
+    num_positions = len(state.shape.positions)
+    staying = [s for s in living_seats(state) if s.slot not in without]
+    seats = keep_whole(staying, num_positions)
+    filled = {s.position for s in seats}
+    empty = [p for p in state.shape.positions if p not in filled]
+    free = [s for s in takers if s.slot not in without]
+    if len(empty) > len(free):
+        return None
+    seats += seat_joiners(state, seats, empty, free)
+    plan = compose(state, mate(state, seats, most=state.wanted), draft)
+    return replace(plan, lineage=plan.lineage + 1)
 
 
 def join_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
@@ -376,7 +403,7 @@ def _hosts(lanes: int, shards_per_lane: int, redundancy: int | None) -> tuple[tu
 
 
 def _rendezvous(
-    state: CoordinatorState, members: Sequence[Member], avoid: PodUid | None
+    state: CoordinatorState, members: Sequence[Member], avoid: frozenset[PodUid]
 ) -> Rendezvous:
     """Return the pod where the quorum meets.
 
@@ -389,7 +416,7 @@ def _rendezvous(
             m.slot.pod not in known,
             m.joining,
             is_leaving(state, m.slot.pod),
-            m.slot.pod == avoid,
+            m.slot.pod in avoid,
             m.index,
         ),
     )

@@ -18,7 +18,7 @@ from mainstay_core.coordinator.ladder import Lack
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.crashes import Crash, ToldCrash
-from mainstay_core.wire.facts import Location, PodRegistration
+from mainstay_core.wire.facts import Cause, Location, PodRegistration
 from mainstay_core.wire.formats import suspicion_of_format_1
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
@@ -139,6 +139,40 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToldCause:
+    """The cause for which a member gave up its quorum, as it tells."""
+
+    teller: Slot
+    kind: Cause
+    sources: tuple[Slot, ...] = ()
+    was_told: bool = False
+    """Whether it learnt only from others that the quorum has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """A cause for which quorums ended, and how often it came back."""
+
+    kind: Cause
+    sources: tuple[Slot, ...]
+    """Slots from which the fault came, each time."""
+    witnesses: tuple[Slot, ...]
+    """Slots whose trainers saw it, each time."""
+    evidence: str = ""
+    """What the first of them said last."""
+    count: int = 1
+    """Quorums that ended for it."""
+    climbed: int = 1
+    """The same count as far as it decides the rung: where a rung is taken again, it stays there."""
+    rung: int = 0
+    """What was done about it last, as a number of :class:`~.repeats.Rung`."""
+    excluded: tuple[Slot, ...] = ()
+    """Who was left out then."""
+    hosts: tuple[PodUid, ...] = ()
+    """Pods where these quorums met, the last one last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
     """Members that gave up the quorum, and whom they suspect, without sure evidence."""
 
@@ -150,6 +184,8 @@ class Suspicion:
     """Wall clock of the first reporter."""
     differing: tuple[Slot, ...] = ()
     """Slots whose state differed in the votes, as the first reporter tells."""
+    causes: tuple[ToldCause, ...] = ()
+    """By reporter: what each tells first."""
 
     @staticmethod
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -301,6 +337,8 @@ class CoordinatorState:
     """Suspects of the re-forms since the last commit."""
     reforms: int = 0
     """Re-forms since the last commit."""
+    repetitions: tuple[Repetition, ...] = ()
+    """Causes for which quorums ended and that are not mended yet, the newest last."""
     recoveries: tuple[OpenRecovery, ...] = ()
     finals: tuple[FinalDigests, ...] = ()
     """Final digests of each position, from the first member that finished."""

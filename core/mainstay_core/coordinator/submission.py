@@ -65,6 +65,7 @@ _PATHS = {
     "operation_timeout_s": "spec.detection.hangSeconds",
     "handover_s": "spec.recovery.handoverSeconds",
     "max_restarts": "spec.recovery.maxRestarts",
+    "escalate_after": "spec.recovery.escalateAfter",
 }
 """Where a user finds a field that the processes name otherwise."""
 

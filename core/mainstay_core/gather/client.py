@@ -24,12 +24,14 @@ class QuorumAborted(MainstayError):  # noqa: N818 - a state, not a failure
         why: the reason in one sentence.
         suspects: indices (in the plan's members) of the ranks that seem gone.
             A hint, never a decision: peers that abort reset their sockets too.
+        was_told: whether others ended it, and this member saw nothing itself.
     """
 
-    def __init__(self, why: str, suspects: tuple[int, ...] = ()) -> None:
+    def __init__(self, why: str, suspects: tuple[int, ...] = (), *, was_told: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.suspects = suspects
+        self.was_told = was_told
 
 
 class ClientProtocol(Generic[Body]):
@@ -116,7 +118,8 @@ class ClientProtocol(Generic[Body]):
             return None
         if isinstance(message, Newer):
             return message
-        return self.lost(message.why, message.suspects)
+        self._is_over = True
+        return self._end(message.why, message.suspects, was_told=True)
 
     def lost(self, why: str, suspects: tuple[int, ...] = ()) -> QuorumAborted | None:
         """Take note that the connection has ended, or could not be opened.
@@ -149,13 +152,16 @@ class ClientProtocol(Generic[Body]):
         """End this side without a word: the others see the connection end."""
         self._end(why)
 
-    def _end(self, why: str, suspects: tuple[int, ...] = ()) -> QuorumAborted | None:
+    def _end(
+        self, why: str, suspects: tuple[int, ...] = (), *, was_told: bool = False
+    ) -> QuorumAborted | None:
         if self._ended is not None:
             return None
-        self._ended = QuorumAborted(why, suspects)
+        self._ended = QuorumAborted(why, suspects, was_told=was_told)
         return self._ended
 
     def _raise_if_ended(self) -> None:
         # A new exception per raise: one object raised in two threads mixes their tracebacks.
-        if self._ended is not None:
-            raise QuorumAborted(self._ended.why, self._ended.suspects)
+        ended = self._ended
+        if ended is not None:
+            raise QuorumAborted(ended.why, ended.suspects, was_told=ended.was_told)

@@ -16,6 +16,7 @@ from mainstay_core.base.bounds import (
     Index,
     Longest,
     Name,
+    Range,
     Seconds,
     Text,
 )
@@ -84,6 +85,8 @@ class JobConfig:
     max_restarts: Count = 10
     """Restarts of one slot's trainer until it works again; and tries of a step that may end with
     the same exception, beside the first."""
+    escalate_after: Annotated[int, Range(1, 1_000_000)] = 10
+    """Quorums that end for the same cause before more is done than to meet again."""
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
     faults: Annotated[tuple[FaultPoint, ...], Longest(MAX_FAULTS)] = ()

@@ -156,6 +156,7 @@ UNCHANGEABLE: tuple[Rule, ...] = (
     _constant("spec", ".detection"),
     _constant("spec", ".checkpoint"),
     _constant("spec.recovery", ".maxRestarts"),
+    _constant("spec.recovery", ".escalateAfter"),
     _constant("spec.recovery", ".restartGraceSeconds"),
     _constant("spec.recovery", ".handoverSeconds"),
     _constant("spec.recovery", ".holdBackSeconds"),

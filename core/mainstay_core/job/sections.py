@@ -231,6 +231,12 @@ class RecoveryPolicy(Section):
     it has committed two steps that its slot had not committed before: steps that are computed again
     do not count. When the same exception ends more tries than this of the same step, on whichever
     slots, the job fails with it."""
+    escalate_after: Annotated[int, pydantic.Field(ge=1, le=1_000_000)] = 10
+    """How often a quorum may end for the same cause (kind of fault, source, witnesses) before more
+    is done than to meet again: after so often the job goes on without the source, after twice as
+    often without the witnesses, after three times as often all restart from the newest checkpoint,
+    after four times as often the job fails with the cause. Each meeting waits longer, up to 10 s.
+    Two steps committed in a row end the count. Waiting for trainers is not counted."""
     restart_grace_seconds: SecondsOrNone = 10
     """How long a lost rank's place waits for its own pod's new trainer before a spare takes it."""
     handover_seconds: SecondsOrNone = 30

@@ -182,6 +182,7 @@ class TrainingJob(Section):
             spares=spec.spares.replicas,
             startup_deadline_s=float(spec.scheduling.startup_deadline_seconds),
             max_restarts=spec.recovery.max_restarts,
+            escalate_after=spec.recovery.escalate_after,
             suspend=spec.suspend,
             faults=faults,
         )

@@ -235,15 +235,21 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
 
     # Ends ---------------------------------------------------------------------------------
 
-    def fail_quorum(self, why: str) -> tuple[str, tuple[int, ...]]:
-        """End the quorum for all, as a collective failed here; return why and the suspects."""
+    def fail_quorum(self, why: str) -> tuple[str, tuple[int, ...], bool]:
+        """End the quorum for all, as a collective failed here.
+
+        Returns:
+            Why it ended, the suspects, and whether others had ended it before.
+        """
         with self._guard:
             gather = self.gather()
             if gather.ended is None:
                 gather.abort(why)
             self._end_reduce(why)
             ended = gather.ended
-        return (ended.why, ended.suspects) if ended is not None else (why, ())
+        return (
+            (ended.why, ended.suspects, ended.was_told) if ended is not None else (why, (), False)
+        )
 
     def fail_pipeline(self, why: str) -> None:
         """End the chain's groups, as it broke here: the neighbours are to notice."""

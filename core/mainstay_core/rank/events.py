@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan
@@ -40,7 +41,7 @@ class StateLoaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """No source had a usable state, or the quorum ended before the state was complete."""
+    """No source had a usable state, or the checkpoint cannot be read."""
 
     why: str
 
@@ -79,6 +80,13 @@ class QuorumLost:
 
     why: str
     suspects: tuple[int, ...] = ()
+    was_told: bool = False
+    """Whether others ended it, and this rank saw nothing itself."""
+
+    @classmethod
+    def of(cls, end: QuorumAborted) -> QuorumLost:
+        """Return the event of a gather that has ended."""
+        return cls(end.why, end.suspects, end.was_told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ class DropHeld:
 class LoadState:
     """Copy the state from a member, or read it from a checkpoint.
 
-    Outcome: StateLoaded or LoadFailed.
+    Outcome: StateLoaded, LoadFailed or QuorumLost.
     """
 
     action: StateAction

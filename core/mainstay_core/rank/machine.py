@@ -60,7 +60,16 @@ from mainstay_core.rank.state import (
     saw_plan,
 )
 from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
-from mainstay_core.wire.facts import Adopted, Failed, Parked, Paused, Phase, Settled
+from mainstay_core.wire.facts import (
+    MAX_SOURCES,
+    Adopted,
+    Cause,
+    Failed,
+    Parked,
+    Paused,
+    Phase,
+    Settled,
+)
 from mainstay_core.wire.plan import Plan
 
 __all__ = [
@@ -135,7 +144,10 @@ def _park(
     why: str,
     suspects: Sequence[int],
     *prefix: Action,
+    cause: Cause,
+    sources: Sequence[int] = (),
     differing: tuple[Slot, ...] = (),
+    was_told: bool = False,
 ) -> Transition:
     """Give the quorum up and wait with everything held, or adopt a newer plan if one is known.
 
@@ -144,7 +156,10 @@ def _park(
         why: the reason, for people.
         suspects: members that seem gone.
         prefix: actions that come first.
-        differing: slots whose state was found to differ.
+        cause: the kind of the fault.
+        sources: members from which it came, beside the suspects.
+        differing: slots whose state was found to differ: they are its sources, too.
+        was_told: whether only others saw it.
     """
     if state.phase in _MAY_MISS_A_ROUND:
         prefix = (*prefix, Leave())
@@ -152,7 +167,18 @@ def _park(
         return _adopt(state, *prefix)
     assert state.plan is not None
     slots = tuple(state.plan.members[i].slot for i in suspects)
-    tell = SendFact(fact_of(state, Parked, evidence=why, suspects=slots, differing=differing))
+    named = {*slots, *differing, *(state.plan.members[i].slot for i in sources)}
+    parked_for = fact_of(
+        state,
+        Parked,
+        evidence=why,
+        suspects=slots,
+        differing=differing,
+        cause=cause,
+        sources=tuple(sorted(named))[:MAX_SOURCES],
+        was_told=was_told,
+    )
+    tell = SendFact(parked_for)
     parked = replace(state, phase=Phase.PARKED)
     return Transition(parked, (*prefix, tell, WaitForPlan()), why)
 
@@ -228,7 +254,11 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
 
 
 def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
-    return _park(replace(state, valid=False), event.why, ())
+    assert state.settlement is not None
+    sources = state.settlement.sources[state.index]
+    heals = state.settlement.actions[state.index] is StateAction.HEAL
+    cause = Cause.HEAL if heals else Cause.LOAD
+    return _park(replace(state, valid=False), event.why, (), cause=cause, sources=sources)
 
 
 def _begin(state: RankState, *prefix: Action) -> Transition:
@@ -304,7 +334,8 @@ def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
 
 
 def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
-    return _park(replace(state, held=event.held), event.why, event.suspects)
+    broken = replace(state, held=event.held)
+    return _park(broken, event.why, event.suspects, cause=Cause.CHAIN)
 
 
 def _reduce(state: RankState) -> Transition:
@@ -322,7 +353,8 @@ def _on_reduced(state: RankState, event: Reduced) -> Transition:
 
 
 def _on_lost(state: RankState, event: QuorumLost) -> Transition:
-    return _park(state, event.why, event.suspects)
+    cause = Cause.REDUCTION if state.phase is Phase.REDUCING else Cause.MEETING
+    return _park(state, event.why, event.suspects, cause=cause, was_told=event.was_told)
 
 
 def _on_votes(state: RankState, event: VotesGathered) -> Transition:
@@ -362,7 +394,8 @@ def _refused(
         if state.index in verdict.state_bad:
             void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
         prefix = (*prefix, DropHeld(), Leave())
-        return _park(void, verdict.reason, (), *prefix, differing=verdict.differing)
+        cause = Cause.STATE if verdict.state_bad else Cause.RESULT
+        return _park(void, verdict.reason, (), *prefix, cause=cause, differing=verdict.differing)
     again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
     return replace(again, actions=(*prefix, *again.actions))
 
@@ -420,6 +453,7 @@ _TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
     (Phase.SETTLING, QuorumLost): _on_lost,
     (Phase.HEALING, StateLoaded): _on_state_loaded,
     (Phase.HEALING, LoadFailed): _on_load_failed,
+    (Phase.HEALING, QuorumLost): _on_lost,
     (Phase.COMPUTING, TodoDone): _on_todo_done,
     (Phase.COMPUTING, ComputeBroken): _on_compute_broken,
     (Phase.REDUCING, Reduced): _on_reduced,

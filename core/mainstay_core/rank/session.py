@@ -276,7 +276,7 @@ class RankSession(ABC, Generic[ConnectionsT]):
             try:
                 outcome = await self.perform(action)
             except QuorumAborted as end:
-                outcome = events.QuorumLost(end.why, end.suspects)
+                outcome = events.QuorumLost.of(end)
         assert outcome is not None, f"no event after {actions}"
         return outcome
 
@@ -370,7 +370,8 @@ class RankSession(ABC, Generic[ConnectionsT]):
             if expected or len(action.sources) == 1:
                 return events.StateLoaded(masters)
             expected, why = masters, "no other source is left to compare the copy with"
-        return events.LoadFailed(why)
+        ended = self.connections.gather().ended
+        return events.LoadFailed(why) if ended is None else events.QuorumLost.of(ended)
 
     async def compute(self, action: events.Compute) -> events.Event:
         """Run the types of an action through this rank's chain."""

@@ -264,6 +264,18 @@ class Faults:
 
             self._until(self._lasts_s, fast)
 
+    def _bad_source(self) -> None:
+        """Copies of a rank's state arrive damaged, for good, and no other rank has that state."""
+        victim, plan = self._victim(), self._world.newest_plan
+        place = plan.member_of(victim.slot, victim.incarnation) if victim and plan else None
+        if victim is None or plan is None or place is None:
+            return
+        victim.heal_server.spoils = True
+        position = plan.position_members(plan.position_of(place.index))
+        lives = {str(m.incarnation) for m in position} - {str(victim.incarnation)}
+        for other in [t for t in self._members() if t.incarnation in lives]:
+            other.kill()
+
     def _corrupt_gradient(self) -> None:
         self._gradient_due = True
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mainstay_core.rank.serving import HealFailed, Wanted, copy_problem, may_copy
+from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Listener, Network
 from mainstay_core.wire.plan import Plan
@@ -41,6 +42,8 @@ class HealServer:
         self._process, self._changed = process, changed
         self._adopted, self._state, self._copy_s = adopted, state, copy_s
         self.serves: Wanted | None = None
+        self.spoils = False
+        """Whether what it sends to other nodes arrives damaged, for good."""
         network.listen(address, Listener(process, accept=self._accept))
 
     def _accept(self, end: End) -> None:
@@ -59,7 +62,10 @@ class HealServer:
         announced = self._state()
         yield self._copy_s()
         # What changed meanwhile is in the copy, but not in the digest that was announced.
-        end.send(("state", announced, self._state()))
+        sent = self._state()
+        if self.spoils and end.peer.process.node != self._process.node:
+            sent = terms.term("spoilt", sent)
+        end.send(("state", announced, sent))
         end.close()
 
 

@@ -41,11 +41,17 @@ KINDS = (
     "damage-checkpoint",
     "suspend",
     "scale",
+    "bad-source",
 )
 """Every kind of fault; :mod:`mainstay_core.sim.faults` says what each does."""
 
 PLANNED = ("suspend", "scale")
 """No faults, but wishes: drawn beside the others, so that these mean the same without them."""
+
+LASTING = ("bad-source",)
+"""Faults that never end, so that a recovery from them repeats itself. Drawn apart, like wishes."""
+SHARE_THAT_LASTS = 0.15
+"""Share of the seeds that meet such a fault."""
 
 HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
 """Nobody dies of these, nor is left out for long."""
@@ -243,9 +249,29 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
         block_s=rng.choice(((0.005, 0.03), (0.005, 0.03), (0.03, 0.15))),
         skew_s=rng.choice((0.0, 100.0)),
         restarts_in_place=rng.random() < 0.3,
-        faults=_draw_faults(rng, tuple(k for k in kinds if k not in PLANNED)),
+        faults=_draw_faults(rng, tuple(k for k in kinds if k not in (*PLANNED, *LASTING))),
     )
-    return _with_wishes(scenario, kinds)
+    return _with_what_lasts(_with_wishes(scenario, kinds), kinds)
+
+
+def _with_what_lasts(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario with a fault that never ends among its faults, in some seeds.
+
+    It is drawn apart, like wishes. A corrupt state is not beside it: the good copies of that state
+    might be those that cannot be had.
+    """
+    lasting = tuple(k for k in kinds if k in LASTING)
+    rng = random.Random(f"lasting {scenario.seed}")
+    always = len(lasting) == len(kinds)
+    if not lasting or (not always and rng.random() > SHARE_THAT_LASTS):
+        return scenario
+    if any(f.kind == "corrupt-state" for f in scenario.faults):
+        return scenario
+    fault = _draw_fault(rng, rng.choice(lasting))
+    place = rng.randint(0, len(scenario.faults))
+    faults = (*scenario.faults[:place], fault, *scenario.faults[place:])
+    config = replace(scenario.config, escalate_after=rng.choice((1, 2, 3)))
+    return replace(scenario, config=config, faults=faults)
 
 
 def _with_wishes(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

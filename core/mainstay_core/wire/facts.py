@@ -84,6 +84,29 @@ class FactKind(enum.StrEnum):
     PAUSED = "paused"
 
 
+MAX_SOURCES = 64
+"""Sources of a fault that are named; a fault that comes from more is nobody's."""
+
+
+class Cause(enum.StrEnum):
+    """The kinds of causes for which a member gives up its quorum, the most telling ones first."""
+
+    STATE = "state"
+    """The states of some members differ from those of their stage's majority."""
+    LOAD = "load"
+    """It cannot read the checkpoint that the job goes on from."""
+    HEAL = "heal"
+    """No source has given it a state that is right."""
+    RESULT = "result"
+    """The votes on a step refuse it again and again."""
+    REDUCTION = "reduction"
+    """The connections within a stage ended."""
+    CHAIN = "chain"
+    """The connections within a replica ended."""
+    MEETING = "meeting"
+    """The gather of the quorum ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fact:
     """The fields that every fact has. A fact is idempotent: reporting it twice changes nothing."""
@@ -195,6 +218,13 @@ class Parked(_RankFact):
     differing: Annotated[tuple[Slot, ...], Longest(MAX_MEMBERS)] = ()
     """Members whose state the quorum's votes found to differ from that of their stage's majority:
     evidence against the devices that hold it."""
+    cause: Cause | None = None
+    """Why it gave the quorum up; None from a pod of the version before."""
+    sources: Annotated[tuple[Slot, ...], Longest(MAX_SOURCES)] = ()
+    """Members from which the fault came, as far as the teller knows: those that it copied from,
+    those whose state differs, those whose connections ended."""
+    was_told: bool = False
+    """Whether it learnt only from others that the quorum has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,7 @@ def test_every_setting_reaches_the_config() -> None:
         },
         "recovery": {
             "maxRestarts": 3,
+            "escalateAfter": 4,
             "restartGraceSeconds": 0,
             "handoverSeconds": 45,
             "holdBackSeconds": 2,
@@ -150,6 +151,7 @@ def test_every_setting_reaches_the_config() -> None:
         "restart_grace_s": 0.0,
         "startup_deadline_s": 30.0,
         "max_restarts": 3,
+        "escalate_after": 4,
         "suspend": False,
         "handover_s": 45.0,
         "hold_back_s": 2.0,

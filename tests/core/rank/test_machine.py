@@ -15,7 +15,7 @@ from tests.core.plans import make_plan, slot_of
 from tests.worlds.trainers import PlayedTrainers, Shape
 
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_core.base.ids import Incarnation
+from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.rank import machine
 from mainstay_core.rank.events import (
     Applied,
@@ -48,7 +48,7 @@ from mainstay_core.rank.events import (
 from mainstay_core.rank.machine import Phase, RankState, Transition
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import fact_of
-from mainstay_core.wire.facts import FactKind, Parked
+from mainstay_core.wire.facts import Cause, FactKind, Parked
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, TypeStat, Vote
 
@@ -56,7 +56,7 @@ ACCEPTED: dict[Phase, set[type]] = {
     Phase.IDLE: {PlanSeen},
     Phase.PARKED: {PlanSeen},
     Phase.SETTLING: {ReportsGathered, QuorumLost},
-    Phase.HEALING: {StateLoaded, LoadFailed},
+    Phase.HEALING: {StateLoaded, LoadFailed, QuorumLost},
     Phase.COMPUTING: {TodoDone, ComputeBroken},
     Phase.REDUCING: {Reduced, QuorumLost},
     Phase.VOTING: {VotesGathered, QuorumLost},
@@ -429,10 +429,48 @@ def test_who_loses_the_quorum_parks_with_everything_and_names_the_suspects(
     assert [getattr(outcome.state, f) for f in kept] == [getattr(before, f) for f in kept]
     tell, wait = outcome.actions[-2:]
     expected = fact_of(
-        outcome.state, Parked, step=0, evidence="a reset", suspects=(slot_of("b.1"),)
+        outcome.state,
+        Parked,
+        step=0,
+        evidence="a reset",
+        suspects=(slot_of("b.1"),),
+        cause=Cause.MEETING,
+        sources=(slot_of("b.1"),),
     )
     assert tell == SendFact(expected)
     assert wait == WaitForPlan()
+
+
+def parked_for(state: RankState, event: Event) -> tuple[Cause | None, tuple[Slot, ...], bool]:
+    """The typed cause that a rank tells when an event has it give its quorum up."""
+    (fact,) = (
+        action.fact
+        for action in machine.step(state, event).actions
+        if isinstance(action, SendFact) and isinstance(action.fact, Parked)
+    )
+    return fact.cause, fact.sources, fact.was_told
+
+
+def test_who_gives_its_quorum_up_tells_the_kind_of_the_cause() -> None:
+    lost, other = QuorumLost("why", was_told=True), slot_of("b.1")
+    reducing = follow(computing(), TodoDone(())).state
+    assert parked_for(voting(), lost) == (Cause.MEETING, (), True)
+    assert parked_for(reducing, QuorumLost("why", (1,))) == (Cause.REDUCTION, (other,), False)
+    assert parked_for(computing(), ComputeBroken((), "why")) == (Cause.CHAIN, (), False)
+    three = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]})
+    votes = [vote(state="bad" if index == 1 else "digest") for index in range(3)]
+    assert parked_for(voting(three), VotesGathered(tuple(votes)))[:2] == (Cause.STATE, (other,))
+
+
+def test_who_cannot_heal_tells_from_whom_and_who_cannot_load_names_nobody() -> None:
+    other = slot_of("b.1")
+    for version, cause, sources in ((1, Cause.HEAL, (other,)), (0, Cause.LOAD, ())):
+        reports = (report(0, valid=False), report(1, version=version, valid=version > 0))
+        healing = machine.step(adopting(), ReportsGathered(reports)).state
+        assert healing.phase is Phase.HEALING
+        assert parked_for(healing, LoadFailed("why")) == (cause, sources, False)
+        # The quorum ended meanwhile: nothing is wrong with the source.
+        assert parked_for(healing, QuorumLost("why")) == (Cause.MEETING, (), False)
 
 
 def test_a_broken_chain_keeps_its_complete_types() -> None:

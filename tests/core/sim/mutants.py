@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.coordinator import repeats
 from mainstay_core.coordinator.job_store import StoredJob
 from mainstay_core.gather.frames import Abort, Gathered, Join, Post
 from mainstay_core.gather.server import Send, ServerProtocol
@@ -28,7 +29,7 @@ from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Sleep
 from mainstay_core.sim.gather import GatherClient
-from mainstay_core.sim.scenario import Fault, Scenario
+from mainstay_core.sim.scenario import LASTING, Fault, Scenario
 from mainstay_core.sim.trainer import Trainer
 from mainstay_core.supervisor import conversation, outbox, slots
 from mainstay_core.supervisor import machine as supervisor_machine
@@ -282,6 +283,10 @@ def _all_good(plan: Plan, *_: object) -> votes.Verdict:
     return votes.judge_states(plan, {})
 
 
+def _never_more(*_: object) -> repeats.Escalation:
+    return repeats.Escalation(rung=repeats.Rung.AGAIN)
+
+
 MUTANTS = {
     "missing-vote-counts": Mutant(
         "a vote that is missing counts as a yes",
@@ -397,6 +402,11 @@ MUTANTS = {
         [(RankState, "is_oldest", property(_never))],
         ("kill-trainer", "kill-meeting"),
         is_rare=True,
+    ),
+    "never-escalates": Mutant(
+        "a cause that comes back again and again is met in the same way each time",
+        [(repeats, "escalate", _never_more)],
+        LASTING,
     ),
     "bad-state-keeps-gradients": Mutant(
         "what the chain of a bad state has computed is kept",

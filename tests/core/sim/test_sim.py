@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from inspect import getcoroutinestate
 
 import pytest
@@ -7,7 +8,7 @@ from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
-from mainstay_core.sim.scenario import PLANNED
+from mainstay_core.sim.scenario import LASTING, PLANNED
 
 SEEDS_PER_TEST = 10
 
@@ -58,6 +59,15 @@ def test_a_bad_state_is_found_whoever_ends_before_the_vote_while_most_copies_are
     for seed in range(12):
         outcome = simulate(draw_deaths_with_bad_states(seed, ("kill-trainer",)))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+
+
+def test_a_recovery_that_repeats_itself_escalates_and_the_job_goes_on() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        outcome = simulate(draw(seed, kinds=LASTING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["plan re-form"]
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:

@@ -176,6 +176,15 @@ EXAMPLES: dict[str, Any] = {
         suspects=(Slot(pod=PodUid("pod-b"), index=0),),
         evidence="a reset",
     ),
+    "fact-parked-with-a-cause": facts.Parked(
+        **TRAINER,
+        quorum=QUORUM,
+        step=4,
+        evidence="the copy has another digest",
+        cause=facts.Cause.HEAL,
+        sources=(SLOT, Slot(pod=PodUid("pod-b"), index=0)),
+        was_told=True,
+    ),
     "fact-parked-of-who-differs": facts.Parked(
         **TRAINER,
         quorum=QUORUM,
