@@ -677,7 +677,7 @@ class PlayedTrainers:
         try:
             trainer.gather.post(key, body)
         except QuorumAborted as end:
-            return QuorumLost(end.why, end.suspects)
+            return QuorumLost.of(end)
         trainer.posted = True
         return _HALF
 
@@ -691,13 +691,13 @@ class PlayedTrainers:
         try:
             return make(client.take(key))
         except QuorumAborted as end:
-            return QuorumLost(end.why, end.suspects)
+            return QuorumLost.of(end)
 
     def _load_state(self, trainer: Trainer, action: LoadState) -> Event | None:
         if action.action is StateAction.LOAD:
             return self._load(trainer, trainer.state.member_position, action.version)
         if trainer.gather.client.ended is not None:
-            return LoadFailed("the quorum has ended")
+            return QuorumLost.of(trainer.gather.client.ended)
         for life in (self.trainers[self._life(trainer, i)] for i in action.sources):
             if not life.alive or life.adopted is not trainer.adopted:
                 continue
@@ -828,7 +828,7 @@ class PlayedTrainers:
             trainer.gather.abort("the reduction failed")
             ended = trainer.gather.client.ended
             assert ended is not None
-            return QuorumLost(ended.why, ended.suspects)
+            return QuorumLost.of(ended)
         if missing:
             return None
         rows: dict[Partial, tuple[str, ...]] = {}
