@@ -152,6 +152,7 @@ def test_every_rule_is_shown_by_a_scenario_and_no_other() -> None:
 NAMED: dict[str, str] = {
     "Rule A.": "tests/train/test_checklist.py",
     "Rule B.": "tests/train/test_checklist.py",
+    "A cause that comes back.": "escalation",
     "follower": "followers first",
     "Computing": "step",
     "Reducing": "step",
