@@ -12,7 +12,7 @@ import httpx
 
 from mainstay_cli.base import state_dir
 from mainstay_core.wire.api import ApiError, Failure, failure_of
-from mainstay_core.wire.routes import JobApi, Request, explain, read_answer
+from mainstay_core.wire.routes import JobApi, Request, explain, read_answer, read_object
 
 TIMEOUT_S = 30.0
 """Of one request. Generous: a machine full of trainers is slow, not broken."""
@@ -90,11 +90,8 @@ def connect(record: state_dir.RunRecord) -> ApiClient:
 def _explanation(response: httpx.Response) -> str:
     """Return what an answer says that is no success, whoever on the way gave it."""
     status = response.status_code
-    try:
-        body = response.json()
-    except ValueError:
-        body = None
-    if isinstance(body, dict) and body.get("kind") == "Status":
+    body = read_object(response.content)
+    if body.get("kind") == "Status":
         # Not the api's own words: those of a cluster's API server on the way to it.
         hint = "; the chart's rbac.reach gives that right" if status == 403 else ""
         return f"the API server did not pass it on: {body.get('message')}{hint}"

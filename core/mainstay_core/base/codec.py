@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 
 from mainstay_core.base.bounds import Bound, Longest, Tree
 from mainstay_core.base.errors import MalformedError
+from mainstay_core.base.words import quote
 
 T = TypeVar("T")
 
@@ -170,7 +171,7 @@ def _union(kind: Any, args: tuple[Any, ...]) -> Decoder:
                 return member(data)
             except MalformedError:
                 continue
-        raise MalformedError("", f"{_show(data)} fits none of {kind}")
+        raise MalformedError("", f"{quote(data)} fits none of {kind}")
 
     return read
 
@@ -182,7 +183,7 @@ def _literal(values: tuple[Any, ...]) -> Decoder:
         for value in values:
             if data == value and isinstance(data, bool) == isinstance(value, bool):
                 return value
-        raise MalformedError("", f"{_show(data)} is not {told}")
+        raise MalformedError("", f"{quote(data)} is not {told}")
 
     return read
 
@@ -238,7 +239,7 @@ def _mapping(args: tuple[Any, ...]) -> Decoder:
             try:
                 found[read_key(key)] = read_item(value)
             except MalformedError as error:
-                name = key if isinstance(key, str) and key.isidentifier() else _show(key)
+                name = key if isinstance(key, str) and key.isidentifier() else quote(key)
                 raise _below(f".{name[:100]}", error) from None
         return found
 
@@ -249,7 +250,7 @@ def _integer_key(key: Any) -> int:
     try:
         return int(key)
     except (TypeError, ValueError) as error:
-        raise MalformedError("", f"expected integer keys, got {_show(key)}") from error
+        raise MalformedError("", f"expected integer keys, got {quote(key)}") from error
 
 
 def _dataclass(kind: type) -> Decoder:
@@ -273,7 +274,10 @@ def _dataclass(kind: type) -> Decoder:
                     raise MalformedError("", "missing")
         except MalformedError as error:
             raise _below(f".{name}", error) from None
-        return kind(**values)
+        try:
+            return kind(**values)
+        except ValueError as error:  # fields that contradict each other
+            raise MalformedError("", str(error)) from error
 
     return read
 
@@ -294,7 +298,7 @@ def _enumeration(kind: type[enum.Enum]) -> Decoder:
             return kind(data)
         except ValueError:
             told = ", ".join(repr(member.value) for member in kind)
-            raise MalformedError("", f"{_show(data)} is not one of {told}") from None
+            raise MalformedError("", f"{quote(data)} is not one of {told}") from None
 
     return read
 
@@ -307,18 +311,9 @@ def _scalar(kind: type) -> Decoder:
             try:
                 return float(data)
             except OverflowError:
-                raise MalformedError("", f"{_show(data)} does not fit a float") from None
+                raise MalformedError("", f"{quote(data)} does not fit a float") from None
         if not isinstance(data, kind) or isinstance(data, bool):
             raise MalformedError("", f"expected {kind.__name__}, got {type(data).__name__}")
         return data
 
     return read
-
-
-def _show(data: Any) -> str:
-    """Return a value of a peer as it stands in an error: short, whatever it is."""
-    if isinstance(data, int) and data.bit_length() > 128:
-        return f"an integer of {data.bit_length()} bits"
-    if isinstance(data, str | int | float | None):
-        return repr(data)[:100]
-    return f"a value of type {type(data).__name__}"

@@ -38,6 +38,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mainstay_core.base.words import quote
+
 CHUNK = 65_536
 """Elements per chunk key; also the size of the table of element keys."""
 
@@ -71,7 +73,7 @@ class Digest:
             ValueError: ``text`` is not 32 hexadecimal digits.
         """
         if len(text) != 32 or not set(text) <= set("0123456789abcdefABCDEF"):
-            raise ValueError(f"a digest is 32 hexadecimal digits, got {text!r}")
+            raise ValueError(f"a digest is 32 hexadecimal digits, got {quote(text)}")
         return cls(int(text[:16], 16), int(text[16:], 16))
 
     def __add__(self, other: Digest) -> Digest:

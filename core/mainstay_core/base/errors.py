@@ -16,13 +16,28 @@
 A user's mistake is a ``ValueError`` that names the field and what would be
 right. ``assert`` is for invariants only. Core never catches broadly; shells
 translate at their boundary and chain with ``from``.
+
+Many errors quote what a peer or a user wrote. What an error says is cut to the length of a
+sentence, and can be written as UTF-8: it is logged, stored and sent back.
 """
 
 from __future__ import annotations
 
+from mainstay_core.base.bounds import cut
+
+MAX_FIELD_CHARS = 1024
+"""Characters of the path of a field: its keys are a peer's or a user's."""
+
 
 class MainstayError(Exception):
-    """Base of every exception that Mainstay raises on purpose."""
+    """Base of every exception that Mainstay raises on purpose.
+
+    Args:
+        message: what went wrong, for people.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(cut(message))
 
 
 class InvalidSpecError(MainstayError, ValueError):
@@ -34,9 +49,9 @@ class InvalidSpecError(MainstayError, ValueError):
     """
 
     def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
+        self.field = cut(field, MAX_FIELD_CHARS)
+        self.message = cut(message)
+        super().__init__(f"{self.field}: {self.message}")
 
 
 class InfeasiblePlanError(MainstayError):
@@ -68,9 +83,9 @@ class MalformedError(RemoteProtocolError):
     """
 
     def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
-        self.problem = problem
+        self.field = cut(field, MAX_FIELD_CHARS)
+        self.problem = cut(problem)
+        super().__init__(f"{self.field}: {self.problem}")
 
 
 class StoreConflictError(MainstayError):

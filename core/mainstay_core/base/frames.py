@@ -75,7 +75,7 @@ def parse_head(raw: bytes) -> dict[str, Any]:
     """
     try:
         head = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"frame head is not JSON: {error}") from error
     if not isinstance(head, dict):
         raise RemoteProtocolError("frame head is not an object")

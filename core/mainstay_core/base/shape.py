@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mainstay_core.base.bounds import Count, Index, Signed, SlotIndex, TypeIndex
+from mainstay_core.base.bounds import (
+    MAX_MEMBERS,
+    MAX_TYPES,
+    Count,
+    Index,
+    Signed,
+    SlotIndex,
+    TypeIndex,
+)
 from mainstay_core.base.errors import InvalidSpecError
 
 
@@ -47,6 +55,14 @@ class JobShape:
                 f"min_replicas {self.min_replicas} <= replicas {self.replicas} <= lanes "
                 f"{self.lanes} must hold",
             )
+        # No plan could be sent with more: its lists have these bounds.
+        for name, number, most in (
+            ("shards_per_lane", self.num_types, MAX_TYPES),
+            ("replicas", self.num_ranks, MAX_MEMBERS),
+        ):
+            if number > most:
+                what = "shard types" if name == "shards_per_lane" else "ranks"
+                raise InvalidSpecError(name, f"makes {number} {what}, at most {most}")
 
     @property
     def num_types(self) -> int:

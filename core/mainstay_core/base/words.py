@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MAX_QUOTED = 100
+"""Characters of a value that an error quotes."""
+
 
 def first_line(text: str) -> str:
     """Return the first line of a text that may have several, for a sentence."""
@@ -17,3 +20,13 @@ def count(number: int, noun: str, plural: str = "") -> str:
         plural: what it is called when there are none or several; the noun with an s if left out.
     """
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def quote(value: object) -> str:
+    """Return a value of a peer or a user as it stands in an error: short, whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        # Python writes no number of more than 4300 digits.
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)[:MAX_QUOTED]
+    return f"a value of type {type(value).__name__}"

@@ -406,7 +406,7 @@ class CoordinatorState:
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key under which pod-2 comes before pod-10."""
     return tuple(
-        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        (0, int(part), "") if part.isdecimal() else (1, 0, part)
         for part in re.split(r"(\d+)", name)
         if part
     )

@@ -30,6 +30,7 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.base.words import quote
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.formats import fact_of_format_1, format_of
 from mainstay_core.wire.ledger import FinalDigests
@@ -274,7 +275,7 @@ def read_fact(data: Any) -> Fact:
     data = modernized_fact(data)
     kind = data.get("kind") if isinstance(data, Mapping) else None
     if not isinstance(kind, str) or kind not in _BY_KIND:
-        raise RemoteProtocolError(f"Fact.kind: {kind!r} is no kind of fact")
+        raise RemoteProtocolError(f"Fact.kind: {quote(kind)} is no kind of fact")
     return codec.decode(_BY_KIND[kind], data)
 
 

@@ -10,8 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from mainstay_core.base.bounds import cut
 from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.words import quote
 
+_SLOT = re.compile(r"[0-9]{1,9}")
 _DIFFERING = re.compile(r"parameters of (.+?) differ from the rest of the stage")
 
 
@@ -33,7 +36,7 @@ def format_of(data: Any, newest: int, what: str) -> int:
     """
     told = data.get("format", 1) if isinstance(data, Mapping) else 1
     if isinstance(told, bool) or not isinstance(told, int) or told < 1:
-        raise RemoteProtocolError(f"{what}.format: {told!r} is no format")
+        raise RemoteProtocolError(f"{what}.format: {quote(told)} is no format")
     if told > newest:
         raise UnknownFormatError(
             f"{what} comes in format {told}, known here are 1 to {newest}: "
@@ -53,7 +56,7 @@ def fact_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
     evidence = told.get("evidence", "")
     return {
         **told,
-        "differing": _differing_slots(str(evidence)),
+        "differing": _differing_slots(evidence),
         "complete": not evidence,
         "fingerprint": told.get("fingerprint", {}),
     }
@@ -61,7 +64,7 @@ def fact_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def recovery_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recovery's record of format 1 as format 2 writes it, with differing slots."""
-    return {**data, "differing": _differing_slots(f"{data.get('fault')}; {data.get('reason')}")}
+    return {**data, "differing": _differing_slots(data.get("fault"), data.get("reason"))}
 
 
 def suspicion_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,14 +72,17 @@ def suspicion_of_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
 
     Only its sentence named them when facts had format 1.
     """
-    return {**data, "differing": _differing_slots(str(data.get("evidence")))}
+    return {**data, "differing": _differing_slots(data.get("evidence"))}
 
 
-def _differing_slots(sentence: str) -> list[dict[str, Any]]:
-    """Return the slots (as JSON) whose state differed, if a sentence of format 1 names them."""
-    found = _DIFFERING.search(sentence)
+def _differing_slots(*sentences: object) -> list[dict[str, Any]]:
+    """Return the slots (as JSON) whose state differed, if sentences of format 1 name them.
+
+    The sentences are a peer's: a search takes the square of their length.
+    """
+    found = _DIFFERING.search("; ".join(cut(s) for s in sentences if isinstance(s, str)))
     if found is None:
         return []
     slots = (member.rpartition(" on ")[2] for member in found[1].split(", "))
     pairs = (slot.rpartition("/") for slot in slots)
-    return [{"pod": pod, "index": int(index)} for pod, _, index in pairs if index.isdigit()]
+    return [{"pod": pod, "index": int(index)} for pod, _, index in pairs if _SLOT.fullmatch(index)]

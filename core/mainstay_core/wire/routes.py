@@ -5,7 +5,6 @@ Whoever has an HTTP library inherits the calls and carries the requests.
 
 from __future__ import annotations
 
-import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mainstay_core.base import codec
-from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.errors import MalformedError, RemoteProtocolError
 from mainstay_core.wire.api import (
     ApiError,
     ApiRefused,
@@ -268,8 +267,8 @@ def read_object(content: bytes) -> dict[str, Any]:
     if not content:
         return {}
     try:
-        body = json.loads(content)
-    except ValueError:
+        body = codec.parse_json(content, "answer")
+    except MalformedError:
         return {"detail": content.decode(errors="replace")[:500]}
     return body if isinstance(body, dict) else {"detail": body}
 
@@ -301,8 +300,15 @@ def _plan_in(body: Mapping[str, Any]) -> Plan | None:
 
 
 def read_answer(content: bytes) -> Any:
-    """Return the JSON value of an answer that is a success, None for an empty one."""
-    return json.loads(content) if content else None
+    """Return the JSON value of an answer that is a success, None for an empty one.
+
+    Raises:
+        ApiError: it is no JSON: something else on the way has answered.
+    """
+    try:
+        return codec.parse_json(content, "the api's answer") if content else None
+    except MalformedError as error:
+        raise ApiError(str(error), Failure.NOT_UNDERSTOOD) from error
 
 
 def explain(content: bytes, at_most: int | None = None) -> str:
@@ -313,8 +319,8 @@ def explain(content: bytes, at_most: int | None = None) -> str:
         at_most: characters of a body that is not in the api's own form; None: all of it.
     """
     try:
-        body = json.loads(content)
-    except ValueError:
+        body = codec.parse_json(content, "answer")
+    except MalformedError:
         return content.decode(errors="replace")[:at_most]
     if isinstance(body, dict) and "detail" in body:
         todo = f"; {body['what_to_do']}" if body.get("what_to_do") else ""

@@ -112,6 +112,26 @@ def test_what_is_missing_or_wrong_is_named_by_its_path(data: Any, message: str) 
         decode(Tree, data)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    pairs: tuple[Pair, ...]
+
+
+def test_fields_that_contradict_each_other_are_named_by_the_path_of_what_holds_them() -> None:
+    with pytest.raises(RemoteProtocolError, match=r"Pairs.pairs\[0\]: low is above high"):
+        decode(Pairs, {"pairs": [{"low": 2, "high": 1}]})
+
+
 def test_the_path_may_begin_where_the_value_was_found() -> None:
     with pytest.raises(RemoteProtocolError, match=r"body.plan.number: missing"):
         decode(Leaf, {}, "body.plan")

@@ -85,7 +85,7 @@ def test_the_largest_allowed_sizes_are_taken() -> None:
     assert parse_prefix(prefix) == (MAX_HEAD_BYTES, MAX_BODY_BYTES)
 
 
-@pytest.mark.parametrize("raw", [b"{", b"[1]", b"1", b"null", b"\xff"])
+@pytest.mark.parametrize("raw", [b"{", b"[1]", b"1", b"null", b"\xff", b"[" * 99_999])
 def test_a_head_that_is_no_json_object_is_refused(raw: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="frame head is not"):
         parse_head(raw)

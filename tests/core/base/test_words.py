@@ -1,6 +1,15 @@
-from mainstay_core.base.words import count
+from mainstay_core.base.words import MAX_QUOTED, count, quote
 
 
 def test_one_of_a_thing_is_singular() -> None:
     assert [count(n, "replica") for n in (0, 1, 2)] == ["0 replicas", "1 replica", "2 replicas"]
     assert [count(n, "loss", "losses") for n in (1, 2)] == ["1 loss", "2 losses"]
+
+
+def test_a_quoted_value_is_short_whatever_it_is() -> None:
+    assert quote("two\n") == r"'two\n'"
+    assert quote(3) == "3"
+    assert quote(None) == "None"
+    assert quote(-(10**5000)) == "an integer of 16610 bits"
+    assert quote(["x"] * 1000) == "a value of type list"
+    assert len(quote("x" * 1000)) == MAX_QUOTED

@@ -419,3 +419,17 @@ def test_a_plan_knows_its_members_by_slot_and_life() -> None:
     assert PLAN.num_stages == 2
     assert [m.index for m in PLAN.position_members(1)] == [2, 3, 4]
     assert [[m.index for m in members] for members in PLAN.positions] == [[0, 1], [2, 3, 4]]
+
+
+@pytest.mark.parametrize("slot", ["\u00b2", "9" * 5000, "-1", "x"])
+def test_a_sentence_of_format_1_that_names_no_slot_says_nothing(slot: str) -> None:
+    evidence = f"parameters of r0.s1.i0 on pod-a/{slot} differ from the rest of the stage"
+    told = {"kind": "parked", "pod": "p", "slot": 0, "incarnation": "i", "evidence": evidence}
+    assert facts.read_rank_fact(told).differing == ()  # type: ignore[union-attr]
+
+
+def test_a_sentence_of_format_1_takes_no_longer_to_read_than_the_longest_one() -> None:
+    told = {**encode(EXAMPLES["fact-parked"]), "evidence": "parameters of " * 1_000_000}
+    del told["format"]
+    with pytest.raises(RemoteProtocolError, match=r"Parked\.evidence: has a length"):
+        facts.read_rank_fact(told)
