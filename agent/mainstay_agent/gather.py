@@ -154,7 +154,7 @@ class _Connection(asyncio.Protocol):
         try:
             for frame in self._parser.feed(data):
                 self._server._received(self, frame)
-        except (RemoteProtocolError, KeyError, TypeError, ValueError) as error:
+        except RemoteProtocolError as error:
             # A peer that does not speak the protocol is refused; if it was a member its room ends.
             self._server._refused(self, error)
 

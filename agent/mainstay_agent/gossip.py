@@ -14,7 +14,6 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.errors import ProtocolError
 from mainstay_core.base.frames import Frame, FrameParser, pack
-from mainstay_core.base.ids import QuorumId
 from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Purpose
 from mainstay_core.supervisor.gossip import (
     OFFER_TIMEOUT_S,
@@ -54,14 +53,13 @@ class PlanGossip:
 
         Raises:
             RemoteProtocolError: the frame cannot be read.
-            KeyError: a value is missing.
         """
         message: Holds | Given
         if frame.kind == "plan":
-            message = Given(codec.decode(Plan, frame.head["plan"]))
+            message = codec.decode(Given, frame.head)
             self._on_plan(message.plan)
         else:
-            message = Holds(codec.decode(QuorumId, frame.head["quorum"]))
+            message = codec.decode(Holds, frame.head)
         return _head(answer(self._held(), message))
 
     async def offer(self, address: str, plan: Plan) -> None:
@@ -69,7 +67,7 @@ class PlanGossip:
         try:
             async with asyncio.timeout(OFFER_TIMEOUT_S):
                 await self._exchange(address, plan)
-        except (OSError, EOFError, ProtocolError, KeyError, ValueError) as error:
+        except (OSError, EOFError, ProtocolError, ValueError) as error:
             logger.debug("%s was not offered %s: %r", address, plan.quorum, error)
 
     async def _exchange(self, address: str, plan: Plan) -> None:
@@ -106,7 +104,7 @@ def _head(message: Holds | Given | Wanted | Thanks) -> dict[str, Any]:
 
 def _answered(frame: Frame) -> Wanted | Given | Thanks:
     if frame.kind == "plan":
-        return Given(codec.decode(Plan, frame.head["plan"]))
+        return codec.decode(Given, frame.head)
     return Wanted() if frame.kind == "want" else Thanks()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from mainstay_core.base import codec
 from mainstay_core.base.admission import Bounds
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import (
@@ -31,7 +32,7 @@ from mainstay_core.base.frames import (
     parse_prefix,
 )
 from mainstay_core.base.proofs import Purpose
-from mainstay_core.rank.serving import HealFailed, copy_problem
+from mainstay_core.rank.serving import HealFailed, Wanted, copy_problem
 from mainstay_net.acceptor import listen
 from mainstay_net.caller import prove
 from mainstay_net.entrance import Entrance
@@ -125,18 +126,18 @@ class HealServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             self._answer(connection)
-        except (OSError, RemoteProtocolError, KeyError, TypeError, ValueError) as error:
+        except (OSError, RemoteProtocolError) as error:
             logger.warning("a heal request ended early: %s", error)
         finally:
             close_registered(connection)
             self._free.release()
 
     def _answer(self, connection: socket.socket) -> None:
-        request, _ = read_frame(connection, FIRST_HEAD_BYTES)
-        quorum, position = str(request["quorum"]), int(request["position"])
-        state = self._state_at(quorum, position, int(request["version"]))
+        head, _ = read_frame(connection, FIRST_HEAD_BYTES)
+        wanted = codec.decode(Wanted, head)
+        state = self._state_at(wanted.quorum, wanted.position, wanted.version)
         if state is None:
-            connection.sendall(pack({"kind": "refused", "why": f"{quorum} is over here"}))
+            connection.sendall(pack({"kind": "refused", "why": f"{wanted.quorum} is over here"}))
             return
         flats = state.flats()
         listing = [[f.id, str(f.tensor.dtype), f.tensor.numel()] for f in flats]
@@ -279,8 +280,11 @@ class HealClient:
             raise HealFailed(str(head.get("why", "refused")))
         flats = state.flats()
         listing = [[f.id, str(f.tensor.dtype), f.tensor.numel()] for f in flats]
-        if head["tensors"] != listing:
+        if head.get("tensors") != listing:
             raise HealFailed("the source's state has another shape")
+        digest = head.get("digest")
+        if not isinstance(digest, str):
+            raise HealFailed("the source names no digest of its state")
         for flat in flats:
             size = flat.tensor.numel() * flat.tensor.element_size()
             if flat.tensor.device.type == "cpu":
@@ -289,4 +293,4 @@ class HealClient:
                 staged = torch.empty(size, dtype=torch.uint8)
                 read_exactly(connection, _bytes_of(staged))
                 flat.tensor.copy_(staged.view(flat.tensor.dtype))
-        return str(head["digest"])
+        return digest

@@ -1,16 +1,19 @@
 """The messages between a member and its gather server, as values and as frames.
 
-Bodies and plans are opaque here. On a socket a body is bytes, and a plan becomes JSON when it is
-sent; the simulation carries the values themselves and never makes bytes of them.
+The values in a frame's head have the bounds of their types (:mod:`mainstay_core.base.bounds`), like
+those of every message. Bodies and plans are opaque here. On a socket a body is bytes, and a plan
+becomes JSON when it is sent; the simulation carries the values themselves and never makes bytes of
+them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from mainstay_core.base import codec
-from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.bounds import MAX_MEMBERS, Index, Longest, Name, Sentence, cut_fields
+from mainstay_core.base.errors import MalformedError, RemoteProtocolError
 from mainstay_core.base.frames import Frame, pack, pack_head
 from mainstay_core.base.ids import QuorumId
 
@@ -21,13 +24,13 @@ Body = TypeVar("Body")
 class Join:
     """A member asks to be let into the room of its quorum."""
 
-    quorum: str
+    quorum: Name
     """Id and nonce as text, ``q{id}-{nonce}``."""
-    index: int
+    index: Index
     """Index of the member in the plan."""
-    size: int
+    size: Index
     """Number of members."""
-    incarnation: str
+    incarnation: Name
     """This life of the trainer."""
 
     @property
@@ -51,9 +54,12 @@ class Post(Generic[Body]):
 class Abort:
     """The quorum has ended: a member says so, and the server says so to all others."""
 
-    why: str
-    suspects: tuple[int, ...] = ()
+    why: Sentence
+    suspects: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)] = ()
     """Indices of members that seem gone. A hint, never a decision."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "why")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,13 @@ class Newer:
     """A plan for a member that has joined a quorum older than this plan's."""
 
     plan: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keyed:
+    """The head of a frame whose body is about one key."""
+
+    key: Name
 
 
 def encode(message: Join | Post[bytes] | Abort | Leave | Gathered[bytes] | Newer) -> bytes:
@@ -102,22 +115,16 @@ def decode_for_server(frame: Frame) -> Join | Post[bytes] | Abort | Leave:
     """Return what a member says.
 
     Raises:
-        RemoteProtocolError: a member says nothing of this kind.
-        KeyError, TypeError, ValueError: a value is missing, or is of another type.
+        RemoteProtocolError: a member says nothing of this kind, or a value is missing, of another
+            type or out of its bounds.
     """
-    head = frame.head
     match frame.kind:
         case "join":
-            return Join(
-                quorum=str(head["quorum"]),
-                index=int(head["index"]),
-                size=int(head["size"]),
-                incarnation=str(head["incarnation"]),
-            )
+            return codec.decode(Join, frame.head)
         case "post":
-            return Post(key=str(head["key"]), body=frame.body)
+            return Post(key=codec.decode(_Keyed, frame.head, "Post").key, body=frame.body)
         case "abort":
-            return _abort(head)
+            return codec.decode(Abort, frame.head)
         case "leave":
             return Leave()
         case kind:
@@ -128,25 +135,32 @@ def decode_for_member(frame: Frame) -> Gathered[bytes] | Abort | Newer:
     """Return what a gather server says.
 
     Raises:
-        RemoteProtocolError: a server says nothing of this kind.
-        KeyError, TypeError, ValueError: a value is missing, or is of another type.
+        RemoteProtocolError: a server says nothing of this kind, or a value is missing, of another
+            type or out of its bounds.
     """
-    head = frame.head
     match frame.kind:
         case "gathered":
-            bodies, offset = [], 0
-            for size in head["sizes"]:
-                bodies.append(frame.body[offset : offset + size])
-                offset += size
-            return Gathered(key=str(head["key"]), bodies=tuple(bodies))
+            key = codec.decode(_Keyed, frame.head, "Gathered").key
+            return Gathered(key=key, bodies=_bodies(frame))
         case "abort":
-            return _abort(head)
+            return codec.decode(Abort, frame.head)
         case "plan":
-            return Newer(plan=head["plan"])
+            if "plan" not in frame.head:
+                raise MalformedError("Newer.plan", "missing")
+            return Newer(plan=frame.head["plan"])
         case kind:
             raise RemoteProtocolError(f"unknown kind {kind!r}")
 
 
-def _abort(head: dict[str, Any]) -> Abort:
-    suspects = tuple(int(index) for index in head.get("suspects", ()))
-    return Abort(why=str(head["why"]), suspects=suspects)
+def _bodies(frame: Frame) -> tuple[bytes, ...]:
+    """Return the members' bodies, which lie one behind the other in the frame's."""
+    sizes = frame.head.get("sizes")
+    if not isinstance(sizes, list) or len(sizes) > MAX_MEMBERS:
+        raise MalformedError("Gathered.sizes", f"is no list of at most {MAX_MEMBERS} sizes")
+    if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != len(frame.body):
+        raise MalformedError("Gathered.sizes", f"are not the sizes of {len(frame.body)} bytes")
+    bodies, offset = [], 0
+    for size in sizes:
+        bodies.append(frame.body[offset : offset + size])
+        offset += size
+    return tuple(bodies)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mainstay_core.base.bounds import Count, Index, Name
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.wire.plan import Plan
@@ -20,20 +21,23 @@ class HealFailed(MainstayError):  # noqa: N818 - a state, not a failure
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The state that a joiner asks for."""
+    """The state that a joiner asks for.
 
-    quorum: str
-    position: int
+    Raises:
+        ValueError: the text of the quorum names none.
+    """
+
+    quorum: Name
+    position: Index
     """By stage, then by inner rank."""
-    version: int
+    version: Count
+
+    def __post_init__(self) -> None:
+        QuorumId.parse(self.quorum)
 
     @property
     def number(self) -> int:
-        """Id of the quorum.
-
-        Raises:
-            ValueError: the text names none.
-        """
+        """Id of the quorum."""
         return QuorumId.parse(self.quorum).id
 
 

@@ -6,6 +6,7 @@ import pytest
 from tests.core.plans import make_plan
 
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import MAX_SENTENCE
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import PREFIX, Frame, FrameParser
 from mainstay_core.gather.frames import (
@@ -21,6 +22,7 @@ from mainstay_core.gather.frames import (
 )
 
 JOIN = Join(quorum="q3-ab", index=1, size=4, incarnation="life")
+BAD_JOIN = {"kind": "join", "quorum": "q", "index": 0, "size": 1, "incarnation": ""}
 SAID = {
     JOIN: (
         b'{"kind":"join","quorum":"q3-ab","index":1,"size":4,"incarnation":"life"}',
@@ -94,20 +96,44 @@ def test_the_number_of_a_quorum_stands_before_its_nonce(quorum: str, number: int
 
 
 @pytest.mark.parametrize(
-    ("head", "error"),
+    ("head", "told"),
     [
-        ({"kind": "gathered"}, RemoteProtocolError),
-        ({}, RemoteProtocolError),
-        ({"kind": "join", "quorum": "q1-a"}, KeyError),
-        ({"kind": "join", "quorum": "q", "index": "x", "size": 1, "incarnation": ""}, ValueError),
-        ({"kind": "abort", "why": "gone", "suspects": 1}, TypeError),
+        ({"kind": "gathered"}, "unknown kind 'gathered'"),
+        ({}, "unknown kind ''"),
+        ({"kind": "post"}, "Post.key: missing"),
+        ({"kind": "post", "key": "x" * 513}, "Post.key: has a length of 513"),
+        ({"kind": "join", "quorum": "q1-a"}, "Join.index: missing"),
+        ({**BAD_JOIN, "index": "x"}, "Join.index: expected int"),
+        ({**BAD_JOIN, "index": float("inf")}, "Join.index: expected int"),
+        ({**BAD_JOIN, "size": 10**9}, "Join.size: 1000000000 is not between"),
+        ({**BAD_JOIN, "incarnation": "\ud800"}, "Join.incarnation: is no text"),
+        ({"kind": "abort", "why": "gone", "suspects": 1}, "Abort.suspects: expected a list"),
+        ({"kind": "abort", "why": "gone", "suspects": [1e999]}, "Abort.suspects\\[0\\]"),
     ],
 )
-def test_what_no_member_says_is_an_error(head: dict[str, object], error: type[Exception]) -> None:
-    with pytest.raises(error):
+def test_what_no_member_says_is_an_error(head: dict[str, object], told: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=told):
         decode_for_server(Frame(head))
 
 
-def test_what_no_server_says_is_an_error() -> None:
-    with pytest.raises(RemoteProtocolError, match="unknown kind 'post'"):
-        decode_for_member(Frame({"kind": "post", "key": "vote"}))
+@pytest.mark.parametrize(
+    ("head", "body", "told"),
+    [
+        ({"kind": "post", "key": "vote"}, b"", "unknown kind 'post'"),
+        ({"kind": "plan"}, b"", "Newer.plan: missing"),
+        ({"kind": "abort"}, b"", "Abort.why: missing"),
+        ({"kind": "gathered", "sizes": []}, b"", "Gathered.key: missing"),
+        ({"kind": "gathered", "key": "k"}, b"", "Gathered.sizes: is no list"),
+        ({"kind": "gathered", "key": "k", "sizes": [1.0]}, b"a", "Gathered.sizes: are not"),
+        ({"kind": "gathered", "key": "k", "sizes": [2, -1]}, b"a", "Gathered.sizes: are not"),
+        ({"kind": "gathered", "key": "k", "sizes": [1]}, b"ab", "Gathered.sizes: are not"),
+        ({"kind": "gathered", "key": "k", "sizes": [3]}, b"ab", "Gathered.sizes: are not"),
+    ],
+)
+def test_what_no_server_says_is_an_error(head: dict[str, object], body: bytes, told: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=told):
+        decode_for_member(Frame(head, body))
+
+
+def test_an_abort_says_no_more_than_a_sentence() -> None:
+    assert len(Abort(why="x" * 100_000).why) <= MAX_SENTENCE
