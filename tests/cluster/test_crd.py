@@ -88,6 +88,20 @@ REFUSED = [
         "must be at most the number of ranks: replicas x stages x ranksPerStage",
     ),
     Refused(
+        "spec.parallelism",
+        "cross",
+        "spec.parallelism",
+        {"stages": 4096, "ranksPerStage": 4096},
+        "makes too many ranks (replicas x stages x ranksPerStage)",
+    ),
+    Refused(
+        "spec.training.shardsPerLane",
+        "cross",
+        "spec.training",
+        {"lanes": 65_536, "shardsPerLane": 65_536},
+        "makes too many shard types (lanes x shardsPerLane)",
+    ),
+    Refused(
         "spec.redundancy",
         "cross",
         "spec.redundancy",

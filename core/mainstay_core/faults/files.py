@@ -9,12 +9,13 @@ reason.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mainstay_core.base.bounds import is_utf8
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
+from mainstay_core.base.words import quote
 from mainstay_core.faults.points import (
     PHASES,
     PROCESS_ACTIONS,
@@ -38,6 +39,10 @@ ENTRY = ("at", "target", "action", "id", "forSeconds", "factor", "delayMs", "ste
 AT = ("step", "phase", "delayMs", "during", "of", "after", "with")
 TARGET = ("replica", "stage", "inner", "spare", "process")
 RELATIONS = ("of", "after", "with")
+MAX_NUMBER = 1e10
+"""Bound on durations and factors, as messages have it."""
+MAX_ID_CHARS = 512
+"""Bound on the id of a fault, as messages have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +293,7 @@ def _parse_step(at: Mapping[str, object], path: str, job: Job) -> tuple[int, boo
 
 def _relation(value: object, path: str, known: Mapping[str, FaultPoint]) -> str:
     if not known:
-        raise InvalidSpecError(path, f"is {value!r}, but there is no fault before this one")
+        raise InvalidSpecError(path, f"is {quote(value)}, but there is no fault before this one")
     return choice(value, path, [*known], "the id of a fault before this one")
 
 
@@ -356,10 +361,12 @@ def choice(value: object, path: str, valid: Sequence[str], of_what: str = "") ->
     """
     if isinstance(value, str) and value in valid:
         return value
-    close = difflib.get_close_matches(str(value), valid, n=1)
+    close = difflib.get_close_matches(quote(value), valid, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     whose = f", for {of_what}" if of_what else ""
-    raise InvalidSpecError(path, f"is {value!r}, must be one of {', '.join(valid)}{whose}{hint}")
+    raise InvalidSpecError(
+        path, f"is {quote(value)}, must be one of {', '.join(valid)}{whose}{hint}"
+    )
 
 
 def integer(value: object, path: str, end: int, of_what: str, *, start: int = 0) -> int:
@@ -370,31 +377,36 @@ def integer(value: object, path: str, end: int, of_what: str, *, start: int = 0)
     """
     if isinstance(value, bool) or not isinstance(value, int) or not start <= value < end:
         raise InvalidSpecError(
-            path, f"is {value!r}, must be a whole number from {start} to {end - 1}, as {of_what}"
+            path,
+            f"is {quote(value)}, must be a whole number from {start} to {end - 1}, as {of_what}",
         )
     return value
 
 
 def number(value: object, path: str, least: float, unit: str, *, above: bool = False) -> float:
-    """Return a finite number that is at least ``least``, or above it.
+    """Return a number from ``least``, or above it, to ``MAX_NUMBER``.
 
     Raises:
         InvalidSpecError: it is none.
     """
     wanted = f"must be {unit}, " + (f"more than {least:g}" if above else f"{least:g} or more")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidSpecError(path, f"is {value!r}, {wanted}")
-    if value < least or (above and value == least):
-        raise InvalidSpecError(path, f"is {value!r}, {wanted}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidSpecError(path, f"is {quote(value)}, {wanted}")
+    if not least <= value <= MAX_NUMBER or (above and value == least):
+        raise InvalidSpecError(path, f"is {quote(value)}, {wanted}, at most {MAX_NUMBER:g}")
     return float(value)
 
 
 def text(value: object, path: str, which: str) -> str:
-    """Return a text that is not empty.
+    """Return a text that is not empty, nor longer than ``MAX_ID_CHARS``.
 
     Raises:
         InvalidSpecError: it is none.
     """
     if not isinstance(value, str) or not value:
-        raise InvalidSpecError(path, f"is {value!r}, must be a text {which}")
+        raise InvalidSpecError(path, f"is {quote(value)}, must be a text {which}")
+    if len(value) > MAX_ID_CHARS or not is_utf8(value):
+        raise InvalidSpecError(
+            path, f"is {quote(value)}, must be UTF-8 of at most {MAX_ID_CHARS} characters"
+        )
     return value

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES
+
 SPEC = "spec"
 
 
@@ -87,6 +89,21 @@ CROSS_FIELD: tuple[Rule, ...] = (
         field=".parallelism.ranksPerPod",
         rule=f"self.parallelism.ranksPerPod <= {_NUM_RANKS}",
         message="must be at most the number of ranks: replicas x stages x ranksPerStage",
+    ),
+    Rule(
+        section=SPEC,
+        field=".parallelism",
+        rule=f"{_NUM_RANKS} <= {MAX_MEMBERS}",
+        message=f"makes too many ranks (replicas x stages x ranksPerStage): a plan has at most "
+        f"{MAX_MEMBERS}",
+    ),
+    Rule(
+        section=SPEC,
+        field=".training.shardsPerLane",
+        rule="type(self.training.shardsPerLane) != int || "
+        f"self.training.lanes * self.training.shardsPerLane <= {MAX_TYPES}",
+        message=f"makes too many shard types (lanes x shardsPerLane): a step has at most "
+        f"{MAX_TYPES}",
     ),
     Rule(
         section=SPEC,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.words import quote
 
 Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
@@ -75,11 +76,11 @@ def _message(
     if kind == "literal_error":
         only = NOT_YET_VALUES.get(join_path(loc))
         return (
-            f"is {value!r}, but {only}"
+            f"is {quote(value)}, but {only}"
             if only
-            else f"is {value!r}, must be {detail['ctx']['expected']}"
+            else f"is {quote(value)}, must be {detail['ctx']['expected']}"
         )
-    shown = type(value).__name__ if isinstance(value, Mapping | list) else repr(value)
+    shown = type(value).__name__ if isinstance(value, Mapping | list) else quote(value)
     return f"is {shown}, {str(detail['msg']).replace('Input should', 'must')}"
 
 

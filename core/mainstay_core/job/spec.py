@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import pydantic
 import pydantic.alias_generators
 
+from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
@@ -200,6 +201,7 @@ def parse_training_job(data: object) -> TrainingJob:
         raise InvalidSpecError(
             "document", f"expected a {KIND} (apiVersion, kind, metadata, spec), found {found}"
         )
+    _check_document(data)
     try:
         return TrainingJob.model_validate(data)
     except pydantic.ValidationError as error:
@@ -207,6 +209,21 @@ def parse_training_job(data: object) -> TrainingJob:
         field, message = problems[0]
         others = "".join(f"\n{other_field}: {other}" for other_field, other in problems[1:])
         raise InvalidSpecError(field, message + others) from None
+
+
+def _check_document(data: Mapping[str, Any]) -> None:
+    """Refuse what could be neither stored nor sent to a pod, wherever it stands."""
+    problem = Tree().problem_of(data)
+    if problem is None:
+        return
+    for path in ("spec.workload.config", "spec.workload.args", "spec.template"):
+        part: Any = data
+        for name in path.split("."):
+            part = part.get(name) if isinstance(part, Mapping) else None
+        found = Tree().problem_of(part)
+        if found is not None:
+            raise InvalidSpecError(path, found)
+    raise InvalidSpecError("document", problem)
 
 
 def _check_topology(spec: TrainingJobSpec) -> None:
@@ -238,6 +255,19 @@ def _check_topology(spec: TrainingJobSpec) -> None:
             f"is {parallelism.ranks_per_pod}, but the job has only {num_ranks} ranks "
             f"({replicas} replicas x {parallelism.stages} stages"
             f"{_inner(parallelism.ranks_per_stage)}); use at most {num_ranks}",
+        )
+    if num_ranks > MAX_MEMBERS:
+        raise InvalidSpecError(
+            "spec.parallelism",
+            f"makes {num_ranks} ranks ({replicas} replicas x {parallelism.stages} stages"
+            f"{_inner(parallelism.ranks_per_stage)}); a plan has at most {MAX_MEMBERS}",
+        )
+    num_types = lanes * spec.training.resolved_shards_per_lane
+    if num_types > MAX_TYPES:
+        raise InvalidSpecError(
+            "spec.training.shardsPerLane",
+            f"makes {num_types} shard types ({lanes} lanes x "
+            f"{spec.training.resolved_shards_per_lane}); a step has at most {MAX_TYPES}",
         )
 
 

@@ -14,6 +14,7 @@ import pydantic
 import pydantic_core
 from pydantic_core import core_schema
 
+from mainstay_core.base.words import quote
 from mainstay_core.job.shared_memory import SHM_DIR, is_at_shm
 
 MAX_NAME_LENGTH = 40
@@ -69,7 +70,7 @@ def _int_or_auto(value: object) -> object:
     raise pydantic_core.PydanticCustomError(
         "int_or_auto",
         "is {value}, must be a whole number from 1 to {most}, or Auto",
-        {"value": repr(value), "most": MAX_DEGREE},
+        {"value": quote(value), "most": MAX_DEGREE},
     )
 
 

@@ -196,6 +196,13 @@ A = entry(id="a")
             [entry(at={"step": 2, "phase": "checkpoint"})],
             "faults[0].at.phase: the job writes no checkpoints",
         ),
+        ([entry(action="stop", forSeconds=1e11)], "forSeconds: is 100000000000.0, must be seconds"),
+        ([entry(action="stop", forSeconds=10**400)], "is an integer of 1329 bits, must be seconds"),
+        ([entry(action="stop", forSeconds=float("nan"))], "faults[0].forSeconds: is nan, must be"),
+        ([entry(id="x" * 513)], "must be UTF-8 of at most 512 characters"),
+        ([entry(id="\ud800")], "must be UTF-8 of at most 512 characters"),
+        ([entry(target={"replica": 16**5000, "stage": 0})], "replica: is an integer of 20001 bits"),
+        ([{"\ud800": 1}], "unknown field"),
     ],
 )
 def test_what_can_never_be_is_refused_by_its_path(bad: list[object], message: str) -> None:

@@ -226,6 +226,15 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
             {"replicaTopologyKey": "rack", "spreadTopologyKey": "rack"},
             "kept together and apart",
         ),
+        (
+            "spec.parallelism",
+            {"stages": 4096, "ranksPerStage": 4096},
+            "makes 67108864 ranks (4 replicas x 4096 stages x 4096 ranks); a plan has at most",
+        ),
+        ("spec.workload.config", {"x": float("inf")}, "contains inf, which is not a finite number"),
+        ("spec.workload.config", {"x": 10**30}, "contains an integer of more than 64 bits"),
+        ("spec.workload.config", {"\ud800": 1}, "half of a surrogate pair"),
+        ("spec.template", {"spec": {"x": ["\ud800"]}}, "half of a surrogate pair"),
         ("spec.training", None, "expected fields (steps, seed, lanes, shardsPerLane)"),
         ("metadata.name", "Demo_1", "must be at most 40 lower-case letters"),
         ("kind", "Job", "must be 'TrainingJob'"),
@@ -238,6 +247,28 @@ def test_a_mistake_is_named_with_its_path_and_what_is_right(
     error = problem(job_with(path, value))
     assert error.field.startswith(path)
     assert words in str(error)
+
+
+def test_a_step_has_no_more_shard_types_than_a_plan_can_name() -> None:
+    data = job_with("spec.training", {"steps": 1, "lanes": 65_536, "shardsPerLane": 17})
+    assert str(problem(data)) == (
+        "spec.training.shardsPerLane: makes 1114112 shard types (65536 lanes x 17); "
+        "a step has at most 1048576"
+    )
+
+
+@pytest.mark.parametrize("key", ["\ud800", "x" * 1_000_000])
+def test_a_mistake_can_be_told_whatever_the_user_wrote(key: str) -> None:
+    for data in ({key: 1}, job_with("apiVersion", [key] * 3), job_with("kind", key)):
+        assert len(str(problem(data)).encode()) < 40_000
+
+
+def test_a_document_that_refers_to_itself_is_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    assert str(problem(job_with("spec.workload.config.x", endless))) == (
+        "spec.workload.config: is nested deeper than 64"
+    )
 
 
 def test_all_mistakes_are_told_at_once() -> None:
