@@ -14,6 +14,10 @@ from typing import Protocol
 
 from mainstay_api.problems import ProblemError
 from mainstay_core.base.ids import JobUid
+from mainstay_core.base.words import quote
+
+MAX_QUOTED_PODS = 5
+"""Pods that a refusal quotes: a request may speak for thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +117,7 @@ def require_own(pod: str, named: Collection[str]) -> None:
     if others:
         raise forbidden(
             f"the token is bound to pod {pod}, the request speaks for "
-            + ", ".join(map(repr, others)),
+            + ", ".join(map(quote, others[:MAX_QUOTED_PODS])),
             "name the token's own pod in the header Mainstay-Pod and in the body",
         )
 

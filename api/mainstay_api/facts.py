@@ -1,14 +1,19 @@
-"""Reads a fact in the body of a request, in the newest format or in an older one."""
+"""Reads facts and entries of the ledger in the body of a request.
+
+Facts come in the newest format or in an older one. Digests must be such: the report adds them up.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.wire.facts import Fact, modernized_fact
+from mainstay_core.wire.facts import Fact, Finished, modernized_fact
 from mainstay_core.wire.formats import UnknownFormatError
+from mainstay_core.wire.ledger import LedgerEntry
 
 
 def _modernize(data: Any) -> Any:
@@ -25,5 +30,24 @@ def _modernize(data: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-ToldFact = Annotated[Fact, Field(discriminator="kind"), BeforeValidator(_modernize)]
+def _check_entry(entry: LedgerEntry) -> LedgerEntry:
+    Digest.parse(entry.masters)
+    for digest in filter(None, (entry.gradient, entry.data)):
+        Digest.parse(digest)
+    return entry
+
+
+def _check_final(fact: Fact) -> Fact:
+    if isinstance(fact, Finished) and fact.final is not None:
+        final = fact.final
+        for digest in (final.params, final.masters, final.optimizer, *filter(None, [final.data])):
+            Digest.parse(digest)
+    return fact
+
+
+ToldFact = Annotated[
+    Fact, Field(discriminator="kind"), BeforeValidator(_modernize), AfterValidator(_check_final)
+]
 """A fact in a body, whatever the version of who tells it."""
+ToldEntry = Annotated[LedgerEntry, AfterValidator(_check_entry)]
+"""An entry of the ledger in a body."""

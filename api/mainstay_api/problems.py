@@ -18,7 +18,13 @@ from starlette.exceptions import HTTPException
 from mainstay_api.bodies import BodyTooLargeError
 from mainstay_api.store_protocol import DeletedJobError
 from mainstay_core.base import codec
-from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError, StoreConflictError
+from mainstay_core.base.bounds import cut
+from mainstay_core.base.errors import (
+    MAX_FIELD_CHARS,
+    InvalidSpecError,
+    RemoteProtocolError,
+    StoreConflictError,
+)
 from mainstay_core.coordinator.answers import StaleFactsError
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
@@ -27,6 +33,9 @@ from mainstay_core.coordinator.store_recovery import StoreBehindError
 from mainstay_core.wire.formats import UnknownFormatError
 
 logger = logging.getLogger(__name__)
+
+MAX_PROBLEMS = 20
+"""Problems of one body that an answer names. There may be one for each of 10,000 facts."""
 
 
 class ProblemError(Exception):
@@ -52,7 +61,8 @@ class ProblemError(Exception):
         self.status = status
         self.body: dict[str, object] = {
             "error": error,
-            "detail": detail,
+            # It may quote the request.
+            "detail": cut(detail),
             "what_to_do": what_to_do,
             **extra,
         }
@@ -86,7 +96,7 @@ def install(app: FastAPI) -> None:
 
 
 def _answer(status: int, error: str, detail: str, what_to_do: str, **extra: Any) -> JSONResponse:
-    body = {"error": error, "detail": detail, "what_to_do": what_to_do, **extra}
+    body = {"error": error, "detail": cut(detail), "what_to_do": what_to_do, **extra}
     return JSONResponse(body, status_code=status)
 
 
@@ -167,11 +177,18 @@ async def _deleted(request: Request, error: Exception) -> JSONResponse:
 async def _malformed(request: Request, error: Exception) -> JSONResponse:
     del request
     assert isinstance(error, RequestValidationError)
+    errors = error.errors()
     problems = [
-        {"field": ".".join(str(part) for part in e["loc"]), "message": e["msg"]}
-        for e in error.errors()
+        {
+            "field": cut(".".join(str(part) for part in e["loc"]), MAX_FIELD_CHARS),
+            # It may quote the value.
+            "message": cut(e["msg"], MAX_FIELD_CHARS),
+        }
+        for e in errors[:MAX_PROBLEMS]
     ]
     detail = "; ".join(f"{p['field']}: {p['message']}" for p in problems)
+    if len(errors) > MAX_PROBLEMS:
+        detail += f"; and {len(errors) - MAX_PROBLEMS} more"
     todo = "correct these fields; /openapi.json has the schema and examples"
     return _answer(422, "malformed", detail, todo, problems=jsonable_encoder(problems))
 

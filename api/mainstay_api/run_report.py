@@ -146,9 +146,11 @@ def _entries_by_step(
     The entries of a step in between are empty if some position's is not there: all that held it
     may have died before they could tell.
     """
+    newest = max((step for step, _, _ in ledger), default=-1)
+    oldest = min((step for step, _, _ in ledger), default=0)
     steps = [
         [ledger[key] for p in state.shape.positions if (key := (step, *p)) in ledger]
-        for step in range(state.step)
+        for step in range(oldest, newest + 1)
     ]
     whole = [found if len(found) == len(state.shape.positions) else [] for found in steps]
     first = next((step for step, found in enumerate(whole) if found), len(whole))

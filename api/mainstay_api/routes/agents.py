@@ -21,7 +21,7 @@ from mainstay_api.deps import (
     UidDep,
     require_agent,
 )
-from mainstay_api.facts import ToldFact
+from mainstay_api.facts import ToldEntry, ToldFact
 from mainstay_api.problems import ProblemError
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import MAX_AT_ONCE, Instant, Longest, Name, SlotIndex
@@ -29,7 +29,6 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import FaultFired
 from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat, PodRegistration
-from mainstay_core.wire.ledger import LedgerEntry
 
 router = APIRouter(
     prefix="/v1/jobs/{job}/agent",
@@ -55,7 +54,7 @@ class Facts:
 class Entries:
     """Entries of the ledger."""
 
-    entries: Annotated[tuple[LedgerEntry, ...], Longest(MAX_AT_ONCE)]
+    entries: Annotated[tuple[ToldEntry, ...], Longest(MAX_AT_ONCE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -40,6 +41,7 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.base.ids import JobUid
+from mainstay_core.base.words import quote
 from mainstay_core.coordinator.events import (
     DrainRequested,
     Event,
@@ -50,6 +52,7 @@ from mainstay_core.coordinator.events import (
     TopologyReported,
 )
 from mainstay_core.coordinator.leaving import find_pod
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.spec import parse_training_job
@@ -64,8 +67,12 @@ router = APIRouter(
     route_class=GuardedRoute,
 )
 
+_IN_A_PATH = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*", re.ASCII)
+"""What a job is named by in the path of a request: with another name nobody could ask for it."""
 MAX_LEDGER_STEPS = 10_000
 """Steps of the ledger in one reply; ask again with ``since``."""
+MAX_LEDGER_ENTRIES = 1_000_000
+"""Entries of the ledger in one reply, one for each step and position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +145,12 @@ async def create_job(
 
 
 def _config_of(body: NewJob) -> JobConfig:
+    for name in ("uid", "namespace"):
+        given = getattr(body, name)
+        if given and not _IN_A_PATH.fullmatch(given):
+            raise InvalidSpecError(
+                name, f"is {quote(given)}, must be letters, digits, '-', '_' and '.'"
+            )
     uid = JobUid(body.uid or secrets.token_hex(8))
     try:
         if body.config is not None:
@@ -216,7 +229,7 @@ async def show_ledger(
 ) -> JSONResponse:
     """Entries of committed steps from ``since`` on, by step, stage and inner rank."""
     state = await transactions.load(uid)
-    last = min(state.step, since + MAX_LEDGER_STEPS)
+    last = min(state.step, since + min(MAX_LEDGER_STEPS, _num_steps(state)))
     keys = [(step, *p) for step in range(since, last) for p in state.shape.positions]
     entries = await transactions.store.fetch_ledger(uid, keys)
     return JSONResponse([codec.encode(entries[key]) for key in keys if key in entries])
@@ -232,7 +245,8 @@ async def show_events(uid: UidDep, transactions: TransactionsDep) -> JSONRespons
 async def show_report(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """The content of REPORT.json so far; final once the job has ended."""
     state = await transactions.load(uid)
-    keys = [(step, *p) for step in range(state.step) for p in state.shape.positions]
+    first = max(0, state.step - _num_steps(state))
+    keys = [(step, *p) for step in range(first, state.step) for p in state.shape.positions]
     ledger = await transactions.store.fetch_ledger(uid, keys)
     recoveries = await transactions.store.fetch_recoveries(uid)
     return JSONResponse(make_report(state, ledger, recoveries, await _events(transactions, uid)))
@@ -321,6 +335,11 @@ async def note_topology(uid: UidDep, transactions: TransactionsDep, body: Topolo
     """Learn where nodes are: plans that are made from now on use it. Repeating it is harmless."""
     outcome = await transactions.apply(uid, TopologyReported(nodes=body.nodes))
     return JSONResponse({"nodes": len(outcome.state.topology)})
+
+
+def _num_steps(state: CoordinatorState) -> int:
+    """Return the number of steps whose entries fit in one reply."""
+    return max(1, MAX_LEDGER_ENTRIES // len(state.shape.positions))
 
 
 async def _apply(uid: JobUid, transactions: Transactions, event: Event) -> JSONResponse:

@@ -25,6 +25,7 @@ from mainstay_core.coordinator.events import (
     StoreReopened,
     Transition,
 )
+from mainstay_core.coordinator.invariants import find_contradiction
 from mainstay_core.coordinator.leaving import outgoing
 from mainstay_core.coordinator.silence import SILENT_BEATS
 from mainstay_core.coordinator.state import (
@@ -46,6 +47,10 @@ from mainstay_core.wire.plan import Method, Plan
 
 class StoreBehindError(RemoteProtocolError):
     """A supervisor holds a plan that the store does not know. It has to report the plan first."""
+
+
+MAX_TOLD_ID = 2**52
+"""Bound on the id of a quorum that a supervisor tells of: the ids of later ones fit in a message."""
 
 
 def is_behind(state: CoordinatorState, held: QuorumId | None) -> bool:
@@ -79,7 +84,12 @@ def note_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Tra
     """Return the state with a supervisor's plan noted.
 
     The plan is recovered, a rival, known, or older.
+
+    Raises:
+        RemoteProtocolError: the supervisor tells of more steps than the job has, or of a plan that
+            is none of this job.
     """
+    _check_told(state, event)
     theirs = event.plan.quorum
     if not is_behind(state, theirs):
         heard = note_heard(_with_hints(state, event), (event.pod,))
@@ -101,6 +111,18 @@ def note_plan(state: CoordinatorState, event: PlanReported, now_s: float) -> Tra
     announce = Announce(code="StoreRestored", message=message, warning=True)
     actions = (PublishPlan(plan=event.plan), announce)
     return Transition(state=recovered, actions=actions, reason=message)
+
+
+def _check_told(state: CoordinatorState, event: PlanReported) -> None:
+    """Refuse what no supervisor of the job holds: decisions would be made from it."""
+    plan, steps = event.plan, state.shape.steps
+    if event.step > steps:
+        raise RemoteProtocolError(f"HeldJob.step: {event.step} is more than the job's {steps}")
+    if plan.quorum.id > MAX_TOLD_ID:
+        raise RemoteProtocolError(f"HeldJob.plan.quorum: no plan follows on {plan.quorum.id}")
+    problem = find_contradiction(plan, state.shape)
+    if problem:
+        raise RemoteProtocolError(f"HeldJob.plan: {problem}")
 
 
 def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Transition:

@@ -1,4 +1,4 @@
-"""Errors quote what peers and users wrote: all the same they can be logged, stored and sent back."""
+"""Errors quote what peers and users wrote, and can be logged, stored and sent back all the same."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.base.ids import PodUid, QuorumId, RankId
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
     FaultFired,
@@ -68,6 +68,69 @@ def test_a_lost_job_goes_on_in_the_plan_that_its_supervisors_hold(
         world.commit()
     assert world.state.phase is JobPhase.RUNNING, "commits prove that all have settled"
     world.stored()
+
+
+WRONG: dict[str, Callable[[Plan], Plan]] = {
+    "no members": lambda p: replace(p, members=()),
+    "members out of order": lambda p: replace(p, members=p.members[::-1]),
+    "one slot for all": lambda p: replace(
+        p, members=tuple(replace(m, slot=p.members[0].slot) for m in p.members)
+    ),
+    "a stage that the job does not have": lambda p: replace(
+        p, members=(replace(p.members[0], rank=RankId(replica=0, stage=60_000, inner=60_000)),)
+    ),
+    "the same in those that it drops": lambda p: replace(
+        p, outgoing=(replace(p.members[0], rank=RankId(replica=0, stage=60_000, inner=60_000)),)
+    ),
+    "a meeting place without a member": lambda p: replace(
+        p, rendezvous=replace(p.rendezvous, pod=PodUid("nobody"))
+    ),
+    "no chain": lambda p: replace(p, chains=()),
+    "a chain twice": lambda p: replace(p, chains=(*p.chains, p.chains[0])),
+    "a cell that is no member": lambda p: replace(
+        p, chains=(replace(p.chains[0], cells=(0, 60_000)), *p.chains[1:])
+    ),
+    "half a chain": lambda p: replace(
+        p, chains=(replace(p.chains[0], cells=p.chains[0].cells[:1]), *p.chains[1:])
+    ),
+    "another replica's cells": lambda p: replace(
+        p, chains=(replace(p.chains[0], cells=p.chains[1].cells), *p.chains[1:])
+    ),
+    "a replica without its chain": lambda p: replace(p, chains=p.chains[:1]),
+    "too few suppliers": lambda p: replace(p, suppliers=p.suppliers[1:]),
+    "a supplier that is no replica": lambda p: replace(p, suppliers=(9, *p.suppliers[1:])),
+    "more replicas than lanes": lambda p: replace(p, replicas_wanted=60_000),
+    "an interruption in the future": lambda p: replace(p, unplanned_id=p.quorum.id + 1),
+    "a member of the future": lambda p: replace(
+        p, members=(replace(p.members[0], since=p.quorum.id + 1), *p.members[1:])
+    ),
+    "planned in one way and unplanned in the other": lambda p: replace(p, planned=not p.planned),
+    "the last quorum of all": lambda p: replace(
+        p, quorum=QuorumId(id=2**53, nonce="x"), unplanned_id=2**53
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_plan_that_no_coordinator_has_made_is_refused(
+    name: str, start: Callable[..., Any]
+) -> None:
+    world = start(**SMALL)
+    plan = flush(world)
+    before = world.state
+    with pytest.raises(RemoteProtocolError, match=r"HeldJob\.plan"):
+        report(world, WRONG[name](plan))
+    assert world.state == before
+    report(world, plan)
+    assert world.plan == plan
+
+
+def test_a_supervisor_cannot_tell_of_more_steps_than_the_job_has(start: Callable[..., Any]) -> None:
+    world = start(**SMALL)
+    plan, steps = flush(world), world.state.shape.steps
+    with pytest.raises(RemoteProtocolError, match=r"HeldJob\.step"):
+        report(world, plan, step=steps + 1)
+    report(world, plan, step=steps)
 
 
 def test_a_scaled_job_does_not_grow_back_when_its_store_is_lost(start: Callable[..., Any]) -> None:
