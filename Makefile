@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # How many tests run at the same time. With 2, one lane has what needs a cluster and the other the rest
 # (tests/lanes.py); 0 is one process, whose output is seen at once.
 LANES ?= 2
-.PHONY: help setup demo quick test chaos cluster sim bench lint verify crd manifests images format lock clean
+.PHONY: help setup demo quick test chaos cluster sim fuzz bench lint verify crd manifests images format lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ cluster: setup ## A real Kubernetes to play with, until Ctrl-C (NODES=3; nodes n
 
 sim: setup ## 10,000 jobs in simulated time, each with faults drawn from its seed (SEEDS=0:100 for fewer)
 	@$(BIN)/mainstay sim --seeds $(or $(SEEDS),0:10000) $(ARGS)
+
+fuzz: setup ## Inputs for all that reads what strangers write, for a minute (SECONDS=600, ARGS='--seed 7')
+	@$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS)
 
 bench: setup ## The benchmarks: ratios measured within one run
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done

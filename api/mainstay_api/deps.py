@@ -20,8 +20,6 @@ from mainstay_api.problems import ProblemError, unknown_job
 from mainstay_api.settings import Settings
 from mainstay_api.streams import Streams
 from mainstay_api.transactions import Transactions
-from mainstay_core.base import codec
-from mainstay_core.base.errors import MalformedError
 from mainstay_core.base.ids import JobUid, QuorumId
 
 
@@ -155,8 +153,8 @@ def _token(request: Request) -> str:
 async def _pods_named(request: Request) -> frozenset[str]:
     """Return the pods for which the body speaks: its own field ``pod``, and that of each fact."""
     try:
-        body = codec.parse_json(await request.body(), "body")
-    except MalformedError:
+        body = await request.json()
+    except ValueError:
         # Nothing was understood, by the route neither: there it is refused.
         return frozenset()
     if not isinstance(body, dict):

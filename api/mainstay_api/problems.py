@@ -35,7 +35,7 @@ from mainstay_core.wire.formats import UnknownFormatError
 logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 20
-"""Problems of one body that an answer names. There may be one for each of 10,000 facts."""
+"""Problems of one body that an answer names. There may be one for each of 65,536 nodes."""
 
 
 class ProblemError(Exception):

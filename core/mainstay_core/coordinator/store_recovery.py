@@ -50,7 +50,7 @@ class StoreBehindError(RemoteProtocolError):
 
 
 MAX_TOLD_ID = 2**52
-"""Bound on the id of a quorum that a supervisor tells of: the ids of later ones fit in a message."""
+"""Bound on the id of a quorum that a supervisor tells of: later ids must fit in a message."""
 
 
 def is_behind(state: CoordinatorState, held: QuorumId | None) -> bool:

@@ -1,4 +1,4 @@
-"""Errors quote what peers and users wrote, and can be logged, stored and sent back all the same."""
+"""Errors quote what peers and users wrote: they can still be logged, stored and sent back."""
 
 from __future__ import annotations
 
