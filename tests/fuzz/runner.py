@@ -14,6 +14,7 @@ import hashlib
 import logging
 import mmap
 import multiprocessing
+import os
 import random
 import re
 import resource
@@ -30,9 +31,9 @@ from typing import Protocol
 
 from tests.fuzz.mutation import MAX_BYTES
 
-STUCK_S = 120.0
-"""Without a next input, after which a worker is ended: it waits for something, as its processor
-time is bounded."""
+STUCK_S = 60.0
+"""Without a next input, in which a worker waits for something, or of processor time: then it is
+ended. A worker that only waits for its turn on a busy machine is not stuck."""
 SHRINK_TRIES = 400
 TELL_EVERY = 256
 CORPUS = Path(__file__).with_name("corpus")
@@ -257,7 +258,7 @@ class Worker:
         self.process.start()
         theirs.close()
         self.progress = Progress()
-        self._seen, self._seen_at_s = -1, time.monotonic()
+        self._number, self._moved_at_s, self._cpu_s = -1, 0.0, 0.0
 
     def judged(self) -> tuple[int, bytes]:
         """Return number and bytes of the input that is judged now."""
@@ -265,11 +266,22 @@ class Worker:
         return number, self._memory[_HEAD.size : _HEAD.size + size]
 
     def is_stuck(self) -> bool:
-        """Return whether the worker has been at the same input for too long."""
-        number, _ = self.judged()
-        if number != self._seen:
-            self._seen, self._seen_at_s = number, time.monotonic()
-        return time.monotonic() - self._seen_at_s > STUCK_S
+        """Return whether the worker has been at the same input for too long; ask every second."""
+        (number, _), (state, cpu_s), now_s = self.judged(), self._look(), time.monotonic()
+        if number != self._number or state == "R":
+            self._moved_at_s = now_s
+        if number != self._number:
+            self._number, self._cpu_s = number, cpu_s
+        return now_s - self._moved_at_s > STUCK_S or cpu_s - self._cpu_s > STUCK_S
+
+    def _look(self) -> tuple[str, float]:
+        """Return the worker's state and its processor time, as the kernel tells them."""
+        try:
+            text = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:  # it has ended
+            return "R", 0.0
+        fields = text.rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _work(task: Task, memory: mmap.mmap, lines: Connection) -> None:

@@ -49,9 +49,10 @@ def find_contradiction(plan: Plan, shape: JobShape) -> str:
     places = frozenset(shape.positions)
     if any(m.rank.position not in places for m in (*plan.members, *plan.outgoing)):
         return "a member has a place that the job does not have"
-    for what in ({m.slot for m in plan.members}, {m.incarnation for m in plan.members}):
-        if len(what) != len(plan.members):
-            return "a slot or a trainer is a member twice"
+    num_slots = len({m.slot for m in plan.members})
+    num_trainers = len({m.incarnation for m in plan.members})
+    if min(num_slots, num_trainers) < len(plan.members):
+        return "a slot or a trainer is a member twice"
     if plan.rendezvous.pod not in {m.slot.pod for m in plan.members}:
         return "it meets at a pod without a member"
     if plan.replicas_wanted > shape.lanes:

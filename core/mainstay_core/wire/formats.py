@@ -80,7 +80,8 @@ def _differing_slots(*sentences: object) -> list[dict[str, Any]]:
 
     The sentences are a peer's: a search takes the square of their length.
     """
-    found = _DIFFERING.search("; ".join(cut(s) for s in sentences if isinstance(s, str)))
+    sentence = "; ".join(cut(told) for told in sentences if isinstance(told, str))
+    found = _DIFFERING.search(sentence)
     if found is None:
         return []
     slots = (member.rpartition(" on ")[2] for member in found[1].split(", "))
