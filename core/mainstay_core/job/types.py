@@ -116,7 +116,8 @@ def _pod_template(value: dict[str, Any]) -> dict[str, Any]:
 
 def _check_shared_memory(spec: dict[str, Any]) -> None:
     """Refuse a volume at /dev/shm that trainers could not use: the rest is the API server's."""
-    volumes = {v.get("name") for v in _dicts(spec.get("volumes"))}
+    # A list: the API server judges what a name is, and what is none need not be hashable.
+    volumes = [v.get("name") for v in _dicts(spec.get("volumes"))]
     for c, container in enumerate(_dicts(spec.get("containers"))):
         for m, mount in enumerate(_dicts(container.get("volumeMounts"))):
             where = f"has spec.containers[{c}].volumeMounts[{m}]"
