@@ -164,12 +164,21 @@ class Api(Process, SupervisorAnswers):
             del uid
             return await self.look(silence)
 
+        async def begin(look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            await look()  # there is one job
+
+        def failed(uid: JobUid, error: Exception) -> None:
+            del uid
+            raise error
+
         watch = Watch(
             lease_s=LEASE_S,
             idle_s=TICK_IDLE_S,
             hold_lease=lambda: self._store_here.hold_lease(self.name, LEASE_S),
             list_uids=list_uids,
             look=look,
+            begin=begin,
+            failed=failed,
         )
         while not self.world.store.last.terminal:
             with suppress(StoreConflictError, StoreUnavailableError, UnknownJobError):
