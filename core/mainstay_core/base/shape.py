@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mainstay_core.base.bounds import Count, Index, Signed, SlotIndex, TypeIndex
+from mainstay_core.base.bounds import (
+    MAX_MEMBERS,
+    MAX_TYPES,
+    Count,
+    Index,
+    Signed,
+    SlotIndex,
+    TypeIndex,
+)
 from mainstay_core.base.errors import InvalidSpecError
 
 
@@ -46,6 +54,15 @@ class JobShape:
                 "replicas",
                 f"min_replicas {self.min_replicas} <= replicas {self.replicas} <= lanes "
                 f"{self.lanes} must hold",
+            )
+        # Each degree has a bound; what decisions and plans grow with are the products.
+        if self.num_ranks > MAX_MEMBERS:
+            raise InvalidSpecError(
+                "replicas", f"{self.num_ranks} ranks are wanted, more than {MAX_MEMBERS}"
+            )
+        if self.num_types > MAX_TYPES:
+            raise InvalidSpecError(
+                "shards_per_lane", f"{self.num_types} shard types are more than {MAX_TYPES}"
             )
 
     @property
