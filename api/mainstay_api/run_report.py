@@ -111,7 +111,8 @@ def make_report(
     positions = state.shape.positions
     steps = [
         [ledger[step, *p] for p in positions]
-        for step in range(state.step)
+        # Never all steps up to the newest: a job may claim any number of them.
+        for step in sorted({step for step, *_ in ledger})
         if all((step, *p) in ledger for p in positions)
     ]
     seconds = sorted(max(e.step_s for e in entries) for entries in steps)

@@ -24,7 +24,7 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.job.spec import parse_training_job
 
 MIB = 1 << 20
-OPEN = {"/healthz", "/readyz", "/metrics"}
+OPEN = {"/healthz", "/readyz"}
 OPEN |= {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
 
 

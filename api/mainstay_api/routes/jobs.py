@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from mainstay_api import examples
 from mainstay_api.auth import forbidden
 from mainstay_api.deps import (
     AuthDep,
     GuardedRoute,
+    LongAnswersDep,
     PersonDep,
     SettingsDep,
     TransactionsDep,
     UidDep,
+    require_injection,
     require_operator,
     require_person,
 )
 from mainstay_api.facts import ToldFact
+from mainstay_api.long_work import in_pieces, long_json
 from mainstay_api.problems import ProblemError
 from mainstay_api.run_report import make_report, show_members
+from mainstay_api.store import kept_steps
 from mainstay_api.summary import show_job, show_page, show_pods
 from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
@@ -40,6 +46,7 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.base.ids import JobUid
+from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.events import (
     DrainRequested,
     Event,
@@ -54,6 +61,7 @@ from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.wire.facts import Location, PodFact
+from mainstay_core.wire.ledger import LedgerKey
 from mainstay_core.wire.recoveries import show_recovery
 
 router = APIRouter(
@@ -132,6 +140,8 @@ async def create_job(
             if not getattr(body, name):
                 raise InvalidSpecError(name, "is missing; in a cluster a job is a TrainingJob's")
     config = _config_of(body)
+    if config.faults:
+        require_injection(settings)
     created = await transactions.submit(config, body.manifest)
     state = await transactions.load(config.job)
     return JSONResponse(show_job(state, transactions.now_s()), status_code=201 if created else 200)
@@ -155,9 +165,9 @@ def _config_of(body: NewJob) -> JobConfig:
 @router.get("", responses=examples.JOBS)
 async def list_jobs(
     transactions: TransactionsDep, caller: PersonDep, auth: AuthDep, namespace: str | None = None
-) -> JSONResponse:
+) -> Response:
     """All jobs that the caller may see, in short: those of one namespace, or of all."""
-    states = [await transactions.load(uid) for uid in await transactions.store.list_uids()]
+    states = await transactions.load_all()
     there = {s.config.namespace for s in states} if namespace is None else {namespace}
     seen = {name for name in there if await auth.may_list(caller, name)}
     if not seen and not caller.sees_all:
@@ -166,8 +176,9 @@ async def list_jobs(
             + (f"in namespace {namespace}" if namespace else "in any namespace with a job"),
             "name a namespace in which you may: GET /v1/jobs?namespace=NAME",
         )
-    shown = [show_job(s, transactions.now_s()) for s in states if s.config.namespace in seen]
-    return JSONResponse(shown)
+    mine = [state for state in states if state.config.namespace in seen]
+    shown = await in_pieces(partial(show_job, now_s=transactions.now_s()), mine)
+    return await long_json(lambda: shown)
 
 
 @router.get("/{job}", responses=examples.JOB)
@@ -197,45 +208,57 @@ async def show_plan(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
 
 
 @router.get("/{job}/members")
-async def show_ranks(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
+async def show_ranks(uid: UidDep, transactions: TransactionsDep) -> Response:
     """Ranks with their slots, processes and phases; then spares."""
     beats = await transactions.store.fetch_beats(uid)
-    return JSONResponse(show_members(await transactions.load(uid), beats))
+    return await long_json(show_members, await transactions.load(uid), beats)
 
 
 @router.get("/{job}/recoveries", responses=examples.RECOVERIES)
-async def show_recoveries(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
+async def show_recoveries(uid: UidDep, transactions: TransactionsDep) -> Response:
     """What was done about each fault, with reason and five times; oldest first."""
     recoveries = await transactions.store.fetch_recoveries(uid)
-    return JSONResponse([show_recovery(r) for r in recoveries])
+    return await long_json(lambda: [show_recovery(r) for r in recoveries])
 
 
 @router.get("/{job}/ledger")
 async def show_ledger(
-    uid: UidDep, transactions: TransactionsDep, since: Annotated[int, Query(ge=0)] = 0
-) -> JSONResponse:
+    uid: UidDep,
+    transactions: TransactionsDep,
+    long_answers: LongAnswersDep,
+    since: Annotated[int, Query(ge=0)] = 0,
+) -> Response:
     """Entries of committed steps from ``since`` on, by step, stage and inner rank."""
-    state = await transactions.load(uid)
-    last = min(state.step, since + MAX_LEDGER_STEPS)
-    keys = [(step, *p) for step in range(since, last) for p in state.shape.positions]
-    entries = await transactions.store.fetch_ledger(uid, keys)
-    return JSONResponse([codec.encode(entries[key]) for key in keys if key in entries])
+    async with long_answers:
+        state = await transactions.load(uid)
+        last = min(state.step, since + MAX_LEDGER_STEPS)
+        keys = await asyncio.to_thread(_ledger_keys, state.shape, since, last)
+        entries = await transactions.store.fetch_ledger(uid, keys)
+        return await long_json(lambda: [codec.encode(e) for e in entries.values()])
 
 
 @router.get("/{job}/events")
-async def show_events(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
+async def show_events(
+    uid: UidDep, transactions: TransactionsDep, long_answers: LongAnswersDep
+) -> Response:
     """The job's history, oldest first."""
-    return JSONResponse(await _events(transactions, uid))
+    async with long_answers:
+        events = await _events(transactions, uid)
+        return await long_json(lambda: events)
 
 
 @router.get("/{job}/report")
-async def show_report(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
+async def show_report(
+    uid: UidDep, transactions: TransactionsDep, long_answers: LongAnswersDep
+) -> Response:
     """The content of REPORT.json so far; final once the job has ended."""
-    state = await transactions.load(uid)
-    keys = [(step, *p) for step in range(state.step) for p in state.shape.positions]
-    ledger = await transactions.store.fetch_ledger(uid, keys)
-    recoveries = await transactions.store.fetch_recoveries(uid)
-    return JSONResponse(make_report(state, ledger, recoveries, await _events(transactions, uid)))
+    async with long_answers:
+        state = await transactions.load(uid)
+        keys = await asyncio.to_thread(_ledger_keys, state.shape, 0, state.step)
+        ledger = await transactions.store.fetch_ledger(uid, keys)
+        recoveries = await transactions.store.fetch_recoveries(uid)
+        events = await _events(transactions, uid)
+        return await long_json(make_report, state, ledger, recoveries, events)
 
 
 @router.post("/{job}/stop")
@@ -334,6 +357,17 @@ async def _events(transactions: Transactions, uid: JobUid) -> list[dict[str, Any
     after: str | None = "0-0"
     while after is not None:
         items = await transactions.store.read_stream(uid, after, None)
-        events += [{"id": i.id, **json.loads(i.data)} for i in items if i.kind == "event"]
+        shown = [item for item in items if item.kind == "event"]
+        events += await in_pieces(lambda i: {"id": i.id, **json.loads(i.data)}, shown)
         after = items[-1].id if items else None
     return events
+
+
+def _ledger_keys(shape: JobShape, first: int, last: int) -> list[LedgerKey]:
+    """Return the keys of the entries of steps ``first`` to ``last`` - 1, in order.
+
+    Of more steps than are kept only the newest: a job may claim to be at any step.
+    """
+    positions = shape.positions
+    first = max(first, last - kept_steps(shape))
+    return [(step, *p) for step in range(first, last) for p in positions]

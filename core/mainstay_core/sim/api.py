@@ -80,7 +80,7 @@ class Api(Process, SupervisorAnswers):
     def now_s(self) -> float:
         return self.world.clock(self.node)
 
-    def step(self, state: CoordinatorState, event: Event) -> Transition:
+    async def step(self, state: CoordinatorState, event: Event) -> Transition:
         outcome = machine.step(state, event, self.now_s(), self.world.draw_name())
         self.world.checks.decided(state, outcome)
         return outcome
