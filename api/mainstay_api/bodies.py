@@ -24,6 +24,9 @@ MIB = 1 << 20
 UNANNOUNCED_MIB = 1
 """Longest body that does not say how long it is. Our clients always say: only what is known
 beforehand can be counted beforehand."""
+BODY_S = 20.0
+"""A body that has not come whole after so long is read no further: the longest one in a request of
+a supervisor comes at 4 MiB per second then. Its connection costs a descriptor."""
 LONG_BYTES = 64 * 1024
 """A longer body is parsed beside the event loop: it takes more than a millisecond."""
 RAISE_LIMIT = "send less at once, or raise MAINSTAY_MAX_BODY_MIB (value api.maxBodyMiB) of the api"
@@ -61,11 +64,12 @@ class BodyLimitMiddleware:
     Args:
         app: what is asked.
         limit_mib: of one body.
+        body_s: of its way here.
     """
 
-    def __init__(self, app: ASGIApp, limit_mib: int) -> None:
+    def __init__(self, app: ASGIApp, limit_mib: int, body_s: float = BODY_S) -> None:
         self._app = app
-        self._limit_mib = limit_mib
+        self._limit_mib, self._body_s = limit_mib, body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,9 +82,20 @@ class BodyLimitMiddleware:
         limit = limit_mib * MIB
         taken, is_whole = 0, announced == 0
 
+        late_at_s = asyncio.get_running_loop().time() + self._body_s
+
         async def take() -> Message:
             nonlocal taken, is_whole
-            message = await receive()
+            if is_whole:
+                return await receive()  # which waits for the end of the connection
+            try:
+                async with asyncio.timeout_at(late_at_s):
+                    message = await receive()
+            except TimeoutError:
+                if scope["method"] == "GET":
+                    return {"type": "http.disconnect"}
+                detail = f"the body has not come whole in {self._body_s:.0f} s"
+                raise HTTPException(408, detail) from None
             if message["type"] == "http.request":
                 taken += len(message.get("body", b""))
                 is_whole = not message.get("more_body", False)
@@ -108,7 +123,8 @@ def length_of(headers: Headers) -> int:
     if "transfer-encoding" in headers:
         return UNANNOUNCED_MIB * MIB
     told = headers.get("content-length", "0")
-    return int(told) if told.isascii() and told.isdecimal() else 0
+    # No more digits than any limit has: thousands of them are no number to Python.
+    return int(told[:18]) if told.isascii() and told.isdecimal() else 0
 
 
 class LongRequest(Request):

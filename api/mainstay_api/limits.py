@@ -34,8 +34,16 @@ BYTES_PER_POD = 64 * 1024
 hundred ledger entries."""
 READERS = 5
 """People who read one job, as many times what one person may."""
-LONG_ANSWERS = {"report": 10.0, "events": 5.0, "ledger": 5.0, "recoveries": 5.0, "members": 2.0}
-"""By the end of a route's path: answers that grow with a job's history count as so many."""
+LONG_ANSWERS = {
+    "report": 10.0,
+    "events": 5.0,
+    "jobs": 5.0,
+    "ledger": 5.0,
+    "recoveries": 5.0,
+    "members": 2.0,
+}
+"""By the end of a route's path: answers that grow with a job's history or size, or with the number
+of jobs, count as so many."""
 HOLD_S = 1.0
 """A supervisor's request that is one too many is answered after this, at most: who does not wait
 then asks no faster than it is answered."""

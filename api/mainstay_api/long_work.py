@@ -9,8 +9,10 @@ lists are bounded, and long answers are encoded item by item.
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.responses import Response
@@ -29,8 +31,10 @@ LARGE_TEXT = 128 * 1024
 """Characters of such a job's state."""
 PIECE = 100
 """Items that are decoded at a time, about 20 microseconds each."""
-LONG_ANSWERS_AT_ONCE = 2
-"""Answers about a job's whole history that are made at a time: each holds all of it in memory."""
+AT_ONCE = 6
+"""Answers about a job's whole history that are made at a time: each takes some 50 MiB of memory."""
+AT_ONCE_OF_ONE = 2
+"""Of one person: whoever asks for many waits for themselves, and the others do not."""
 
 
 async def beside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -63,16 +67,25 @@ async def in_pieces(work: Callable[[V], T], items: Sequence[V]) -> list[T]:
 
 
 class LongAnswers:
-    """Makes answers that are as long as a job's history: few at a time, in threads."""
+    """The places in which answers about a job's whole history are made: few for each person."""
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(LONG_ANSWERS_AT_ONCE)
+        self._all = asyncio.Semaphore(AT_ONCE)
+        self._of: dict[str, asyncio.Semaphore] = {}
+        self._num_askers: collections.Counter[str] = collections.Counter()
 
-    async def __aenter__(self) -> None:
-        await self._places.acquire()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._places.release()
+    @contextlib.asynccontextmanager
+    async def place(self, person: str) -> AsyncIterator[None]:
+        """Wait for a place, and hold it while the block lasts."""
+        mine = self._of.setdefault(person, asyncio.Semaphore(AT_ONCE_OF_ONE))
+        self._num_askers[person] += 1
+        try:
+            async with mine, self._all:
+                yield
+        finally:
+            self._num_askers[person] -= 1
+            if not self._num_askers[person]:
+                del self._num_askers[person], self._of[person]
 
 
 async def long_json(make: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Response:

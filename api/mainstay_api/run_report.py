@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mainstay_api.summary import show_protections
@@ -101,21 +102,43 @@ def show_fault(status: FaultStatus, state: CoordinatorState) -> dict[str, Any]:
     return {**codec.encode(status.fault), "state": status.state, "fired": fired}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedStep:
+    """The part of a committed step's ledger entries that a report shows."""
+
+    step: int
+    masters: str
+    loss: float
+    step_s: float
+
+
+def report_steps(
+    ledger: Mapping[LedgerKey, LedgerEntry], positions: Sequence[tuple[int, int]]
+) -> list[ReportedStep]:
+    """Return what a report shows of the steps that have an entry for every position, in order."""
+    found: list[ReportedStep] = []
+    for step in sorted({step for step, *_ in ledger}):
+        if all((step, *p) in ledger for p in positions):
+            entries = [ledger[step, *p] for p in positions]
+            found.append(
+                ReportedStep(
+                    step=step,
+                    masters=_sum(e.masters for e in entries),
+                    loss=entries[-1].loss,
+                    step_s=max(e.step_s for e in entries),
+                )
+            )
+    return found
+
+
 def make_report(
     state: CoordinatorState,
-    ledger: Mapping[LedgerKey, LedgerEntry],
+    steps: Sequence[ReportedStep],
     recoveries: Sequence[Recovery],
     events: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the content of REPORT.json."""
-    positions = state.shape.positions
-    steps = [
-        [ledger[step, *p] for p in positions]
-        # Never all steps up to the newest: a job may claim any number of them.
-        for step in sorted({step for step, *_ in ledger})
-        if all((step, *p) in ledger for p in positions)
-    ]
-    seconds = sorted(max(e.step_s for e in entries) for entries in steps)
+    seconds = sorted(each.step_s for each in steps)
     return {
         "version": REPORT_VERSION,
         "job": state.config.name,
@@ -125,18 +148,18 @@ def make_report(
         **show_protections(state),
         "digests": {
             "final": _final(state),
-            "steps": [_sum(e.masters for e in entries) for entries in steps],
+            "steps": [each.masters for each in steps],
         },
         "steps": {
             "committed": state.step,
-            "first": steps[0][0].step if steps else 0,
+            "first": steps[0].step if steps else 0,
             "redone": sum(r.redone_steps for r in recoveries),
             "lost": sum(r.lost_steps for r in recoveries),
         },
         "recoveries": [show_recovery(r) for r in recoveries],
         "faults": [show_fault(status, state) for status in list_faults(state)],
         "step_seconds": {"p50": _percentile(seconds, 0.5), "p99": _percentile(seconds, 0.99)},
-        "losses": [entries[-1].loss for entries in steps],
+        "losses": [each.loss for each in steps],
         "pods": {p.registration.pod: pod_name(state, p.registration.pod) for p in state.pods},
         "events": list(events),
     }

@@ -89,6 +89,16 @@ class Streams:
         finally:
             self._leave(uid, job, listener)
 
+    def has_room(self, uid: JobUid, pod: str) -> bool:
+        """Return whether a pod may open another stream.
+
+        One that was cut ends when its listener takes what is on its way: who opens streams and
+        reads none of them gets no more.
+        """
+        job = self._jobs.get(uid)
+        open_here = sum(each.pod == pod for each in job.listeners) if job is not None else 0
+        return open_here < 4 * self._per_pod
+
     def _make_room(self, job: _JobStream, pod: str) -> None:
         """End the oldest streams of a pod, and of the job, for one more."""
         listening = [each for each in job.listeners if not each.is_cut]

@@ -12,7 +12,15 @@ import pytest
 from starlette.responses import JSONResponse
 
 from mainstay_api.bodies import LONG_BYTES, LongRequest
-from mainstay_api.long_work import LARGE, PIECE, beside, in_pieces, long_json
+from mainstay_api.long_work import (
+    AT_ONCE_OF_ONE,
+    LARGE,
+    PIECE,
+    LongAnswers,
+    beside,
+    in_pieces,
+    long_json,
+)
 
 
 def drawn(rng: random.Random, depth: int = 0) -> Any:
@@ -61,6 +69,28 @@ def test_others_get_their_turn_between_pieces() -> None:
     done, turns = asyncio.run(run())
     assert done == list(range(1, 10 * PIECE + 1))
     assert turns >= 9
+
+
+def test_who_asks_for_many_long_answers_waits_for_themselves() -> None:
+    async def run() -> tuple[int, int, int]:
+        places, gate, inside = LongAnswers(), asyncio.Event(), []
+
+        async def ask(person: str) -> None:
+            async with places.place(person):
+                inside.append(person)
+                await gate.wait()
+
+        asking = [asyncio.create_task(ask("greedy")) for _ in range(50)]
+        await asyncio.sleep(0)
+        asking += [asyncio.create_task(ask("modest")), asyncio.create_task(ask("other"))]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        seen = inside.count("greedy"), len(set(inside))
+        gate.set()
+        await asyncio.gather(*asking)
+        return *seen, len(places._of)
+
+    assert asyncio.run(run()) == (AT_ONCE_OF_ONE, 3, 0)
 
 
 @pytest.mark.parametrize("length", [10, LONG_BYTES + 10])

@@ -161,3 +161,24 @@ def test_who_may_listen_is_asked_now_and_then(shared_redis: Any) -> None:
 
     assert asyncio.run(run()) == [": alive\n\n"] * 2
     assert len(asked) == 3
+
+
+def test_a_pod_that_reads_none_of_its_streams_gets_no_more_of_them(shared_redis: Any) -> None:
+    async def run() -> list[bool]:
+        store = RedisStore(shared_redis.url)
+        streams = Streams(store, keep_alive_s=0.01, per_pod=1)
+        opened: list[Any] = []
+        uid, room = JobUid("unread"), list[bool]()
+        for _ in range(4):
+            room.append(streams.has_room(uid, "pod"))
+            opened.append(streams.listen(uid, None, "pod"))
+            await anext(opened[-1])  # and nobody takes another entry from it
+        room += [streams.has_room(uid, "pod"), streams.has_room(uid, "other")]
+        for listening in opened:
+            await listening.aclose()
+        room.append(streams.has_room(uid, "pod"))
+        await streams.aclose()
+        await store.aclose()
+        return room
+
+    assert asyncio.run(run()) == [True, True, True, True, False, True, True]

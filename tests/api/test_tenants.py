@@ -19,7 +19,7 @@ def test_a_tenant_that_misuses_its_token_stops_nobody_else(
     api = new_api(own_redis.url, **{**CLUSTER, "max_events": 100})
     loud, quiet = new_job(api), new_job(api)
     host = api.url.removeprefix("http://")
-    with hostile_tenant(host, loud.uid, AGENT_TOKEN, pause_s=0.01) as did:
+    with hostile_tenant(host, loud.uid, AGENT_TOKEN, connections=8, pause_s=0.02) as did:
         # Every call here must succeed: to be refused, or not be answered, fails the test.
         quiet.start()
         listener = listen(quiet)

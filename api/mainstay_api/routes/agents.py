@@ -26,6 +26,7 @@ from mainstay_api.deps import (
     require_injection,
 )
 from mainstay_api.facts import ToldFact
+from mainstay_api.limits import TooManyError
 from mainstay_api.problems import ProblemError
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import MAX_NAME, MAX_TOLD, Instant, Longest, Name, SlotIndex
@@ -43,6 +44,8 @@ router = APIRouter(
     route_class=GuardedRoute,
 )
 
+STREAMS_WAIT_S = 5.0
+"""A pod that has too many streams which it does not read is asked to wait for so long."""
 _STREAM_ID = re.compile(r"\d+-\d+")
 
 
@@ -185,6 +188,8 @@ async def open_stream(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> StreamingResponse:
     """Server-sent events ``plan``, ``inject`` and ``stop``; resumes after ``Last-Event-ID``."""
+    if not streams.has_room(uid, mainstay_pod):
+        raise TooManyError(f"the streams of pod {mainstay_pod}", STREAMS_WAIT_S)
     known = last_event_id if last_event_id and _STREAM_ID.fullmatch(last_event_id) else None
     return StreamingResponse(
         streams.listen(uid, known, mainstay_pod, partial(may_still_listen, request)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from dataclasses import dataclass, field, replace
@@ -27,10 +26,11 @@ from mainstay_api.deps import (
     require_person,
 )
 from mainstay_api.facts import ToldFact
-from mainstay_api.long_work import in_pieces, long_json
+from mainstay_api.limits import person_of
+from mainstay_api.long_work import PIECE, in_pieces, long_json
 from mainstay_api.problems import ProblemError
-from mainstay_api.run_report import make_report, show_members
-from mainstay_api.store import kept_steps
+from mainstay_api.run_report import ReportedStep, make_report, report_steps, show_members
+from mainstay_api.store import MAX_LEDGER_ENTRIES
 from mainstay_api.summary import show_job, show_page, show_pods
 from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
@@ -46,7 +46,6 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.events import (
     DrainRequested,
     Event,
@@ -57,11 +56,11 @@ from mainstay_core.coordinator.events import (
     TopologyReported,
 )
 from mainstay_core.coordinator.leaving import find_pod
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.wire.facts import Location, PodFact
-from mainstay_core.wire.ledger import LedgerKey
 from mainstay_core.wire.recoveries import show_recovery
 
 router = APIRouter(
@@ -74,6 +73,9 @@ router = APIRouter(
 
 MAX_LEDGER_STEPS = 10_000
 """Steps of the ledger in one reply; ask again with ``since``."""
+MAX_ENTRIES = 20_000
+"""Entries of the ledger in one reply: fewer steps of a job with many positions, but one at least.
+An entry takes 2 KiB of memory until it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,40 +227,41 @@ async def show_recoveries(uid: UidDep, transactions: TransactionsDep) -> Respons
 async def show_ledger(
     uid: UidDep,
     transactions: TransactionsDep,
+    caller: PersonDep,
     long_answers: LongAnswersDep,
     since: Annotated[int, Query(ge=0)] = 0,
 ) -> Response:
     """Entries of committed steps from ``since`` on, by step, stage and inner rank."""
-    async with long_answers:
+    async with long_answers.place(person_of(caller.username)):
         state = await transactions.load(uid)
-        last = min(state.step, since + MAX_LEDGER_STEPS)
-        keys = await asyncio.to_thread(_ledger_keys, state.shape, since, last)
+        positions = state.shape.positions
+        shown = max(1, min(MAX_LEDGER_STEPS, MAX_ENTRIES // len(positions)))
+        keys = [(n, *p) for n in range(since, min(state.step, since + shown)) for p in positions]
         entries = await transactions.store.fetch_ledger(uid, keys)
         return await long_json(lambda: [codec.encode(e) for e in entries.values()])
 
 
 @router.get("/{job}/events")
 async def show_events(
-    uid: UidDep, transactions: TransactionsDep, long_answers: LongAnswersDep
+    uid: UidDep, transactions: TransactionsDep, caller: PersonDep, long_answers: LongAnswersDep
 ) -> Response:
     """The job's history, oldest first."""
-    async with long_answers:
+    async with long_answers.place(person_of(caller.username)):
         events = await _events(transactions, uid)
         return await long_json(lambda: events)
 
 
 @router.get("/{job}/report")
 async def show_report(
-    uid: UidDep, transactions: TransactionsDep, long_answers: LongAnswersDep
+    uid: UidDep, transactions: TransactionsDep, caller: PersonDep, long_answers: LongAnswersDep
 ) -> Response:
     """The content of REPORT.json so far; final once the job has ended."""
-    async with long_answers:
+    async with long_answers.place(person_of(caller.username)):
         state = await transactions.load(uid)
-        keys = await asyncio.to_thread(_ledger_keys, state.shape, 0, state.step)
-        ledger = await transactions.store.fetch_ledger(uid, keys)
+        steps = await _report_steps(transactions, state)
         recoveries = await transactions.store.fetch_recoveries(uid)
         events = await _events(transactions, uid)
-        return await long_json(make_report, state, ledger, recoveries, events)
+        return await long_json(make_report, state, steps, recoveries, events)
 
 
 @router.post("/{job}/stop")
@@ -363,11 +366,14 @@ async def _events(transactions: Transactions, uid: JobUid) -> list[dict[str, Any
     return events
 
 
-def _ledger_keys(shape: JobShape, first: int, last: int) -> list[LedgerKey]:
-    """Return the keys of the entries of steps ``first`` to ``last`` - 1, in order.
-
-    Of more steps than are kept only the newest: a job may claim to be at any step.
-    """
-    positions = shape.positions
-    first = max(first, last - kept_steps(shape))
-    return [(step, *p) for step in range(first, last) for p in positions]
+async def _report_steps(transactions: Transactions, state: CoordinatorState) -> list[ReportedStep]:
+    """Return a job's newest steps as its report shows them; never all entries are in memory."""
+    positions, steps = state.shape.positions, list[ReportedStep]()
+    # A job may claim to be at any step: only as many are looked for as there is room for.
+    first = max(0, state.step - max(1, MAX_LEDGER_ENTRIES // len(positions)))
+    at_once = max(1, PIECE // len(positions))
+    for begin in range(first, state.step, at_once):
+        keys = [(n, *p) for n in range(begin, begin + at_once) for p in positions]
+        found = await transactions.store.fetch_ledger(state.config.job, keys)
+        steps += report_steps(found, positions)
+    return steps
