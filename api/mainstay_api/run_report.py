@@ -6,7 +6,7 @@ Pure functions of values from the store; docs/report.md has the report's schema.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,32 +113,49 @@ class ReportedStep:
 
 
 def report_steps(
-    ledger: Mapping[LedgerKey, LedgerEntry], positions: Sequence[tuple[int, int]]
-) -> list[ReportedStep]:
-    """Return what a report shows of the steps that have an entry for every position, in order."""
-    found: list[ReportedStep] = []
-    for step in sorted({step for step, *_ in ledger}):
-        if all((step, *p) in ledger for p in positions):
-            entries = [ledger[step, *p] for p in positions]
-            found.append(
-                ReportedStep(
-                    step=step,
-                    masters=_sum(e.masters for e in entries),
-                    loss=entries[-1].loss,
-                    step_s=max(e.step_s for e in entries),
-                )
-            )
-    return found
+    ledger: Mapping[LedgerKey, LedgerEntry],
+    positions: Sequence[tuple[int, int]],
+    steps: Iterable[int],
+) -> list[ReportedStep | None]:
+    """Return what a report shows of each step; None of one that lacks some position's entry.
+
+    All that held that entry may have died before they could tell.
+    """
+    found = ([ledger.get((step, *p)) for p in positions] for step in steps)
+    return [_report_step(entries) for entries in found]
+
+
+def _report_step(entries: Sequence[LedgerEntry | None]) -> ReportedStep | None:
+    known = [entry for entry in entries if entry is not None]
+    if len(known) < len(entries):
+        return None
+    return ReportedStep(
+        step=known[0].step,
+        masters=_sum(e.masters for e in known),
+        loss=known[-1].loss,
+        step_s=max(e.step_s for e in known),
+    )
 
 
 def make_report(
     state: CoordinatorState,
-    steps: Sequence[ReportedStep],
+    steps: Sequence[ReportedStep | None],
     recoveries: Sequence[Recovery],
     events: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the content of REPORT.json."""
-    seconds = sorted(each.step_s for each in steps)
+    """Return the content of REPORT.json.
+
+    Args:
+        state: of the job.
+        steps: up to the newest, as :func:`report_steps` returns them; the report begins with the
+            first one that is known.
+        recoveries: of the job.
+        events: of its history.
+    """
+    first = next((number for number, step in enumerate(steps) if step), len(steps))
+    steps = steps[first:]
+    known = [step for step in steps if step is not None]
+    seconds = sorted(step.step_s for step in known)
     return {
         "version": REPORT_VERSION,
         "job": state.config.name,
@@ -148,18 +165,18 @@ def make_report(
         **show_protections(state),
         "digests": {
             "final": _final(state),
-            "steps": [each.masters for each in steps],
+            "steps": [step.masters if step else None for step in steps],
         },
         "steps": {
             "committed": state.step,
-            "first": steps[0].step if steps else 0,
+            "first": known[0].step if known else 0,
             "redone": sum(r.redone_steps for r in recoveries),
             "lost": sum(r.lost_steps for r in recoveries),
         },
         "recoveries": [show_recovery(r) for r in recoveries],
         "faults": [show_fault(status, state) for status in list_faults(state)],
         "step_seconds": {"p50": _percentile(seconds, 0.5), "p99": _percentile(seconds, 0.99)},
-        "losses": [each.loss for each in steps],
+        "losses": [step.loss if step else None for step in steps],
         "pods": {p.registration.pod: pod_name(state, p.registration.pod) for p in state.pods},
         "events": list(events),
     }

@@ -130,6 +130,19 @@ def test_a_deleted_jobs_series_are_gone_from_every_replica(
         assert stays.uid in text
 
 
+def test_a_step_that_the_ledger_lacks_keeps_its_place_in_the_report(job: Any) -> None:
+    job.start()
+    job.commit(0)
+    job.agent("ledger", {"entries": [job.entry(1, 0)]})
+    job.commit(2)
+
+    report = job.api.get(f"{job.path}/report")
+
+    assert report["digests"]["steps"] == [f"{1:032x}", None, f"{65:032x}"]
+    assert report["losses"] == [3.0, None, 2.8]
+    assert report["steps"]["committed"] == 3
+
+
 def test_the_report_of_a_complete_job(job: Any) -> None:
     job.start()
     for step in range(3):

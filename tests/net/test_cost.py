@@ -200,7 +200,13 @@ def told_of(listener: str) -> Cost:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("listener", LISTENERS)
+@pytest.mark.parametrize(
+    "listener",
+    [
+        pytest.param(name, marks=[] if name in ("gather server", "api") else [pytest.mark.chaos])
+        for name in LISTENERS
+    ],
+)
 def test_strangers_cost_a_listener_no_more_than_is_told(listener: str, tmp_path: Path) -> None:
     start, still_served = LISTENERS[listener]
     told = told_of(listener)

@@ -29,6 +29,12 @@ THREADS = {
 }
 """One thread per rank on CPU: ranks share the cores, and cuts stay where they are."""
 
+COMPILER = {
+    # What torch.use_deterministic_algorithms would set too, by importing the compiler: seconds.
+    "TORCHINDUCTOR_DETERMINISTIC": "1",
+}
+"""Of torch's compiler, should a user's model call it; none of our own code does."""
+
 
 def prepare(environ: MutableMapping[str, str] | None = None) -> None:
     """Set every variable above, unless the user has set it.
@@ -37,5 +43,5 @@ def prepare(environ: MutableMapping[str, str] | None = None) -> None:
         environ: The environment to change; this process's own by default.
     """
     target = os.environ if environ is None else environ
-    for name, value in (DETERMINISM | THREADS).items():
+    for name, value in (DETERMINISM | THREADS | COMPILER).items():
         target.setdefault(name, value)

@@ -37,7 +37,8 @@ def setup(device: str | torch.device = "cpu") -> torch.device:
     torch.set_num_threads(NUM_THREADS)
     with contextlib.suppress(RuntimeError):  # inter-op work has begun: it does not reduce
         torch.set_num_interop_threads(1)
-    torch.use_deterministic_algorithms(True)
+    # As torch.use_deterministic_algorithms(True), which would import torch's compiler as well.
+    torch.set_deterministic_debug_mode("error")
     # Deterministic mode would fill every fresh buffer with NaN; ours are written before read.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_flush_denormal(False)

@@ -16,7 +16,7 @@ from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.decorator import Loop
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.engine import BlockTraining, inner_mesh
-from mainstay_train.exact import digests, fingerprint, numerics
+from mainstay_train.exact import digests, fingerprint, numerics, optimizer
 from mainstay_train.model import workload
 from mainstay_train.session import failing, loop
 from mainstay_train.session.driver import Driver
@@ -31,14 +31,14 @@ EXIT_USER_ERROR = 10
 def warm_up() -> None:
     """Do once in the warm parent what every trainer would do first.
 
-    The first optimizer step of a process imports two seconds' worth of torch, switching
-    on determinism another one, and the digests' key tables are the same for all.
+    The first optimizer step of a process imports parts of torch, and the digests' key tables are
+    the same for all.
     """
     numerics.setup("cpu")
     digests.warm_up()
     probe = torch.nn.Parameter(torch.zeros(1))
     probe.grad = torch.zeros(1)
-    torch.optim.AdamW([probe], fused=True).step()
+    optimizer.adamw()([("probe", probe)]).step()
 
 
 def choose_device(wanted: str, slot: int) -> str:

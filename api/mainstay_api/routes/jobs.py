@@ -366,14 +366,17 @@ async def _events(transactions: Transactions, uid: JobUid) -> list[dict[str, Any
     return events
 
 
-async def _report_steps(transactions: Transactions, state: CoordinatorState) -> list[ReportedStep]:
+async def _report_steps(
+    transactions: Transactions, state: CoordinatorState
+) -> list[ReportedStep | None]:
     """Return a job's newest steps as its report shows them; never all entries are in memory."""
-    positions, steps = state.shape.positions, list[ReportedStep]()
+    positions, steps = state.shape.positions, list[ReportedStep | None]()
     # A job may claim to be at any step: only as many are looked for as there is room for.
     first = max(0, state.step - max(1, MAX_LEDGER_ENTRIES // len(positions)))
     at_once = max(1, PIECE // len(positions))
     for begin in range(first, state.step, at_once):
-        keys = [(n, *p) for n in range(begin, begin + at_once) for p in positions]
+        piece = range(begin, min(begin + at_once, state.step))
+        keys = [(n, *p) for n in piece for p in positions]
         found = await transactions.store.fetch_ledger(state.config.job, keys)
-        steps += report_steps(found, positions)
+        steps += report_steps(found, positions, piece)
     return steps

@@ -82,7 +82,9 @@ def _compare_steps(left: list[Any], right: list[Any], first: int) -> list[Differ
         if one == other:
             continue
         if not isinstance(one, dict) or not isinstance(other, dict):
-            differences.append(Difference(step=index, what="digest", left=one, right=other))
+            left_text, right_text = (text or "not in the ledger" for text in (one, other))
+            difference = Difference(step=index, what="digest", left=left_text, right=right_text)
+            differences.append(difference)
             continue
         step = one.get("step", index)
         differences += [

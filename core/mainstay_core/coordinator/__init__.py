@@ -11,6 +11,7 @@
 - ``heartbeats``: how long pods have been silent
 - ``backoff``: how long trainers that end again and again are kept out
 - ``pruning``: drops what need not be known any longer
+- ``forming``: decides on the first plan
 - ``recovery``: decides after a fault
 - ``ladder``: which recovery method applies, and why
 - ``planned``: decides between faults: hands over, drops, and fills places

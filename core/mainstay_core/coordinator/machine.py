@@ -35,15 +35,11 @@ from mainstay_core.coordinator.events import (
     TopologyReported,
     Transition,
 )
+from mainstay_core.coordinator.forming import decide_forming
 from mainstay_core.coordinator.injection import inject_into_spares, record_fired, request_faults
 from mainstay_core.coordinator.leaving import leaving_members, note_drain, outgoing_died
 from mainstay_core.coordinator.publishing import end_job
-from mainstay_core.coordinator.recovery import (
-    decide_forming,
-    decide_running,
-    decide_suspended,
-    decide_waiting,
-)
+from mainstay_core.coordinator.recovery import decide_running, decide_suspended, decide_waiting
 from mainstay_core.coordinator.reports import (
     take_commit,
     take_commit_before_suspension,

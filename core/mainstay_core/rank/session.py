@@ -452,7 +452,8 @@ class RankSession(ABC, Generic[ConnectionsT]):
         if isinstance(fact, Settled):
             state = self.state
             self.serve(Wanted(str(self.plan.quorum), state.member_position, state.version))
-            if state.is_lowest:
+            # The first member may have joined just now, without an entry of the steps before.
+            if state.is_lowest or state.is_oldest:
                 self._log = self._log.takes_over()
 
     def _finish(self) -> None:

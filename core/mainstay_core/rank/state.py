@@ -95,6 +95,16 @@ class RankState:
         return self.plan.position_members(self.member_position)[0].index == self.index
 
     @property
+    def is_oldest(self) -> bool:
+        """Return whether this is the member of its position that has been one for the longest.
+
+        Of several the first one. Of all members it holds the most ledger entries.
+        """
+        assert self.plan is not None
+        members = self.plan.position_members(self.member_position)
+        return min(members, key=lambda m: m.since).index == self.index
+
+    @property
     def agreed_pipeline(self) -> str:
         """Return the pipeline group that this rank's chain keeps; "" for a new one."""
         chain = self.plan.chain_of(self.index) if self.plan else None

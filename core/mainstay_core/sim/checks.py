@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mainstay_core.base.ids import Incarnation, QuorumId
@@ -19,7 +19,7 @@ from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
 from mainstay_core.wire.facts import Phase
-from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
 
@@ -304,8 +304,9 @@ class Checks:
         del version
         self.seen["checkpoint"] += 1
 
-    def finished(self, state: CoordinatorState) -> None:
+    def finished(self, state: CoordinatorState, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
         """The job is complete."""
+        self._check_ledger(ledger)
         for final in state.finals:
             _hold(
                 final.params
@@ -316,6 +317,21 @@ class Checks:
                 f"I6: the final state of stage {final.stage} is another",
             )
         _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
+
+    def _check_ledger(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
+        """Of each position the ledger has all steps up to the last told one.
+
+        Where a position has lost every member, or the store its memory, nobody could tell.
+        """
+        again = (Method.START, Method.RESTART)
+        if self.fell_back or any(plan.method in again for plan in self.plans[1:]):
+            return
+        for position in self._shape.positions:
+            told = [step for step in range(self._shape.steps) if (step, *position) in ledger]
+            _hold(
+                told == list(range(len(told))),
+                f"the ledger of position {position} has a hole: it has the steps {told}",
+            )
 
     def truth(self, version: int) -> tuple[str, ...]:
         """States of all positions in a run without failures."""

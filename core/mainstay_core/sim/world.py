@@ -94,7 +94,7 @@ class World(Stage):
             return
         if state.phase is not JobPhase.COMPLETE:
             raise Violation(f"I5: the job is {state.phase}: {state.outcome}")
-        self.checks.finished(state)
+        self.checks.finished(state, self.store.job.ledger if self.store.job else {})
 
     def _is_known(self) -> bool:
         """Whether some pod knows the job; else only who made it can make it again."""

@@ -51,6 +51,14 @@ def test_a_missing_step_and_a_missing_final_are_differences() -> None:
     ]
 
 
+def test_a_step_that_one_ledger_lacks_is_named_and_the_others_are_compared() -> None:
+    whole = {"digests": {"final": {"masters": "m"}, "steps": ["a", "b", "c"]}}
+    holed = {"digests": {"final": {"masters": "m"}, "steps": ["a", None, "c"]}}
+    assert [str(difference) for difference in comparison.compare_reports(holed, whole)] == [
+        "step 1: digest: not in the ledger != b"
+    ]
+
+
 def test_diff_exits_with_0_for_equal_and_1_for_different(tmp_path: Path) -> None:
     for name, content in (("a", REPORT), ("b", REPORT), ("c", changed(0, "gradient"))):
         (tmp_path / name).write_text(json.dumps(content))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ from mainstay_core.rank.reports import Ballot
 from mainstay_core.rank.serving import HealFailed, Wanted
 from mainstay_core.rank.session import AppliedStep, RankSession, run_blocking
 from mainstay_core.rank.settle import StateAction
-from mainstay_core.rank.state import RankState
-from mainstay_core.wire.facts import RankFact
+from mainstay_core.rank.state import RankState, fact_of
+from mainstay_core.wire.facts import RankFact, Settled
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Chain, Partial, Plan
 from mainstay_core.wire.votes import Commit, SaveStatus, SettleReport, TypeStat
@@ -337,6 +338,28 @@ def test_a_rank_that_takes_over_the_ledger_tells_the_last_entries_again() -> Non
     session._finish()
 
     assert session.entries == [(0, True), (1, True), (1, True)]
+
+
+@pytest.mark.parametrize(
+    ("since", "repeats"),
+    [
+        ({"b.1": 3, "a.1": 1}, True),  # this rank was there when the first member was not
+        ({"b.1": 1, "a.1": 1}, False),
+        ({"b.1": 1, "a.1": 3}, False),
+    ],
+)
+def test_the_oldest_member_tells_the_last_entries_again_as_the_first_may_have_joined_just_now(
+    since: dict[str, int], repeats: bool
+) -> None:
+    session = Played(make_plan({0: ["a.1"]}))
+    run(session)
+    session._log = session._log.add(session._log.entries[-1], post=False)
+    plan = make_plan({0: ["b.1"], 1: ["a.1"]}, quorum=3, since=since)
+    session.state = replace(session.state, plan=plan, index=1)
+
+    session._send_fact(fact_of(session.state, Settled))
+
+    assert session._log.repeats is repeats
 
 
 def test_a_blocking_shell_never_suspends() -> None:

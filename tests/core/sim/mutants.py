@@ -23,6 +23,7 @@ from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.events import Apply, DropHeld, StateLoaded
 from mainstay_core.rank.session import RankSession
+from mainstay_core.rank.state import RankState
 from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Sleep
@@ -390,6 +391,12 @@ MUTANTS = {
         ("kill-trainer",),
         is_rare=True,
         draws=draw_deaths_with_bad_states,
+    ),
+    "joiner-speaks-alone": Mutant(
+        "only a position's first member tells the ledger again, though it may just have joined",
+        [(RankState, "is_oldest", property(_never))],
+        ("kill-trainer", "kill-meeting"),
+        is_rare=True,
     ),
     "bad-state-keeps-gradients": Mutant(
         "what the chain of a bad state has computed is kept",

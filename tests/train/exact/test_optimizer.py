@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -53,6 +55,32 @@ def test_apply_equals_a_plain_adamw_over_the_same_tensors():
         reference.step()
     for name, tensor in plain.items():
         torch.testing.assert_close(masters[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_our_adamw_has_the_bits_of_torchs():
+    named = [("a", torch.randn(50, 7)), ("b", torch.randn(7))]
+    theirs = [(name, tensor.clone()) for name, tensor in named]
+    ours = optimizer.adamw()(named)
+    groups = [
+        {**group, "params": [tensor]}
+        for group, (_, tensor) in zip(ours.param_groups, theirs, strict=True)
+    ]
+    reference = torch.optim.AdamW(groups)
+    for step in range(4):
+        for (_, mine), (_, other) in zip(named, theirs, strict=True):
+            mine.grad = torch.full_like(mine, 0.1 * step).normal_()
+            other.grad = mine.grad.clone()
+        for group in (*ours.param_groups, *reference.param_groups):
+            group["lr"] = 1e-2
+        ours.step()
+        reference.step()
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(named, theirs, strict=True))
+
+
+def test_a_trainer_starts_without_torchs_compiler():
+    code = "import sys; from mainstay_train.launcher import main; main.warm_up();"
+    code += "sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
