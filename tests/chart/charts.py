@@ -70,7 +70,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "networkPolicy.apiFrom[0].namespaceSelector.matchLabels.name=monitoring",
     ),
     "limits": (
-        "api.limits.podRequestsPerSecond=2.5",
+        "api.limits.podRequestsPerSecond=3",
         "api.limits.jobRequestsPerSecond=1000000",
         "api.limits.maxEvents=1000000",
         "faultInjection.enabled=true",

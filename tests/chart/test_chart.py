@@ -247,7 +247,7 @@ def test_the_api_can_read_the_settings_that_the_chart_gives(
     account = "something-else-operator" if name == "another name" else account
     assert settings.operator_user == f"system:serviceaccount:{restricted}:{account}"
     if name == "limits":
-        assert (settings.pod_requests_per_s, settings.job_requests_per_s) == (2.5, 1e6)
+        assert (settings.pod_requests_per_s, settings.job_requests_per_s) == (3.0, 1e6)
         assert (settings.max_events, settings.fault_injection) == (1_000_000, True)
     if name == "as it comes":
         chosen = {field: getattr(settings, field) for field in CLUSTER}
