@@ -49,7 +49,10 @@ async def serve(reader, writer):
             head = (await reader.readuntil(b"\\r\\n\\r\\n")).lower()
             left = int(head.partition(b"content-length: ")[2].partition(b"\\r\\n")[0] or 0)
             while left:
-                left -= len(await reader.read(min(left, 65536)))
+                data = await reader.read(min(left, 65536))
+                if not data:
+                    return writer.close()
+                left -= len(data)
             writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\n{}")
     except (OSError, asyncio.IncompleteReadError):
         writer.close()
