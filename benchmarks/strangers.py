@@ -29,7 +29,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.local_run import LocalRun, local_run, make_job, spread
+from support.local_run import LocalRun, local_run, make_job
+from support.spread import median_and_p90
 from support.strangers import strangers
 
 from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Purpose
@@ -148,7 +149,7 @@ def main() -> int:
     base = statistics.median(times["nobody's"])
     for place, found in times.items():
         ratio = statistics.median(found) / base
-        print(f"| {place} | {len(found)} | {spread(found)} | {ratio:.2f} |")
+        print(f"| {place} | {len(found)} | {median_and_p90(found)} | {ratio:.2f} |")
     print(f"load average after: {os.getloadavg()[0]:.1f}")
     return 0 if statistics.median(times["ours"]) <= 1.2 * base else 1
 

@@ -191,8 +191,9 @@ class ApiClient(SupervisorApi):
             self._token.read_again()  # the caller tries again
             raise ApiUnavailable("401: the token was refused", Failure.UNAUTHORIZED)
         if status >= 400:
-            failure = read_failure(status, response.content)
-            self._turn += isinstance(failure, ApiUnavailable)
+            failure = read_failure(status, response.content, response.headers.get("retry-after"))
+            # A replica that wants to be asked less is there; another one would only be asked more.
+            self._turn += isinstance(failure, ApiUnavailable) and not failure.is_busy
             raise failure
 
 

@@ -15,6 +15,8 @@ from mainstay_api.connections import AdmissionMiddleware, Connections
 from mainstay_api.heartbeats import HeartbeatWatch
 from mainstay_api.kube import KubeClient
 from mainstay_api.kube_auth import KubernetesAuth
+from mainstay_api.limits import Limits
+from mainstay_api.long_work import LongAnswers
 from mainstay_api.metrics import LatencyMiddleware, Metrics
 from mainstay_api.routes import agents, faults, health, jobs, operator
 from mainstay_api.settings import Settings
@@ -33,7 +35,12 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     """Return the application over ``store``; the store is closed with it."""
     metrics = Metrics()
     transactions = Transactions(store, settings, metrics)
-    streams = Streams(store, settings.keep_alive_s)
+    streams = Streams(
+        store,
+        settings.keep_alive_s,
+        check_s=settings.review_cache_s,
+        per_pod=settings.streams_per_pod,
+    )
     auth = make_auth(settings)
 
     @contextlib.asynccontextmanager
@@ -55,6 +62,8 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.transactions = transactions
     app.state.streams = streams
     app.state.metrics = metrics
+    app.state.limits = Limits(settings)
+    app.state.long_answers = LongAnswers()
     app.state.connections = Connections()
     app.add_middleware(BodyLimitMiddleware, limit_mib=settings.max_body_mib)
     app.add_middleware(LatencyMiddleware, metrics=metrics)
@@ -62,7 +71,25 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     problems.install(app)
     for router in (health.router, agents.router, jobs.router, operator.router, faults.router):
         app.include_router(router)
+    if settings.metrics_port is None:
+        app.include_router(health.guarded_metrics)
     return app
+
+
+def create_metrics_app(app: FastAPI) -> FastAPI:
+    """Return an application that serves the metrics of another one, and nothing else, to anybody.
+
+    Its connections end with their first answer.
+    """
+    metrics = FastAPI(title="Mainstay metrics", openapi_url=None)
+    metrics.state.metrics = app.state.metrics
+    metrics.state.transactions = app.state.transactions
+    metrics.state.connections = Connections()
+    metrics.add_middleware(BodyLimitMiddleware, limit_mib=1)
+    metrics.add_middleware(AdmissionMiddleware, connections=metrics.state.connections)
+    problems.install(metrics)
+    metrics.include_router(health.open_metrics)
+    return metrics
 
 
 def make_auth(settings: Settings) -> Auth:

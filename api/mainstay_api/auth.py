@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mainstay_api.problems import ProblemError
@@ -61,6 +61,8 @@ class Caller:
     """The job that the ServiceAccount was made for; None of people, and in local mode."""
     sees_all: bool = False
     """May list the jobs of all namespaces."""
+    is_provider: bool = False
+    """Makes the pods: the operator, or local mode, whose people have the same token."""
 
 
 class Auth(Protocol):
@@ -82,6 +84,10 @@ class Auth(Protocol):
 
     async def admit_operator(self, token: str) -> Caller:
         """Admit the provider, and nobody else."""
+        ...
+
+    async def admit_scraper(self, token: str) -> Caller:
+        """Admit who may read the metrics of all jobs."""
         ...
 
     async def may_list(self, caller: Caller, namespace: str) -> bool:
@@ -137,10 +143,14 @@ class TokenAuth:
 
     async def admit_person(self, token: str, verb: str, job: JobName | None) -> Caller:
         del verb, job
-        return self._admit(token, "MAINSTAY_ADMIN_TOKEN", self._admin)
+        return await self.admit_operator(token)
 
     async def admit_operator(self, token: str) -> Caller:
-        return self._admit(token, "MAINSTAY_ADMIN_TOKEN", self._admin)
+        caller = self._admit(token, "MAINSTAY_ADMIN_TOKEN", self._admin)
+        return replace(caller, is_provider=True)
+
+    async def admit_scraper(self, token: str) -> Caller:
+        return await self.admit_operator(token)
 
     async def may_list(self, caller: Caller, namespace: str) -> bool:
         del caller, namespace

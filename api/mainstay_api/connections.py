@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mainstay_net.http import HttpEntrance
 
 ADMITTED = "mainstay.admitted"
-"""Set in the scope of a request that was admitted."""
+"""Set in the scope of a request that was admitted, and whose connection may stay."""
 _CLOSE = (b"connection", b"close")
 
 
@@ -31,6 +31,10 @@ class Connections:
     def admitted(self, scope: Scope) -> None:
         """A request's caller is known and may: its connection may stay."""
         scope[ADMITTED] = True
+        self.served(scope)
+
+    def served(self, scope: Scope) -> None:
+        """A request's caller is known and may: the answer may take its time."""
         for entrance in self.entrances:
             entrance.admitted(_peer(scope))
 

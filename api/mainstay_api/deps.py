@@ -8,6 +8,7 @@ functions to a thread and back, at every request.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any
 
@@ -15,12 +16,23 @@ from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 
 from mainstay_api.auth import AgentAsk, Auth, Caller, require_own
+from mainstay_api.bodies import MIB, BodyTooLargeError, LongRequest, length_of
+from mainstay_api.limits import Asked, Limits, TooManyError
+from mainstay_api.long_work import LongAnswers
 from mainstay_api.metrics import Metrics
 from mainstay_api.problems import ProblemError, unknown_job
 from mainstay_api.settings import Settings
 from mainstay_api.streams import Streams
 from mainstay_api.transactions import Transactions
+from mainstay_core.base.bounds import MAX_NAME
 from mainstay_core.base.ids import JobUid, QuorumId
+from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
+
+logger = logging.getLogger(__name__)
+
+MAX_TOLD_MIB = 1
+"""Longest body of a supervisor, but for what it holds for a store that has lost the job: 256 facts
+or ledger entries are a tenth of that. Longer ones would keep others waiting while they are read."""
 
 
 async def get_transactions(request: Request) -> Transactions:
@@ -39,6 +51,12 @@ async def get_metrics(request: Request) -> Metrics:
     """Return the app's metrics."""
     metrics: Metrics = request.app.state.metrics
     return metrics
+
+
+async def get_long_answers(request: Request) -> LongAnswers:
+    """Return the places in which the app makes long answers."""
+    long_answers: LongAnswers = request.app.state.long_answers
+    return long_answers
 
 
 async def get_settings(request: Request) -> Settings:
@@ -66,9 +84,30 @@ async def require_person(request: Request) -> Caller:
     return await _once(request, _admit_person)
 
 
+async def require_scraper(request: Request) -> Caller:
+    """Let in who may read the metrics of all jobs."""
+    return await _once(request, _admit_scraper)
+
+
 async def require_operator(request: Request) -> Caller:
     """Let in the provider."""
     return await _once(request, _admit_operator)
+
+
+def require_injection(settings: Settings) -> None:
+    """Go on where faults may be injected.
+
+    Raises:
+        ProblemError: nobody has allowed it; the answer names the value that does.
+    """
+    if not settings.fault_injection:
+        raise ProblemError(
+            403,
+            "fault-injection-off",
+            "faults cannot be injected here: faultInjection.enabled of the chart is false",
+            "where losing pods does no harm, upgrade the release with "
+            "--set faultInjection.enabled=true (MAINSTAY_FAULT_INJECTION=true of the api)",
+        )
 
 
 class GuardedRoute(APIRoute):
@@ -84,11 +123,47 @@ class GuardedRoute(APIRoute):
         guards = [guard for require, guard in _GUARDS.items() if require in needed]
 
         async def admit_first(request: Request) -> Response:
-            for guard in guards:
-                await _once(request, guard)
-            return await handle(request)
+            callers = [await _once(request, guard) for guard in guards]
+            if callers:
+                # Of several guards the last one lets in fewer.
+                await _count(request, callers[-1], by_agent=_admit_agent in guards)
+            return await handle(LongRequest(request.scope, request.receive))
 
         return admit_first
+
+
+async def _count(request: Request, caller: Caller, *, by_agent: bool) -> None:
+    """Count a request whose caller was let in; its connection may stay.
+
+    Raises:
+        TooManyError: the caller or the job has asked for too much.
+    """
+    state, headers = request.app.state, request.headers
+    transactions: Transactions = state.transactions
+    limits: Limits = state.limits
+    job = request.path_params.get("job", "")
+    uid: JobUid | None = request.scope.get(_UID)
+    asked = Asked(
+        caller=caller,
+        job=uid or job,
+        pod=(caller.pod or headers.get("mainstay-pod", ""))[:MAX_NAME] if by_agent else "",
+        route=request.scope["route"].path.rpartition("/")[2],
+        by_agent=by_agent,
+        num_bytes=length_of(headers),
+        num_pods=await transactions.count_pods(uid) if by_agent and uid else 0,
+        connection=request.client or ("", 0),
+    )
+    if by_agent and asked.route != "restore" and asked.num_bytes > MAX_TOLD_MIB * MIB:
+        raise BodyTooLargeError(MAX_TOLD_MIB, "tell fewer facts or entries at once")
+    try:
+        limits.take(asked)
+    except TooManyError as refusal:
+        await limits.hold(asked, refusal)
+        raise
+    if limits.may_keep(asked):
+        state.connections.admitted(request.scope)
+    else:
+        state.connections.served(request.scope)
 
 
 Guard = Callable[[Request], Awaitable[Caller]]
@@ -99,14 +174,25 @@ async def _once(request: Request, guard: Guard) -> Caller:
     known: dict[Guard, Caller] = request.scope.setdefault("mainstay.callers", {})
     if guard not in known:
         known[guard] = await guard(request)
-        request.app.state.connections.admitted(request.scope)
     return known[guard]
+
+
+async def may_still_listen(request: Request) -> bool:
+    """Return whether the supervisor whose stream this is would still be let in now."""
+    try:
+        await _admit_agent(request)
+    except StoreUnavailableError:
+        return True  # nobody has said no
+    except (ProblemError, UnknownJobError) as error:
+        logger.info("a stream of %s ends: %s", request.path_params["job"], error)
+        return False
+    return True
 
 
 async def _admit_agent(request: Request) -> Caller:
     transactions: Transactions = request.app.state.transactions
     job = request.path_params["job"]
-    uid = await transactions.resolve(job)
+    uid = request.scope[_UID] = await transactions.resolve(job)
     ask = AgentAsk(
         token=_token(request),
         job=job,
@@ -121,7 +207,7 @@ async def _admit_person(request: Request) -> Caller:
     transactions: Transactions = request.app.state.transactions
     job = request.path_params.get("job")
     verb = "list" if job is None else "get" if request.method in _READS else "patch"
-    uid = None if job is None else await transactions.resolve(job)
+    uid = request.scope[_UID] = None if job is None else await transactions.resolve(job)
     name = None if uid is None else await transactions.fetch_name(uid)
     return await (await get_auth(request)).admit_person(_token(request), verb, name)
 
@@ -130,12 +216,19 @@ async def _admit_operator(request: Request) -> Caller:
     return await (await get_auth(request)).admit_operator(_token(request))
 
 
+async def _admit_scraper(request: Request) -> Caller:
+    return await (await get_auth(request)).admit_scraper(_token(request))
+
+
 _GUARDS: dict[Callable[..., Any], Guard] = {
     require_agent: _admit_agent,
     require_person: _admit_person,
     require_operator: _admit_operator,
+    require_scraper: _admit_scraper,
 }
 _READS = ("GET", "HEAD")
+_UID = "mainstay.uid"
+"""In the scope of a request: the uid of the job that it names, as its guard has found it."""
 
 
 def _token(request: Request) -> str:
@@ -198,5 +291,6 @@ SettingsDep = Annotated[Settings, Depends(get_settings)]
 HeldDep = Annotated[QuorumId | None, Depends(get_held)]
 TransactionsDep = Annotated[Transactions, Depends(get_transactions)]
 StreamsDep = Annotated[Streams, Depends(get_streams)]
+LongAnswersDep = Annotated[LongAnswers, Depends(get_long_answers)]
 MetricsDep = Annotated[Metrics, Depends(get_metrics)]
 UidDep = Annotated[JobUid, Depends(get_uid)]

@@ -148,12 +148,24 @@ class KubeClient:
         attributes = {"group": GROUP, "resource": PLURAL, "verb": verb}
         attributes |= {"namespace": namespace} if namespace else {}
         attributes |= {"name": name} if name else {}
+        return await self._allows(user, {"resourceAttributes": attributes})
+
+    async def may_get_path(self, user: Review, path: str) -> bool:
+        """Return whether ``user`` may get a path that is no resource's, in the whole cluster.
+
+        Raises:
+            KubeUnavailableError: the API server did not answer.
+        """
+        attributes = {"path": path, "verb": "get"}
+        return await self._allows(user, {"nonResourceAttributes": attributes})
+
+    async def _allows(self, user: Review, attributes: Mapping[str, Any]) -> bool:
         spec = {
             "user": user.username,
             "uid": user.uid,
             "groups": list(user.groups),
             "extra": {key: list(values) for key, values in user.extra},
-            "resourceAttributes": attributes,
+            **attributes,
         }
         status = await self._create("authorization.k8s.io/v1", "SubjectAccessReview", spec)
         return bool(status.get("allowed")) and not status.get("denied")

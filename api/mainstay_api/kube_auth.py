@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import logging
 from dataclasses import dataclass, replace
 
@@ -27,6 +29,11 @@ STALE_AGENT_S = 600.0
 """How long supervisors are known while the API server does not answer."""
 ACCESS_S = 10.0
 """How long an answer about what somebody may do is used."""
+UNKNOWN_TOKEN_S = 10.0
+"""How long a token that nobody knows is remembered. One that is good later is a rare thing: a pod's
+whose own object the API server has not seen yet."""
+METRICS_PATH = "/metrics"
+"""Path of the metrics, as rights to it are granted in a cluster."""
 _ACCOUNT = "system:serviceaccount:"
 
 
@@ -50,8 +57,10 @@ class KubernetesAuth:
     def __init__(self, client: KubeClient, operator_user: str, review_cache_s: float) -> None:
         self._client = client
         self._operator_user = operator_user
-        self._agents = Reviews[Review](review_cache_s, stale_s=STALE_AGENT_S)
-        self._people = Reviews[Review](review_cache_s)
+        self._agents = Reviews[Review](
+            review_cache_s, stale_s=STALE_AGENT_S, refused_s=UNKNOWN_TOKEN_S
+        )
+        self._people = Reviews[Review](review_cache_s, refused_s=UNKNOWN_TOKEN_S)
         self._access = Reviews[bool](ACCESS_S)
         self._owners = Reviews[str | None](ACCESS_S)
 
@@ -99,7 +108,7 @@ class KubernetesAuth:
     async def admit_person(self, token: str, verb: str, job: JobName | None) -> Caller:
         review, ours = await self._person(token)
         if ours and review.username == self._operator_user:
-            return replace(_caller(review), sees_all=True)
+            return replace(_caller(review), sees_all=True, is_provider=True)
         if verb == "list":
             return replace(_caller(review), sees_all=await self._may(review, "list", "", ""))
         if job is None:
@@ -121,7 +130,17 @@ class KubernetesAuth:
                 f"{review.username} is not the operator",
                 "create, change and delete TrainingJobs with kubectl; the operator does the rest",
             )
-        return replace(_caller(review), sees_all=True)
+        return replace(_caller(review), sees_all=True, is_provider=True)
+
+    async def admit_scraper(self, token: str) -> Caller:
+        review, _ = await self._person(token)
+        if not await self._may_scrape(review):
+            raise forbidden(
+                f"{review.username} may not get {METRICS_PATH}",
+                f"grant it: a ClusterRole with nonResourceURLs [{METRICS_PATH!r}] and verbs "
+                "['get'], as Prometheus has it for the API server's own metrics",
+            )
+        return _caller(review)
 
     async def may_list(self, caller: Caller, namespace: str) -> bool:
         if caller.sees_all:
@@ -133,12 +152,11 @@ class KubernetesAuth:
 
     async def _person(self, token: str) -> tuple[Review, bool]:
         """Return whose token it is, and whether it is meant for the api and nobody else."""
-        review = await self._review(self._people, token, API_AUDIENCE)
-        if review.authenticated:
-            return review, True
-        review = await self._review(self._people, token, "")
-        if review.authenticated:
-            return review, False
+        review = Review(authenticated=False)
+        for audience in audiences_to_ask_for(token):
+            review = await self._review(self._people, token, audience)
+            if review.authenticated:
+                return review, audience == API_AUDIENCE
         todo = f"send a token: kubectl create token ACCOUNT --audience {API_AUDIENCE}"
         raise _refused(token, review, todo)
 
@@ -164,6 +182,39 @@ class KubernetesAuth:
             return await self._access.ask((review, verb, namespace, name), ask, bool)
         except KubeUnavailableError as error:
             raise _unavailable(error) from error
+
+    async def _may_scrape(self, review: Review) -> bool:
+        async def ask() -> bool:
+            return await self._client.may_get_path(review, METRICS_PATH)
+
+        try:
+            return await self._access.ask((review, METRICS_PATH), ask, bool)
+        except KubeUnavailableError as error:
+            raise _unavailable(error) from error
+
+
+def audiences_to_ask_for(token: str) -> tuple[str, ...]:
+    """Return for which audiences a person's token is to be reviewed, one after the other.
+
+    A JSON Web Token says for whom it is meant (RFC 7519, section 4.1.3), so one review tells
+    whether it is good; it is believed in nothing else. Any other token may be either.
+
+    Returns:
+        The api's audience, or an empty text for that of the API server itself, or both.
+    """
+    parts = token.split(".")
+    if len(parts) != 3:
+        return (API_AUDIENCE, "")
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, RecursionError):
+        return (API_AUDIENCE, "")
+    meant = claims.get("aud") if isinstance(claims, dict) else None
+    if isinstance(meant, str):
+        meant = [meant]
+    if isinstance(meant, list):
+        return (API_AUDIENCE,) if API_AUDIENCE in meant else ("",)
+    return (API_AUDIENCE, "")
 
 
 def _account(username: str) -> _Account | None:

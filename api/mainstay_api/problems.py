@@ -46,7 +46,8 @@ class ProblemError(Exception):
         error: code for machines, kebab-case.
         detail: what is wrong, one sentence.
         what_to_do: how to go on, one sentence.
-        extra: further fields of the body.
+        extra: further fields of the body; ``retry_after_s``, a whole number, is the header
+            ``Retry-After`` as well.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ def _answer(status: int, error: str, detail: str, what_to_do: str, **extra: Any)
 async def _problem(request: Request, error: Exception) -> JSONResponse:
     del request
     assert isinstance(error, ProblemError)
-    return JSONResponse(error.body, status_code=error.status)
+    wait_s = error.body.get("retry_after_s")
+    headers = None if wait_s is None else {"Retry-After": str(wait_s)}
+    return JSONResponse(error.body, status_code=error.status, headers=headers)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:

@@ -5,7 +5,9 @@ would make the API server the bottleneck. An answer is used again for
 ``fresh_s``; a token that was revoked, or whose pod is deleted, is refused that much
 later at most. While the API server does not answer, an answer that it gave is
 used for ``stale_s`` where the caller allows it: its outage must not keep
-survivors from the plan that they wait for. Refusals are kept for ``refused_s``.
+survivors from the plan that they wait for. Refusals are kept for ``refused_s``, in a table of
+their own and asked for in a few places of their own: whoever sends ever new tokens takes neither
+an answer nor a connection from those who are known.
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ logger = logging.getLogger(__name__)
 V = TypeVar("V")
 
 MAX_ANSWERS = 65_536
+MAX_REFUSALS = 4_096
+"""Refusals that are remembered, about 500 bytes each. The oldest goes first."""
+MAX_UNKNOWN = 8
+"""Questions at a time about what was never accepted, of the client's connections: the others are
+for the answers that run out."""
 RETRY_S = 2.0
 """After a question without answer, an old answer is used for so long before the next."""
 
@@ -58,6 +65,8 @@ class Reviews(Generic[V]):
         self._refused_s = refused_s
         self._clock = clock
         self._answers: collections.OrderedDict[Hashable, _Answer[V]] = collections.OrderedDict()
+        self._refusals: collections.OrderedDict[Hashable, _Answer[V]] = collections.OrderedDict()
+        self._places = asyncio.Semaphore(MAX_UNKNOWN)
         self._asking: dict[Hashable, asyncio.Future[V]] = {}
 
     async def ask(
@@ -75,6 +84,9 @@ class Reviews(Generic[V]):
         if kept is not None and self._clock() < kept.fresh_until_s:
             self._answers.move_to_end(key)
             return kept.value
+        refused = self._refusals.get(key)
+        if refused is not None and self._clock() < refused.fresh_until_s:
+            return refused.value
         asking = self._asking.get(key)
         if asking is None:
             asking = asyncio.ensure_future(self._ask(key, question, accepted))
@@ -92,19 +104,26 @@ class Reviews(Generic[V]):
         self, key: Hashable, question: Callable[[], Awaitable[V]], accepted: Callable[[V], bool]
     ) -> V:
         try:
-            value = await question()
+            if key in self._answers:
+                value = await question()
+            else:
+                async with self._places:
+                    value = await question()
         except KubeUnavailableError as error:
             kept = self._answers.get(key)
             now_s = self._clock()
-            if kept is None or not accepted(kept.value) or now_s >= kept.at_s + self._stale_s:
+            if kept is None or now_s >= kept.at_s + self._stale_s:
                 raise
             logger.warning("an answer of %.0f s ago is used: %s", now_s - kept.at_s, error)
             kept.fresh_until_s = min(now_s + RETRY_S, kept.at_s + self._stale_s)
             return kept.value
         now_s = self._clock()
-        keep_s = self._fresh_s if accepted(value) else self._refused_s
-        self._answers[key] = _Answer(value, now_s, now_s + keep_s)
-        self._answers.move_to_end(key)
-        while len(self._answers) > MAX_ANSWERS:
-            self._answers.popitem(last=False)
+        self._answers.pop(key, None)
+        self._refusals.pop(key, None)
+        good = accepted(value)
+        keep_s = self._fresh_s if good else self._refused_s
+        table, bound = (self._answers, MAX_ANSWERS) if good else (self._refusals, MAX_REFUSALS)
+        table[key] = _Answer(value, now_s, now_s + keep_s)
+        while len(table) > bound:
+            table.popitem(last=False)
         return value

@@ -6,7 +6,8 @@ Pure functions of values from the store; docs/report.md has the report's schema.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mainstay_api.summary import show_crash, show_protections
@@ -101,16 +102,60 @@ def show_fault(status: FaultStatus, state: CoordinatorState) -> dict[str, Any]:
     return {**codec.encode(status.fault), "state": status.state, "fired": fired}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedStep:
+    """The part of a committed step's ledger entries that a report shows."""
+
+    step: int
+    masters: str
+    loss: float
+    step_s: float
+
+
+def report_steps(
+    ledger: Mapping[LedgerKey, LedgerEntry],
+    positions: Sequence[tuple[int, int]],
+    steps: Iterable[int],
+) -> list[ReportedStep | None]:
+    """Return what a report shows of each step; None of one that lacks some position's entry.
+
+    All that held that entry may have died before they could tell.
+    """
+    found = ([ledger.get((step, *p)) for p in positions] for step in steps)
+    return [_report_step(entries) for entries in found]
+
+
+def _report_step(entries: Sequence[LedgerEntry | None]) -> ReportedStep | None:
+    known = [entry for entry in entries if entry is not None]
+    if len(known) < len(entries):
+        return None
+    return ReportedStep(
+        step=known[0].step,
+        masters=_sum(e.masters for e in known),
+        loss=known[-1].loss,
+        step_s=max(e.step_s for e in known),
+    )
+
+
 def make_report(
     state: CoordinatorState,
-    ledger: Mapping[LedgerKey, LedgerEntry],
+    steps: Sequence[ReportedStep | None],
     recoveries: Sequence[Recovery],
     events: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the content of REPORT.json."""
-    steps = _entries_by_step(state, ledger)
-    known = [entries for entries in steps if entries]
-    seconds = sorted(max(e.step_s for e in entries) for entries in known)
+    """Return the content of REPORT.json.
+
+    Args:
+        state: of the job.
+        steps: up to the newest, as :func:`report_steps` returns them; the report begins with the
+            first one that is known.
+        recoveries: of the job.
+        events: of its history.
+    """
+    first = next((number for number, step in enumerate(steps) if step), len(steps))
+    steps = steps[first:]
+    known = [step for step in steps if step is not None]
+    seconds = sorted(step.step_s for step in known)
     return {
         "version": REPORT_VERSION,
         "job": state.config.name,
@@ -121,40 +166,21 @@ def make_report(
         **show_protections(state),
         "digests": {
             "final": _final(state),
-            "steps": [_sum(e.masters for e in entries) if entries else None for entries in steps],
+            "steps": [step.masters if step else None for step in steps],
         },
         "steps": {
             "committed": state.step,
-            "first": known[0][0].step if known else 0,
+            "first": known[0].step if known else 0,
             "redone": sum(r.redone_steps for r in recoveries),
             "lost": sum(r.lost_steps for r in recoveries),
         },
         "recoveries": [show_recovery(r) for r in recoveries],
         "faults": [show_fault(status, state) for status in list_faults(state)],
         "step_seconds": {"p50": _percentile(seconds, 0.5), "p99": _percentile(seconds, 0.99)},
-        "losses": [entries[-1].loss if entries else None for entries in steps],
+        "losses": [step.loss if step else None for step in steps],
         "pods": {p.registration.pod: pod_name(state, p.registration.pod) for p in state.pods},
         "events": list(events),
     }
-
-
-def _entries_by_step(
-    state: CoordinatorState, ledger: Mapping[LedgerKey, LedgerEntry]
-) -> list[list[LedgerEntry]]:
-    """Return the entries of all positions, from the first step that is known to the newest.
-
-    The entries of a step in between are empty if some position's is not there: all that held it
-    may have died before they could tell.
-    """
-    newest = max((step for step, _, _ in ledger), default=-1)
-    oldest = min((step for step, _, _ in ledger), default=0)
-    steps = [
-        [ledger[key] for p in state.shape.positions if (key := (step, *p)) in ledger]
-        for step in range(oldest, newest + 1)
-    ]
-    whole = [found if len(found) == len(state.shape.positions) else [] for found in steps]
-    first = next((step for step, found in enumerate(whole) if found), len(whole))
-    return whole[first:]
 
 
 def _final(state: CoordinatorState) -> dict[str, str]:

@@ -11,6 +11,24 @@ from mainstay_api.kube import KubeSettings
 from mainstay_api.redis_client import SCHEMES, scheme_of
 from mainstay_core.base.errors import InvalidSpecError
 
+MAX_AMOUNT = 1_000_000
+"""Largest value of a bound on jobs and callers: more is a mistake."""
+CLUSTER: Mapping[str, float] = {
+    "pod_requests_per_s": 20.0,
+    "job_requests_per_s": 50.0,
+    "job_mib_per_s": 4.0,
+    "person_requests_per_s": 20.0,
+    "streams_per_pod": 4,
+    "max_events": 10_000,
+    "max_events_mib": 32,
+}
+"""Defaults of the bounds on jobs and callers where many share the api; whole ones are ``int``."""
+LOCAL: Mapping[str, float] = {
+    **CLUSTER,
+    "pod_requests_per_s": 200.0,
+    "job_requests_per_s": 400.0,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -62,8 +80,36 @@ class Settings:
     """Lost races of one event before the request fails; each means that another one won."""
     keep_alive_s: float = 10.0
     """Between comments on an idle event stream, below the idle timeout of common proxies."""
-    max_events: int = 100_000
-    """Length of a job's stream in Redis, about; older history is dropped."""
+    max_events: int = 10_000
+    """``MAINSTAY_MAX_EVENTS``: entries of a job's stream that are kept, about: its plans and its
+    history. Each recovery has some five, so 2,000 recoveries are kept of it."""
+    max_events_mib: int = 32
+    """``MAINSTAY_MAX_EVENTS_MIB``: what these take in Redis at most, about. Fewer are kept of a job
+    whose plans are large, but never fewer than 16. Redis has memory for 50 such jobs in 2 GiB."""
+    pod_requests_per_s: float = 200.0
+    """``MAINSTAY_POD_REQUESTS_PER_S``: requests of one supervisor per second, in the long run; ten
+    times as many at once. 20 with ``kubernetes``: a supervisor sends a heartbeat and its news
+    every second, more in a recovery. 200 in local mode: steps of tiny jobs take milliseconds,
+    and nobody else is there. 429 beyond."""
+    job_requests_per_s: float = 400.0
+    """``MAINSTAY_JOB_REQUESTS_PER_S``: of all supervisors of a job, and 4 more for each of its
+    pods. 50 with ``kubernetes``: twice what ten pods send in the midst of a recovery."""
+    job_mib_per_s: float = 4.0
+    """``MAINSTAY_JOB_MIB_PER_S``: bodies of a job's supervisors, and of a person; 64 KiB more for
+    each pod. 256 ledger entries, the most that a supervisor sends at once, are 0.1 MiB."""
+    person_requests_per_s: float = 20.0
+    """``MAINSTAY_PERSON_REQUESTS_PER_S``: of one person, or all ServiceAccounts of a namespace;
+    five times as many of all who read one job. A watching ``mainstay status`` asks twice a
+    second. A report counts as ten."""
+    streams_per_pod: int = 4
+    """``MAINSTAY_STREAMS_PER_POD``: open at a time; the oldest ends for the newest. A supervisor
+    has one, and perhaps others that it has lost and that still stand here."""
+    metrics_port: int | None = None
+    """``MAINSTAY_METRICS_PORT``: ``/metrics`` is there, without a token. None (unset, or empty): on
+    the api's port, for who shows a token and may see all jobs."""
+    fault_injection: bool = True
+    """``MAINSTAY_FAULT_INJECTION``: whether faults may be injected; ``false`` with ``kubernetes``
+    unless it is set: whoever may change a job could kill its pods and stop its ranks."""
     max_body_mib: int = 64
     """``MAINSTAY_MAX_BODY_MIB``: longest request body that is read; 413 beyond. The longest that
     anybody has reason to send is the plan of a job that the store has lost: 25 MB with 100,000
@@ -103,12 +149,17 @@ class Settings:
             redis_key_file=key_file,
             redis_sentinel_password=environment.get("MAINSTAY_REDIS_SENTINEL_PASSWORD", ""),
             host=environment.get("MAINSTAY_API_HOST", "127.0.0.1"),
-            port=_port(environment.get("MAINSTAY_API_PORT", "0")),
+            port=_port("MAINSTAY_API_PORT", environment.get("MAINSTAY_API_PORT", "0")),
             redis_timeout_s=_seconds(
                 "MAINSTAY_REDIS_TIMEOUT_S", environment.get("MAINSTAY_REDIS_TIMEOUT_S", "3")
             ),
             max_body_mib=_mebibytes(
                 "MAINSTAY_MAX_BODY_MIB", environment.get("MAINSTAY_MAX_BODY_MIB", "64")
+            ),
+            **_limits(environment, LOCAL if auth == "token" else CLUSTER),
+            metrics_port=_port_or_none("MAINSTAY_METRICS_PORT", environment),
+            fault_injection=_switch(
+                "MAINSTAY_FAULT_INJECTION", environment, default=auth == "token"
             ),
             log_level=environment.get("MAINSTAY_LOG_LEVEL", "info").lower(),
         )
@@ -158,7 +209,40 @@ def _mebibytes(name: str, text: str) -> int:
     return int(text)
 
 
-def _port(text: str) -> int:
-    if not text.isdigit() or not 0 <= int(text) <= 65_535:
-        raise InvalidSpecError("MAINSTAY_API_PORT", f"is {text!r}, must be 0 to 65535")
+def _limits(environment: Mapping[str, str], defaults: Mapping[str, float]) -> dict[str, Any]:
+    """Return the bounds on jobs and callers that differ between local mode and a cluster."""
+    found: dict[str, Any] = {}
+    for field, default in defaults.items():
+        name = f"MAINSTAY_{field.upper()}"
+        text = environment.get(name, "")
+        found[field] = _amount(name, text, whole=isinstance(default, int)) if text else default
+    return found
+
+
+def _amount(name: str, text: str, *, whole: bool) -> float:
+    kind = "whole number" if whole else "number"
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= MAX_AMOUNT:
+        raise InvalidSpecError(name, f"is {text!r}, must be a {kind} from 1 to {MAX_AMOUNT}")
+    return value
+
+
+def _switch(name: str, environment: Mapping[str, str], *, default: bool) -> bool:
+    text = environment.get(name, "") or str(default).lower()
+    if text not in ("true", "false"):
+        raise InvalidSpecError(name, f"is {text!r}, must be true or false")
+    return text == "true"
+
+
+def _port_or_none(name: str, environment: Mapping[str, str]) -> int | None:
+    text = environment.get(name, "")
+    return _port(name, text) if text else None
+
+
+def _port(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 <= int(text[:9]) <= 65_535:
+        raise InvalidSpecError(name, f"is {text!r}, must be 0 to 65535")
     return int(text)

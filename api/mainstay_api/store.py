@@ -26,16 +26,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
+from mainstay_api.long_work import LARGE, LARGE_TEXT, PIECE, beside, in_pieces, size_of
 from mainstay_api.redis_client import RedisLogin, open_line
 from mainstay_api.store_protocol import DeletedJobError, stream_items
 from mainstay_core.base import codec
-from mainstay_core.base.errors import StoreConflictError
+from mainstay_core.base.errors import RemoteProtocolError, StoreConflictError
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
+from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.job_store import (
     BeatReply,
     Change,
@@ -55,6 +58,14 @@ TIMEOUT_S = 3.0
 """Of one call, a blocking read included; a server that is silent longer counts as down."""
 
 
+MAX_LEDGER_STEPS = 100_000
+"""Newest steps of a job whose entries are kept, if there is room for so many."""
+MAX_LEDGER_ENTRIES = 400_000
+"""Room for entries of a job's ledger, about 500 bytes each."""
+MIN_LEDGER_STEPS = 1000
+"""Steps whose entries are kept in any case, however many positions a step has."""
+MAX_RECOVERIES = 4000
+"""Recoveries of a job that are kept, about 2 KiB each: the newest."""
 DELETED_S = 24 * 3600
 """How long a deleted job's uid is remembered: longer than any pod of it can go on ending."""
 
@@ -78,16 +89,26 @@ if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return false end
 local revision = redis.call('HINCRBY', KEYS[1], 'version', 1)
 redis.call('HSET', KEYS[1], 'state', ARGV[2], 'phase', ARGV[3], 'restored', ARGV[7])
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'plan', ARGV[4], 'quorum', ARGV[5]) end
-local at = 8
+local at = 10
 local function take() at = at + 1; return ARGV[at - 1] end
 local last = ''
+-- As many entries are kept as there is room for, if all were as long as the longest known.
+local longest = math.max(1024, redis.call('HSTRLEN', KEYS[1], 'plan'))
 for i = 1, tonumber(take()) do
-  local kind = take()
-  last = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[6], '*', 'kind', kind, 'data', take())
+  local kind, data = take(), take()
+  longest = math.max(longest, #data)
+  local kept = math.max(16, math.min(tonumber(ARGV[6]), math.floor(tonumber(ARGV[8]) / longest)))
+  last = redis.call('XADD', KEYS[2], 'MAXLEN', '~', kept, '*', 'kind', kind, 'data', data)
 end
 for i = 1, tonumber(take()) do
   local key = take()
   redis.call('HSET', KEYS[3], key, take())
+end
+local kept = tonumber(ARGV[9])
+if redis.call('HLEN', KEYS[3]) > kept + kept / 8 then
+  local ids = redis.call('HKEYS', KEYS[3])
+  table.sort(ids, function(a, b) return tonumber(a) < tonumber(b) end)
+  for i = 1, #ids - kept do redis.call('HDEL', KEYS[3], ids[i]) end
 end
 local time = redis.call('TIME')
 local now = string.format('%d%06d', time[1], time[2])
@@ -148,7 +169,10 @@ class RedisStore:
     Args:
         url: where the server is, or the Sentinels that name it.
         max_events: length of a job's stream, about.
-        max_ledger_steps: newest steps whose entries are kept.
+        max_events_bytes: what the stream's entries take, about; 16 are kept in any case.
+        max_recoveries: newest recoveries that are kept, about.
+        max_ledger_steps: newest steps whose entries are kept, if there is room for so many.
+        max_ledger_entries: room for entries of the ledger.
         timeout_s: of one call.
         login: passwords and certificates.
 
@@ -159,18 +183,25 @@ class RedisStore:
     def __init__(
         self,
         url: str,
-        max_events: int = 100_000,
-        max_ledger_steps: int = 100_000,
+        *,
+        max_events: int = 10_000,
+        max_events_bytes: int = 32 << 20,
+        max_recoveries: int = MAX_RECOVERIES,
+        max_ledger_steps: int = MAX_LEDGER_STEPS,
+        max_ledger_entries: int = MAX_LEDGER_ENTRIES,
         timeout_s: float = TIMEOUT_S,
         login: RedisLogin | None = None,
     ) -> None:
         self._line = open_line(url, login or RedisLogin(), timeout_s, self._on_connect)
         self._redis = self._line.client
-        self._max_events = max_events
-        self._max_ledger_steps = max_ledger_steps
+        self._max_events, self._max_events_bytes = max_events, max_events_bytes
+        self._max_recoveries = max_recoveries
+        self._max_ledger_steps, self._max_ledger_entries = max_ledger_steps, max_ledger_entries
         self._max_block_s = timeout_s / 2
         self._server = ""
         self._cache: dict[JobUid, Snapshot] = {}
+        self._ledger_sizes: dict[JobUid, int] = {}
+        """Entries of each job's ledger, as they were counted last."""
         self._commit = self._redis.register_script(COMMIT)
         self._beat = self._redis.register_script(BEAT)
         self._create = self._redis.register_script(CREATE)
@@ -213,6 +244,7 @@ class RedisStore:
     async def delete(self, uid: JobUid) -> bool:
         """Delete everything about a job; False when there was nothing."""
         self._cache.pop(uid, None)
+        self._ledger_sizes.pop(uid, None)
         parts = [_key(uid, p) for p in ("stream", "recoveries", "ledger", "seen", "beats")]
         known = await _call(self._delete(keys=[*_whole(uid), *parts], args=[uid, DELETED_S]))
         return bool(known)
@@ -253,7 +285,9 @@ class RedisStore:
         revision, text = await _call(self._redis.hmget(key, ["version", "state"]))
         if revision is None:
             return None
-        state = codec.loads(CoordinatorState, text)
+        # A text that is long is of a large job.
+        size = LARGE + 1 if len(text) > LARGE_TEXT else 0
+        state = await beside(size, codec.loads, CoordinatorState, text)
         snapshot = Snapshot(revision=int(revision), state=state, server=server)
         self._cache[uid] = snapshot
         return snapshot
@@ -277,13 +311,11 @@ class RedisStore:
         Raises:
             StoreConflictError: somebody else decided first.
         """
-        args: list[Any] = [revision, codec.dumps(change.state), change.state.phase.value]
-        if change.plan is None:
-            args += ["", ""]
-        else:
-            args += [codec.dumps(change.plan), codec.dumps(change.plan.quorum)]
-        items = [item for action in change.shown for item in stream_items(action, change.at_s)]
-        args += [self._max_events, change.state.restored_at_s, len(items)]
+        texts = await beside(size_of(change.state), _texts_of, change)
+        state, plan, quorum, items = texts
+        args: list[Any] = [revision, state, change.state.phase.value, plan, quorum]
+        args += [self._max_events, change.state.restored_at_s, self._max_events_bytes]
+        args += [self._max_recoveries, len(items)]
         args += [text for item in items for text in item]
         args.append(len(change.recoveries))
         for recovery in change.recoveries:
@@ -301,7 +333,9 @@ class RedisStore:
     async def append(self, uid: JobUid, kind: str, data: str) -> None:
         """Add an entry to the job's stream that no decision made."""
         fields: Any = {"kind": kind, "data": data}
-        await _call(self._redis.xadd(_key(uid, "stream"), fields, maxlen=self._max_events))
+        room = max(16, self._max_events_bytes // max(1024, len(data)))
+        kept = min(self._max_events, room)
+        await _call(self._redis.xadd(_key(uid, "stream"), fields, maxlen=kept))
 
     async def beat(self, uid: JobUid, heartbeat: Heartbeat) -> BeatReply:
         """Note that a pod is alive: one write, never a compare-and-set."""
@@ -329,40 +363,54 @@ class RedisStore:
     async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]:
         """Return the last heartbeat of each pod."""
         beats = await _call(self._redis.hgetall(_key(uid, "beats")))
-        return {PodUid(pod): codec.loads(Heartbeat, text) for pod, text in beats.items()}
+        told = await in_pieces(partial(codec.loads, Heartbeat), tuple(beats.values()))
+        return dict(zip(map(PodUid, beats), told, strict=True))
 
     async def fetch_recoveries(self, uid: JobUid) -> tuple[Recovery, ...]:
         """Return all recoveries, oldest first."""
         texts = await _call(self._redis.hvals(_key(uid, "recoveries")))
-        recoveries = [codec.loads(Recovery, text) for text in texts]
+        recoveries = await in_pieces(partial(codec.loads, Recovery), texts)
         return tuple(sorted(recoveries, key=lambda r: r.quorum.id))
 
     async def fetch_ledger(
         self, uid: JobUid, keys: Sequence[LedgerKey]
     ) -> dict[LedgerKey, LedgerEntry]:
         """Return the entries that there are."""
-        if not keys:
-            return {}
-        fields = [":".join(map(str, key)) for key in keys]
-        texts = await _call(self._redis.hmget(_key(uid, "ledger"), fields))
-        return {
-            key: codec.loads(LedgerEntry, text)
-            for key, text in zip(keys, texts, strict=True)
-            if text is not None
-        }
+        found: dict[LedgerKey, LedgerEntry] = {}
+        for first in range(0, len(keys), PIECE):
+            piece = keys[first : first + PIECE]
+            fields = [":".join(map(str, key)) for key in piece]
+            texts = await _call(self._redis.hmget(_key(uid, "ledger"), fields))
+            for key, text in zip(piece, texts, strict=True):
+                if text is not None:
+                    found[key] = codec.loads(LedgerEntry, text)
+        return found
 
     async def put_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None:
-        """Write entries over what is there; those of steps that are too old are dropped."""
+        """Write entries over what is there; those of steps that are too old are dropped.
+
+        Raises:
+            RemoteProtocolError: somebody writes entries in such an order that none is dropped.
+        """
         if not entries:
             return
+        bound = 2 * self._max_ledger_entries
+        if self._ledger_sizes.get(uid, 0) > bound:
+            self._ledger_sizes[uid] = int(await _call(self._redis.hlen(_key(uid, "ledger"))))
+            if self._ledger_sizes[uid] > bound:
+                raise RemoteProtocolError("the ledger is full; tell entries by ascending step")
         mapping: Any = {":".join(map(str, e.key)): codec.dumps(e) for e in entries}
-        old = [(e.step - self._max_ledger_steps, *e.key[1:]) for e in entries]
+        known = self._cache.get(uid)
+        kept = self._max_ledger_steps
+        kept = kept if known is None else min(kept, kept_steps(known.state.shape))
+        old = [(e.step - kept, *e.key[1:]) for e in entries]
         dropped = [":".join(map(str, key)) for key in old if key[0] >= 0]
         pipe = self._redis.pipeline(transaction=False)
         pipe.hset(_key(uid, "ledger"), mapping=mapping)
         if dropped:
             pipe.hdel(_key(uid, "ledger"), *dropped)
-        await _call(pipe.execute())
+        pipe.hlen(_key(uid, "ledger"))
+        self._ledger_sizes[uid] = int((await _call(pipe.execute()))[-1])
 
     async def read_stream(
         self, uid: JobUid, after: str, block_s: float | None
@@ -389,6 +437,23 @@ class RedisStore:
     async def release_lease(self, holder: str) -> None:
         """Give the lease back at once, if it is ours."""
         await _call(self._release(keys=[f"{PREFIX}:lease"], args=[holder]))
+
+
+def kept_steps(shape: JobShape) -> int:
+    """Return of how many of a job's newest steps the ledger keeps the entries."""
+    room = MAX_LEDGER_ENTRIES // (shape.stages * shape.ranks_per_stage)
+    return max(MIN_LEDGER_STEPS, min(MAX_LEDGER_STEPS, room))
+
+
+def _texts_of(change: Change) -> tuple[str, str, str, list[tuple[str, str]]]:
+    """Return what a change writes: state, plan and quorum, and entries of the stream."""
+    plan = change.plan
+    return (
+        codec.dumps(change.state),
+        "" if plan is None else codec.dumps(plan),
+        "" if plan is None else codec.dumps(plan.quorum),
+        [item for action in change.shown for item in stream_items(action, change.at_s)],
+    )
 
 
 def _key(uid: str, part: str) -> str:

@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 from mainstay_api.store_protocol import JobStore, Store
@@ -25,41 +26,87 @@ from mainstay_core.coordinator.stream import JobStream, StreamItem
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 1000
+MAX_PER_JOB = 65_536
+"""Streams of one job at a time: one for each pod of the largest jobs, four times over."""
 ALIVE = StreamItem(id="", kind="", data="")
 """Nothing to tell: the connection is kept open."""
 
 
 class Streams:
-    """The live streams of this process."""
+    """The live streams of this process.
 
-    def __init__(self, store: Store, keep_alive_s: float) -> None:
+    Args:
+        store: of all jobs.
+        keep_alive_s: after so long without an entry a comment is sent.
+        check_s: after so long it is asked again whether a listener may still listen.
+        per_pod: streams of one pod at a time. The oldest ends for the newest: a pod that comes
+            back cannot know that the stream that it has lost still stands here.
+    """
+
+    def __init__(
+        self, store: Store, keep_alive_s: float, check_s: float = 30.0, per_pod: int = 4
+    ) -> None:
         self._store = store
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s, self._check_s = keep_alive_s, check_s
+        self._per_pod = per_pod
         self._jobs: dict[JobUid, _JobStream] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def listen(self, uid: JobUid, last_id: str | None) -> AsyncIterator[str]:
+    async def listen(
+        self,
+        uid: JobUid,
+        last_id: str | None,
+        pod: str = "",
+        may_still: Callable[[], Awaitable[bool]] | None = None,
+    ) -> AsyncIterator[str]:
         """Yield the job's stream as server-sent events: the current plan, then what comes.
 
         Args:
             uid: the job.
             last_id: id of the last entry that the listener has seen; what it
                 missed comes before anything new.
+            pod: that listens.
+            may_still: asked now and then; the stream ends when it returns False.
         """
         job = self._jobs.setdefault(uid, _JobStream(JobStore(self._store, uid), uid))
-        listener = _Queue(self._keep_alive_s)
+        listener = _Queue(self._keep_alive_s, pod)
         if self._closed:
             listener.cut()
+        self._make_room(job, pod)
+        check_at_s = time.monotonic() + self._check_s
         try:
             async with aclosing(job.follow(listener, last_id)) as items:
                 async for item in items:
+                    if may_still is not None and time.monotonic() >= check_at_s:
+                        if not await may_still():
+                            return
+                        check_at_s = time.monotonic() + self._check_s
                     yield _event(item)
         except StoreUnavailableError as error:
             # The answer has begun: its end tells the listener to come back.
             logger.warning("a listener of %s is sent away: %s", uid, error)
         finally:
             self._leave(uid, job, listener)
+
+    def has_room(self, uid: JobUid, pod: str) -> bool:
+        """Return whether a pod may open another stream.
+
+        One that was cut ends when its listener takes what is on its way: who opens streams and
+        reads none of them gets no more.
+        """
+        job = self._jobs.get(uid)
+        open_here = sum(each.pod == pod for each in job.listeners) if job is not None else 0
+        return open_here < 4 * self._per_pod
+
+    def _make_room(self, job: _JobStream, pod: str) -> None:
+        """End the oldest streams of a pod, and of the job, for one more."""
+        listening = [each for each in job.listeners if not each.is_cut]
+        of_pod = [each for each in listening if each.pod == pod]
+        too_many = of_pod[: max(0, len(of_pod) + 1 - self._per_pod)]
+        too_many += listening[: max(0, len(listening) + 1 - MAX_PER_JOB)]
+        for each in too_many:
+            each.cut()
 
     def close(self) -> None:
         """End all streams at once: the process is about to stop."""
@@ -117,9 +164,11 @@ class _Queue:
 
     Args:
         keep_alive_s: after so long without an entry there is something to send all the same.
+        pod: that listens.
     """
 
-    def __init__(self, keep_alive_s: float) -> None:
+    def __init__(self, keep_alive_s: float, pod: str) -> None:
+        self.pod, self.is_cut = pod, False
         self._keep_alive_s = keep_alive_s
         self._items: asyncio.Queue[StreamItem | None] = asyncio.Queue(MAX_QUEUED)
 
@@ -138,6 +187,7 @@ class _Queue:
 
     def cut(self) -> None:
         """Make the listener's next look at its queue the last one."""
+        self.is_cut = True
         while True:
             with contextlib.suppress(asyncio.QueueFull):
                 self._items.put_nowait(None)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from mainstay_api.auth import JobName
+from mainstay_api.long_work import beside, size_of
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import JobStore, Store, history_line
-from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.errors import MainstayError, RemoteProtocolError
 from mainstay_core.base.ids import JobUid, QuorumId
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.answers import SupervisorAnswers
@@ -41,6 +43,8 @@ from mainstay_core.wire.plan import Plan
 
 logger = logging.getLogger(__name__)
 
+COUNT_PODS_S = 1.0
+"""A count of a job's pods is used for so long."""
 NOTE_AFTER_S = 0.015
 """Until then a plan is on its way to the supervisors: another write would hold it up."""
 
@@ -72,6 +76,8 @@ class Transactions:
         self._jobs: dict[JobUid, _Job] = {}
         self._known: dict[str, JobUid] = {}
         self._names: dict[JobUid, JobName] = {}
+        self._pods: dict[JobUid, tuple[int, float]] = {}
+        """Number of each job's registered pods, and when it was looked at."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def create(self, config: JobConfig, manifest: dict[str, Any]) -> bool:
@@ -102,6 +108,7 @@ class Transactions:
             await self.apply(uid, StopRequested(who="whoever deleted it"))
         self._known.clear()
         self._jobs.pop(uid, None)
+        self._pods.pop(uid, None)
         return await self.store.delete(uid) or known
 
     async def refresh_metrics(self) -> None:
@@ -156,6 +163,17 @@ class Transactions:
                 name = self._names[uid] = _name_of(snapshot.state.config)
         return name
 
+    async def count_pods(self, uid: JobUid) -> int:
+        """Return how many pods of the job have registered and are not gone, a moment ago."""
+        known, at_s = self._pods.get(uid, (0, -math.inf))
+        now_s = time.monotonic()
+        if now_s - at_s < COUNT_PODS_S:
+            return known
+        snapshot = await self.store.load(uid)
+        count = 0 if snapshot is None else sum(not pod.gone for pod in snapshot.state.pods)
+        self._pods[uid] = (count, now_s)
+        return count
+
     def now_s(self) -> float:
         """Return the wall clock of this process."""
         return self._clock()
@@ -163,6 +181,18 @@ class Transactions:
     async def load(self, uid: JobUid) -> CoordinatorState:
         """Return the job's state."""
         return (await self.job(uid).load()).state
+
+    async def load_all(self) -> list[CoordinatorState]:
+        """Return the states of all jobs; one that cannot be read is no reason to show none."""
+        states = []
+        for uid in await self.store.list_uids():
+            try:
+                states.append(await self.load(uid))
+            except UnknownJobError:
+                continue  # deleted since
+            except RemoteProtocolError as error:
+                logger.error("the state of job %s cannot be read: %s", uid, error)
+        return states
 
     def job(self, uid: JobUid) -> SupervisorAnswers:
         """Return one job as its supervisors see it."""
@@ -191,6 +221,7 @@ class Transactions:
         """Return the error of a job that has vanished, and forget what its names were."""
         self._known.clear()
         self._names.clear()
+        self._pods.clear()
         return UnknownJobError(f"job {uid} has vanished from the store")
 
     def note_later(self, procedure: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -244,8 +275,9 @@ class _Job(SupervisorAnswers):
         if name is not None:
             self._transactions.metrics.name_job(self._uid, name.namespace, name.name)
 
-    def step(self, state: CoordinatorState, event: Event) -> Transition:
-        return machine.step(state, event, self.now_s(), self._transactions.draw_nonce())
+    async def step(self, state: CoordinatorState, event: Event) -> Transition:
+        nonce, now_s = self._transactions.draw_nonce(), self.now_s()
+        return await beside(size_of(state), machine.step, state, event, now_s, nonce)
 
     async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
         try:

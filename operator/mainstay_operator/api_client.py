@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from mainstay_core.wire.api import ApiError, Failure, failure_of
+from mainstay_core.wire.api import ApiError, Failure, failure_of, read_retry_after
 from mainstay_core.wire.routes import JobApi, Request, explain, read_answer
 from mainstay_operator.metrics import Metrics
 
@@ -49,6 +49,7 @@ class ApiClient(JobApi):
             ) as response:
                 content = await response.read()
                 status = response.status
+                retry_after = response.headers.get("Retry-After")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._metrics.api_requests.labels(request.method, "0").inc()
             why = str(error) or type(error).__name__
@@ -62,4 +63,5 @@ class ApiClient(JobApi):
         raise ApiError(
             f"the api refused {request.method} {request.path} ({status}): {said}",
             failure_of(status),
+            read_retry_after(retry_after),
         )

@@ -234,6 +234,8 @@ class Reconciler:
     async def _ask_api(self) -> None:
         """Submit the job if it is due, pass on what was asked for, learn what is wanted."""
         state, view = self._state, self.view
+        if time.time() < state.ask_at_s:
+            return
         try:
             await submission.submit(view, state, self._api)
             await submission.report_topology(
@@ -252,7 +254,7 @@ class Reconciler:
             state.api_problem = ""
             state.unknown_since_s = 0.0
         except ApiError as error:
-            state.note_api_error(error)
+            state.note_api_error(error, time.time())
             if error.failure is Failure.UNKNOWN:
                 submission.note_unknown(state, self.pods.list())
 
@@ -292,7 +294,7 @@ class Reconciler:
             try:
                 await self._fetch_demand()
             except ApiError as error:
-                state.note_api_error(error)
+                state.note_api_error(error, time.time())
                 return
             assert state.demand is not None
             repair = plan(memory=state.memory, demand=state.demand)
@@ -343,7 +345,7 @@ class Reconciler:
         try:
             await self._api.post_facts(self.view.uid, repair.tell)
         except ApiError as error:
-            self._state.note_api_error(error)
+            self._state.note_api_error(error, time.time())
             return False
         self._state.demand_at_s = 0.0
         return True
@@ -389,7 +391,8 @@ class Reconciler:
         state = self._state
         due = now_s - state.page_at_s >= min(self._settings.poll_s, self._settings.status_s)
         ended = state.page is not None and state.page.state in TERMINAL
-        if state.api_problem or not due or ended or self.view.invalid:
+        busy = now_s < state.ask_at_s
+        if state.api_problem or busy or not due or ended or self.view.invalid:
             return
         try:
             state.page = await self._api.fetch_page(self.view.uid)
@@ -404,7 +407,7 @@ class Reconciler:
                 await self._quarantine.judge(self.view, recoveries.read, now_s)
                 state.recoveries_reported = mark
         except ApiError as error:
-            state.note_api_error(error)
+            state.note_api_error(error, time.time())
 
     def _report_unread(self, unread: Sequence[str]) -> None:
         """Say once of each recovery that it cannot be read: nothing else may depend on it."""

@@ -18,6 +18,9 @@ from mainstay_operator.ownership import TakenName
 from mainstay_operator.resources import ObjectNames
 from mainstay_operator.status import PodRecord
 
+BUSY_S = 1.0
+"""An api that wants to be asked less, and does not say how much less, is left alone for so long."""
+
 
 @dataclass(slots=True)
 class ReconcilerState:
@@ -36,6 +39,8 @@ class ReconcilerState:
     api_problem: str = "the api has not been asked yet"
     api_failure: Failure = Failure.UNREACHED
     """The kind of that problem; it says nothing while there is none."""
+    ask_at_s: float = 0.0
+    """The api is not asked before: it wants to be asked less."""
     submitted: int = -1
     """Generation that the api was given last."""
     refused: str = ""
@@ -74,6 +79,12 @@ class ReconcilerState:
     """Reason and key of what was told of recoveries and crashes."""
     deadline: str = ""
 
-    def note_api_error(self, error: ApiError) -> None:
-        """Remember why the api says nothing now."""
-        self.api_problem, self.api_failure = str(error), error.failure
+    def note_api_error(self, error: ApiError, now_s: float) -> None:
+        """Remember why the api says nothing now, or that it wants to be asked less.
+
+        An api that asks for fewer requests is no api that is away: what it said last holds.
+        """
+        if error.is_busy:
+            self.ask_at_s = now_s + max(BUSY_S, error.retry_after_s)
+        else:
+            self.api_problem, self.api_failure = str(error), error.failure

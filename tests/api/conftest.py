@@ -132,8 +132,10 @@ def own_redis(tmp_path: Path) -> Iterator[Redis]:
 class WatchedServer(Server):
     """The product's server, which says when it has started, or will not."""
 
-    def __init__(self, app: FastAPI, bounds: Bounds) -> None:
-        super().__init__(app, bounds)
+    def __init__(
+        self, app: FastAPI, bounds: Bounds, metrics_listener: socket.socket | None
+    ) -> None:
+        super().__init__(app, bounds, metrics_listener)
         self.settled = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -149,8 +151,10 @@ class Api:
             redis_url=redis_url, admin_token=TOKEN, agent_token=AGENT_TOKEN, **settings
         )
         self.app = create_app(self.settings, RedisStore(redis_url))
-        self._server = WatchedServer(self.app, bounds)
+        scraped = None if self.settings.metrics_port is None else acceptor.listen("127.0.0.1")
+        self._server = WatchedServer(self.app, bounds, scraped)
         self._listener = acceptor.listen("127.0.0.1")
+        self.metrics_url = f"http://127.0.0.1:{scraped.getsockname()[1]}" if scraped else ""
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -305,13 +309,14 @@ class Job:
 class Listener:
     """A supervisor's end of the stream; every event is ``(id, kind, data)``."""
 
-    def __init__(self, job: Job, last_id: str | None = None) -> None:
+    def __init__(self, job: Job, last_id: str | None = None, pod: str = "") -> None:
         self.events: list[tuple[str, str, Any]] = []
         self.comments = 0
         self.ended = threading.Event()
         self._changed = threading.Condition()
         self._client = job.api.new_client(AGENT_TOKEN)
         self._headers = {"Last-Event-ID": last_id} if last_id else {}
+        self._headers |= {"Mainstay-Pod": pod} if pod else {}
         self._path = f"{job.path}/agent/stream"
         self._opened = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -394,8 +399,8 @@ def job(api: Api) -> Job:
 def listen() -> Iterator[Callable[..., Listener]]:
     made: list[Listener] = []
 
-    def make(job: Job, last_id: str | None = None) -> Listener:
-        made.append(Listener(job, last_id))
+    def make(job: Job, last_id: str | None = None, pod: str = "") -> Listener:
+        made.append(Listener(job, last_id, pod or f"listener-{len(made)}"))
         return made[-1]
 
     yield make

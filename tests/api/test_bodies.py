@@ -14,17 +14,19 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from tests.api.conftest import AGENT_TOKEN, MANIFEST, TOKEN
 from tests.worlds.installed_chart import routes_of
 
 from mainstay_api.app import create_app
+from mainstay_api.bodies import BodyLimitMiddleware
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job.spec import parse_training_job
 
 MIB = 1 << 20
-OPEN = {"/healthz", "/readyz", "/metrics"}
+OPEN = {"/healthz", "/readyz"}
 OPEN |= {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
 
 
@@ -217,6 +219,30 @@ def test_what_cannot_be_understood_is_the_senders_mistake(job: Any) -> None:
             f"{job.path}/agent/facts", content=content, headers={"Content-Type": kind}
         )
         assert reply.status_code == 422, (content, kind)
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_a_body_that_never_comes_whole_is_not_waited_for(method: str) -> None:
+    async def never() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def read(scope: Any, receive: Any, send: Any) -> None:
+        # A GET is a stream of events, which waits for its end only.
+        assert await receive() == {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        del message
+
+    headers = [(b"content-length", b"10")]
+    scope = {"type": "http", "method": method, "headers": headers}
+    limited = BodyLimitMiddleware(read, limit_mib=1, body_s=0.01)
+    if method == "GET":
+        asyncio.run(limited(scope, never, send))
+        return
+    with pytest.raises(HTTPException) as caught:
+        asyncio.run(limited(scope, never, send))
+    assert caught.value.status_code == 408
 
 
 async def create_job(app: FastAPI) -> Any:

@@ -83,10 +83,36 @@ def test_a_step_that_passes_makes_its_fault_a_missed_one(job: Any) -> None:
 def test_a_fault_on_a_process_of_a_cluster_is_refused_by_name(
     new_api: Callable[..., Any], new_job: Callable[..., Any]
 ) -> None:
-    job = new_job(new_api(auth="kubernetes"), uid="uid-of-a-cluster", namespace="research")
+    api = new_api(auth="kubernetes", fault_injection=True)
+    job = new_job(api, uid="uid-of-a-cluster", namespace="research")
     job.start()
     flush = {"target": {"process": "redis"}, "action": "flush"}
     refused = ask(job, flush, status=422)
     assert refused["field"] == "faults[0].target.process"
     assert "is for local runs" in refused["detail"]
     assert ask(job, ENTRY)[0]["state"] == "waiting"
+
+
+def test_where_nobody_has_allowed_faults_none_is_taken_and_none_fires(
+    new_api: Callable[..., Any], new_job: Callable[..., Any], own_redis: Any
+) -> None:
+    job = new_job(new_api(own_redis.url))
+    job.start()
+    ask(job, ENTRY | {"id": "of-before"})
+    job.api = new_api(own_redis.url, fault_injection=False)
+
+    refused = ask(job, ENTRY, status=403)
+    assert refused["error"] == "fault-injection-off"
+    assert "faultInjection.enabled" in refused["detail"]
+    assert "--set faultInjection.enabled=true" in refused["what_to_do"]
+    fired = {"pod": "pod-1", "slot": 0, "rank": None, "at_s": 5.0}
+    job.agent("faults/of-before/fired", fired, status=403)
+    assert [f["state"] for f in job.api.get(f"{job.path}/faults")] == ["waiting"]
+
+    # Nor with a job that a store has lost: a pod may say what it likes of it.
+    job.register("pod-0")
+    config = job.config
+    assert config["faults"]
+    own_redis.lose()
+    job.restore("pod-0", None)
+    assert job.register("pod-0")["config"]["faults"] == []

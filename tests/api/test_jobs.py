@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
+from tests.api.conftest import AGENT_TOKEN
 
 
 def test_a_job_is_known_by_uid_and_by_name(job: Any) -> None:
@@ -267,4 +269,21 @@ def test_probes_need_no_token(api: Any) -> None:
     nobody = api.new_client("")
     assert nobody.get("/healthz").status_code == 200
     assert nobody.get("/readyz").status_code == 200
-    assert "mainstay_api_request_seconds" in nobody.get("/metrics").text
+
+
+def test_metrics_need_a_token_or_have_a_port_of_their_own(
+    api: Any, new_api: Callable[..., Any]
+) -> None:
+    assert api.new_client("").get("/metrics").status_code == 401
+    assert api.new_client(AGENT_TOKEN).get("/metrics").status_code == 401, "pods of jobs"
+    assert "mainstay_api_request_seconds" in api.client.get("/metrics").text
+
+    elsewhere = new_api(metrics_port=0)
+    assert elsewhere.client.get("/metrics").status_code == 404
+    scraper = httpx.Client(base_url=elsewhere.metrics_url, trust_env=False)
+    answer = scraper.get("/metrics")
+    assert "mainstay_api_request_seconds" in answer.text
+    assert answer.headers["connection"] == "close"
+    for path in ("/v1/jobs", "/healthz", "/openapi.json", "/docs"):
+        assert scraper.get(path).status_code == 404
+    scraper.close()

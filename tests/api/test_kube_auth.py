@@ -11,7 +11,8 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.worlds.installed_chart import SPEC, InstalledChart, Pod, routes_of
 
-PUBLIC = {"/healthz", "/readyz", "/metrics"}
+PUBLIC = {"/healthz", "/readyz"}
+METRICS = "/metrics"
 DOCS = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
 """Say what the api is like, and nothing of any job."""
 OPERATOR_ONLY = {
@@ -76,6 +77,11 @@ def town(world: InstalledChart, shared_redis: Any) -> Iterator[Town]:
         operator_user=world.operator_user,
         # The answers of this moment: how long they are used is another test's affair.
         review_cache_s=0.001,
+        keep_alive_s=0.1,
+        # So is how often one may ask.
+        pod_requests_per_s=1e6,
+        job_requests_per_s=1e6,
+        person_requests_per_s=1e6,
     )
     names = {"alpha": (ours, "alpha"), "beta": (ours, "beta"), "other": (theirs, "alpha")}
     uids = {key: world.make_job(*place) for key, place in names.items()}
@@ -106,7 +112,7 @@ def agent_routes(town: Town) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def other_routes(town: Town) -> list[tuple[str, str]]:
-    known = PUBLIC | DOCS
+    known = PUBLIC | DOCS | {METRICS}
     return [r for r in routes_of(town.api.app) if "/agent/" not in r[1] and r[1] not in known]
 
 
@@ -357,5 +363,51 @@ def test_an_api_server_that_is_away_is_no_refusal(
 def test_the_list_of_routes_is_whole(town: Town) -> None:
     served = {path for _, path in routes_of(town.api.app)}
     assert set(town.api.app.openapi()["paths"]) <= served
-    for path in PUBLIC:
+    for path in PUBLIC | {METRICS}:
         assert path in served
+
+
+def test_metrics_are_for_who_may_get_their_path_in_the_cluster(town: Town) -> None:
+    """They name all jobs, so no right to one of them is enough."""
+    pod = town.pods["alpha-0"]
+    refused = {
+        "nobody": "",
+        "a pod": town.world.pod_token(pod, town.uids["alpha"]),
+        "who may edit a job": town.world.person(town.ours, "edit"),
+        "the same, by kubectl's token": town.world.person(town.ours, "edit", audience=None),
+    }
+    for who, token in refused.items():
+        with town.client(token) as client:
+            assert client.get(METRICS).status_code in (401, 403), who
+    role = f"{town.world.system}:mainstay:metrics-reader"
+    name = f"prometheus-{town.ours}"
+    town.world.make_account(town.ours, name)
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": town.ours}],
+    }
+    town.world.plane.api.apply(binding)
+    # As Prometheus sends it: the token of its own pod, meant for the API server.
+    with town.client(town.world.token(town.ours, name)) as client:
+        while client.get(METRICS).status_code != 200:
+            pass  # the API server learns of the right by a watch of its own
+        assert "mainstay_api_request_seconds" in client.get(METRICS).text
+
+
+def test_a_stream_ends_when_its_pods_token_is_good_no_more(town: Town) -> None:
+    pod = town.world.make_pod(town.ours, "alpha", "alpha-8")
+    token = town.world.pod_token(pod, town.uids["alpha"])
+    path = f"/v1/jobs/{town.uids['alpha']}/agent/stream"
+    with town.client(token, pod.uid) as client, client.stream("GET", path) as reply:
+        assert reply.status_code == 200
+        lines = reply.iter_lines()
+        assert next(lines).startswith(":"), "it is looked at, and stays"
+        next(lines)
+        assert next(lines).startswith(":")
+        town.world.plane.api.delete(f"/api/v1/namespaces/{town.ours}/pods/alpha-8")
+        assert all(line == "" or line.startswith(":") for line in lines)
+    with town.client(token, pod.uid) as client:
+        assert client.get(path).status_code == 401

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mainstay_api.kube import KubeSettings, KubeUnavailableError
-from mainstay_api.reviews import RETRY_S, Reviews
+from mainstay_api.kube_auth import audiences_to_ask_for
+from mainstay_api.reviews import MAX_REFUSALS, MAX_UNKNOWN, RETRY_S, Reviews
 from mainstay_api.settings import Settings
 from mainstay_core.base.errors import InvalidSpecError
 
@@ -133,6 +137,78 @@ def test_a_refusal_never_becomes_an_old_answer() -> None:
             await ask(reviews, server)
 
     asyncio.run(run())
+
+
+def test_ever_new_unknown_tokens_take_nothing_from_those_who_are_known() -> None:
+    async def run() -> None:
+        server = Server()
+        reviews = reviews_of(server, refused_s=10.0)
+        await ask(reviews, server, "known")
+        server.answer = "no"
+        for number in range(MAX_REFUSALS + 100):
+            await ask(reviews, server, f"unknown {number}")
+        asked = server.num_asked
+        assert await ask(reviews, server, "known") == "yes"
+        assert await ask(reviews, server, f"unknown {MAX_REFUSALS}") == "no"
+        assert server.num_asked == asked, "both are remembered"
+        assert await ask(reviews, server, "unknown 0") == "no"
+        assert server.num_asked == asked + 1, "and the oldest of them are not"
+
+    asyncio.run(run())
+
+
+def test_few_ask_at_a_time_about_what_was_never_accepted() -> None:
+    async def run() -> None:
+        server = Server()
+        reviews = reviews_of(server)
+        await ask(reviews, server, "known")
+        server.now_s, server.answer = 31.0, "no"
+        server.gate.clear()
+        strangers = [asyncio.create_task(ask(reviews, server, str(i))) for i in range(100)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert server.num_asked == 1 + MAX_UNKNOWN
+        known = asyncio.create_task(ask(reviews, server, "known"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert server.num_asked == 2 + MAX_UNKNOWN, "who was known waits behind no stranger"
+        server.gate.set()
+        assert await asyncio.gather(*strangers) == ["no"] * 100
+        await known
+
+    asyncio.run(run())
+
+
+def jwt(**claims: Any) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"header.{body}.signature"
+
+
+OURS = "mainstay.dev/api"
+
+
+@pytest.mark.parametrize(
+    ("token", "audiences"),
+    [
+        (jwt(aud=[OURS]), (OURS,)),
+        (jwt(aud=OURS), (OURS,)),
+        (jwt(aud=["https://kubernetes.default.svc", OURS]), (OURS,)),
+        (jwt(aud=["https://kubernetes.default.svc"]), ("",)),
+        (jwt(aud="mainstay.dev/jobs/uid"), ("",)),
+        (jwt(aud="xmainstay.dev/api"), ("",)),
+        (jwt(sub="somebody"), (OURS, "")),
+        (jwt(aud=7), (OURS, "")),
+        ("static-token", (OURS, "")),
+        ("not.a.token", (OURS, "")),
+        ("a.\u00e4.c", (OURS, "")),
+        ("a." + "W1" * 2, (OURS, "")),
+        ("a." + base64.urlsafe_b64encode(b"[" * 100_000).decode() + ".c", (OURS, "")),
+    ],
+)
+def test_a_token_that_says_for_whom_it_is_meant_costs_one_review(
+    token: str, audiences: tuple[str, ...]
+) -> None:
+    assert audiences_to_ask_for(token) == audiences
 
 
 IN_A_POD = {

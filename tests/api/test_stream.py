@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from typing import Any
+
+from mainstay_api.store import RedisStore
+from mainstay_api.streams import Streams
+from mainstay_core.base.ids import JobUid
 
 
 def test_a_new_listener_gets_the_current_plan_first(job: Any, listen: Any) -> None:
@@ -120,3 +125,60 @@ def test_a_stream_survives_an_outage_of_the_store(
     job.kill(1)
     with job.beating(range(4)):
         listener.wait(lambda each: each.plans() == [1, 2])
+
+
+def test_of_a_pods_streams_the_newest_stay_and_no_other_pod_loses_one(
+    new_api: Any, new_job: Any, listen: Any
+) -> None:
+    job = new_job(new_api(streams_per_pod=2))
+    job.start()
+    other = listen(job, pod="pod-1")
+    mine = []
+    for _ in range(5):
+        mine.append(listen(job, pod="pod-0"))
+        mine[-1].wait(lambda each: each.plans() == [1])
+    for listener in mine[:3]:
+        assert listener.ended.wait(timeout=60)
+    job.kill(1)
+    for listener in (other, *mine[3:]):
+        listener.wait(lambda each: each.plans() == [1, 2])
+
+
+def test_who_may_listen_is_asked_now_and_then(shared_redis: Any) -> None:
+    asked: list[bool] = []
+
+    async def may_still() -> bool:
+        asked.append(True)
+        return len(asked) < 3
+
+    async def run() -> list[str]:
+        store = RedisStore(shared_redis.url)
+        streams = Streams(store, keep_alive_s=0.01, check_s=0.0)
+        heard = [line async for line in streams.listen(JobUid("none"), None, "pod", may_still)]
+        await streams.aclose()
+        await store.aclose()
+        return heard
+
+    assert asyncio.run(run()) == [": alive\n\n"] * 2
+    assert len(asked) == 3
+
+
+def test_a_pod_that_reads_none_of_its_streams_gets_no_more_of_them(shared_redis: Any) -> None:
+    async def run() -> list[bool]:
+        store = RedisStore(shared_redis.url)
+        streams = Streams(store, keep_alive_s=0.01, per_pod=1)
+        opened: list[Any] = []
+        uid, room = JobUid("unread"), list[bool]()
+        for _ in range(4):
+            room.append(streams.has_room(uid, "pod"))
+            opened.append(streams.listen(uid, None, "pod"))
+            await anext(opened[-1])  # and nobody takes another entry from it
+        room += [streams.has_room(uid, "pod"), streams.has_room(uid, "other")]
+        for listening in opened:
+            await listening.aclose()
+        room.append(streams.has_room(uid, "pod"))
+        await streams.aclose()
+        await store.aclose()
+        return room
+
+    assert asyncio.run(run()) == [True, True, True, True, False, True, True]

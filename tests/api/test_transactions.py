@@ -294,12 +294,18 @@ def test_the_lease_has_one_holder(own_redis: Any) -> None:
 
 def test_the_heartbeat_watch_forms_the_same_quorum_again_after_the_probe(own_redis: Any) -> None:
     async def suspect() -> None:
-        transactions = Transactions(RedisStore(own_redis.url), SETTINGS, Metrics())
+        store = RedisStore(own_redis.url)
+        transactions = Transactions(store, SETTINGS, Metrics())
         uid = JobUid("probed")
         assert await transactions.create(config(uid, probe_s=0.01), {})
         crew = Crew(uid, transactions)
         await crew.start()
         await crew.settle()
+        # A job that comes before it, whose state no look can read.
+        assert await transactions.create(config("broken"), {})
+        unreadable = {"state": "no state", "version": 99}
+        await store._redis.hset("mainstay:{broken}:job", mapping=unreadable)
+        assert [state.config.job for state in await transactions.load_all()] == [uid]
         await transactions.aclose()  # nothing but the watch looks at the job from now on
         plan = (await transactions.load(uid)).plan
         assert plan is not None

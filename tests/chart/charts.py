@@ -80,6 +80,20 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "metrics.prometheusRule.enabled=true",
         "metrics.prometheusRule.labels.release=prometheus",
         "metrics.dashboards.enabled=true",
+        "metrics.tokenSecret.name=scraper",
+    ),
+    "metrics on a port of their own": (
+        "metrics.access=port",
+        "metrics.port=9900",
+        "metrics.serviceMonitor.enabled=true",
+        "networkPolicy.enabled=true",
+        "networkPolicy.apiFrom[0].namespaceSelector.matchLabels.name=monitoring",
+    ),
+    "limits": (
+        "api.limits.podRequestsPerSecond=3",
+        "api.limits.jobRequestsPerSecond=1000000",
+        "api.limits.maxEvents=1000000",
+        "faultInjection.enabled=true",
     ),
     "images": (
         "image.registry=images.example.com/team",

@@ -24,6 +24,7 @@ from tests.chart.charts import (
 )
 from tests.cluster.control_plane import ControlPlane
 
+from mainstay_api.settings import CLUSTER
 from mainstay_api.settings import Settings as ApiSettings
 
 Matrix = Callable[[str], list[dict[str, Any]]]
@@ -105,6 +106,8 @@ REFUSED = {
     ),
     "an address that is none": ("networkPolicy.kubeApi.cidrs={kubernetes}", "cidrs"),
     "a probe of another kind": ("api.livenessProbe.httpGet.path=/", "httpGet"),
+    "a limit that lets nobody in": ("api.limits.podRequestsPerSecond=0", "podRequestsPerSecond"),
+    "metrics for anybody": ("metrics.access=open", "access"),
     "answers used for ever": ("api.reviewCacheSeconds=100000", "reviewCacheSeconds"),
 }
 
@@ -160,9 +163,50 @@ def test_monitors_and_rules_are_left_out_where_nobody_would_read_them(
         (endpoint,) = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
         assert (endpoint["port"], endpoint["path"]) == (port, "/metrics")
         assert port in {p["name"] for p in container_of(workload)["ports"]}
+        shown = {"credentials": {"name": "scraper", "key": "token"}}
+        assert endpoint.get("authorization") == (shown if component == "api" else None)
     (((kind, _), rule),) = found.items()
     assert kind == "PrometheusRule"
     assert rule["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_metrics_have_a_token_or_a_port_that_no_pod_of_a_job_may_reach(
+    control_plane: ControlPlane,
+) -> None:
+    there = ("--api-versions", MONITORING)
+    monitor = "metrics.serviceMonitor.enabled=true"
+    found = render(control_plane, "default", monitor, options=there)
+    (endpoint,) = find(found, "ServiceMonitor", "mainstay-api")["spec"]["endpoints"]
+    assert endpoint["bearerTokenFile"].startswith("/var/run/secrets/")
+    role = find(found, "ClusterRole", "default:mainstay:metrics-reader")
+    assert role["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+    refused = control_plane.helm(
+        *["template", "mainstay", str(CHART), *there, "--set", "metrics.podMonitor.enabled=true"],
+        check=False,
+    )
+    assert "metrics.podMonitor needs metrics.tokenSecret.name" in refused
+
+    own = MATRIX["metrics on a port of their own"]
+    found = render(control_plane, "default", *own, options=there)
+    assert not [o for o in found if o["kind"] == "ServiceMonitor"], "no Service has that port"
+    (endpoint,) = find(found, "PodMonitor", "mainstay-api")["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], "authorization" in endpoint) == ("metrics", False)
+    api = find(found, "Deployment", "mainstay-api")
+    ports = {p["name"]: p["containerPort"] for p in container_of(api)["ports"]}
+    assert (ports["metrics"], environment_of(api)["MAINSTAY_METRICS_PORT"]) == (9900, "9900")
+    (service,) = (
+        o for o in found if o["kind"] == "Service" and o["metadata"]["name"].endswith("-api")
+    )
+    assert [p["name"] for p in service["spec"]["ports"]] == ["http"]
+    rules = find(found, "NetworkPolicy", "mainstay-api")["spec"]["ingress"]
+    (scraped,) = (rule for rule in rules if {"port": "metrics"} in rule["ports"])
+    assert scraped["from"] == [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
+
+
+def test_faults_are_injected_only_where_the_values_say_so(matrix: Matrix) -> None:
+    for name, allowed in (("as it comes", "false"), ("limits", "true")):
+        api = find(matrix(name), "Deployment", "mainstay-api")
+        assert environment_of(api)["MAINSTAY_FAULT_INJECTION"] == allowed
 
 
 def container_labels(workload: dict[str, Any]) -> dict[str, str]:
@@ -208,6 +252,12 @@ def test_the_api_can_read_the_settings_that_the_chart_gives(
     account = "mine" if name == "own accounts" else "mainstay-operator"
     account = "something-else-operator" if name == "another name" else account
     assert settings.operator_user == f"system:serviceaccount:{restricted}:{account}"
+    if name == "limits":
+        assert (settings.pod_requests_per_s, settings.job_requests_per_s) == (3.0, 1e6)
+        assert (settings.max_events, settings.fault_injection) == (1_000_000, True)
+    if name == "as it comes":
+        chosen = {field: getattr(settings, field) for field in CLUSTER}
+        assert chosen == CLUSTER, "the chart's defaults are the api's"
     if name == "external redis":
         assert settings.redis_url == "rediss://mainstay@redis.example.com:6380/0"
         assert settings.redis_ca_file == "/etc/mainstay/redis/ca.crt"

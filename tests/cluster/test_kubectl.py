@@ -110,6 +110,7 @@ def start_api(world: InstalledChart, redis: Redis, stack: list[Callable[[], obje
         auth="kubernetes",
         kube=world.kube_settings(),
         operator_user=world.operator_user,
+        fault_injection=True,
     )
     stack.append(api.stop)
     place = world.plane.place

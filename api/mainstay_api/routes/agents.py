@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from mainstay_api import examples
@@ -16,15 +17,19 @@ from mainstay_api.deps import (
     AgentDep,
     GuardedRoute,
     HeldDep,
+    SettingsDep,
     StreamsDep,
     TransactionsDep,
     UidDep,
+    may_still_listen,
     require_agent,
+    require_injection,
 )
 from mainstay_api.facts import ToldEntry, ToldFact
+from mainstay_api.limits import TooManyError
 from mainstay_api.problems import ProblemError
 from mainstay_core.base import codec
-from mainstay_core.base.bounds import MAX_AT_ONCE, Instant, Longest, Name, SlotIndex
+from mainstay_core.base.bounds import MAX_NAME, MAX_TOLD, Instant, Longest, Name, SlotIndex
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import FaultFired
 from mainstay_core.wire.api import HeldJob
@@ -38,6 +43,8 @@ router = APIRouter(
     route_class=GuardedRoute,
 )
 
+STREAMS_WAIT_S = 5.0
+"""A pod that has too many streams which it does not read is asked to wait for so long."""
 _STREAM_ID = re.compile(r"\d+-\d+")
 
 
@@ -45,7 +52,7 @@ _STREAM_ID = re.compile(r"\d+-\d+")
 class Facts:
     """Facts in the order in which they were learnt; they are decided together."""
 
-    facts: Annotated[tuple[ToldFact, ...], Longest(MAX_AT_ONCE)]
+    facts: Annotated[tuple[ToldFact, ...], Longest(MAX_TOLD)]
     supervisor: Name = ""
     """Name of the supervisor's process that tells them, as in its registration."""
 
@@ -54,7 +61,7 @@ class Facts:
 class Entries:
     """Entries of the ledger."""
 
-    entries: Annotated[tuple[ToldEntry, ...], Longest(MAX_AT_ONCE)]
+    entries: Annotated[tuple[ToldEntry, ...], Longest(MAX_TOLD)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +120,15 @@ async def add_to_ledger(
 
 @router.post("/faults/{fault}/fired")
 async def fire_fault(
-    uid: UidDep, transactions: TransactionsDep, held: HeldDep, fault: str, body: Fired
+    uid: UidDep,
+    transactions: TransactionsDep,
+    settings: SettingsDep,
+    held: HeldDep,
+    fault: str,
+    body: Fired,
 ) -> dict[str, str]:
     """Ask whether an injected fault may be carried out; 409 when it has been already."""
+    require_injection(settings)
     await transactions.apply(
         uid,
         FaultFired(fault=fault, pod=body.pod, slot=body.slot, rank=body.rank, at_s=body.at_s),
@@ -126,7 +139,11 @@ async def fire_fault(
 
 @router.post("/restore", responses=examples.RESTORED)
 async def recover_store(
-    job: str, transactions: TransactionsDep, caller: AgentDep, body: HeldJob
+    job: str,
+    transactions: TransactionsDep,
+    settings: SettingsDep,
+    caller: AgentDep,
+    body: HeldJob,
 ) -> JSONResponse:
     """Tell a store that lost the job, or fell back to an older state, what it does not know.
 
@@ -146,6 +163,9 @@ async def recover_store(
             f"this recovers {named}, and the token is that of {caller.job}",
             "recover your own job, as the api gave it to you",
         )
+    if body.config.faults and not settings.fault_injection:
+        # From a time when they were allowed. The job goes on without.
+        body = replace(body, config=replace(body.config, faults=()))
     plan = await transactions.recover(body)
     return JSONResponse({"plan": codec.encode(plan) if plan is not None else None})
 
@@ -162,12 +182,16 @@ async def fetch_plan(uid: UidDep, transactions: TransactionsDep) -> JSONResponse
 async def open_stream(
     uid: UidDep,
     streams: StreamsDep,
+    request: Request,
+    mainstay_pod: Annotated[str, Header(max_length=MAX_NAME)] = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> StreamingResponse:
     """Server-sent events ``plan``, ``inject`` and ``stop``; resumes after ``Last-Event-ID``."""
+    if not streams.has_room(uid, mainstay_pod):
+        raise TooManyError(f"the streams of pod {mainstay_pod}", STREAMS_WAIT_S)
     known = last_event_id if last_event_id and _STREAM_ID.fullmatch(last_event_id) else None
     return StreamingResponse(
-        streams.listen(uid, known),
+        streams.listen(uid, known, mainstay_pod, partial(may_still_listen, request)),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )

@@ -14,6 +14,7 @@ from mainstay_api.deps import (
     SettingsDep,
     TransactionsDep,
     UidDep,
+    require_injection,
     require_operator,
     require_person,
 )
@@ -66,8 +67,10 @@ async def request_faults(
 ) -> JSONResponse:
     """Inject faults into the running job; 422 for what can never fire.
 
-    Faults on processes of the control plane are carried out by a local run only.
+    Faults on processes of the control plane are carried out by a local run only. 403 where nobody
+    has allowed faults.
     """
+    require_injection(settings)
     state = await transactions.load(uid)
     job = files.Job(
         # Scaled since it was created, perhaps: replicas are those of now.

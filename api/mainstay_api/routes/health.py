@@ -1,13 +1,25 @@
-"""Probes and metrics: no token, no secrets."""
+"""Probes, which need no token, and metrics, which need one or have a port of their own."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+import asyncio
+
+from fastapi import APIRouter, Depends, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from mainstay_api.deps import MetricsDep, TransactionsDep
+from mainstay_api import examples
+from mainstay_api.deps import GuardedRoute, MetricsDep, TransactionsDep, require_scraper
 
 router = APIRouter(tags=["health"])
+guarded_metrics = APIRouter(
+    tags=["health"],
+    dependencies=[Depends(require_scraper)],
+    responses=examples.PROBLEMS,
+    route_class=GuardedRoute,
+)
+"""For the api's own port, where every pod of every job calls."""
+open_metrics = APIRouter()
+"""For a port of their own."""
 
 
 @router.get("/healthz")
@@ -23,8 +35,10 @@ async def is_ready(transactions: TransactionsDep) -> dict[str, str]:
     return {"status": "ready"}
 
 
-@router.get("/metrics", response_class=Response)
+@guarded_metrics.get("/metrics", response_class=Response)
+@open_metrics.get("/metrics", response_class=Response)
 async def show_metrics(metrics: MetricsDep, transactions: TransactionsDep) -> Response:
     """Metrics of this process, for Prometheus; a job's series end with the job."""
     await transactions.refresh_metrics()
-    return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    text = await asyncio.to_thread(metrics.render)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -6,26 +6,32 @@ import json
 import re
 import secrets
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 from mainstay_api import examples
 from mainstay_api.auth import forbidden
 from mainstay_api.deps import (
     AuthDep,
     GuardedRoute,
+    LongAnswersDep,
     PersonDep,
     SettingsDep,
     TransactionsDep,
     UidDep,
+    require_injection,
     require_operator,
     require_person,
 )
 from mainstay_api.facts import ToldFact
+from mainstay_api.limits import person_of
+from mainstay_api.long_work import PIECE, in_pieces, long_json
 from mainstay_api.problems import ProblemError
-from mainstay_api.run_report import make_report, show_members
+from mainstay_api.run_report import ReportedStep, make_report, report_steps, show_members
+from mainstay_api.store import MAX_LEDGER_ENTRIES
 from mainstay_api.summary import show_job, show_page, show_pods
 from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
@@ -71,8 +77,9 @@ _IN_A_PATH = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*", re.ASCII)
 """What a job is named by in the path of a request: with another name nobody could ask for it."""
 MAX_LEDGER_STEPS = 10_000
 """Steps of the ledger in one reply; ask again with ``since``."""
-MAX_LEDGER_ENTRIES = 1_000_000
-"""Entries of the ledger in one reply, one for each step and position."""
+MAX_ENTRIES = 20_000
+"""Entries of the ledger in one reply: fewer steps of a job with many positions, but one at least.
+An entry takes 2 KiB of memory until it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +146,8 @@ async def create_job(
             if not getattr(body, name):
                 raise InvalidSpecError(name, "is missing; in a cluster a job is a TrainingJob's")
     config = _config_of(body)
+    if config.faults:
+        require_injection(settings)
     created = await transactions.submit(config, body.manifest)
     state = await transactions.load(config.job)
     return JSONResponse(show_job(state, transactions.now_s()), status_code=201 if created else 200)
@@ -168,9 +177,9 @@ def _config_of(body: NewJob) -> JobConfig:
 @router.get("", responses=examples.JOBS)
 async def list_jobs(
     transactions: TransactionsDep, caller: PersonDep, auth: AuthDep, namespace: str | None = None
-) -> JSONResponse:
+) -> Response:
     """All jobs that the caller may see, in short: those of one namespace, or of all."""
-    states = [await transactions.load(uid) for uid in await transactions.store.list_uids()]
+    states = await transactions.load_all()
     there = {s.config.namespace for s in states} if namespace is None else {namespace}
     seen = {name for name in there if await auth.may_list(caller, name)}
     if not seen and not caller.sees_all:
@@ -179,8 +188,9 @@ async def list_jobs(
             + (f"in namespace {namespace}" if namespace else "in any namespace with a job"),
             "name a namespace in which you may: GET /v1/jobs?namespace=NAME",
         )
-    shown = [show_job(s, transactions.now_s()) for s in states if s.config.namespace in seen]
-    return JSONResponse(shown)
+    mine = [state for state in states if state.config.namespace in seen]
+    shown = await in_pieces(partial(show_job, now_s=transactions.now_s()), mine)
+    return await long_json(lambda: shown)
 
 
 @router.get("/{job}", responses=examples.JOB)
@@ -210,46 +220,58 @@ async def show_plan(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
 
 
 @router.get("/{job}/members")
-async def show_ranks(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
+async def show_ranks(uid: UidDep, transactions: TransactionsDep) -> Response:
     """Ranks with their slots, processes and phases; then spares."""
     beats = await transactions.store.fetch_beats(uid)
-    return JSONResponse(show_members(await transactions.load(uid), beats))
+    return await long_json(show_members, await transactions.load(uid), beats)
 
 
 @router.get("/{job}/recoveries", responses=examples.RECOVERIES)
-async def show_recoveries(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
+async def show_recoveries(uid: UidDep, transactions: TransactionsDep) -> Response:
     """What was done about each fault, with reason and five times; oldest first."""
     recoveries = await transactions.store.fetch_recoveries(uid)
-    return JSONResponse([show_recovery(r) for r in recoveries])
+    return await long_json(lambda: [show_recovery(r) for r in recoveries])
 
 
 @router.get("/{job}/ledger")
 async def show_ledger(
-    uid: UidDep, transactions: TransactionsDep, since: Annotated[int, Query(ge=0)] = 0
-) -> JSONResponse:
+    uid: UidDep,
+    transactions: TransactionsDep,
+    caller: PersonDep,
+    long_answers: LongAnswersDep,
+    since: Annotated[int, Query(ge=0)] = 0,
+) -> Response:
     """Entries of committed steps from ``since`` on, by step, stage and inner rank."""
-    state = await transactions.load(uid)
-    last = min(state.step, since + min(MAX_LEDGER_STEPS, _num_steps(state)))
-    keys = [(step, *p) for step in range(since, last) for p in state.shape.positions]
-    entries = await transactions.store.fetch_ledger(uid, keys)
-    return JSONResponse([codec.encode(entries[key]) for key in keys if key in entries])
+    async with long_answers.place(person_of(caller.username)):
+        state = await transactions.load(uid)
+        positions = state.shape.positions
+        shown = max(1, min(MAX_LEDGER_STEPS, MAX_ENTRIES // len(positions)))
+        keys = [(n, *p) for n in range(since, min(state.step, since + shown)) for p in positions]
+        entries = await transactions.store.fetch_ledger(uid, keys)
+        return await long_json(lambda: [codec.encode(e) for e in entries.values()])
 
 
 @router.get("/{job}/events")
-async def show_events(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
+async def show_events(
+    uid: UidDep, transactions: TransactionsDep, caller: PersonDep, long_answers: LongAnswersDep
+) -> Response:
     """The job's history, oldest first."""
-    return JSONResponse(await _events(transactions, uid))
+    async with long_answers.place(person_of(caller.username)):
+        events = await _events(transactions, uid)
+        return await long_json(lambda: events)
 
 
 @router.get("/{job}/report")
-async def show_report(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
+async def show_report(
+    uid: UidDep, transactions: TransactionsDep, caller: PersonDep, long_answers: LongAnswersDep
+) -> Response:
     """The content of REPORT.json so far; final once the job has ended."""
-    state = await transactions.load(uid)
-    first = max(0, state.step - _num_steps(state))
-    keys = [(step, *p) for step in range(first, state.step) for p in state.shape.positions]
-    ledger = await transactions.store.fetch_ledger(uid, keys)
-    recoveries = await transactions.store.fetch_recoveries(uid)
-    return JSONResponse(make_report(state, ledger, recoveries, await _events(transactions, uid)))
+    async with long_answers.place(person_of(caller.username)):
+        state = await transactions.load(uid)
+        steps = await _report_steps(transactions, state)
+        recoveries = await transactions.store.fetch_recoveries(uid)
+        events = await _events(transactions, uid)
+        return await long_json(make_report, state, steps, recoveries, events)
 
 
 @router.post("/{job}/stop")
@@ -353,6 +375,23 @@ async def _events(transactions: Transactions, uid: JobUid) -> list[dict[str, Any
     after: str | None = "0-0"
     while after is not None:
         items = await transactions.store.read_stream(uid, after, None)
-        events += [{"id": i.id, **json.loads(i.data)} for i in items if i.kind == "event"]
+        shown = [item for item in items if item.kind == "event"]
+        events += await in_pieces(lambda i: {"id": i.id, **json.loads(i.data)}, shown)
         after = items[-1].id if items else None
     return events
+
+
+async def _report_steps(
+    transactions: Transactions, state: CoordinatorState
+) -> list[ReportedStep | None]:
+    """Return a job's newest steps as its report shows them; never all entries are in memory."""
+    positions, steps = state.shape.positions, list[ReportedStep | None]()
+    # A job may claim to be at any step: only as many are looked for as there is room for.
+    first = max(0, state.step - max(1, MAX_LEDGER_ENTRIES // len(positions)))
+    at_once = max(1, PIECE // len(positions))
+    for begin in range(first, state.step, at_once):
+        piece = range(begin, min(begin + at_once, state.step))
+        keys = [(n, *p) for n in piece for p in positions]
+        found = await transactions.store.fetch_ledger(state.config.job, keys)
+        steps += report_steps(found, positions, piece)
+    return steps

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +13,7 @@ from typing import Any, Self
 import httpx
 
 from mainstay_cli.base import state_dir
-from mainstay_core.wire.api import ApiError, Failure, failure_of
+from mainstay_core.wire.api import ApiError, Failure, failure_of, read_retry_after
 from mainstay_core.wire.routes import JobApi, Request, explain, read_answer, read_object
 
 TIMEOUT_S = 30.0
@@ -69,16 +71,25 @@ class ApiClient(JobApi):
             return False
 
     async def send(self, request: Request) -> Any:
-        """Send a request."""
+        """Send a request; wait and send it again where the api asks for that, within TIMEOUT_S."""
+        until_s = time.monotonic() + TIMEOUT_S
+        while True:
+            response = await self._send_once(request)
+            if response.is_success:
+                return read_answer(response.content)
+            wait_s = read_retry_after(response.headers.get("retry-after"))
+            error = ApiError(_explanation(response), failure_of(response.status_code), wait_s)
+            if not error.is_busy or not 0 < wait_s < until_s - time.monotonic():
+                raise error
+            await asyncio.sleep(wait_s)
+
+    async def _send_once(self, request: Request) -> httpx.Response:
         try:
-            response = await self._http.request(request.method, request.path, json=request.body)
+            return await self._http.request(request.method, request.path, json=request.body)
         except httpx.TransportError as error:
             raise ApiError(
                 f"the api at {self._http.base_url} is not reached: {error}", Failure.UNREACHED
             ) from error
-        if response.is_success:
-            return read_answer(response.content)
-        raise ApiError(_explanation(response), failure_of(response.status_code))
 
 
 def connect(record: state_dir.RunRecord) -> ApiClient:

@@ -10,4 +10,5 @@
 - ``words``: numbers with their nouns, and quoted values, for sentences
 - ``proofs``: proofs by which two ends of a connection show that they know the job's secret
 - ``admission``: bounds on connections that have proved nothing yet
+- ``allowance``: bounds on how much one asks of a server in a time
 """

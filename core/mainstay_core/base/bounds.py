@@ -23,7 +23,11 @@ MAX_TYPES = 1 << 20
 MAX_BLOCKS = 65_536
 """Blocks of a stage."""
 MAX_AT_ONCE = 10_000
-"""Facts, or entries of the ledger, of one request."""
+"""Facts that a provider tells in one request: as many pods may be gone at once."""
+MAX_TOLD = 1024
+"""Facts, or entries of the ledger, that a supervisor tells in one request. Ours tells 256."""
+MAX_NAME = 512
+"""Characters of a name."""
 MAX_FAULTS = 10_000
 """Injected faults of a job."""
 MAX_SENTENCE = 8192
@@ -132,7 +136,7 @@ class Tree:
 
 Bound = Range | Longest | AnyNumber | Tree
 
-Name = Annotated[str, Longest(512)]
+Name = Annotated[str, Longest(MAX_NAME)]
 """Names, uids, addresses, paths of blocks: what a program compares."""
 Address = Annotated[str, Longest(2048)]
 """One or several host:port or urls."""

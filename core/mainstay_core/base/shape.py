@@ -55,14 +55,15 @@ class JobShape:
                 f"min_replicas {self.min_replicas} <= replicas {self.replicas} <= lanes "
                 f"{self.lanes} must hold",
             )
-        # No plan could be sent with more: its lists have these bounds.
-        for name, number, most in (
-            ("shards_per_lane", self.num_types, MAX_TYPES),
-            ("replicas", self.num_ranks, MAX_MEMBERS),
-        ):
-            if number > most:
-                what = "shard types" if name == "shards_per_lane" else "ranks"
-                raise InvalidSpecError(name, f"makes {number} {what}, at most {most}")
+        # Each degree has a bound; what decisions and plans grow with are the products.
+        if self.num_ranks > MAX_MEMBERS:
+            raise InvalidSpecError(
+                "replicas", f"{self.num_ranks} ranks are wanted, more than {MAX_MEMBERS}"
+            )
+        if self.num_types > MAX_TYPES:
+            raise InvalidSpecError(
+                "shards_per_lane", f"{self.num_types} shard types are more than {MAX_TYPES}"
+            )
 
     @property
     def num_types(self) -> int:

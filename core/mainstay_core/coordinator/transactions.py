@@ -41,6 +41,9 @@ from mainstay_core.coordinator.store_recovery import is_behind, refuse_behind
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 
+MAX_ANNOUNCED = 8
+"""Contradictions of one request that are announced: one is enough to act upon."""
+
 # Ledger entries --------------------------------------------------------------------
 
 
@@ -106,8 +109,8 @@ class JobTransactions(ABC):
         self._store, self._max_conflicts = store, max_conflicts
 
     @abstractmethod
-    def step(self, state: CoordinatorState, event: Event) -> Transition:
-        """Have the coordinator decide."""
+    async def step(self, state: CoordinatorState, event: Event) -> Transition:
+        """Have the coordinator decide; a decision about a large job may take its time."""
 
     @abstractmethod
     def now_s(self) -> float:
@@ -199,7 +202,7 @@ class JobTransactions(ABC):
         raise StoreConflictError(f"{self._max_conflicts} races lost in a row") from conflict
 
     async def _commit(self, before: Snapshot, event: Event) -> Transition:
-        outcome = self.step(before.state, event)
+        outcome = await self.step(before.state, event)
         if outcome.actions or outcome.state != before.state:
             change = change_of(before.state, outcome, self.now_s())
             await self._store.commit(before.revision, change)
@@ -236,7 +239,7 @@ class JobTransactions(ABC):
         refuse_behind(state, held)
         check_entries(state.shape, entries)
         news = find_news(await self._store.fetch_ledger([e.key for e in entries]), entries)
-        for old, new in news.contradictions:
+        for old, new in news.contradictions[:MAX_ANNOUNCED]:
             await self.contradicted(old, new)
         await self._store.put_ledger(news.fresh)
         positions = state.shape.positions

@@ -6,7 +6,9 @@ two that count would each believe the other's gaps.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.coordinator import machine
@@ -15,7 +17,7 @@ from mainstay_core.coordinator.heartbeats import HeartbeatLag
 
 
 class Watch:
-    """One replica's looks at all jobs.
+    """One replica's looks at all jobs. No job's look waits for another one's, or fails with it.
 
     Args:
         lease_s: how long the lease lasts; it is renewed after a third of that.
@@ -23,6 +25,9 @@ class Watch:
         hold_lease: takes or renews the lease; False while another replica has it.
         list_uids: returns the jobs.
         look: looks at one job; None once it has ended.
+        begin: runs the look at one job, beside those at others if there are others.
+        failed: is told which job's look has failed, and how. That job is looked at again in the
+            next round.
     """
 
     def __init__(
@@ -33,9 +38,13 @@ class Watch:
         hold_lease: Callable[[], Awaitable[bool]],
         list_uids: Callable[[], Awaitable[Iterable[JobUid]]],
         look: Callable[[JobUid, HeartbeatLag], Awaitable[Transition | None]],
+        begin: Callable[[Callable[[], Coroutine[Any, Any, None]]], Awaitable[None]],
+        failed: Callable[[JobUid, Exception], None],
     ) -> None:
         self._lease_s, self._idle_s = lease_s, idle_s
         self._hold_lease, self._list_uids, self._look = hold_lease, list_uids, look
+        self._begin, self._failed = begin, failed
+        self._under_way: set[JobUid] = set()
         self._silences: dict[JobUid, HeartbeatLag] = {}
         self._next_look_s: dict[JobUid, float] = {}
         self._ended: set[JobUid] = set()
@@ -52,12 +61,29 @@ class Watch:
                 self._silences.clear()
                 return
             self._renew_at_s = now_s + self._lease_s / 3
-        for uid in await self._list_uids():
-            if uid not in self._ended and now_s >= self._next_look_s.get(uid, 0.0):
-                await self._look_at(uid, now_s)
+        uids = tuple(await self._list_uids())
+        self._forget_all_but(frozenset(uids))
+        for uid in uids:
+            due = now_s >= self._next_look_s.get(uid, 0.0)
+            if due and uid not in self._ended and uid not in self._under_way:
+                self._under_way.add(uid)
+                await self._begin(partial(self._look_at, uid, now_s))
+
+    def _forget_all_but(self, uids: frozenset[JobUid]) -> None:
+        """Keep nothing of jobs that are no more: they come and go for as long as this runs."""
+        self._ended &= uids
+        for known in (self._silences, self._next_look_s):
+            for uid in known.keys() - uids:
+                del known[uid]
 
     async def _look_at(self, uid: JobUid, now_s: float) -> None:
-        outcome = await self._look(uid, self._silences.setdefault(uid, HeartbeatLag()))
+        try:
+            outcome = await self._look(uid, self._silences.setdefault(uid, HeartbeatLag()))
+        except Exception as error:  # whatever it is, it is this job's and no other's
+            self._failed(uid, error)
+            return
+        finally:
+            self._under_way.discard(uid)
         if outcome is None:
             self._ended.add(uid)
             self._silences.pop(uid, None)

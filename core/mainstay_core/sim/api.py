@@ -80,7 +80,7 @@ class Api(Process, SupervisorAnswers):
     def now_s(self) -> float:
         return self.world.clock(self.node)
 
-    def step(self, state: CoordinatorState, event: Event) -> Transition:
+    async def step(self, state: CoordinatorState, event: Event) -> Transition:
         outcome = machine.step(state, event, self.now_s(), self.world.draw_name())
         self.world.checks.decided(state, outcome)
         return outcome
@@ -162,12 +162,21 @@ class Api(Process, SupervisorAnswers):
             del uid
             return await self.look(silence)
 
+        async def begin(look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            await look()  # there is one job
+
+        def failed(uid: JobUid, error: Exception) -> None:
+            del uid
+            raise error
+
         watch = Watch(
             lease_s=LEASE_S,
             idle_s=TICK_IDLE_S,
             hold_lease=lambda: self._store_here.hold_lease(self.name, LEASE_S),
             list_uids=list_uids,
             look=look,
+            begin=begin,
+            failed=failed,
         )
         while not self.world.store.last.terminal:
             with suppress(StoreConflictError, StoreUnavailableError, UnknownJobError):

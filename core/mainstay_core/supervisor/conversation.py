@@ -234,7 +234,7 @@ class Conversation:
         try:
             plan = await self._port.post_facts(batch)
         except ApiUnavailable as error:
-            return self._not_heard("warning", f"facts: the api does not answer ({error})")
+            return self._not_heard("warning", f"facts: {_why(error)}", error.retry_after_s)
         except ApiRefused as refusal:
             if refusal.is_unknown:
                 return Unknown()
@@ -246,12 +246,12 @@ class Conversation:
         self._away = False
         return Heard(plan)
 
-    def _not_heard(self, level: str, why: str) -> Away:
+    def _not_heard(self, level: str, why: str, wait_s: float = 0.0) -> Away:
         """Say once why facts are told again."""
         if not self._away:
             self._port.say(level, f"{why}; trying again")
         self._away = True
-        return Away()
+        return Away(wait_s)
 
     async def mirror_ledger(self) -> None:
         """Mirror the entries that wait, for ever: what comes meanwhile is the next batch."""
@@ -285,18 +285,21 @@ class Conversation:
         """
         due_s = self._port.now_s()
         while True:
+            wait_s = interval_s
             try:
                 await self._beat(self._pod.heartbeat())
             except ApiUnavailable as error:
                 self._port.say("debug", f"heartbeat dropped: {error}")
-                self._pod.offer()
+                wait_s = max(wait_s, error.retry_after_s)
+                if not error.is_busy:
+                    self._pod.offer()
             except ApiRefused as refusal:
                 self._port.say("warning", f"heartbeat refused: {refusal}")
                 if refusal.is_deleted:
                     self._pod.feed(Ended("the job was deleted"))
                 elif refusal.is_unknown:
                     await self.register_again()
-            due_s = max(due_s + interval_s, self._port.now_s())
+            due_s = max(due_s + wait_s, self._port.now_s())
             await self._port.sleep(due_s - self._port.now_s())
 
     async def _beat(self, heartbeat: Heartbeat) -> None:
@@ -320,12 +323,14 @@ class Conversation:
             self.stands, backoff = True, Backoff()
 
         while True:
+            wait_s = 0.0
             try:
                 await self._port.follow(self._cursor, opened, self._take)
             except (ApiUnavailable, ApiRefused) as error:
                 self._port.say("info", f"{error}; opening the stream again")
+                wait_s = error.retry_after_s
             self.stands = False
-            backoff = await self._wait(backoff)
+            backoff = await self._wait(backoff, wait_s)
 
     def _take(self, entry: str, event: Event | None) -> None:
         self._cursor = entry or self._cursor
@@ -346,14 +351,19 @@ class Conversation:
                 return await call()
             except ApiUnavailable as error:
                 if not silent:
-                    why = f"{what}: the api does not answer ({error}); trying again"
-                    self._port.say("warning", why)
+                    self._port.say("warning", f"{what}: {_why(error)}; trying again")
                 silent = True
-                backoff = await self._wait(backoff)
+                backoff = await self._wait(backoff, error.retry_after_s)
 
-    async def _wait(self, backoff: Backoff) -> Backoff:
-        await self._port.sleep(backoff.next_s)
+    async def _wait(self, backoff: Backoff, at_least_s: float = 0.0) -> Backoff:
+        await self._port.sleep(max(backoff.next_s, at_least_s))
         return backoff.after_one()
+
+
+def _why(error: ApiUnavailable) -> str:
+    """Return why a request is sent again."""
+    said = "asks for fewer requests" if error.is_busy else "does not answer"
+    return f"the api {said} ({error})"
 
 
 def settings_of(config: JobConfig) -> SupervisorLimits:

@@ -59,6 +59,9 @@ class Unknown:
 class Away:
     """The api gave no answer that counts."""
 
+    wait_s: float = 0.0
+    """How long it asks to wait at least."""
+
 
 Answer = Heard | Refused | Unknown | Away
 
@@ -113,6 +116,8 @@ def told(outbox: FactOutbox, batch: tuple[Fact, ...], answer: Answer) -> Told:
     """
     if isinstance(answer, Away | Unknown):
         wait_s = outbox.backoff.next_s
+        if isinstance(answer, Away):
+            wait_s = max(wait_s, answer.wait_s)
         # After a failure all that waits is told in one request again.
         later = replace(outbox, num_singly=0, backoff=outbox.backoff.after_one())
         register = isinstance(answer, Unknown)

@@ -108,17 +108,32 @@ UNKNOWN_FORMAT = "unknown-format"
 """Name of the problem that a message is of a newer format than the api knows."""
 
 
+MAX_RETRY_AFTER_S = 30.0
+"""A server that asks for a longer wait is asked again after this: the wait may be over by then."""
+
+
+def read_retry_after(text: str | None) -> float:
+    """Return for how many seconds an answer's header ``Retry-After`` asks to wait; 0 without one.
+
+    A date (RFC 9110, section 10.2.3) counts as none: the api sends numbers of seconds.
+    """
+    if text is None or not text.isascii() or not text.isdecimal():
+        return 0.0
+    return min(MAX_RETRY_AFTER_S, float(text[:9]))
+
+
 class ApiError(MainstayError):
     """A request to the api failed.
 
     Args:
         message: what went wrong, for people.
         failure: what follows from it, for the program.
+        retry_after_s: how long the api asks to wait before the next request; 0: it does not.
     """
 
-    def __init__(self, message: str, failure: Failure) -> None:
+    def __init__(self, message: str, failure: Failure, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.failure = failure
+        self.failure, self.retry_after_s = failure, retry_after_s
 
     @property
     def is_away(self) -> bool:
@@ -128,7 +143,13 @@ class ApiError(MainstayError):
     @property
     def is_answer(self) -> bool:
         """Whether the api, or who guards it, understood the request and said no."""
-        return not self.is_away and self.failure not in (Failure.BROKEN, Failure.NOT_UNDERSTOOD)
+        none = (Failure.BROKEN, Failure.NOT_UNDERSTOOD, Failure.BUSY)
+        return not self.is_away and self.failure not in none
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the api is there, and wants to be asked less, or faster."""
+        return self.failure is Failure.BUSY
 
     @property
     def is_final(self) -> bool:
@@ -139,8 +160,13 @@ class ApiError(MainstayError):
 class ApiUnavailable(ApiError):  # noqa: N818 - a state of the api, not a mistake
     """The api gave no answer that counts: try again later."""
 
-    def __init__(self, message: str, failure: Failure = Failure.UNREACHED) -> None:
-        super().__init__(message, failure)
+    def __init__(
+        self,
+        message: str,
+        failure: Failure = Failure.UNREACHED,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        super().__init__(message, failure, retry_after_s)
 
 
 class ApiRefused(ApiError):  # noqa: N818 - an answer, not a mistake of ours

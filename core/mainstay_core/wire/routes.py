@@ -24,6 +24,7 @@ from mainstay_core.wire.api import (
     Registration,
     failure_of,
     is_no_answer,
+    read_retry_after,
 )
 from mainstay_core.wire.facts import Fact, Heartbeat, Location, PodRegistration
 from mainstay_core.wire.ledger import LedgerEntry
@@ -273,16 +274,20 @@ def read_object(content: bytes) -> dict[str, Any]:
     return body if isinstance(body, dict) else {"detail": body}
 
 
-def read_failure(status: int, content: bytes) -> ApiUnavailable | ApiRefused:
+def read_failure(
+    status: int, content: bytes, retry_after: str | None = None
+) -> ApiUnavailable | ApiRefused:
     """Return what a supervisor's request failed with, with the plan that the answer carries.
 
     Args:
         status: HTTP status, 400 or more.
         content: body of the answer.
+        retry_after: header ``Retry-After`` of the answer.
     """
     if is_no_answer(status):
         said = content[:200].decode(errors="replace")
-        return ApiUnavailable(f"{status}: {said}", failure_of(status))
+        wait_s = read_retry_after(retry_after)
+        return ApiUnavailable(f"{status}: {said}", failure_of(status), wait_s)
     body = read_object(content)
     detail = body.get("detail", body)
     plan = None

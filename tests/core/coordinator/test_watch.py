@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -45,6 +45,8 @@ class Leased:
             hold_lease=self.hold_lease,
             list_uids=self.list_uids,
             look=self.look,
+            begin=self.begin,
+            failed=self.failed,
         )
 
     async def hold_lease(self) -> bool:
@@ -58,6 +60,12 @@ class Leased:
         assert uid == JOB
         self.looks.append(silence)
         return None if self.state is None else Transition(state=self.state)
+
+    async def begin(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await look()
+
+    def failed(self, uid: JobUid, error: Exception) -> None:
+        raise AssertionError(uid) from error
 
     def round(self, now_s: float) -> None:
         asyncio.run(self.watch.round(now_s))
@@ -109,6 +117,83 @@ def test_a_replica_that_had_lost_the_lease_counts_silence_anew(start: Callable[.
 
     first, second = leased.looks
     assert first is not second
+
+
+class Neighbours:
+    """Jobs that are looked at side by side: the look at one fails, the look at another hangs."""
+
+    def __init__(self, state: CoordinatorState) -> None:
+        self.state = state
+        self.uids = [JobUid(name) for name in ("broken", "hanging", "well")]
+        self.looked: list[str] = []
+        self.failures: list[tuple[str, str]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.watch = Watch(
+            lease_s=3.0,
+            idle_s=1.0,
+            hold_lease=self.hold_lease,
+            list_uids=self.list_uids,
+            look=self.look,
+            begin=self.begin,
+            failed=lambda uid, error: self.failures.append((uid, str(error))),
+        )
+
+    async def hold_lease(self) -> bool:
+        return True
+
+    async def list_uids(self) -> list[JobUid]:
+        return self.uids
+
+    async def look(self, uid: JobUid, silence: HeartbeatLag) -> Transition:
+        del silence
+        self.looked.append(uid)
+        if uid == "broken":
+            raise ValueError("its state cannot be read")
+        if uid == "hanging":
+            await asyncio.Event().wait()
+        return Transition(state=self.state)
+
+    async def begin(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.tasks.append(asyncio.create_task(look()))
+
+    async def round(self, now_s: float) -> None:
+        """Run a round, and all that comes of it but what hangs."""
+        await self.watch.round(now_s)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def rounds(self, *times_s: float) -> None:
+        async def run() -> None:
+            for now_s in times_s:
+                await self.round(now_s)
+            for task in self.tasks:
+                task.cancel()
+
+        asyncio.run(run())
+
+
+def test_neither_a_look_that_fails_nor_one_that_hangs_keeps_another_job_from_being_looked_at(
+    start: Callable[..., Any],
+) -> None:
+    jobs = Neighbours(start().state)
+    jobs.rounds(10.0, 11.0, 12.0)
+
+    assert jobs.looked.count("well") == 3
+    assert jobs.looked.count("broken") == 3, "it may be mended"
+    assert jobs.looked.count("hanging") == 1, "a job is never looked at twice at a time"
+    assert jobs.failures == [("broken", "its state cannot be read")] * 3
+
+
+def test_nothing_is_kept_of_jobs_that_are_no_more(start: Callable[..., Any]) -> None:
+    jobs = Neighbours(start().state)
+    jobs.uids = [JobUid("well")]
+    jobs.rounds(10.0, 10.1)
+    assert jobs.looked == ["well"]
+    jobs.uids = []
+    jobs.rounds(10.2)
+    jobs.uids = [JobUid("well")]
+    jobs.rounds(10.3)
+    assert jobs.looked == ["well"] * 2, "it is due at once, like one that was never seen"
 
 
 def entry(number: int = 1, masters: str = "m") -> LedgerEntry:

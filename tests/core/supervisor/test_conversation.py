@@ -10,8 +10,8 @@ import pytest
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.supervisor.conversation import ApiPort, Conversation, PodPort
-from mainstay_core.wire.api import ApiRefused, ApiUnavailable
-from mainstay_core.wire.facts import Fact, Leaving
+from mainstay_core.wire.api import ApiRefused, ApiUnavailable, Failure
+from mainstay_core.wire.facts import Fact, Heartbeat, Leaving
 
 FACT = Leaving(pod=PodUid("pod-0"), evidence="SIGTERM")
 
@@ -23,6 +23,7 @@ class PlayedApi:
         self.answers = list(answers)
         self.told: list[tuple[Fact, ...]] = []
         self.said: list[tuple[str, str]] = []
+        self.slept: list[float] = []
 
     async def post_facts(self, facts: tuple[Fact, ...]) -> None:
         self.told.append(facts)
@@ -31,7 +32,7 @@ class PlayedApi:
             raise answer
 
     async def sleep(self, delay_s: float) -> None:
-        del delay_s
+        self.slept.append(delay_s)
         await asyncio.sleep(0)
 
     def flag(self) -> asyncio.Event:
@@ -81,6 +82,7 @@ def test_a_fact_that_an_older_api_does_not_understand_is_told_until_it_is_up_to_
     ("answer", "times", "level"),
     [
         (ApiUnavailable("nobody there"), 2, "warning"),
+        (ApiUnavailable("too many", Failure.BUSY, 3.0), 2, "warning"),
         (ApiRefused(422, "malformed", "no such slot"), 1, "info"),
     ],
 )
@@ -91,3 +93,47 @@ def test_a_fact_is_told_again_where_the_api_is_away_and_dropped_where_it_is_refu
 
     assert len(api.told) == times
     assert [said for said, _ in api.said] == [level]
+
+
+def test_who_is_asked_to_ask_less_waits_as_long_and_says_so() -> None:
+    busy = ApiUnavailable("429: too many requests", Failure.BUSY, 3.0)
+    api = tell([busy, ApiUnavailable("nobody there"), None])
+
+    assert api.slept[0] == 3.0
+    assert api.slept[1] < 1.0, "that wait was for once"
+    assert [said for said in api.said if "asks for fewer requests" in said[1]] == api.said
+
+
+class PlayedBeats(PlayedApi):
+    """An api that answers heartbeats, and the time that passes between them."""
+
+    async def post_heartbeat(self, heartbeat: Any) -> Any:
+        del heartbeat
+        raise self.answers.pop(0) or AssertionError
+
+    def now_s(self) -> float:
+        return sum(self.slept)
+
+
+@pytest.mark.parametrize(("failure", "num_offers"), [(Failure.BUSY, 0), (Failure.UNREACHED, 1)])
+def test_an_api_that_is_busy_is_not_taken_for_one_that_is_away(
+    failure: Failure, num_offers: int
+) -> None:
+    api = PlayedBeats([ApiUnavailable("x", failure, 3.0), asyncio.CancelledError()])  # type: ignore[list-item]
+    offers = []
+
+    class Pod(PlayedPod):
+        def heartbeat(self) -> Heartbeat:
+            return Heartbeat(pod=PodUid("pod-0"), slots=())
+
+        def offer(self) -> None:
+            offers.append(1)
+
+    async def run() -> None:
+        beating = Conversation(cast(ApiPort, api), cast(PodPort, Pod())).beat(1.0)
+        with pytest.raises(asyncio.CancelledError):
+            await beating
+
+    asyncio.run(run())
+    assert len(offers) == num_offers
+    assert api.slept == [3.0]

@@ -17,12 +17,15 @@ from mainstay_core.wire.api import (
     Failure,
     failure_of,
     is_no_answer,
+    read_retry_after,
 )
 from mainstay_core.wire.routes import JobApi, Request, explain, read_failure, read_object
 
-ANSWERS = {401, 403, 404, 408, 409, 410, 413, 422, 429}
+ANSWERS = {401, 403, 404, 409, 410, 413, 422}
+BUSY = {408, 429}
 AWAY = {503}
 BROKEN = {302, 500, 502}
+ALL = ANSWERS | BUSY | AWAY | BROKEN
 
 
 def failed(status: int) -> ApiError:
@@ -30,17 +33,44 @@ def failed(status: int) -> ApiError:
 
 
 def test_an_answer_is_one_that_somebody_gave_on_purpose() -> None:
-    seen = {status for status in ANSWERS | AWAY | BROKEN if failed(status).is_answer}
+    seen = {status for status in ALL if failed(status).is_answer}
 
     assert seen == ANSWERS
     assert not ApiError("nobody there", Failure.UNREACHED).is_answer
 
 
 def test_an_api_is_away_when_it_is_not_reached_or_its_store_is_not() -> None:
-    seen = {status for status in ANSWERS | AWAY | BROKEN if failed(status).is_away}
+    seen = {status for status in ALL if failed(status).is_away}
 
     assert seen == AWAY
     assert ApiError("nobody there", Failure.UNREACHED).is_away
+
+
+def test_an_api_that_wants_to_be_asked_less_is_neither_away_nor_has_it_answered() -> None:
+    assert {status for status in ALL if failed(status).is_busy} == BUSY
+
+
+@pytest.mark.parametrize(
+    ("said", "waits_s"),
+    [
+        (None, 0.0),
+        ("2", 2.0),
+        ("0", 0.0),
+        ("86400", 30.0),
+        ("9" * 5000, 30.0),
+        ("-1", 0.0),
+        ("1.5", 0.0),
+        ("\u0663", 0.0),
+        ("Sun, 22 Nov 2026 14:46:00 GMT", 0.0),
+    ],
+)
+def test_a_wait_that_an_answer_asks_for_is_a_number_of_seconds_and_bounded(
+    said: str | None, waits_s: float
+) -> None:
+    assert read_retry_after(said) == waits_s
+    failure = read_failure(429, b"{}", said)
+    assert isinstance(failure, ApiUnavailable)
+    assert (failure.is_busy, failure.retry_after_s) == (True, waits_s)
 
 
 def test_a_request_is_not_repeated_that_is_wrong_or_late() -> None:
@@ -106,7 +136,7 @@ def test_a_supervisor_asks_again_where_there_was_no_answer(status: int) -> None:
 
 
 def test_which_status_settles_nothing_is_one_rule() -> None:
-    assert {s for s in ANSWERS | AWAY | BROKEN if is_no_answer(s)} == {429, 500, 502, 503}
+    assert {s for s in ALL if is_no_answer(s)} == {429, 500, 502, 503}
 
 
 def test_a_refusal_carries_the_plan_in_force() -> None:
