@@ -364,14 +364,13 @@ class RankSession(ABC, Generic[ConnectionsT]):
             try:
                 masters = await self.copy(client, address, wanted, expected)
             except HealFailed as failure:
-                why = str(failure)
-                self.warn(f"healing from member {source} failed: {why}")
+                self.warn(f"healing from member {source} failed: {(why := str(failure))}")
                 continue
             if expected or len(action.sources) == 1:
                 return events.StateLoaded(masters)
             expected, why = masters, "no other source is left to compare the copy with"
-        ended = self.connections.gather().ended
-        return events.LoadFailed(why) if ended is None else events.QuorumLost.of(ended)
+        end = self.connections.gather().ended
+        return events.QuorumLost.of(end) if end else events.LoadFailed(why)
 
     async def compute(self, action: events.Compute) -> events.Event:
         """Run the types of an action through this rank's chain."""
