@@ -20,7 +20,6 @@ from tests.e2e.harness import local_job
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(900)]
 GATES = (3, 7, 11, 15, 19, 23)
 STEPS = 27
-TIMES_AGAIN = 5
 GIVE_UP_S = 240.0
 POLL_S = 0.1
 OWNED = ("pods", "services", "serviceaccounts", "secrets")
@@ -272,10 +271,13 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     assert story.finish() == expected
 
 
-def test_a_job_that_is_deleted_and_applied_again_trains_each_time(platform: Platform) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.chaos)])
+def test_a_job_that_is_deleted_and_applied_again_trains_each_time(
+    platform: Platform, times: int
+) -> None:
     """Kubelets keep an immutable Secret as they read it, for as long as pods name it."""
     platform.cluster.scale(3)
-    for left in reversed(range(TIMES_AGAIN)):
+    for left in reversed(range(times)):
         story = Story(platform, "again", 8, (3,), spares={"replicas": 2})
         story.stand_at(3)
         assert len(platform.pods("again")) == 5

@@ -1,6 +1,7 @@
 """Decides who of a job lives, who is gone, and how the job goes on: facts come in, plans go out.
 
 - ``state``: everything that is known of one job
+- ``causes``: why quorums ended, as members told it, and what comes back
 - ``events``: what the coordinator learns, and what its shell is told to do
 - ``machine``: the state machine: its table names who handles which event
 - ``invariants``: what must hold of the state after every event

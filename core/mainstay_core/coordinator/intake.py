@@ -14,6 +14,7 @@ from typing import Any
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.coordinator.backoff import hold_domain, hold_slot
+from mainstay_core.coordinator.causes import Suspicion, ToldCause
 from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached, note_settled
 from mainstay_core.coordinator.crashes import explain_end, keep_newest, note_crash
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
@@ -26,8 +27,6 @@ from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
     SlotState,
-    Suspicion,
-    ToldCause,
     all_settled,
     has_left,
     is_leaving,

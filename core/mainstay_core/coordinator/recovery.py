@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator import ladder, repeats, seating
+from mainstay_core.coordinator.causes import Repetition
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
 from mainstay_core.coordinator.planned import decide_between_faults
@@ -24,7 +25,6 @@ from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
-    Repetition,
     Waiting,
     all_settled,
     holds_state,

@@ -10,8 +10,8 @@ import pytest
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid, QuorumId, Slot
+from mainstay_core.coordinator.causes import Suspicion
 from mainstay_core.coordinator.ladder import Lack, Row
-from mainstay_core.coordinator.state import Suspicion
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
