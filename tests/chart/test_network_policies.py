@@ -15,7 +15,7 @@ from tests.worlds.policies import Place, may_connect
 from tests.worlds.served_namespace import manifest
 
 from mainstay_operator.builders import build_network_policy
-from mainstay_operator.resources import JobView, view_job
+from mainstay_operator.resources import JobView, ObjectNames, view_job
 from mainstay_operator.settings import parse
 
 SYSTEM, JOBS = "system", "jobs"
@@ -56,7 +56,9 @@ def release(plane: ControlPlane, *values: str) -> tuple[list[dict[str, Any]], di
     for uid in ("one", "two"):
         places[f"job {uid}"] = Place(JOBS, job(uid).labels())
         if settings.network_policy:
-            policies.append(build_network_policy(job(uid), selector, settings.api_namespace))
+            names = ObjectNames(shared=f"mtj-{uid}", secret=f"mtj-{uid}")
+            policy = build_network_policy(job(uid), names, selector, settings.api_namespace)
+            policies.append(policy)
     return policies, places
 
 
