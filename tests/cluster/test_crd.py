@@ -546,7 +546,7 @@ def test_explain_reads_well(api: Api, control_plane: ControlPlane) -> None:
     recovery = control_plane.kubectl("explain", "mtj.spec.recovery")
     assert "What a recovery may do." in recovery
     assert "maxRestarts\t<integer>" in recovery
-    assert "Restarts of one slot's trainer without a commit in between; then it stays" in recovery
+    assert "Restarts of one slot's trainer until it works again; then it stays" in recovery
     assert "0: it ends at once. Default: 30." in " ".join(recovery.split())
     window = control_plane.kubectl("explain", "mtj.spec.recovery.window")
     assert "The budget of repairs: pods that died and are made again." in window

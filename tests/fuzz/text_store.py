@@ -17,7 +17,7 @@ from mainstay_api.store_protocol import stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
-from mainstay_core.coordinator.job_store import BeatReply, Change, Snapshot
+from mainstay_core.coordinator.job_store import BeatReply, Change, Seen, Snapshot
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.job.phase import JobPhase
@@ -146,8 +146,8 @@ class TextStore:
         phase: JobPhase = state.phase
         return BeatReply(known=known, quorum=quorum, phase=phase, restored_at_s=state.restored_at_s)
 
-    async def fetch_seen(self, uid: JobUid) -> dict[PodUid, int]:
-        return dict(self._records[uid].seen)
+    async def fetch_seen(self, uid: JobUid) -> Seen:
+        return Seen(now_us=self._now_us, at_us=dict(self._records[uid].seen))
 
     async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]:
         beats = self._records[uid].beats
