@@ -20,6 +20,8 @@ POOLED = ("api", "redis", "local run", "supervisor")
 """Clients keep a few connections open, more or fewer by how requests happened to meet; Redis has
 the other ends of the api's."""
 SLACK_SOCKETS = 3
+SLACK_THREADS = {"api": 3}
+"""Its pool for long work grows with what happens to come at once, up to a bound."""
 
 
 def rejoined(job: LocalJob, known: int) -> bool:
@@ -66,7 +68,7 @@ def excess(now: dict[str, Holding], least: dict[str, Holding]) -> list[str]:
         before = least[role]
         assert holding.pid == before.pid, f"{role} did not survive"
         for what, count, bound in (
-            ("threads", holding.threads, before.threads),
+            ("threads", holding.threads, before.threads + SLACK_THREADS.get(role, 0)),
             ("sockets", holding.sockets, before.sockets + slack),
             ("files", holding.fds - holding.sockets, before.fds - before.sockets),
         ):

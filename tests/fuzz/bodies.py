@@ -40,7 +40,16 @@ LOSS = json.dumps({"facts": [{"kind": "pod-gone", "pod": "pod-1", "format": 2}]}
 LOOKS = 3
 """Looks for silence after an input. All pods are heard in between, so that plans are made again."""
 NOW_S = 1_700_000_000.0
-SETTINGS = Settings(redis_url="", admin_token="a", agent_token="a")
+SETTINGS = Settings(
+    redis_url="",
+    admin_token="a",
+    agent_token="a",
+    # Whoever is refused for asking too often is not looked at.
+    pod_requests_per_s=1e9,
+    job_requests_per_s=1e9,
+    job_mib_per_s=1e9,
+    person_requests_per_s=1e9,
+)
 
 
 class _PodOfTheJob:
