@@ -57,7 +57,12 @@ from mainstay_core.supervisor.launcher import (
 from mainstay_net.acceptor import address_of, listen, raise_descriptor_limit
 from mainstay_train.base import network_cut
 from mainstay_train.base.output import Relay
-from mainstay_train.base.settings import DEFAULT_TRAINER, LauncherSettings, TrainerSettings
+from mainstay_train.base.settings import (
+    DEFAULT_PRELOAD,
+    DEFAULT_TRAINER,
+    LauncherSettings,
+    TrainerSettings,
+)
 from mainstay_train.launcher import forking
 
 logger = logging.getLogger(__name__)
@@ -358,9 +363,10 @@ def main() -> int:
     parser.add_argument(
         "--preload",
         action="append",
-        default=os.environ.get("MAINSTAY_PRELOAD", "").split(),
+        default=os.environ.get("MAINSTAY_PRELOAD", DEFAULT_PRELOAD).split(),
         metavar="MODULE",
-        help="import it before forking; may be repeated [MAINSTAY_PRELOAD, parted by spaces]",
+        help="import it before forking; may be repeated [MAINSTAY_PRELOAD, parted by spaces; "
+        f"{DEFAULT_PRELOAD}: torch's own optimizers import it]",
     )
     args = parser.parse_args()
     forking.log_to_stderr()

@@ -304,7 +304,8 @@ class _LocalRun:
         """Return modules that every trainer needs; a user's are left to the trainers to import."""
         job = self._file.job
         module = job.spec.workload.entrypoint.rpartition(":")[0]
-        modules = [module] if module.startswith("mainstay_train.") else []
+        # A user's code most likely trains with an optimizer of torch, which imports this.
+        modules = [module] if module.startswith("mainstay_train.") else ["torch._dynamo"]
         return [*modules, "mainstay_train.comm.mesh"] if job.shape.ranks_per_stage > 1 else modules
 
     def _environment(self) -> dict[str, str]:
