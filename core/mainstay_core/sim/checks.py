@@ -304,9 +304,8 @@ class Checks:
         del version
         self.seen["checkpoint"] += 1
 
-    def finished(self, state: CoordinatorState, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
+    def finished(self, state: CoordinatorState) -> None:
         """The job is complete."""
-        self._check_ledger(ledger)
         for final in state.finals:
             _hold(
                 final.params
@@ -318,8 +317,8 @@ class Checks:
             )
         _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
 
-    def _check_ledger(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
-        """Of each position the ledger has all steps up to the last told one.
+    def mirrored(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
+        """All is told: of each position the ledger has all steps up to the last one that it has.
 
         Where a position has lost every member, or the store its memory, nobody could tell.
         """
