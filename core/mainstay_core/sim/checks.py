@@ -249,9 +249,7 @@ class Checks:
             kept = [
                 r
                 for r in reports
-                if self._continuous(plan, r.index, first, history)
-                and self._lives[str(plan.members[r.index].incarnation)].state.settled
-                >= plan.members[r.index].since
+                if self._continuous(plan, r.index, first, history) and self._kept(plan, r)
             ]
             covered = {plan.members[r.index].rank.position for r in kept}
             if report not in kept or len(covered) < len(self._shape.positions):
@@ -267,6 +265,13 @@ class Checks:
                 f"{plan.members[report.index].rank} has {report.version} and every position kept "
                 f"a member since q{first}",
             )
+
+    def _kept(self, plan: Plan, report: SettleReport) -> bool:
+        member = plan.members[report.index]
+        life = self._lives[str(member.incarnation)]
+        # A state that was found to be corrupt, and given up, is no copy.
+        is_given_up = life.was_tampered and not report.valid
+        return life.state.settled >= member.since and not is_given_up
 
     def _continuous(self, plan: Plan, index: int, first: int, history: list[Plan]) -> bool:
         member = plan.members[index]
