@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from generated import keep
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts/mainstay"
@@ -76,16 +77,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="say what differs, write nothing")
     check = parser.parse_args().check
-    text = render()
-    shown = README.relative_to(ROOT)
-    if README.is_file() and README.read_text() == text:
-        return 0
-    if check:
-        print(f"{shown}: is not what values.yaml describes; run `python scripts/chart_readme.py`")
-        return 1
-    README.write_text(text)
-    print(f"{shown}: written")
-    return 0
+    problem = "is not what values.yaml describes; run `python scripts/chart_readme.py`"
+    return keep({README: render()}, problem, check=check)
 
 
 if __name__ == "__main__":

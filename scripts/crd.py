@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from generated import keep
 
 from mainstay_core.job.crd import build_crd, build_schema
 from mainstay_core.job.crd_rules import UNCHANGEABLE
@@ -91,16 +92,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="say what differs, write nothing")
     check = parser.parse_args().check
     texts = dict.fromkeys(FILES, render_crd()) | {REFERENCE: render_reference()}
-    differing = [p for p, text in texts.items() if not p.is_file() or p.read_text() != text]
-    for path in differing:
-        shown = path.relative_to(ROOT)
-        if check:
-            print(f"{shown}: is not what the model describes; run `make crd`")
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(texts[path])
-        print(f"{shown}: written")
-    return 1 if check and differing else 0
+    return keep(texts, "is not what the model describes; run `make crd`", check=check)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import yaml
+from generated import keep
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts/mainstay"
@@ -82,15 +83,8 @@ def main() -> int:
     if helm is None:
         print(f"{FILE.relative_to(ROOT)}: not compared, there is no helm (set HELM to one)")
         return 0
-    text = render(helm)
-    if FILE.is_file() and FILE.read_text() == text:
-        return 0
-    if check:
-        print(f"{FILE.relative_to(ROOT)}: is not what the chart renders; run `make manifests`")
-        return 1
-    FILE.write_text(text)
-    print(f"{FILE.relative_to(ROOT)}: written")
-    return 0
+    problem = "is not what the chart renders; run `make manifests`"
+    return keep({FILE: render(helm)}, problem, check=check)
 
 
 if __name__ == "__main__":

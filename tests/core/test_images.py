@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.core.scripts import load_script
 
 
 @pytest.fixture
 def images() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("images", ROOT / "scripts" / "images.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("images")
 
 
 @pytest.fixture

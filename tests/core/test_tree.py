@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tests.core.scripts import load_script
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_tree", ROOT / "scripts" / "check_tree.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CHECK = load_check()
+CHECK = load_script("check_tree")
 NOWHERE = "mainstay" + "_cli"
 """In two parts, or the check would find the misspelt names below in this file."""
 

@@ -20,6 +20,11 @@ SILENT_BEATS = 2.0
 """A pod is clearly silent after so many heartbeats without a word, while others are heard."""
 
 
+def patience_s(state: CoordinatorState) -> float:
+    """Return the seconds after which a pod that is not heard, while others are, is silent."""
+    return SILENT_BEATS * state.config.heartbeat_s
+
+
 def note_signs(
     state: CoordinatorState,
     behind_s: Mapping[str, float],
@@ -34,16 +39,16 @@ def note_signs(
         heard_at_s: for each pod, when it was heard last; its lag ago if that is not given.
         now_s: wall clock.
     """
-    patience_s = SILENT_BEATS * state.config.heartbeat_s
+    patient_s = patience_s(state)
 
     def noted(pod: PodState) -> PodState:
         behind = behind_s.get(uid_of(pod), 0.0)
         heard_s = heard_at_s.get(uid_of(pod), now_s - behind)
         if pod.gone:
             return pod
-        if behind > patience_s and not pod.silent_since_s:
+        if behind > patient_s and not pod.silent_since_s:
             return replace(pod, silent_since_s=heard_s)
-        if now_s - heard_s <= patience_s and pod.silent_since_s:
+        if now_s - heard_s <= patient_s and pod.silent_since_s:
             return replace(pod, silent_since_s=0.0)
         return pod
 

@@ -27,7 +27,7 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.invariants import find_contradiction
 from mainstay_core.coordinator.leaving import outgoing
-from mainstay_core.coordinator.silence import SILENT_BEATS
+from mainstay_core.coordinator.silence import patience_s
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,
@@ -157,8 +157,8 @@ def note_heard(state: CoordinatorState, pods: Collection[PodUid]) -> Coordinator
 
 def note_unheard(state: CoordinatorState, behind_s: Mapping[str, float]) -> CoordinatorState:
     """Return the state that waits no longer for pods that lag behind the job's newest heartbeat."""
-    patience_s = SILENT_BEATS * state.config.heartbeat_s
-    silent = [p for p in state.unheard if behind_s.get(p, 0.0) > patience_s]
+    patient_s = patience_s(state)
+    silent = [p for p in state.unheard if behind_s.get(p, 0.0) > patient_s]
     return note_heard(state, silent)
 
 

@@ -249,9 +249,7 @@ class Checks:
             kept = [
                 r
                 for r in reports
-                if self._continuous(plan, r.index, first, history)
-                and self._lives[str(plan.members[r.index].incarnation)].state.settled
-                >= plan.members[r.index].since
+                if self._continuous(plan, r.index, first, history) and self._kept(plan, r)
             ]
             covered = {plan.members[r.index].rank.position for r in kept}
             if report not in kept or len(covered) < len(self._shape.positions):
@@ -267,6 +265,13 @@ class Checks:
                 f"{plan.members[report.index].rank} has {report.version} and every position kept "
                 f"a member since q{first}",
             )
+
+    def _kept(self, plan: Plan, report: SettleReport) -> bool:
+        member = plan.members[report.index]
+        life = self._lives[str(member.incarnation)]
+        # A state that was found to be corrupt, and given up, is no copy.
+        is_given_up = life.was_tampered and not report.valid
+        return life.state.settled >= member.since and not is_given_up
 
     def _continuous(self, plan: Plan, index: int, first: int, history: list[Plan]) -> bool:
         member = plan.members[index]
@@ -304,9 +309,8 @@ class Checks:
         del version
         self.seen["checkpoint"] += 1
 
-    def finished(self, state: CoordinatorState, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
+    def finished(self, state: CoordinatorState) -> None:
         """The job is complete."""
-        self._check_ledger(ledger)
         for final in state.finals:
             _hold(
                 final.params
@@ -318,8 +322,8 @@ class Checks:
             )
         _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
 
-    def _check_ledger(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
-        """Of each position the ledger has all steps up to the last told one.
+    def mirrored(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
+        """All is told: of each position the ledger has all steps up to the last one that it has.
 
         Where a position has lost every member, or the store its memory, nobody could tell.
         """

@@ -100,6 +100,10 @@ class Flag:
         self._is_set = True
         self._changed.fire()
 
+    def is_set(self) -> bool:
+        """Return whether nobody waits."""
+        return self._is_set
+
     def clear(self) -> None:
         """Have those wait who come from now on."""
         self._is_set = False

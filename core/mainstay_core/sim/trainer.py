@@ -81,6 +81,11 @@ class Trainer(Process, RankSession[Connections]):
         self.waits_in = "starting"
 
     @property
+    def has_entries_to_repeat(self) -> bool:
+        """Whether it took over telling the ledger, and has not told again what it holds."""
+        return self._log.repeats
+
+    @property
     def quorum(self) -> QuorumId | None:
         """Adopted quorum."""
         return self.state.plan.quorum if self.state.plan else None

@@ -94,7 +94,16 @@ class World(Stage):
             return
         if state.phase is not JobPhase.COMPLETE:
             raise Violation(f"I5: the job is {state.phase}: {state.outcome}")
-        self.checks.finished(state, self.store.job.ledger if self.store.job else {})
+        self.checks.finished(state)
+        if self.store.job is not None and self._is_all_told():
+            self.checks.mirrored(self.store.job.ledger)
+
+    def _is_all_told(self) -> bool:
+        """Whether nobody who lives still has a ledger entry to tell."""
+        supervisors = (pod.supervisor for pod in self.pods.values())
+        return all(s.conversation.has_mirrored for s in supervisors if s.alive) and not any(
+            trainer.alive and trainer.has_entries_to_repeat for trainer in self.trainers.values()
+        )
 
     def _is_known(self) -> bool:
         """Whether some pod knows the job; else only who made it can make it again."""

@@ -56,6 +56,7 @@ class Flag(Protocol):
 
     def set(self) -> None: ...
     def clear(self) -> None: ...
+    def is_set(self) -> bool: ...
     async def wait(self) -> Any: ...
 
 
@@ -201,6 +202,11 @@ class Conversation:
         if self._ledger.waiting:
             self._ledger_told.clear()
             self._ledger_changed.set()
+
+    @property
+    def has_mirrored(self) -> bool:
+        """Whether every ledger entry that the api is to have was answered."""
+        return self._ledger_told.is_set()
 
     async def wait_told(self) -> None:
         """Wait until every fact was heard and every entry mirrored."""
