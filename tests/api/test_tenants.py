@@ -12,14 +12,16 @@ from mainstay_api.settings import CLUSTER
 
 STEPS = 5
 ASKED_PER_S = 2.0
-"""So little that whoever misuses a token asks for more on the slowest machine. The other job asks for
-less than the ten seconds' worth that may come at once."""
+"""So little that whoever misuses a token asks for more on the slowest machine. The other job asks
+for less than the ten seconds' worth that may come at once."""
 
 
 def test_a_tenant_that_misuses_its_token_stops_nobody_else(
     new_api: Callable[..., Any], new_job: Callable[..., Any], listen: Any, own_redis: Any
 ) -> None:
-    api = new_api(own_redis.url, **{**CLUSTER, "max_events": 100, "pod_requests_per_s": ASKED_PER_S})
+    api = new_api(
+        own_redis.url, **{**CLUSTER, "max_events": 100, "pod_requests_per_s": ASKED_PER_S}
+    )
     loud, quiet = new_job(api), new_job(api)
     host = api.url.removeprefix("http://")
     with hostile_tenant(host, loud.uid, AGENT_TOKEN, connections=8, pause_s=0.02) as did:
