@@ -46,6 +46,17 @@ class Town:
             client.headers["Mainstay-Pod"] = pod
         return client
 
+    def submit(self, uid: str, namespace: str, name: str) -> None:
+        manifest = {
+            "apiVersion": "mainstay.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": SPEC,
+        }
+        body = {"manifest": manifest, "uid": uid, "namespace": namespace}
+        with self.client(self.world.operator) as client:
+            assert client.post("/v1/jobs", json=body).status_code == 201
+
     def statuses(
         self, token: str, paths: list[tuple[str, str]], job: str, pod: str = "", told: str = ""
     ) -> dict[tuple[str, str], int]:
@@ -91,16 +102,8 @@ def town(world: InstalledChart, shared_redis: Any) -> Iterator[Town]:
         for i in range(2)
     }
     made = Town(world, api, ours, theirs, uids, pods)
-    with made.client(world.operator) as client:
-        for key, (namespace, name) in names.items():
-            manifest = {
-                "apiVersion": "mainstay.dev/v1alpha1",
-                "kind": "TrainingJob",
-                "metadata": {"name": name, "namespace": namespace},
-                "spec": SPEC,
-            }
-            body = {"manifest": manifest, "uid": uids[key], "namespace": namespace}
-            assert client.post("/v1/jobs", json=body).status_code == 201
+    for key, (namespace, name) in names.items():
+        made.submit(uids[key], namespace, name)
     yield made
     api.stop()
 
@@ -398,16 +401,19 @@ def test_metrics_are_for_who_may_get_their_path_in_the_cluster(town: Town) -> No
 
 
 def test_a_stream_ends_when_its_pods_token_is_good_no_more(town: Town) -> None:
-    pod = town.world.make_pod(town.ours, "alpha", "alpha-8")
-    token = town.world.pod_token(pod, town.uids["alpha"])
-    path = f"/v1/jobs/{town.uids['alpha']}/agent/stream"
+    # A job of its own: others are told to stop by who may, and their streams say so.
+    uid = town.world.make_job(town.ours, "streaming")
+    town.submit(uid, town.ours, "streaming")
+    pod = town.world.make_pod(town.ours, "streaming", "streaming-0")
+    token = town.world.pod_token(pod, uid)
+    path = f"/v1/jobs/{uid}/agent/stream"
     with town.client(token, pod.uid) as client, client.stream("GET", path) as reply:
         assert reply.status_code == 200
         lines = reply.iter_lines()
         assert next(lines).startswith(":"), "it is looked at, and stays"
         next(lines)
         assert next(lines).startswith(":")
-        town.world.plane.api.delete(f"/api/v1/namespaces/{town.ours}/pods/alpha-8")
+        town.world.plane.api.delete(f"/api/v1/namespaces/{town.ours}/pods/streaming-0")
         assert all(line == "" or line.startswith(":") for line in lines)
     with town.client(token, pod.uid) as client:
         assert client.get(path).status_code == 401
