@@ -149,7 +149,8 @@ class Checks:
     def _check_since(last: Plan, plan: Plan) -> None:
         for member in plan.members:
             before = last.member_of(member.slot, member.incarnation)
-            since = plan.quorum.id if before is None else before.since
+            stayed = before is not None and before.rank.position == member.rank.position
+            since = before.since if before is not None and stayed else plan.quorum.id
             _hold(
                 member.since == since,
                 f"I3: {member.rank} of {plan.quorum} is a member since {since}, not {member.since}",
@@ -276,7 +277,8 @@ class Checks:
     def _continuous(self, plan: Plan, index: int, first: int, history: list[Plan]) -> bool:
         member = plan.members[index]
         return all(
-            p.member_of(member.slot, member.incarnation) is not None
+            (known := p.member_of(member.slot, member.incarnation)) is not None
+            and known.rank.position == member.rank.position
             for p in history
             if p.quorum.id >= first
         )
