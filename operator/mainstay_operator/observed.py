@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.job.pod_templates import SUPERVISOR
 from mainstay_core.job.spec import KIND
 from mainstay_core.pool.conditions import code_of
 from mainstay_core.pool.observed import (
@@ -18,7 +19,7 @@ from mainstay_core.pool.observed import (
     Taint,
     Toleration,
 )
-from mainstay_operator.resources import ENDED_AS, ENDED_FOR, LABEL_INDEX, SUPERVISOR, parse_time
+from mainstay_operator.resources import ENDED_AS, ENDED_FOR, LABEL_INDEX, parse_time
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": Disruption.PREEMPTED,
