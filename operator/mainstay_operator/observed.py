@@ -119,10 +119,12 @@ def job_of(body: Mapping[str, Any]) -> str | None:
 def observe_node(body: Mapping[str, Any]) -> ObservedNode:
     """Return what decisions need of a node object."""
     spec, status = body.get("spec") or {}, body.get("status") or {}
-    ready = {c["type"]: c["status"] for c in status.get("conditions") or ()}.get("Ready")
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    ready = conditions.get("Ready") or {}
     return ObservedNode(
         name=body["metadata"]["name"],
-        ready=ready == "True",
+        ready=ready.get("status") == "True",
+        not_ready_since_s=parse_time(ready.get("lastTransitionTime")),
         cordoned=bool(spec.get("unschedulable")),
         taints=tuple(
             sorted(

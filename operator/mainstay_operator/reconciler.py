@@ -297,6 +297,7 @@ class Reconciler:
         policy = view.repair_policy(
             force_delete_s=settings.force_delete_s,
             image_pull_s=settings.image_pull_s,
+            stranded_s=settings.stranded_s,
             ignore_cordon=settings.ignore_cordon,
         )
         nodes = quarantine.without(self._nodes(), self._quarantine.state)

@@ -159,7 +159,12 @@ class JobView:
         return locations
 
     def repair_policy(
-        self, *, force_delete_s: float, image_pull_s: float, ignore_cordon: bool
+        self,
+        *,
+        force_delete_s: float,
+        image_pull_s: float,
+        stranded_s: float,
+        ignore_cordon: bool,
     ) -> RepairPolicy:
         """Return what a repair of this job may do."""
         assert self.job is not None
@@ -170,6 +175,7 @@ class JobView:
             window_s=float(window.seconds),
             force_delete_s=force_delete_s,
             stuck_image_s=image_pull_s,
+            stranded_s=stranded_s,
             ignore_cordon=ignore_cordon,
         )
 

@@ -86,6 +86,11 @@ class Settings:
         "removed by force, if the api takes it for gone; 0: never.",
         0.0,
     )
+    stranded_s: float = _setting(
+        "A pod that is silent, on a node that is not ready, is replaced at once; it is ended so "
+        "long after its node was ready last, unless it has come back by then.",
+        300.0,
+    )
     image_pull_s: float = _setting(
         "A pod whose node cannot pull its image, where other nodes can, is replaced then.",
         60.0,
