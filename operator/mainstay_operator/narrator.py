@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, MutableMapping
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
+from mainstay_core.job.pod_templates import SUPERVISOR
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
@@ -15,7 +16,6 @@ from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.ownership import TakenName
-from mainstay_operator.resources import SUPERVISOR
 
 MAX_NAMES = 8
 """Names in one Event."""

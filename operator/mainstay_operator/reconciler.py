@@ -167,6 +167,7 @@ class Reconciler:
         names = await self._keep_objects(now_s)
         await self._resync(now_s)
         await self._report_losses()
+        await self._try_template(names)
         await self._ask_api()
         if state.demand is not None and not state.api_problem:
             await self._repair(state.demand, names, now_s)
@@ -231,6 +232,20 @@ class Reconciler:
 
     # --- the api ----------------------------------------------------------------------------------
 
+    async def _try_template(self, names: ObjectNames) -> None:
+        """Make a pod on trial of a template that is new, and keep a bad one from the api.
+
+        A job that runs has a template that served: an API server that has become stricter does not
+        stop it.
+        """
+        state, view = self._state, self.view
+        if state.tried != view.template and not state.taken_names:
+            options = self._actuator.pod_options(names, ())
+            tried = "" if view.is_known else await self._actuator.try_pod(view, options)
+            state.tried, state.template_problem = view.template, tried
+        if state.template_problem:
+            state.refused, state.submitted = state.template_problem, view.generation
+
     async def _ask_api(self) -> None:
         """Submit the job if it is due, pass on what was asked for, learn what is wanted."""
         state, view = self._state, self.view
@@ -282,6 +297,7 @@ class Reconciler:
         policy = view.repair_policy(
             force_delete_s=settings.force_delete_s,
             image_pull_s=settings.image_pull_s,
+            stranded_s=settings.stranded_s,
             ignore_cordon=settings.ignore_cordon,
         )
         nodes = quarantine.without(self._nodes(), self._quarantine.state)
