@@ -1,8 +1,9 @@
 """Admits callers in a cluster: the API server reviews their tokens and rights.
 
 - A supervisor presents its pod's projected token, meant for its job alone. The
-  token is bound to the pod, the pod's ServiceAccount is the job's, or the one that
-  the job's template names, and the pod that a request names and speaks for is that pod.
+  token is bound to the pod, the pod is called like one of the job's, its ServiceAccount
+  is the job's, or the one that the job's template names, and the pod that a request names
+  and speaks for is that pod.
 - The operator presents a token meant for the api and is known by its name.
 - People present a token meant for the api, or the one they use with kubectl, and
   may read a job here if they may ``get`` it there, and change it if they may ``patch``.
@@ -63,7 +64,7 @@ class KubernetesAuth:
         self._people = Reviews[Review](review_cache_s, refused_s=UNKNOWN_TOKEN_S)
         self._access = Reviews[bool](ACCESS_S)
         self._owners = Reviews[str | None](ACCESS_S)
-        self._jobs = Reviews[FoundJob | None](ACCESS_S)
+        self._jobs = Reviews[FoundJob | None](ACCESS_S, stale_s=STALE_AGENT_S)
 
     async def admit_agent(self, ask: AgentAsk) -> Caller:
         todo = (
@@ -76,9 +77,9 @@ class KubernetesAuth:
         if account is None or not review.pod:
             raise forbidden(f"the token of {review.username} is bound to no pod", todo)
         name = await self._job_of(account, review.pod_name, ask)
-        if name is None:
+        if name is None or not _is_pod_of(name.name, review.pod_name):
             raise forbidden(
-                f"{review.username} is not the ServiceAccount of job {ask.job}",
+                f"pod {review.pod_name} as {review.username} is no pod of job {ask.job}",
                 "use the ServiceAccount that the operator made for the job, or name another as "
                 "serviceAccountName in the job's template",
             )
@@ -104,15 +105,15 @@ class KubernetesAuth:
 
     async def _names_account(self, name: JobName, account: _Account, ask: AgentAsk) -> bool:
         """Return whether the job that is asked for names the account in its template."""
+        wanted = FoundJob(uid=ask.uid or ask.job, account=account.name)
 
         async def fetch() -> FoundJob | None:
             return await self._client.fetch_job(name.namespace, name.name)
 
         try:
-            found = await self._jobs.ask(name, fetch, lambda job: job is not None)
+            found = await self._jobs.ask((name, wanted), fetch, lambda job: job == wanted)
         except KubeUnavailableError as error:
             raise _unavailable(error) from error
-        wanted = FoundJob(uid=ask.uid or ask.job, account=account.name)
         return found == wanted
 
     async def _uid_of(self, name: JobName) -> str | None:
@@ -242,6 +243,11 @@ def _account(username: str) -> _Account | None:
         return None
     namespace, _, name = username.removeprefix(_ACCOUNT).partition(":")
     return _Account(namespace=namespace, name=name) if namespace and name else None
+
+
+def _is_pod_of(job: str, pod: str) -> bool:
+    """Return whether a pod is called like one of a job's. Old API servers don't tell its name."""
+    return not pod or pod.rpartition("-")[0] == job
 
 
 def _caller(review: Review) -> Caller:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from mainstay_core.job.spec import API_VERSION, KIND, PLURAL
-from mainstay_core.pool.observed import ObservedPod, agent_image_of
+from mainstay_core.pool.observed import ObservedPod, find_example
 from mainstay_core.pool.repair import PodEnd
 from mainstay_operator import builders
 from mainstay_operator.builders import PodOptions
@@ -75,9 +75,10 @@ class Actuator:
         shun_nodes: Iterable[str] = (),
     ) -> PodOptions:
         """Return what new pods of a job get from the settings, beside the ``pods`` that it has."""
-        settings = self._settings
+        settings, example = self._settings, find_example(pods)
         return PodOptions(
-            agent_image=agent_image_of(pods, settings.agent_image),
+            agent_image=settings.agent_image if example is None else example.agent_image,
+            account="" if example is None else example.account,
             pull_policy=settings.agent_pull_policy,
             api_url=settings.agent_api_url or settings.api_url,
             names=names,
@@ -171,25 +172,41 @@ class Actuator:
             raise
         return True
 
-    async def try_pod(self, view: JobView, options: PodOptions) -> str:
-        """Return why no pod of the job's template can be made, "" if one can as far as it matters.
+    async def try_pod(self, view: JobView, options: PodOptions) -> str | None:
+        """Return why no pod of the job's template can be made.
 
-        One is made as a trial, of which the API server keeps nothing. What the namespace does not
-        have or allow now (a quota, an account) is no fault of the template: that may change.
+        One is made as a trial, of which the API server keeps nothing. What the cluster does not
+        have or allow now (a quota, an account, a policy) is no fault of the template.
 
-        Raises:
-            KubeError: the API server did not answer.
+        Returns:
+            "" if the template is not at fault; None if nobody knows now.
         """
+        body = builders.build_pod(view, 0, options)
+        refusal = await self._try(body, strict=True)
+        if refusal is None:
+            return ""
+        if refusal.status == HTTPStatus.BAD_REQUEST:
+            # Either a field that nobody knows, or the word of a webhook: that refuses either way.
+            again = await self._try(body, strict=False)
+            if again is not None and again.status == HTTPStatus.BAD_REQUEST:
+                return ""
+            at_fault = again is None or _is_final(again)
+        else:
+            at_fault = refusal.status == HTTPStatus.UNPROCESSABLE_ENTITY and bool(refusal.fields)
+            if not at_fault and _is_final(refusal):
+                return ""
+        if not at_fault:
+            return None
+        what = "no pod can be made of spec.template and spec.supervisor.resources"
+        return f"{what}: {refusal.answer}"
+
+    async def _try(self, body: Mapping[str, Any], *, strict: bool) -> KubeError | None:
         async with self._parallel:
             try:
-                await self.kube.try_create(builders.build_pod(view, 0, options))
+                await self.kube.try_create(body, strict=strict)
             except KubeError as error:
-                if error.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
-                    if 400 <= error.status < 500 and error.status != HTTPStatus.TOO_MANY_REQUESTS:
-                        return ""
-                    raise
-                return f"spec.template: no pod can be made of it: {error.answer}"
-        return ""
+                return error
+        return None
 
     async def make_pods(
         self, view: JobView, indexes: Sequence[int], options: PodOptions
@@ -263,3 +280,8 @@ class Actuator:
 def _named(view: JobView) -> dict[str, str]:
     """Return the metadata by which one object is meant, and no later one of its name."""
     return {"name": view.name, "namespace": view.namespace, "uid": view.uid}
+
+
+def _is_final(error: KubeError) -> bool:
+    """Whether a refusal comes again: the API server is there, and not too busy."""
+    return 400 <= error.status < 500 and error.status != HTTPStatus.TOO_MANY_REQUESTS

@@ -57,6 +57,8 @@ class PodOptions:
     api_url: str
     names: ObjectNames
     """Names of what the job has beside its pods."""
+    account: str = ""
+    """ServiceAccount of the job's other pods; "" where there are none."""
     resources: Mapping[str, Any] = field(default_factory=dict)
     """Requests and limits of our containers, unless the job has its own."""
     avoid_nodes: tuple[str, ...] = ()
@@ -157,7 +159,8 @@ def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
     metadata = template.get("metadata") or {}
     spec: dict[str, Any] = template.get("spec") or {}
     name = view.pod_name(index)
-    security = spec.setdefault("securityContext", _pod_security())
+    security = spec.get("securityContext")
+    security = spec["securityContext"] = _pod_security() if security is None else security
     # The containers may run as different users: they meet in the group of the shared volumes.
     security.setdefault("fsGroup", NON_ROOT)
     spec.setdefault("terminationGracePeriodSeconds", _grace_s(view))
@@ -165,7 +168,7 @@ def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
     if priority:
         spec["priorityClassName"] = priority
     # An account that the template names has the rights that a cloud gives it (workload identity).
-    spec["serviceAccountName"] = view.account or options.names.shared
+    spec["serviceAccountName"] = options.account or view.account or options.names.shared
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
     spec |= {
@@ -365,15 +368,21 @@ def _make_trainer(
     shared: Mapping[str, Any] | None,
 ) -> None:
     """Add to one of the user's containers what makes it the trainer."""
-    trainer.setdefault("command", ["python", "-m", "mainstay_train.launcher"])
+    trainer["command"] = trainer.get("command") or ["python", "-m", "mainstay_train.launcher"]
     trainer.setdefault("securityContext", dict(_HARDENED))
     package = {"name": "mainstay-package", "mountPath": PACKAGE_DIR, "readOnly": True}
     mounts = [*_mounts(shared), package]
     trainer["volumeMounts"] = _by_key(trainer.get("volumeMounts") or (), mounts, "mountPath")
-    user = trainer.get("env") or ()
-    path = next((e.get("value") for e in user if e["name"] == "PYTHONPATH"), None)
-    search = {"name": "PYTHONPATH", "value": f"{PACKAGE_DIR}:{path}" if path else PACKAGE_DIR}
-    trainer["env"] = _by_key(user, [*_environment(view, options), search], "name")
+    user = [dict(e) for e in trainer.get("env") or ()]
+    search = next((e for e in user if e["name"] == "PYTHONPATH"), {"name": "PYTHONPATH"})
+    path = search.get("value")
+    search |= {"value": f"{PACKAGE_DIR}:{path}" if path else PACKAGE_DIR}
+    search.pop("valueFrom", None)
+    # In the user's order, as one variable may use those before it: ours come first.
+    own = _environment(view, options)
+    taken = {e["name"] for e in own}
+    rest = [e for e in user if e["name"] not in taken]
+    trainer["env"] = [*own, *(() if search in rest else (search,)), *rest]
 
 
 def _by_key(
@@ -392,11 +401,13 @@ def _place(view: JobView, spec: dict[str, Any], options: PodOptions) -> None:
     apart = view.option("scheduling", "spreadTopologyKey")
     if near:
         term = {"topologyKey": near, "labelSelector": selector}
-        pods = spec.setdefault("affinity", {}).setdefault("podAffinity", {})
-        wishes = pods.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
+        wishes = _preferred(spec, "podAffinity")
         wishes.append({"weight": 50, "podAffinityTerm": term})
     if apart:
-        spec.setdefault("topologySpreadConstraints", []).append(
+        constraints = spec["topologySpreadConstraints"] = list(
+            spec.get("topologySpreadConstraints") or ()
+        )
+        constraints.append(
             {
                 "maxSkew": 1,
                 "topologyKey": apart,
@@ -409,17 +420,32 @@ def _place(view: JobView, spec: dict[str, Any], options: PodOptions) -> None:
         _require_of_nodes(spec, avoid)
     if options.shun_nodes:
         shun = {"key": _HOSTNAME, "operator": "NotIn", "values": sorted(options.shun_nodes)}
-        nodes = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-        wishes = nodes.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
+        wishes = _preferred(spec, "nodeAffinity")
         wishes.append({"weight": 100, "preference": {"matchExpressions": [shun]}})
 
 
 def _require_of_nodes(spec: dict[str, Any], expression: Mapping[str, Any]) -> None:
     """Add a requirement to each of the alternatives that the template gives."""
-    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    affinity = _part(_part(spec, "affinity"), "nodeAffinity")
+    required = _part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     terms = required.get("nodeSelectorTerms") or [{}]
     required["nodeSelectorTerms"] = [
         {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), dict(expression)]}
         for term in terms
     ]
+
+
+def _part(parent: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an object within another; an empty one is put where there is none."""
+    parent[name] = parent.get(name) or {}
+    part: dict[str, Any] = parent[name]
+    return part
+
+
+def _preferred(spec: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Return the list of a kind of affinity's preferences, to add to."""
+    affinity = _part(_part(spec, "affinity"), kind)
+    name = "preferredDuringSchedulingIgnoredDuringExecution"
+    wishes: list[dict[str, Any]] = affinity.get(name) or []
+    affinity[name] = wishes
+    return wishes

@@ -61,13 +61,22 @@ class KubeError(MainstayError):
         status: HTTP status.
         code: the word for programs that Kubernetes calls a reason: AlreadyExists, NotFound.
         answer: what it says, alone.
+        fields: of the object that was sent, those that are at fault.
     """
 
-    def __init__(self, message: str, status: int, code: str = "", answer: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int,
+        code: str = "",
+        answer: str = "",
+        fields: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.answer = answer or message
+        self.fields = fields
 
 
 @dataclass(slots=True)
@@ -139,13 +148,18 @@ class KubeClient:
         """Make an object; None if there is one of this name."""
         return await self._create(body, {})
 
-    async def try_create(self, body: Mapping[str, Any]) -> None:
-        """Ask whether an object could be made; nothing is. What has a field too many cannot.
+    async def try_create(self, body: Mapping[str, Any], *, strict: bool) -> None:
+        """Ask whether an object could be made; nothing is.
+
+        Args:
+            body: the object.
+            strict: whether one with a field that nobody knows could not.
 
         Raises:
             KubeError: it could not, and why.
         """
-        await self._create(body, {"dryRun": "All", "fieldValidation": "Strict"})
+        how = {"dryRun": "All", "fieldValidation": "Strict" if strict else "Ignore"}
+        await self._create(body, how)
 
     async def _create(
         self, body: Mapping[str, Any], how: Mapping[str, str]
@@ -291,7 +305,9 @@ def _reply(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
         return dict(reply)
     message = reply.get("message", "")
     why = f"{method} {path}: refused with {status}: {message}"
-    raise KubeError(why, status, code_of(reply), message)
+    causes = (reply.get("details") or {}).get("causes") or ()
+    fields = tuple(str(c["field"]) for c in causes if c.get("field"))
+    raise KubeError(why, status, code_of(reply), message, fields)
 
 
 def _path(resource: str, namespace: str, name: str = "") -> str:

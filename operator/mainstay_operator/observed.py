@@ -78,6 +78,7 @@ def observe_pod(body: Mapping[str, Any]) -> ObservedPod:
         container_ends=_ends(containers),
         tolerations=tuple(_see_toleration(t) for t in spec.get("tolerations") or ()),
         agent_image=_agent_image(spec),
+        account=spec.get("serviceAccountName") or "",
     )
 
 

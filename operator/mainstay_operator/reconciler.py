@@ -45,6 +45,8 @@ COALESCE_S = 0.05
 """Events that come so close together are one pass."""
 OBJECTS_EVERY = 10
 """Resyncs between two applies of objects that nobody is known to have changed."""
+TRIED_AGAIN_S = 60.0
+"""A template of which no pod can be made is tried again so often."""
 TAKEN_AGAIN_S = 10.0
 """While somebody else has a name that the job needs, it is looked again so often."""
 MAX_BACKOFF_S = 30.0
@@ -236,13 +238,18 @@ class Reconciler:
         """Make a pod on trial of a template that is new, and keep a bad one from the api.
 
         A job that runs has a template that served: an API server that has become stricter does not
-        stop it.
+        stop it. A bad one is tried again now and then, as the API server may have changed.
         """
-        state, view = self._state, self.view
-        if state.tried != view.template and not state.taken_names:
-            options = self._actuator.pod_options(names, ())
-            tried = "" if view.is_known else await self._actuator.try_pod(view, options)
-            state.tried, state.template_problem = view.template, tried
+        state, view, now_s = self._state, self.view, time.time()
+        made_of = (view.template, view.option("supervisor"), view.template_problem)
+        is_late = bool(state.template_problem) and now_s - state.tried_at_s > TRIED_AGAIN_S
+        is_due = (state.tried != made_of or is_late) and not (view.runs or state.taken_names)
+        if is_due:
+            options = self._actuator.pod_options(names, self.pods.list())
+            problem = view.template_problem or await self._actuator.try_pod(view, options)
+            if problem is not None:
+                state.tried, state.tried_at_s, state.template_problem = made_of, now_s, problem
+                state.submitted = -1 if state.refused and not problem else state.submitted
         if state.template_problem:
             state.refused, state.submitted = state.template_problem, view.generation
 
@@ -456,7 +463,8 @@ class Reconciler:
         taken = [name.describe() for name in (*state.taken_names, *state.taken_budget)]
         return ObservedJob(
             initialized=state.demand is not None,
-            invalid=view.invalid or (state.refused if state.demand is None else ""),
+            invalid=view.invalid
+            or (state.refused if state.demand is None and not view.has_begun else ""),
             refused=state.refused,
             api_problem=state.api_problem,
             is_api_understood=state.api_failure is not Failure.NOT_UNDERSTOOD,

@@ -62,6 +62,8 @@ class JobView:
     job: TrainingJob | None = None
     """None if the specification cannot be used."""
     invalid: str = ""
+    template_problem: str = ""
+    """Why no pod is made of its template; of a job that has never begun, ``invalid`` says so."""
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -87,10 +89,14 @@ class JobView:
         return bool(self.spec.get("managedBy", DEFAULT_MANAGER) == DEFAULT_MANAGER)
 
     @property
-    def is_known(self) -> bool:
-        """Whether the job has begun, and its status is that of this generation."""
-        begun = bool(self.status.get("startTime"))
-        return begun and self.status.get("observedGeneration") == self.generation
+    def runs(self) -> bool:
+        """Whether it has pods, or is to have them again: it has begun, and is not suspended."""
+        return bool(self.status.get("startTime"))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has ever had a plan."""
+        return bool(self.status.get("quorum"))
 
     @property
     def suspend(self) -> bool:
@@ -189,15 +195,17 @@ def view_job(body: Mapping[str, Any]) -> JobView:
         "metadata": {"name": metadata["name"], "namespace": metadata.get("namespace")},
         "spec": _plain(body.get("spec") or {}),
     }
-    job, invalid = None, ""
+    job, invalid, template_problem = None, "", ""
+    status = body.get("status") or {}
     try:
-        parsed = parse_training_job(manifest)
+        job = parse_training_job(manifest)
         # What runs is not stopped by an operator that has become stricter.
-        if not (body.get("status") or {}).get("startTime"):
-            check_template(parsed.spec)
-        job = parsed
+        if not status.get("startTime"):
+            template_problem = _problem_of_template(job)
     except InvalidSpecError as error:
         invalid = str(error)
+    if template_problem and not status.get("quorum"):
+        job, invalid = None, template_problem
     deleted = metadata.get("deletionTimestamp")
     return JobView(
         namespace=metadata["namespace"],
@@ -210,7 +218,16 @@ def view_job(body: Mapping[str, Any]) -> JobView:
         deleted_at_s=parse_time(deleted) if deleted else None,
         job=job,
         invalid=invalid,
+        template_problem=template_problem,
     )
+
+
+def _problem_of_template(job: TrainingJob) -> str:
+    try:
+        check_template(job.spec)
+    except InvalidSpecError as error:
+        return str(error)
+    return ""
 
 
 def parse_time(text: str | None) -> float:

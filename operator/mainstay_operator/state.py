@@ -45,8 +45,9 @@ class ReconcilerState:
     """Generation that the api was given last."""
     refused: str = ""
     """Why the api did not take the job as it is now, or why it was not given to it."""
-    tried: Mapping[str, Any] | None = None
-    """Template of which a pod was made on trial, or makes pods already."""
+    tried: tuple[Any, ...] | None = None
+    """What a pod was last made of on trial."""
+    tried_at_s: float = 0.0
     template_problem: str = ""
     """Why no pod can be made of it."""
     unknown_since_s: float = 0.0

@@ -353,7 +353,8 @@ def test_pods_are_known_by_the_account_that_their_jobs_template_names(town: Town
         town.world.make_account(town.ours, account)
     mine = town.world.make_pod(town.ours, "identity", "identity-0", account="cloud")
     others = town.world.make_pod(town.ours, "identity", "identity-1", account="no-cloud")
-    path, alphas = f"/v1/jobs/{uid}/agent/plan", f"/v1/jobs/{town.uids['alpha']}/agent/plan"
+    twin = town.world.make_job(town.ours, "twin", {**SPEC, "template": {"spec": named}})
+    path = f"/v1/jobs/{uid}/agent/plan"
     for is_known in (False, True):
         # At first the store does not know the job: the cluster says whose the account is.
         if is_known:
@@ -361,8 +362,10 @@ def test_pods_are_known_by_the_account_that_their_jobs_template_names(town: Town
         for pod, expected in ((mine, 200 if is_known else 404), (others, 403)):
             with town.client(town.world.pod_token(pod, uid), pod.uid) as client:
                 assert client.get(path).status_code == expected
-        with town.client(town.world.pod_token(mine, town.uids["alpha"]), mine.uid) as client:
-            assert client.get(alphas).status_code == 403
+        # Nor does an account that two jobs have make one's pod the other's.
+        for another in (town.uids["alpha"], twin):
+            with town.client(town.world.pod_token(mine, another), mine.uid) as client:
+                assert client.get(f"/v1/jobs/{another}/agent/plan").status_code == 403
 
 
 def test_a_submission_names_where_its_job_is(town: Town) -> None:

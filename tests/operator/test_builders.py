@@ -162,6 +162,37 @@ def test_what_the_operator_sets_no_template_can_name() -> None:
     assert all(v["name"].startswith(OWN_VOLUMES) for v in spec["volumes"])
 
 
+def test_variables_keep_their_order_and_may_use_ours() -> None:
+    user = [
+        {"name": "PYTHONPATH", "value": "/code"},
+        {"name": "TOOLS", "value": "$(PYTHONPATH):$(MAINSTAY_POD_NAME)"},
+    ]
+    made = pod({"spec": {"containers": [{**CONTAINER, "env": user, "command": None}]}})
+    (trainer,) = made["spec"]["containers"]
+    names = [variable["name"] for variable in trainer["env"]]
+
+    assert names[-2:] == ["PYTHONPATH", "TOOLS"]
+    assert set(names[:-2]) <= OWN_VARIABLES
+    assert trainer["command"] == ["python", "-m", "mainstay_train.launcher"]
+
+
+def test_a_job_s_next_pod_has_the_account_of_those_that_it_has() -> None:
+    options = dataclasses.replace(OPTIONS, account="before")
+    template = {"spec": {"serviceAccountName": "now", "containers": [CONTAINER]}}
+
+    assert build_pod(view(template=template), 0, options)["spec"]["serviceAccountName"] == "before"
+
+
+def test_parts_of_a_pod_that_are_null_are_as_left_out() -> None:
+    affinity = {"podAffinity": None, "nodeAffinity": {"required": None}}
+    template = {"spec": {"affinity": affinity, "containers": [CONTAINER]}}
+    options = dataclasses.replace(OPTIONS, avoid_nodes=("n1",), shun_nodes=("n2",))
+    job = view(template=template, scheduling={"replicaTopologyKey": "r", "spreadTopologyKey": "z"})
+
+    made = build_pod(job, 0, options)["spec"]["affinity"]
+    assert all(made[kind] for kind in ("podAffinity", "nodeAffinity"))
+
+
 def test_the_account_and_the_tokens_that_a_template_names_are_kept() -> None:
     named = {"serviceAccountName": "trainer", "automountServiceAccountToken": True}
     spec = pod({"spec": {**named, "containers": [CONTAINER]}})["spec"]

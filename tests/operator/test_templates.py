@@ -17,6 +17,7 @@ SMALL: dict[str, Any] = {
     "parallelism": {},
     "spares": {"replicas": 0},
 }
+NAMESPACE = "kubernetes.io/metadata.name"
 LIMITS = {"cpu": "1", "memory": "1Gi"}
 
 
@@ -29,18 +30,60 @@ def test_a_field_that_no_pod_has_is_told_before_any_pod_is_made(served: ServedNa
         "Failed",
     )
     assert failed["reason"] == "InvalidSpec"
-    assert failed["message"].startswith("spec.template: no pod can be made of it: ")
+    assert failed["message"].startswith("no pod can be made of spec.template and ")
     assert 'unknown field "spec.containers[0].imagePullPolice"' in failed["message"]
     assert job.names() == []
     assert served.api.client.get(f"/v1/jobs/{job.uid}").status_code == 404
 
     # Another change does not make it better; a better template does, and the job begins.
+    job.patch(supervisor={"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}})
     job.patch(suspend=True)
     job.patch(template={"spec": {"containers": [CONTAINER]}})
     assert job.names() == []
     job.patch(suspend=False)
     job.wait_pods("wrong-0")
     assert condition_of(job.get()["status"], "Failed")["status"] == "False"
+
+
+def test_what_a_policy_forbids_now_holds_pods_back_and_fails_no_job(
+    served: ServedNamespace,
+) -> None:
+    policies, name = "/apis/admissionregistration.k8s.io/v1", f"no-{served.namespace}"
+    rule = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["pods"],
+    }
+    denied = "has(object.metadata.labels) && 'denied' in object.metadata.labels"
+    policy = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": f"!({denied})", "message": "nobody may be denied"}],
+    }
+    here = {"namespaceSelector": {"matchLabels": {NAMESPACE: served.namespace}}}
+    binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": here}
+    for kind, spec in (("policies", policy), ("policybindings", binding)):
+        body = {"metadata": {"name": name}, "spec": spec}
+        served.kube.create(f"{policies}/validatingadmission{kind}", body)
+    labelled = {"labels": {"denied": "yes"}}
+    trial = {"metadata": {"name": "trial", **labelled}, "spec": {"containers": [CONTAINER]}}
+
+    def is_denied() -> bool:
+        try:
+            served.kube.create(served.path("pods"), trial, dryRun="All")
+        except ApiError as error:
+            return error.status == 422
+        return False
+
+    wait(is_denied, "the policy")
+    template = {"metadata": labelled, "spec": {"containers": [CONTAINER]}}
+    job = served.submit(manifest("denied", **SMALL, template=template))
+    held = job.wait_condition("Degraded", "True", "PodsRefused")
+    assert "nobody may be denied" in held["message"]
+    assert condition_of(job.get()["status"], "Failed")["status"] == "False"
+
+    served.kube.delete(f"{policies}/validatingadmissionpolicybindings/{name}")
+    job.wait_pods("denied-0")
 
 
 def test_an_account_of_the_template_s_is_the_pods_own(served: ServedNamespace) -> None:

@@ -248,6 +248,9 @@ class Session(RankSession[Connections]):
         state = self.state
         place = (state.member_stage, self.plan.num_stages, state.member_inner)
         if self._engine is None or not self._engine.computes(*place):
+            # Freed first: a device need not hold two stages.
+            self._served.serve(None, None)
+            self._engine = None
             self._engine = self._training.build_engine(*place, self._begin_computing)
 
     def _begin_computing(self, action: Action) -> None:

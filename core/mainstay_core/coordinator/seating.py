@@ -146,7 +146,10 @@ def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotSta
     """
     grown = _grow(state, takers, least=1)
     if grown is None:
-        grown = _grow(state, (*takers, *surplus_slots(state)), least=1)
+        # With as many as are missing, all of the takers are taken.
+        counts = Counter(s.position for s in living_seats(state))
+        missing = sum(not counts[p] for p in state.shape.positions) - len(takers)
+        grown = _grow(state, (*takers, *surplus_slots(state)[:missing]), least=1)
     return None if grown is None else compose(state, grown, draft)
 
 

@@ -189,11 +189,15 @@ UNCHANGEABLE: tuple[Rule, ...] = (
         forbidden=True,
     ),
     Rule(
-        section="spec",
-        field=".template",
-        rule="oldSelf.suspend || !has(self.template) && !has(oldSelf.template) || "
-        "has(self.template) && has(oldSelf.template) && self.template == oldSelf.template",
-        message="can be changed while the job is suspended only: set spec.suspend to true first",
+        section="",
+        field=".spec.template",
+        # A job that still pauses has pods of the template as it is.
+        rule="oldSelf.spec.suspend && (!has(oldSelf.status) || !has(oldSelf.status.startTime)) || "
+        "!has(self.spec.template) && !has(oldSelf.spec.template) || "
+        "has(self.spec.template) && has(oldSelf.spec.template) && "
+        "self.spec.template == oldSelf.spec.template",
+        message="can be changed while the job is suspended only: set spec.suspend to true first, "
+        "and wait until its state is Suspended",
         forbidden=True,
     ),
 )

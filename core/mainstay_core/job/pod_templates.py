@@ -7,6 +7,7 @@ a pod that is made of the template, strictly, before the first one is made.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -47,6 +48,8 @@ OWN_LABELS = frozenset(
     f"app.kubernetes.io/{key}" for key in ("name", "instance", "component", "part-of", "managed-by")
 )
 """Labels of every object of a job, beside those under our own group."""
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _TEMPLATE = "spec.template"
 _SPEC = f"{_TEMPLATE}.spec"
 _NAMED_LISTS = ("containers", "initContainers", "volumes")
@@ -70,6 +73,7 @@ def check_template(spec: TrainingJobSpec) -> None:
     pod = spec.template.get("spec") or {}
     for name in _NAMED_LISTS:
         _check_named(pod.get(name, []), f"{_SPEC}.{name}")
+    _check_types(pod)
     _check_metadata(spec.template.get("metadata") or {})
     _check_not_theirs(pod, spec.priority_class_name)
     containers = pod.get("containers") or []
@@ -107,6 +111,31 @@ def _check_named(items: object, path: str, key: str = "name") -> None:
             raise InvalidSpecError(f"{path}[{index}].{key}", "is missing; must be a text")
 
 
+def _check_types(pod: Mapping[str, Any]) -> None:
+    """Refuse what pods could not be made of, as something is added to it."""
+    objects: dict[str, object] = {"securityContext": pod.get("securityContext")}
+    affinity = objects["affinity"] = pod.get("affinity")
+    for kind in ("nodeAffinity", "podAffinity"):
+        given = affinity.get(kind) if isinstance(affinity, Mapping) else None
+        objects[f"affinity.{kind}"] = given
+        _check_list(given, _PREFERRED, f"{_SPEC}.affinity.{kind}")
+        if kind == "nodeAffinity" and isinstance(given, Mapping):
+            required = objects[f"affinity.{kind}.{_REQUIRED}"] = given.get(_REQUIRED)
+            _check_list(required, "nodeSelectorTerms", f"{_SPEC}.affinity.{kind}.{_REQUIRED}")
+    for path, value in objects.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidSpecError(f"{_SPEC}.{path}", "must be an object, as in a pod")
+    _check_list(pod, "topologySpreadConstraints", _SPEC)
+
+
+def _check_list(parent: object, name: str, path: str) -> None:
+    items = parent.get(name) if isinstance(parent, Mapping) else None
+    if items is None:
+        return
+    if not isinstance(items, list) or not all(isinstance(i, Mapping) for i in items):
+        raise InvalidSpecError(f"{path}.{name}", "must be a list of objects, as in a pod")
+
+
 def _check_metadata(metadata: Mapping[str, Any]) -> None:
     """Refuse what pods cannot have from their template, and labels by which they are found."""
     unknown = sorted(set(metadata) - set(_METADATA))
@@ -140,7 +169,9 @@ def _check_not_theirs(pod: Mapping[str, Any], priority_class: str | None) -> Non
             f"is {quote(policy)}, must be {RESTART_POLICY} or left out: a launcher that fails is "
             "started again in its pod, and one that has finished is not",
         )
-    account = str(pod.get("serviceAccountName") or "")
+    account = pod.get("serviceAccountName") or ""
+    if not isinstance(account, str):
+        raise InvalidSpecError(f"{_SPEC}.serviceAccountName", "must be a text")
     if account.startswith(f"{ACCOUNT_PREFIX}-"):
         raise InvalidSpecError(
             f"{_SPEC}.serviceAccountName",
@@ -172,18 +203,26 @@ def _check_not_theirs(pod: Mapping[str, Any], priority_class: str | None) -> Non
 def _check_trainer(trainer: Mapping[str, Any], path: str) -> None:
     """Refuse variables and mounts that the trainer gets from us."""
     for index, variable in enumerate(trainer.get("env") or ()):
+        if variable["name"] == "PYTHONPATH" and not isinstance(variable.get("value", ""), str):
+            raise InvalidSpecError(f"{path}.env[{index}].value", "must be a text")
+        if variable["name"] == "PYTHONPATH" and variable.get("valueFrom"):
+            raise InvalidSpecError(
+                f"{path}.env[{index}].valueFrom",
+                f"must be left out; give PYTHONPATH as a value: {PACKAGE_DIR} is put before it",
+            )
         if variable["name"] in OWN_VARIABLES:
             raise InvalidSpecError(
                 f"{path}.env[{index}].name",
                 f"is {variable['name']}, must be left out; it is set in every trainer",
             )
     for index, mount in enumerate(trainer.get("volumeMounts") or ()):
-        here = PurePosixPath(mount["mountPath"])
-        taken = [d for d in (TOKEN_DIR, POD_DIR, PACKAGE_DIR) if here == PurePosixPath(d)]
+        here = PurePosixPath(posixpath.normpath("/" + mount["mountPath"].lstrip("/")))
+        taken = [d for d in (TOKEN_DIR, POD_DIR, PACKAGE_DIR) if here.is_relative_to(d)]
         if taken:
             raise InvalidSpecError(
                 f"{path}.volumeMounts[{index}].mountPath",
-                f"is {taken[0]}, must be another: every trainer has a volume of ours there",
+                f"is {quote(mount['mountPath'])}, must not lie in {taken[0]}: every trainer has a "
+                "volume of ours there",
             )
 
 

@@ -95,6 +95,8 @@ class ObservedPod:
     """The template's, and those that the cluster's admission added, as for a device's nodes."""
     agent_image: str = ""
     """Image of its supervisor, which brings what its trainers run as well; empty if it has none."""
+    account: str = ""
+    """Its ServiceAccount."""
 
     @property
     def ended(self) -> bool:
@@ -131,7 +133,7 @@ class ObservedNode:
     """Its object was seen and then deleted. A node that was never seen may just be new."""
     ready: bool = True
     not_ready_since_s: float = 0.0
-    """Wall clock since when it is not ready; says nothing of one that is."""
+    """Wall clock since when it is not ready, 0 if it does not say; says nothing of one that is."""
     cordoned: bool = False
     taints: tuple[Taint, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
@@ -168,15 +170,12 @@ class Toleration:
         return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
 
 
-def agent_image_of(pods: Iterable[ObservedPod], newest: str) -> str:
-    """Return the image of ours that a job's next pod gets: pods of one job run one version.
+def find_example(pods: Iterable[ObservedPod]) -> ObservedPod | None:
+    """Return the pod of a job that its next pod has to be like; None if it may be as new.
 
-    What pods say to each other is one version's. So while a pod of the job is there, the next one
-    is like it; a job whose pods have all gone, as by a suspension, goes on with the newest.
-
-    Args:
-        pods: of the job.
-        newest: image that pods of new jobs get.
+    What pods say to each other is one version's, and they have one account. So while a pod of the
+    job is there, the next one has its image of ours and its account; a job whose pods have all
+    gone, as by a suspension, goes on with the newest.
     """
     # One that is being ended works on until its successor has its state, unless nobody computes.
     alike = [
@@ -184,5 +183,4 @@ def agent_image_of(pods: Iterable[ObservedPod], newest: str) -> str:
         for p in pods
         if p.agent_image and not (p.ended or p.stuck or p.ended_as is EndCause.SUSPENDED)
     ]
-    oldest = min(alike, key=lambda p: (p.created_at_s, p.index), default=None)
-    return newest if oldest is None else oldest.agent_image
+    return min(alike, key=lambda p: (p.created_at_s, p.index), default=None)

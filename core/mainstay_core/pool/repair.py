@@ -222,7 +222,8 @@ def _sort_out(
         p.uid: f"its node {p.node} has not been ready for {policy.stranded_s:g} s, and the job "
         "goes on without it"
         for p in living
-        if p.uid in stranded and stranded[p.uid] <= now_s - policy.stranded_s
+        # A node that does not say since when may be new.
+        if p.uid in stranded and 0 < stranded[p.uid] <= now_s - policy.stranded_s
     }
     ending |= stuck | late
     # Who was ended before is ended for the same again.

@@ -11,6 +11,8 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.job.pod_templates import check_template
 from mainstay_core.job.spec import parse_training_job
 
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MOUNT = {"name": "data", "mountPath": "/data"}
 SHARED = {"name": "data", "persistentVolumeClaim": {"claimName": "c"}}
 POD: dict[str, Any] = {
@@ -174,3 +176,38 @@ def test_checkpoints_are_kept_where_pods_share_a_volume(field: str) -> None:
     with pytest.raises(InvalidSpecError, match=r"mounts no volume \(it mounts /data\)") as refused:
         check({**mounted, "volumes": [SHARED]}, checkpoint=checkpoint)
     assert refused.value.field == f"spec.checkpoint.{field}"
+
+
+@pytest.mark.parametrize(
+    ("pod", "field"),
+    [
+        ({"securityContext": []}, "securityContext"),
+        ({"affinity": "near"}, "affinity"),
+        ({"affinity": {"podAffinity": 5}}, "affinity.podAffinity"),
+        ({"affinity": {"nodeAffinity": {PREFERRED: {}}}}, f"affinity.nodeAffinity.{PREFERRED}"),
+        ({"affinity": {"nodeAffinity": {REQUIRED: []}}}, f"affinity.nodeAffinity.{REQUIRED}"),
+        ({"topologySpreadConstraints": {"a": 1}}, "topologySpreadConstraints"),
+        ({"topologySpreadConstraints": [3]}, "topologySpreadConstraints"),
+        ({"serviceAccountName": 5}, "serviceAccountName"),
+    ],
+)
+def test_what_pods_add_to_has_the_type_that_it_has_in_a_pod(
+    pod: dict[str, Any], field: str
+) -> None:
+    check({**POD, "securityContext": None, "affinity": {"podAffinity": None}})
+    with pytest.raises(InvalidSpecError, match="must be") as refused:
+        check({**POD, **pod})
+    assert refused.value.field == f"spec.template.spec.{field}"
+
+
+@pytest.mark.parametrize("path", ["//opt/mainstay", "/opt/../opt/mainstay", "/run/mainstay/x"])
+def test_a_mount_of_ours_is_known_however_its_path_is_written(path: str) -> None:
+    check(with_trainer(volumeMounts=[{"name": "a", "mountPath": "/opt"}]))
+    with pytest.raises(InvalidSpecError, match="a volume of ours"):
+        check(with_trainer(volumeMounts=[{"name": "a", "mountPath": path}]))
+
+
+def test_a_python_path_of_elsewhere_is_refused() -> None:
+    source = {"name": "PYTHONPATH", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "b"}}}
+    with pytest.raises(InvalidSpecError, match="give PYTHONPATH as a value"):
+        check(with_trainer(env=[source]))
