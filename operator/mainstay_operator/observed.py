@@ -125,7 +125,7 @@ def observe_node(body: Mapping[str, Any]) -> ObservedNode:
     return ObservedNode(
         name=body["metadata"]["name"],
         ready=ready.get("status") == "True",
-        not_ready_since_s=parse_time(ready.get("lastTransitionTime")),
+        not_ready_since_s=parse_time(ready.get("lastTransitionTime")) or None,
         cordoned=bool(spec.get("unschedulable")),
         taints=tuple(
             sorted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,9 @@ SMALLEST: dict[str, Any] = {
 NAME = "must be at most 40 lower-case letters, digits and '-'"
 FIXED = "cannot be changed: it is part of what the job is"
 NO_TRAINER = "is needed in a cluster: spec.containers with a container whose image has torch"
+RESOURCES = "spec.supervisor.resources"
+AMOUNTS, KEYED = r"\.(limits|requests)\.(\w+)$", r".\1[\2]"
+AMOUNT = "must be an amount as in a pod's resources"
 AUTO = "must be a whole number from 1 to 65536, or Auto"
 LABEL = "must be the key of a node's label, e.g. topology.kubernetes.io/zone"
 
@@ -144,13 +148,8 @@ REFUSED = [
         "everySteps needs storage in a cluster",
     ),
     Refused("spec.redundancy", "type", "spec.redundancy", "auto", AUTO),
-    Refused(
-        "spec.supervisor.resources.limits.cpu",
-        "type",
-        "spec.supervisor.resources.limits.cpu",
-        "much",
-        "must be an amount as in a pod's resources",
-    ),
+    Refused(f"{RESOURCES}.limits.cpu", "type", f"{RESOURCES}.limits.cpu", "much", AMOUNT),
+    Refused(f"{RESOURCES}.requests.cpu", "type", f"{RESOURCES}.requests.cpu", "-1", AMOUNT),
     Refused("spec.redundancy", "type", "spec.redundancy", 0, AUTO),
     Refused("spec.training.shardsPerLane", "type", "spec.training.shardsPerLane", 0, AUTO),
     Refused(
@@ -290,7 +289,7 @@ FREE: list[tuple[str, Any]] = [
     ("spec.suspend", True),
     ("spec.parallelism.replicas", 2),
     ("spec.parallelism.minReplicas", 2),
-    ("spec.supervisor.resources", {"limits": {"cpu": 1, "memory": "1Gi"}}),
+    ("spec.supervisor.resources.limits", {"cpu": 1, "memory": "1Gi"}),
     ("spec.spares.replicas", 3),
     ("spec.activeDeadlineSeconds", 60),
     ("spec.ttlSecondsAfterFinished", 60),
@@ -354,6 +353,8 @@ def rules_of_the_crd() -> set[tuple[str, str]]:
             found.add((path, "type"))
         for name, child in node.get("properties", {}).items():
             walk(child, f"{path}.{name}".lstrip("."))
+        if isinstance(amounts := node.get("additionalProperties"), dict):
+            walk(amounts, f"{path}.cpu")
 
     walk(crd.build_schema(), "")
     return found
@@ -378,7 +379,8 @@ def test_what_breaks_a_rule_is_refused_with_the_field_and_what_would_be_right(
     with pytest.raises(ApiError) as refused:
         send(dryRun="All")
     assert refused.value.status == 422
-    assert f"{case.at}: " in refused.value.message
+    # The API server writes the key of a map in brackets.
+    assert f"{re.sub(AMOUNTS, KEYED, case.at)}: " in refused.value.message
     assert case.words in refused.value.message
 
 

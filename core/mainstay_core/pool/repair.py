@@ -223,7 +223,7 @@ def _sort_out(
         "goes on without it"
         for p in living
         # A node that does not say since when may be new.
-        if p.uid in stranded and 0 < stranded[p.uid] <= now_s - policy.stranded_s
+        if (since_s := stranded.get(p.uid)) is not None and since_s <= now_s - policy.stranded_s
     }
     ending |= stuck | late
     # Who was ended before is ended for the same again.
