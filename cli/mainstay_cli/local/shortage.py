@@ -1,0 +1,101 @@
+"""Names what this machine has run out of: room on a disk, or descriptors.
+
+Programs say it in many ways: an errno, a line of a log, or nothing but an end (Redis on a full disk
+tells of a short write). Users get one sentence, which says what lacks, where, and what to do.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import resource
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+MIB = 1024 * 1024
+LOW_DISK_MIB = 8
+"""With less than this a disk is called full: Redis, logs and checkpoints write pieces of MiB."""
+
+
+class Shortage(enum.Enum):
+    """A thing that a machine can run out of."""
+
+    DISK = "disk"
+    DESCRIPTORS = "descriptors"
+
+
+_ERRNOS = {
+    errno.ENOSPC: Shortage.DISK,
+    errno.EDQUOT: Shortage.DISK,
+    errno.EMFILE: Shortage.DESCRIPTORS,
+    errno.ENFILE: Shortage.DESCRIPTORS,
+}
+_PHRASES = {
+    **{os.strerror(number): shortage for number, shortage in _ERRNOS.items()},
+    # Redis, which says no more than this of a file that takes a part of what it writes.
+    "Short write while writing to the AOF file": Shortage.DISK,
+}
+
+
+def find_in(text: str) -> Shortage | None:
+    """Return the shortage that a log tells of last, if it tells of one."""
+    places = {text.rfind(phrase): shortage for phrase, shortage in _PHRASES.items()}
+    newest = max(places)
+    return places[newest] if newest >= 0 else None
+
+
+def of_error(error: BaseException) -> Shortage | None:
+    """Return the shortage that an exception, or what caused it, tells of."""
+    for each in _causes(error, set()):
+        if isinstance(each, OSError) and each.errno in _ERRNOS:
+            return _ERRNOS[each.errno]
+    return None
+
+
+def find_full(places: Iterable[Path]) -> list[tuple[Path, int]]:
+    """Return the directories that are on a full disk, with their free MiB."""
+    free = [(place, free_mib(place)) for place in places]
+    return [(place, mib) for place, mib in free if mib < LOW_DISK_MIB]
+
+
+def free_mib(directory: Path) -> int:
+    """Return what a user's program may still write at a directory, in MiB.
+
+    For a directory that does not exist yet, the nearest one above it is asked.
+    """
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return shutil.disk_usage(directory).free // MIB
+
+
+def explain(shortage: Shortage, places: Iterable[Path]) -> str:
+    """Return a sentence that says what lacks and what to do.
+
+    Args:
+        shortage: what lacks.
+        places: directories that the run writes to.
+    """
+    if shortage is Shortage.DESCRIPTORS:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"too few descriptors: {soft} are allowed (hard limit {hard}); start it again after "
+            f"ulimit -n {2 * max(soft, hard)}"
+        )
+    full = find_full(places) or [(place, free_mib(place)) for place in places]
+    where = " and ".join(f"{place} has {mib} MiB free" for place, mib in full)
+    return f"no space left on the disk: {where}; free some"
+
+
+def _causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
+    """An exception, those of its group, and those from which it came."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _causes(each, seen)
+    yield from _causes(error.__cause__, seen)
+    yield from _causes(error.__context__, seen)
