@@ -186,8 +186,9 @@ def fill(disk: Path) -> Path:
 def no_more_descriptors(pid: int) -> Iterator[None]:
     """A process may open no more than it has open."""
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    highest = max(int(entry) for entry in os.listdir(f"/proc/{pid}/fd"))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    used = {int(entry) for entry in os.listdir(f"/proc/{pid}/fd")}
+    next_free = min(set(range(len(used) + 1)) - used)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (next_free, limits[1]))
     yield
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 

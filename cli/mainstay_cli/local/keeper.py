@@ -73,7 +73,9 @@ class Keeper:
             MachineError: it ended instead.
         """
         if not await self._try_start():
-            raise MachineError(f"{self._describe_end()} (see {self._log})")
+            raise MachineError(
+                f"{self._describe_end()}; it said last: {self._last()} (see {self._log})"
+            )
 
     async def keep(self) -> None:
         """Start it again whenever it ends, until cancelled.
@@ -92,10 +94,11 @@ class Keeper:
                 raise self._give_up(restart.reason)
             when = f"in {restart.pause_s:g} s" if restart.pause_s else "at once"
             logger.warning(
-                "%s; training goes on; it is started again %s (%s)",
+                "%s; training goes on; it is started again %s (%s); it said last: %s",
                 self._describe_end(),
                 when,
                 restart.reason,
+                self._last(),
             )
             await self._sleep(restart.pause_s)
             served = await self._try_start()
@@ -132,23 +135,24 @@ class Keeper:
             lacks = of_error(error)
             why = f"{explain(lacks, self._places)} ({error})" if lacks else str(error)
             return f"{self._title} could not be started: {why}"
-        return f"{self._title} ended ({self._how()}): {self._cause()}"
+        lacks = self._find_shortage()
+        cause = f": {explain(lacks, self._places)}" if lacks else ""
+        return f"{self._title} ended ({self._how()}){cause}"
 
-    def _cause(self) -> str:
-        said = self._said()
-        lacks = find_in(said)
+    def _find_shortage(self) -> Shortage | None:
+        lacks = find_in(self._said())
         # On a full disk a program may have no room left to say so.
         if lacks is None and self._code() < SIGNAL_CODES and find_full(self._places):
             lacks = Shortage.DISK
-        last = last_lines(said, 1) or "it said nothing"
-        return f"{explain(lacks, self._places)}; it said last: {last}" if lacks else last
+        return lacks
 
     def _give_up(self, reason: str) -> CliError:
         tail = textwrap.indent(last_lines(self._said(), TAIL_LINES) or "nothing", "  ")
         logger.warning("%s ends with:\n%s", self._log, tail)
         return CliError(
-            f"{self._describe_end()}; {reason}, so it is not started again (see {self._log}); "
-            "mend that and run the job again, with --resume if it wrote checkpoints",
+            f"{self._describe_end()}; it said last: {self._last()} (see {self._log}); {reason}, so "
+            "it is not started again; mend that and run the job again, with --resume if it wrote "
+            "checkpoints",
             ExitCode.FAILED,
         )
 
@@ -158,6 +162,9 @@ class Keeper:
             return read_since(self._log, self._log_start)
         except OSError as error:  # this machine may be too short of descriptors to read it
             return f"{self._log}: {error.strerror}"
+
+    def _last(self) -> str:
+        return last_lines(self._said(), 1) or "nothing"
 
     def _code(self) -> int:
         """Return its exit code; a signal counts as shells have it."""

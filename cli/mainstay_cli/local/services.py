@@ -47,18 +47,17 @@ class Services:
 
         redis = redis_command(settings.redis_server, settings.redis_directory, self._socket)
         redis_log, api_log = self.logs = (settings.logs / "redis.log", settings.logs / "api.log")
-        places = (settings.logs, settings.redis_directory)
         self._redis = Keeper(
             title="Redis",
             log=redis_log,
-            places=places,
+            places=(settings.redis_directory,),
             spawn=lambda: spawn(*redis, log=redis_log),
             serves=lambda: answers(self._socket),
         )
         self._api = Keeper(
             title="the api",
             log=api_log,
-            places=places,
+            places=(settings.logs,),
             spawn=lambda: spawn(sys.executable, "-m", "mainstay_api", log=api_log),
             serves=client.is_ready,
         )

@@ -55,9 +55,13 @@ def of_error(error: BaseException) -> Shortage | None:
 
 
 def find_full(places: Iterable[Path]) -> list[tuple[Path, int]]:
-    """Return the directories that are on a full disk, with their free MiB."""
-    free = [(place, free_mib(place)) for place in places]
-    return [(place, mib) for place, mib in free if mib < LOW_DISK_MIB]
+    """Return the directories that are on a full disk, one for each disk, with their free MiB."""
+    full: dict[int, tuple[Path, int]] = {}
+    for place in places:
+        mib = free_mib(place)
+        if mib < LOW_DISK_MIB:
+            full.setdefault(_existing(place).stat().st_dev, (place, mib))
+    return list(full.values())
 
 
 def free_mib(directory: Path) -> int:
@@ -65,9 +69,7 @@ def free_mib(directory: Path) -> int:
 
     For a directory that does not exist yet, the nearest one above it is asked.
     """
-    while not directory.exists() and directory != directory.parent:
-        directory = directory.parent
-    return shutil.disk_usage(directory).free // MIB
+    return shutil.disk_usage(_existing(directory)).free // MIB
 
 
 def explain(shortage: Shortage, places: Iterable[Path]) -> str:
@@ -83,9 +85,22 @@ def explain(shortage: Shortage, places: Iterable[Path]) -> str:
             f"too few descriptors: {soft} are allowed (hard limit {hard}); start it again after "
             f"ulimit -n {2 * max(soft, hard)}"
         )
-    full = find_full(places) or [(place, free_mib(place)) for place in places]
-    where = " and ".join(f"{place} has {mib} MiB free" for place, mib in full)
-    return f"no space left on the disk: {where}; free some"
+    full = find_full(places)
+    if full:
+        return f"no space left on the disk: {_describe(full)}; free some"
+    # Somebody has made room since, or a quota is used up, of which a disk says nothing.
+    now = _describe([(place, free_mib(place)) for place in places])
+    return f"no space was left on the disk or of a quota: {now} now"
+
+
+def _describe(free: Iterable[tuple[Path, int]]) -> str:
+    return " and ".join(f"{place} has {mib} MiB free" for place, mib in free)
+
+
+def _existing(directory: Path) -> Path:
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return directory
 
 
 def _causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:

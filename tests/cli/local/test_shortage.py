@@ -60,6 +60,11 @@ def test_the_sentence_says_where_and_what_to_do(
     assert explain(Shortage.DISK, free) == (
         f"no space left on the disk: {tmp_path / 'full'} has 0 MiB free; free some"
     )
+    free[tmp_path / "full"] = 500
+    assert explain(Shortage.DISK, free) == (
+        f"no space was left on the disk or of a quota: {tmp_path / 'full'} has 500 MiB free and "
+        f"{tmp_path / 'empty'} has 1000 MiB free now"
+    )
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 512))
     assert explain(Shortage.DESCRIPTORS, free) == (
         "too few descriptors: 64 are allowed (hard limit 512); start it again after ulimit -n 1024"
