@@ -73,9 +73,7 @@ class Keeper:
             MachineError: it ended instead.
         """
         if not await self._try_start():
-            raise MachineError(
-                f"{self._describe_end()}; it said last: {self._last()} (see {self._log})"
-            )
+            raise MachineError(f"{self._describe_end()}{self._last_words()} (see {self._log})")
 
     async def keep(self) -> None:
         """Start it again whenever it ends, until cancelled.
@@ -94,11 +92,11 @@ class Keeper:
                 raise self._give_up(restart.reason)
             when = f"in {restart.pause_s:g} s" if restart.pause_s else "at once"
             logger.warning(
-                "%s; training goes on; it is started again %s (%s); it said last: %s",
+                "%s; training goes on; it is started again %s (%s)%s",
                 self._describe_end(),
                 when,
                 restart.reason,
-                self._last(),
+                self._last_words(),
             )
             await self._sleep(restart.pause_s)
             served = await self._try_start()
@@ -150,7 +148,7 @@ class Keeper:
         tail = textwrap.indent(last_lines(self._said(), TAIL_LINES) or "nothing", "  ")
         logger.warning("%s ends with:\n%s", self._log, tail)
         return CliError(
-            f"{self._describe_end()}; it said last: {self._last()} (see {self._log}); {reason}, so "
+            f"{self._describe_end()}{self._last_words()} (see {self._log}); {reason}, so "
             "it is not started again; mend that and run the job again, with --resume if it wrote "
             "checkpoints",
             ExitCode.FAILED,
@@ -163,8 +161,11 @@ class Keeper:
         except OSError as error:  # this machine may be too short of descriptors to read it
             return f"{self._log}: {error.strerror}"
 
-    def _last(self) -> str:
-        return last_lines(self._said(), 1) or "nothing"
+    def _last_words(self) -> str:
+        """Return what it said last, to go on a sentence with; nothing if there was no process."""
+        if self._not_started is not None:
+            return ""
+        return f"; it said last: {last_lines(self._said(), 1) or 'nothing'}"
 
     def _code(self) -> int:
         """Return its exit code; a signal counts as shells have it."""

@@ -31,7 +31,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartMemory:
-    """What is remembered of the ends of one service."""
+    """The ends of one service that are remembered."""
 
     ended_at_s: tuple[float, ...] = ()
     """Those within the window, oldest first; a clock that never jumps."""
@@ -41,7 +41,7 @@ class RestartMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """What follows from an end."""
+    """The decision on a service that has ended."""
 
     pause_s: float | None
     """Before the service is started again; None: it is given up."""

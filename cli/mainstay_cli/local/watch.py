@@ -42,7 +42,7 @@ class MachineWatch:
         self._places, self._clock = places, clock
         self._read = dict.fromkeys(logs, 0)
         """Bytes of each log that were read."""
-        self._told_at_s: dict[Shortage, float] = {}
+        self._told_at_s: dict[Shortage | None, float] = {}
 
     async def run(self) -> None:
         """Look and warn, until cancelled."""
@@ -56,14 +56,18 @@ class MachineWatch:
             found = self._find()
         except OSError as error:
             lacks = of_error(error)
-            if lacks is None:
-                raise
+            if lacks is None:  # a disk that cannot be asked does not end a run
+                self._tell(None, f"what is left on this machine is not known: {error}")
+                return
             found = {lacks: "this command itself has none left"}
-        now_s = self._clock()
         for lacks, evidence in found.items():
-            if now_s - self._told_at_s.get(lacks, -TELL_EVERY_S) >= TELL_EVERY_S:
-                self._told_at_s[lacks] = now_s
-                logger.warning("%s: %s", explain(lacks, self._places), evidence)
+            self._tell(lacks, f"{explain(lacks, self._places)}: {evidence}")
+
+    def _tell(self, about: Shortage | None, text: str) -> None:
+        now_s = self._clock()
+        if now_s - self._told_at_s.get(about, -TELL_EVERY_S) >= TELL_EVERY_S:
+            self._told_at_s[about] = now_s
+            logger.warning("%s", text)
 
     def _find(self) -> dict[Shortage, str]:
         """Return what lacks, and where that was seen.

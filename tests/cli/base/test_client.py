@@ -1,4 +1,4 @@
-"""The api's client when this process has no descriptor left: httpx then fails where nobody looks."""
+"""The api's client when this process has no descriptor left, and httpx fails in its own ways."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mainstay_core.wire.api import ApiError, Failure
 
 
 def use_up_descriptors(client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Let every request wait to be cancelled, then fail; without ``go`` it fails at once."""
+    """Let every request fail, in its cancellation or once the returned event is set."""
     go = asyncio.Event()
 
     async def request(*_: Any, **__: Any) -> None:
@@ -31,7 +31,7 @@ def test_without_descriptors_the_api_is_not_reached(monkeypatch: pytest.MonkeyPa
         async with ApiClient("http://127.0.0.1:1", "token") as client:
             use_up_descriptors(client, monkeypatch).set()
             assert not await client.is_ready()
-            with pytest.raises(ApiError, match="not reached: .*Too many open files") as caught:
+            with pytest.raises(ApiError, match=r"not reached: .*Too many open files") as caught:
                 await client.fetch("job")
             assert caught.value.failure is Failure.UNREACHED
 

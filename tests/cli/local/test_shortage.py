@@ -125,3 +125,16 @@ def test_a_disk_that_is_all_but_full_is_told(
     with caplog.at_level(logging.WARNING, "mainstay_cli"):
         MachineWatch([tmp_path], []).look()
     assert f"no space left on the disk: {tmp_path} has" in caplog.text
+
+
+def test_a_disk_that_cannot_be_asked_is_told_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = tmp_path / "log"
+    log.mkdir()  # nothing that can be read
+    watch = MachineWatch([tmp_path], [log])
+    with caplog.at_level(logging.WARNING, "mainstay_cli"):
+        watch.look()
+        watch.look()
+    (message,) = caplog.messages
+    assert message.startswith("what is left on this machine is not known: [Errno 21]")
