@@ -33,14 +33,14 @@ class PlayedService:
     Args:
         log: that they write to.
         ends: exit code and last words of each, or why it cannot be started.
-        serves: whether they answer before they end.
+        answers: whether they answer before they end.
     """
 
     def __init__(
-        self, log: Path, ends: Sequence[tuple[int, str] | OSError], *, serves: bool = True
+        self, log: Path, ends: Sequence[tuple[int, str] | OSError], *, answers: bool = True
     ) -> None:
         self.log, self.ends, self.num_starts = log, list(ends), 0
-        self._serves = serves
+        self.answers = answers
         self.pauses: list[float] = []
         self.stays = asyncio.Event()
 
@@ -72,7 +72,7 @@ class PlayedService:
         return PlayedChild(code)
 
     async def serves(self) -> bool:
-        return self._serves
+        return self.answers
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -150,7 +150,7 @@ def test_a_start_that_fails_in_mid_run_is_tried_again(
 
 def test_what_never_serves_is_given_up_and_the_first_time_at_once(tmp_path: Path) -> None:
     async def first() -> None:
-        await PlayedService(tmp_path / "log", [(1, "bad\n")], serves=False).keeper().start()
+        await PlayedService(tmp_path / "log", [(1, "bad\n")], answers=False).keeper().start()
 
     with pytest.raises(MachineError, match=r"the api ended \(code 1\); it said last: bad \(see "):
         asyncio.run(first())
@@ -159,12 +159,32 @@ def test_what_never_serves_is_given_up_and_the_first_time_at_once(tmp_path: Path
         service = PlayedService(tmp_path / "log", [(1, "bad\n")] * 20)
         keeper = service.keeper()
         await keeper.start()
-        service._serves = False
+        service.answers = False
         with pytest.raises(CliError, match="10 starts in a row failed"):
             await keeper.keep()
         return service
 
     assert asyncio.run(later()).num_starts == 11
+
+
+def test_whoever_asks_for_the_process_gets_one_that_serves(tmp_path: Path) -> None:
+    async def story() -> None:
+        service = PlayedService(tmp_path / "log", [(1, "")])
+        keeper = service.keeper()
+        await keeper.start()
+        first = await keeper.wait_up()
+        service.answers = False
+        keeping = asyncio.create_task(keeper.keep())
+        await service.stays.wait()
+        asking = asyncio.create_task(keeper.wait_up())
+        await asyncio.sleep(0)
+        assert not asking.done()
+        service.answers = True
+        assert await asking is not first
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+    asyncio.run(story())
 
 
 def test_a_full_disk_is_named_by_the_log_or_where_nothing_could_be_said(
