@@ -99,9 +99,9 @@ def run_job(
             return asyncio.run(run.run())
         except BaseExceptionGroup as group:
             first = _first_of(group)
-            raise _name_shortage(first, file, state) or first from group
+            raise _name_shortage(first, state) or first from group
         except (ApiError, OSError) as error:
-            named = _name_shortage(error, file, state)
+            named = _name_shortage(error, state)
             if named is None:
                 raise
             raise named from error
@@ -180,7 +180,7 @@ class _LocalRun:
                 pool = self._make_pool(children, forge, client, uid, address_network)
                 async with _background(
                     services.keep(),
-                    MachineWatch(_places(self._file, self._state), services.logs).run(),
+                    MachineWatch([self._state.path], services.logs).run(),
                     pool.run(),
                     _watch_forge(forge, self._state),
                     ProcessFaults(client, uid, services).run(),
@@ -237,12 +237,13 @@ class _LocalRun:
                 raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
             pool.stop()
             closing = asyncio.create_task(self._close(client, uid, pool, monitor, await watching))
+            keeping = background[:1]  # nothing else of it matters to a job that has ended
             try:
-                await _until_either([closing], background)
+                await _until_either([closing], keeping)
                 if self._options.keep and not interrupts.first.is_set():
                     state = closing.result().state
                     self._progress.say(f"the job {state}; the api stays until Ctrl-C")
-                    await _until_either([stop], background)
+                    await _until_either([stop], keeping)
                 return closing.result()
             finally:
                 closing.cancel()
@@ -360,20 +361,12 @@ async def _ask(question: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(ASK_AGAIN_S)
 
 
-def _places(file: manifests.JobFile, state: StateDir) -> list[Path]:
-    """Return the directories that a run writes to."""
-    storage = file.job.spec.checkpoint.storage
-    return [state.path, *([Path(storage)] if storage else [])]
-
-
-def _name_shortage(
-    error: BaseException, file: manifests.JobFile, state: StateDir
-) -> MachineError | None:
+def _name_shortage(error: BaseException, state: StateDir) -> MachineError | None:
     """Return an error that names what this machine lacks, if that is what an error comes from."""
     lacks = None if isinstance(error, CliError) else shortage.of_error(error)
     if lacks is None:
         return None
-    return MachineError(f"{shortage.explain(lacks, _places(file, state))} ({error})")
+    return MachineError(f"{shortage.explain(lacks, [state.path])} ({error})")
 
 
 async def _until_either(
