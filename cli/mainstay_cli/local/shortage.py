@@ -81,8 +81,9 @@ def explain(shortage: Shortage, places: Iterable[Path]) -> str:
     """
     if shortage is Shortage.DESCRIPTORS:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = "none" if hard == resource.RLIM_INFINITY else str(hard)
         return (
-            f"too few descriptors: {soft} are allowed (hard limit {hard}); start it again after "
+            f"too few descriptors: {soft} are allowed (hard limit {most}); start it again after "
             f"ulimit -n {2 * max(soft, hard)}"
         )
     full = find_full(places)
