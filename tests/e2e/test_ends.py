@@ -1,10 +1,13 @@
 """However a run ends, nothing of it is left running, and nothing else is touched."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -157,7 +160,42 @@ def test_a_pod_whose_supervisor_dies_is_made_anew(tmp_path: Path, corpus: Path) 
         assert report["recoveries"]
 
 
-def test_training_outlives_redis_and_the_api(tmp_path: Path, corpus: Path) -> None:
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path | None]:
+    """The state directory on a disk of its own; None without the right to mount one."""
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("MAINSTAY_DISK_MIB", "32")
+    options = ["-t", "tmpfs", "-o", "size=64m"]
+    mounted = subprocess.run(["mount", *options, "tmpfs", state], check=False).returncode == 0
+    yield state if mounted else None
+    if mounted:
+        subprocess.run(["umount", state], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Fill a disk and return the file to delete to make room again."""
+    filler = disk / "somebody elses"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+    return filler
+
+
+@contextlib.contextmanager
+def no_more_descriptors(pid: int) -> Iterator[None]:
+    """A process may open no more than it has open."""
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = {int(entry) for entry in os.listdir(f"/proc/{pid}/fd")}
+    next_free = min(set(range(len(used) + 1)) - used)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (next_free, limits[1]))
+    yield
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+def test_training_outlives_redis_and_the_api_a_full_disk_and_a_lack_of_descriptors(
+    tmp_path: Path, corpus: Path, small_disk: Path | None
+) -> None:
     (tmp_path / "gates").mkdir()
     log = tmp_path / "output.log"
     with local_job(tmp_path, held_job(tmp_path, corpus)) as job:
@@ -170,7 +208,15 @@ def test_training_outlives_redis_and_the_api(tmp_path: Path, corpus: Path) -> No
             job.wait_until(lambda warning=warning: warning in log.read_text())
         job.wait_for_members(HELD_AT, LAYOUT.num_cells)
         assert {member["pid"] for member in job.fetch("members")} == before
+        with no_more_descriptors(job.process.pid):
+            job.wait_until(lambda: "too few descriptors" in log.read_text())
+        filler = fill(small_disk) if small_disk is not None else None
         (tmp_path / "gates" / str(HELD_AT)).touch()
+        if filler is not None:
+            job.wait_until(lambda: log.read_text().count("Redis ended") == 2)
+            filler.unlink()
+            assert f"no space left on the disk: {small_disk}" in log.read_text()
         report = job.report()
         assert report["recoveries"] == []
         assert len(report["digests"]["steps"]) == 5
+        assert "Traceback" not in log.read_text()

@@ -66,7 +66,7 @@ class ApiClient(JobApi):
     async def is_ready(self) -> bool:
         """Return whether the api serves and reaches its store."""
         try:
-            return (await self._http.get("/readyz")).is_success
+            return (await self._ask("GET", "/readyz")).is_success
         except httpx.TransportError:
             return False
 
@@ -85,11 +85,27 @@ class ApiClient(JobApi):
 
     async def _send_once(self, request: Request) -> httpx.Response:
         try:
-            return await self._http.request(request.method, request.path, json=request.body)
+            return await self._ask(request.method, request.path, request.body)
         except httpx.TransportError as error:
             raise ApiError(
                 f"the api at {self._http.base_url} is not reached: {error}", Failure.UNREACHED
             ) from error
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """Ask once.
+
+        Raises:
+            httpx.TransportError: nobody answered.
+        """
+        try:
+            return await self._http.request(method, path, json=body)
+        except OSError as error:
+            # No descriptor is left: httpx could not even import a module. That may have happened
+            # while it was being cancelled, and then it has lost the cancellation.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError from error
+            raise httpx.ConnectError(str(error)) from error
 
 
 def connect(record: state_dir.RunRecord) -> ApiClient:

@@ -27,7 +27,8 @@ def main(command: list[str]) -> int:
     while True:
         ready = {fd for fd, _ in poll.poll()}
         if child_end in ready:
-            return child.wait()
+            code = child.wait()
+            return code if code >= 0 else 128 - code  # a signal, as shells say it
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 1):
             os.killpg(0, signal.SIGKILL)
 

@@ -4,8 +4,12 @@
 - ``preflight``: checks the machine before anything starts
 - ``manifests``: reads a job's YAML and a faults file
 - ``processes``: starts processes that all end with the run
-- ``services``: starts Redis and the api, and starts them again when they end
-- ``redis_server``: starts a real redis-server on a Unix socket
+- ``services``: Redis and the api: how each is started and asked whether it serves
+- ``keeper``: starts a service, and again when it ends
+- ``restarts``: decides whether and when a service is started again
+- ``redis_server``: the command of a real redis-server on a Unix socket, and talk with it
+- ``shortage``: names what this machine has run out of
+- ``watch``: says during a run when this machine runs short
 - ``forge``: asks the forge to fork launchers
 - ``pods``: makes pods as processes and sees them end
 - ``pool``: keeps as many pods as the job needs, by the operator's decision

@@ -84,10 +84,10 @@ class ProcessFaults:
         if fault.action is FaultAction.FLUSH:
             await self._services.flush()
         elif fault.action is FaultAction.KILL:
-            self._services.signal(fault.process, signal.SIGKILL)
+            await self._services.signal(fault.process, signal.SIGKILL)
         else:
             assert fault.for_s is not None
-            child = self._services.signal(fault.process, signal.SIGSTOP)
+            child = await self._services.signal(fault.process, signal.SIGSTOP)
             await asyncio.sleep(fault.for_s)
             child.signal_group(signal.SIGCONT)
 

@@ -43,6 +43,7 @@ class Forge:
 
         Raises:
             RemoteProtocolError: the forge refused or ended.
+            OSError: the launcher cannot be watched.
         """
         future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._launched[pod] = future
@@ -87,7 +88,10 @@ class Forge:
             return
         if frame.kind == "launched":
             pid = int(frame.head["pid"])
-            future.set_result(self._children.adopt(pid))
+            try:
+                future.set_result(self._children.adopt(pid))
+            except OSError as error:  # no descriptor left to watch it with
+                future.set_exception(error)
         else:
             reason = frame.head.get("reason")
             future.set_exception(RemoteProtocolError(f"no launcher for {pod}: {reason}"))

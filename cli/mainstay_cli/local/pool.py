@@ -89,8 +89,10 @@ class LocalPool:
             while not self._stopping.is_set():
                 self._changed.clear()
                 await self._look(group)
+                # Not wait_for, which loses a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), self._look_s)
+                    async with asyncio.timeout(self._look_s):
+                        await self._changed.wait()
 
     def stop(self) -> None:
         """Make no more pods: whatever ends from now on was meant to."""

@@ -10,6 +10,7 @@ import ast
 import difflib
 import importlib.util
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -17,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstay_cli.base.exits import MachineError, UsageError
+from mainstay_cli.local.shortage import MIB, free_mib
+from mainstay_core.base.words import count
 from mainstay_core.job.spec import TrainingJob
-
-MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,13 @@ class Needs:
     copy_memory_mib: int = 16
     """A checkpoint's host copy of one position's state, on the rank that writes it: small model."""
     disk_mib: int = 256
-    """Logs, the history in Redis and a checkpoint or two of a small model."""
+    """Logs and the history in Redis; and the least that the place of checkpoints must have."""
+    base_descriptors: int = 128
+    """Of the process that needs most: its libraries, its logs, strangers, files of a user's own."""
+    pod_descriptors: int = 4
+    """Of the api, and of this command, for each pod: its requests, its stream, its processes."""
+    rank_descriptors: int = 4
+    """Of a rank that all others reach, as when it heals or gathers for them."""
 
     @classmethod
     def from_environment(cls) -> Needs:
@@ -79,19 +86,64 @@ def _num_writers(job: TrainingJob) -> int:
     return shape.stages * shape.ranks_per_stage if shape.checkpoint_every_steps else 0
 
 
-def check_disk(directory: Path, needs: Needs) -> None:
-    """Refuse to start where logs and history would not fit.
+def check_disk(job: TrainingJob, directory: Path, needs: Needs) -> None:
+    """Refuse to start where logs, history and checkpoints would not fit.
+
+    Args:
+        job: says where its checkpoints go and how many are kept.
+        directory: of the run.
+        needs: the estimates.
 
     Raises:
         MachineError: less is free than ``needs`` asks for.
     """
-    free = shutil.disk_usage(directory).free // MIB
-    if free < needs.disk_mib:
-        raise MachineError(
-            f"too little disk space: {directory} has {free} MiB free, a run needs "
-            f"{needs.disk_mib} MiB; free some, or choose another place with --state-dir "
-            "(MAINSTAY_DISK_MIB sets the least)"
+    checkpoint = job.spec.checkpoint
+    # One more than are kept: the next one is written before the oldest goes.
+    copies_mib = (checkpoint.keep + 1) * _num_writers(job) * needs.copy_memory_mib
+    own_mib = needs.disk_mib if checkpoint.storage else needs.disk_mib + copies_mib
+    _check_room(directory, own_mib, "a run needs", "choose another place with --state-dir")
+    if checkpoint.storage and copies_mib:
+        wanted_mib = max(needs.disk_mib, copies_mib)
+        what = f"checkpoints of {count(_num_writers(job), 'part')} need"
+        _check_room(
+            Path(checkpoint.storage), wanted_mib, what, "choose another spec.checkpoint.storage"
         )
+
+
+def _check_room(directory: Path, wanted_mib: int, what: str, other: str) -> None:
+    free = free_mib(directory)
+    if free < wanted_mib:
+        raise MachineError(
+            f"too little disk space: {directory} has {free} MiB free, {what} about "
+            f"{wanted_mib} MiB; free some, or {other} "
+            "(MAINSTAY_DISK_MIB and MAINSTAY_COPY_MEMORY_MIB set the estimates)"
+        )
+
+
+def check_descriptors(job: TrainingJob, needs: Needs) -> None:
+    """Let this command and what it starts open as many descriptors as they need.
+
+    Shells often allow 1024, and more on demand: then the limit is raised to the hard one.
+
+    Raises:
+        MachineError: the hard limit is too low.
+    """
+    num_ranks = job.num_pods * job.shape.ranks_per_pod
+    wanted = (
+        needs.base_descriptors
+        + job.num_pods * needs.pod_descriptors
+        + num_ranks * needs.rank_descriptors
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise MachineError(
+            f"too few descriptors: {job.num_pods} pods with {num_ranks} ranks need {wanted} in one "
+            f"process, {hard} are allowed; allow more with ulimit -n {wanted}, or use fewer "
+            "replicas, stages or spares"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def choose_port(port: int) -> int:

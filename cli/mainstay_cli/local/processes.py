@@ -73,16 +73,20 @@ class ChildProcesses:
         self._children: list[Child] = []
         self._known: set[int] = set()
         self._others: set[int] = set()
+        self._reserve = -1
+        """A descriptor to give up at the end: without any, what is left could not be listed."""
 
     async def __aenter__(self) -> ChildProcesses:
         # What our process had started before is not the run's.
         self._others = _children_of(os.getpid())
+        self._reserve = os.open(os.devnull, os.O_RDONLY)
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        os.close(self._reserve)
         self.kill_all()
 
     def spawn(
@@ -106,7 +110,12 @@ class ChildProcesses:
                 cwd=cwd,
                 start_new_session=True,
             )
-        child = Child(popen.pid, popen)
+        try:
+            child = Child(popen.pid, popen)
+        except OSError:  # no descriptor left to watch it with
+            os.killpg(popen.pid, signal.SIGKILL)
+            popen.communicate()
+            raise
         self._known.add(popen.pid)
         self._watch(child)
         return child

@@ -1,49 +1,23 @@
-"""Starts the Redis that holds a local run's history: a real server on a Unix socket only."""
+"""The Redis that holds a local run's history: a real server on a Unix socket only."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-from mainstay_cli.base import guard
-from mainstay_cli.base.exits import MachineError
-from mainstay_cli.base.logs import last_line
-from mainstay_cli.local.processes import Child, ChildProcesses
 
-PING_INTERVAL_S = 0.02
-
-
-async def start_redis(
-    children: ChildProcesses,
-    server: Path,
-    directory: Path,
-    socket: Path,
-    log: Path,
-    env: Mapping[str, str],
-) -> Child:
-    """Start redis-server and return it once it answers.
+def redis_command(server: Path, directory: Path, socket: Path) -> tuple[str, ...]:
+    """Return the command of a redis-server.
 
     Every write is on disk before it is confirmed, as the protocol asks
     (protocol section 9: ``appendfsync always``).
-
-    Raises:
-        MachineError: it ended instead.
     """
-    command = [
-        *(sys.executable, "-I", "-S", guard.__file__),
+    return (
         str(server),
         *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
         *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         *("--dir", str(directory), "--daemonize", "no"),
-    ]
-    child = children.spawn(command, log=log, environment=env)
-    while not child.ended.done():
-        if await _answers(socket):
-            return child
-        await asyncio.wait([child.ended], timeout=PING_INTERVAL_S)
-    raise MachineError(f"redis-server ended at once: {last_line(log)} (see {log})")
+    )
 
 
 async def flush_redis(socket: Path) -> None:
@@ -61,7 +35,8 @@ async def flush_redis(socket: Path) -> None:
         writer.close()
 
 
-async def _answers(socket: Path) -> bool:
+async def answers(socket: Path) -> bool:
+    """Return whether a Redis serves on a socket."""
     try:
         reader, writer = await asyncio.open_unix_connection(str(socket))
     except OSError:

@@ -15,25 +15,27 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from mainstay_cli.base import network
 from mainstay_cli.base.client import ApiClient
-from mainstay_cli.base.exits import CliError, ExitCode
+from mainstay_cli.base.exits import CliError, ExitCode, MachineError
+from mainstay_cli.base.logs import last_line
 from mainstay_cli.base.state_dir import RunRecord, StateDir
-from mainstay_cli.local import manifests, preflight
+from mainstay_cli.local import manifests, preflight, shortage
 from mainstay_cli.local.faults import ProcessFaults
 from mainstay_cli.local.forge import Forge, start_forge
 from mainstay_cli.local.pods import Kubelet
 from mainstay_cli.local.pool import LocalPool
 from mainstay_cli.local.processes import Child, ChildProcesses
 from mainstay_cli.local.services import Services, ServiceSettings
-from mainstay_cli.views.monitor import Monitor
+from mainstay_cli.local.watch import MachineWatch
+from mainstay_cli.views.monitor import JobState, Monitor
 from mainstay_cli.views.progress import PlainProgress
 from mainstay_core.base import codec
 from mainstay_core.faults.points import FaultPoint
@@ -45,6 +47,10 @@ GOODBYE_S = 5.0
 """How long processes of an ended job may take to leave by themselves."""
 REPLACEMENTS_PER_POD = 4
 """Pods made anew in a run, per pod of the job."""
+ASK_AGAIN_S = 0.25
+"""Between two tries to ask an api that is away."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +89,22 @@ def run_job(
     needs = preflight.Needs.from_environment()
     preflight.check_entrypoint(file.job, search)
     preflight.check_memory(file.job, needs)
+    preflight.check_descriptors(file.job, needs)
     redis_server = preflight.find_redis_server()
     port = preflight.choose_port(options.api_port)
     with StateDir(options.state_dir) as state:
-        preflight.check_disk(state.path, needs)
-        run = _LocalRun(file, faults, state, port, redis_server, progress, options)
+        preflight.check_disk(file.job, state.path, needs)
         try:
-            result = asyncio.run(run.run())
+            run = _LocalRun(file, faults, state, port, redis_server, progress, options)
+            return asyncio.run(run.run())
         except BaseExceptionGroup as group:
-            raise _first_of(group) from group
-    return result
+            first = _first_of(group)
+            raise _name_shortage(first, state) or first from group
+        except (ApiError, OSError) as error:
+            named = _name_shortage(error, state)
+            if named is None:
+                raise
+            raise named from error
 
 
 class _Interrupts:
@@ -161,13 +173,14 @@ class _LocalRun:
                 services = Services(children, client, self._service_settings())
                 started = asyncio.create_task(services.start())
                 stop = asyncio.create_task(interrupts.first.wait())
-                await _until_either(started, stop, [])
+                await _until_either([started, stop], [])
                 if interrupts.first.is_set():
                     raise CliError("interrupted before the start", ExitCode.INTERRUPTED)
                 uid = await self._create_job(client)
                 pool = self._make_pool(children, forge, client, uid, address_network)
                 async with _background(
                     services.keep(),
+                    MachineWatch([self._state.path], services.logs).run(),
                     pool.run(),
                     _watch_forge(forge, self._state),
                     ProcessFaults(client, uid, services).run(),
@@ -214,7 +227,7 @@ class _LocalRun:
         watching = asyncio.create_task(monitor.watch())
         stop = asyncio.create_task(interrupts.first.wait())
         try:
-            await _until_either(watching, stop, background)
+            await _until_either([watching, stop], background)
             if interrupts.first.is_set() and not watching.done():
                 pool.stop()
                 self._progress.say("stopping; press Ctrl-C again to kill everything at once")
@@ -223,22 +236,34 @@ class _LocalRun:
                     await asyncio.wait_for(asyncio.shield(watching), STOP_GRACE_S)
                 raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
             pool.stop()
-            job = await watching
-            # Supervisors tell the last of the ledger before they leave; then the report is whole.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pool.wait_ended(), GOODBYE_S)
-            report = dict(await client.fetch(uid, "report"))
-            recoveries = list(await monitor.fetch_recoveries())
-            await monitor.show_rest()
-            write_report(report, self._state.path / "report.json")
-            if self._options.report is not None:
-                write_report(report, self._options.report)
-            if self._options.keep and not interrupts.first.is_set():
-                self._progress.say(f"the job {job.state}; the api stays until Ctrl-C")
-                await interrupts.first.wait()
+            closing = asyncio.create_task(self._close(client, uid, pool, monitor, await watching))
+            keeping = background[:1]  # nothing else of it matters to a job that has ended
+            try:
+                await _until_either([closing], keeping)
+                if self._options.keep and not interrupts.first.is_set():
+                    state = closing.result().state
+                    self._progress.say(f"the job {state}; the api stays until Ctrl-C")
+                    await _until_either([stop], keeping)
+                return closing.result()
+            finally:
+                closing.cancel()
         finally:
             for task in (watching, stop):
                 task.cancel()
+
+    async def _close(
+        self, client: ApiClient, uid: str, pool: LocalPool, monitor: Monitor, job: JobState
+    ) -> RunResult:
+        """Ask for what is left of a job that has ended, and write its report."""
+        # Supervisors tell the last of the ledger before they leave; then the report is whole.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(pool.wait_ended(), GOODBYE_S)
+        report = dict(await _ask(lambda: client.fetch(uid, "report")))
+        recoveries = list(await _ask(monitor.fetch_recoveries))
+        await _ask(monitor.show_rest)
+        write_report(report, self._state.path / "report.json")
+        if self._options.report is not None:
+            write_report(report, self._options.report)
         return RunResult(state=job.state, reason=job.reason, report=report, recoveries=recoveries)
 
     def _make_pool(
@@ -322,15 +347,34 @@ class _LocalRun:
 async def _watch_forge(forge: Forge, state: StateDir) -> None:
     await asyncio.shield(forge.child.ended)
     log = state.logs / "forge.log"
-    raise CliError(f"the forge of trainers ended (see {log})", ExitCode.FAILED)
+    raise CliError(f"the forge of trainers ended: {last_line(log)} (see {log})", ExitCode.FAILED)
+
+
+async def _ask(question: Callable[[], Awaitable[T]]) -> T:
+    """Ask the api until it answers: it may be away just now, and is started again."""
+    while True:
+        try:
+            return await question()
+        except ApiError as error:
+            if not error.is_away:
+                raise
+        await asyncio.sleep(ASK_AGAIN_S)
+
+
+def _name_shortage(error: BaseException, state: StateDir) -> MachineError | None:
+    """Return an error that names what this machine lacks, if that is what an error comes from."""
+    lacks = None if isinstance(error, CliError) else shortage.of_error(error)
+    if lacks is None:
+        return None
+    return MachineError(f"{shortage.explain(lacks, [state.path])} ({error})")
 
 
 async def _until_either(
-    one: asyncio.Task[Any], other: asyncio.Task[Any], background: list[asyncio.Task[None]]
+    tasks: list[asyncio.Task[Any]], background: list[asyncio.Task[None]]
 ) -> None:
-    """Wait for either task; raise what any of them or of the background raises meanwhile."""
-    waiting: set[asyncio.Task[Any]] = {one, other, *background}
-    while not one.done() and not other.done():
+    """Wait for one of the tasks; raise what any of them or of the background raises meanwhile."""
+    waiting: set[asyncio.Task[Any]] = {*tasks, *background}
+    while not any(task.done() for task in tasks):
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

@@ -7,7 +7,7 @@ one is a warning and a restart on the same data, not the end of the run.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,16 +15,12 @@ from pathlib import Path
 
 from mainstay_cli.base import guard
 from mainstay_cli.base.client import ApiClient
-from mainstay_cli.base.exits import CliError, ExitCode, MachineError
-from mainstay_cli.base.logs import last_line
+from mainstay_cli.local.keeper import Keeper
 from mainstay_cli.local.processes import Child, ChildProcesses
-from mainstay_cli.local.redis_server import flush_redis, start_redis
+from mainstay_cli.local.redis_server import answers, flush_redis, redis_command
 
-logger = logging.getLogger(__name__)
-
-READY_INTERVAL_S = 0.05
-MAX_RESTARTS = 5
-"""Of each service in one run; more ends have a cause that another start will not mend."""
+GUARD = (sys.executable, "-I", "-S", guard.__file__)
+"""Ends what it runs when we are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +40,27 @@ class Services:
     def __init__(
         self, children: ChildProcesses, client: ApiClient, settings: ServiceSettings
     ) -> None:
-        self._children = children
-        self._client = client
-        self._settings = settings
-        self._redis: Child | None = None
-        self._api: Child | None = None
+        self._socket = settings.redis_socket
+
+        def spawn(*command: str, log: Path) -> Child:
+            return children.spawn([*GUARD, *command], log=log, environment=settings.environment)
+
+        redis = redis_command(settings.redis_server, settings.redis_directory, self._socket)
+        redis_log, api_log = self.logs = (settings.logs / "redis.log", settings.logs / "api.log")
+        self._redis = Keeper(
+            title="Redis",
+            log=redis_log,
+            places=(settings.redis_directory,),
+            spawn=lambda: spawn(*redis, log=redis_log),
+            serves=lambda: answers(self._socket),
+        )
+        self._api = Keeper(
+            title="the api",
+            log=api_log,
+            places=(settings.logs,),
+            spawn=lambda: spawn(sys.executable, "-m", "mainstay_api", log=api_log),
+            serves=client.is_ready,
+        )
 
     async def start(self) -> None:
         """Start both and return when the api is ready.
@@ -56,8 +68,8 @@ class Services:
         Raises:
             MachineError: one of them ended instead.
         """
-        await self._start_redis()
-        await self._start_api()
+        await self._redis.start()
+        await self._api.start()
 
     async def keep(self) -> None:
         """Start again what ends, until cancelled.
@@ -66,58 +78,24 @@ class Services:
             CliError: one of them ended too often.
         """
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_redis())
-            group.create_task(self._keep_api())
+            group.create_task(self._redis.keep())
+            group.create_task(self._api.keep())
 
-    def signal(self, name: str, number: int) -> Child:
-        """Send a signal to ``redis`` or the ``api``, for an injected fault; return the process."""
-        child = {"redis": self._redis, "api": self._api}[name]
-        assert child is not None
+    async def signal(self, name: str, number: int) -> Child:
+        """Send a signal to ``redis`` or the ``api``, for an injected fault; return the process.
+
+        One that is just away gets it once it serves again.
+        """
+        child = await {"redis": self._redis, "api": self._api}[name].wait_up()
         child.signal_group(number)
         return child
 
     async def flush(self) -> None:
-        """Make Redis forget everything, for an injected fault."""
-        await flush_redis(self._settings.redis_socket)
-
-    async def _keep_redis(self) -> None:
-        for _ in range(MAX_RESTARTS):
-            assert self._redis is not None
-            await asyncio.shield(self._redis.ended)
-            logger.warning("Redis ended; training goes on; starting it again")
-            await self._start_redis()
-        raise CliError(f"Redis ended too often (see {self._log('redis')})", ExitCode.FAILED)
-
-    async def _keep_api(self) -> None:
-        for _ in range(MAX_RESTARTS):
-            assert self._api is not None
-            await asyncio.shield(self._api.ended)
-            logger.warning("the api ended; training goes on; starting it again")
-            await self._start_api()
-        raise CliError(f"the api ended too often (see {self._log('api')})", ExitCode.FAILED)
-
-    async def _start_redis(self) -> None:
-        settings = self._settings
-        self._redis = await start_redis(
-            self._children,
-            settings.redis_server,
-            settings.redis_directory,
-            settings.redis_socket,
-            self._log("redis"),
-            settings.environment,
-        )
-
-    async def _start_api(self) -> None:
-        command = [
-            *(sys.executable, "-I", "-S", guard.__file__),
-            *(sys.executable, "-m", "mainstay_api"),
-        ]
-        log = self._log("api")
-        self._api = self._children.spawn(command, log=log, environment=self._settings.environment)
-        while not await self._client.is_ready():
-            if self._api.ended.done():
-                raise MachineError(f"the api ended at once: {last_line(log)} (see {log})")
-            await asyncio.wait([self._api.ended], timeout=READY_INTERVAL_S)
-
-    def _log(self, name: str) -> Path:
-        return self._settings.logs / f"{name}.log"
+        """Make Redis forget everything, for an injected fault; once it serves, if it is away."""
+        while True:
+            child = await self._redis.wait_up()
+            with contextlib.suppress(OSError):
+                await flush_redis(self._socket)
+                return
+            await asyncio.shield(child.ended)  # whoever does not answer has just ended
+            await asyncio.sleep(0)  # its keeper takes note of that

@@ -10,5 +10,6 @@
 - ``words``: numbers with their nouns, and quoted values, for sentences
 - ``proofs``: proofs by which two ends of a connection show that they know the job's secret
 - ``admission``: bounds on connections that have proved nothing yet
+- ``backoff``: pauses between tries, each twice as long as the one before
 - ``allowance``: bounds on how much one asks of a server in a time
 """

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mainstay_core.base.backoff import doubled_s
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.siting import domain_of
 from mainstay_core.coordinator.state import (
@@ -24,17 +25,13 @@ from mainstay_core.coordinator.state import (
     with_slots,
 )
 
-MAX_DOUBLINGS = 30
-"""Bound on the doublings, so that a large number of ends does not overflow."""
-
 
 def pause_s(state: CoordinatorState, failures: int) -> float:
     """Return for how many seconds a trainer is held back that ended ``failures`` times in a row."""
     if failures < 2:
         return 0.0
     config = state.config
-    doublings = min(failures - 2, MAX_DOUBLINGS)
-    return min(config.hold_back_max_s, config.hold_back_s * 2.0**doublings)
+    return doubled_s(config.hold_back_s, failures - 2, config.hold_back_max_s)
 
 
 def hold_slot(state: CoordinatorState, slot: SlotState, now_s: float) -> SlotState:

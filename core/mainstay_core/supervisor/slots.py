@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mainstay_core.base.backoff import doubled_s
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.supervisor.events import (
@@ -267,8 +268,7 @@ def _may_restart(state: SupervisorState, slot: SlotState) -> bool:
 def _backoff_s(settings: SupervisorLimits, restarts: int) -> float:
     if restarts == 0:
         return 0.0
-    # The exponent is bounded so that a large number of restarts cannot overflow.
-    return min(settings.backoff_max_s, settings.backoff_s * 2.0 ** min(restarts - 1, 30))
+    return doubled_s(settings.backoff_s, restarts - 1, settings.backoff_max_s)
 
 
 def report_down(

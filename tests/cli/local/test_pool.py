@@ -397,3 +397,22 @@ def test_pods_that_end_as_soon_as_they_start_end_the_run_with_what_they_said(
         assert "the last one said: no such file" in str(error)
 
     play(tmp_path, story)
+
+
+def test_a_pool_that_is_told_to_stop_and_cancelled_at_once_is_cancelled(tmp_path: Path) -> None:
+    """As at Ctrl-C, when there is no api to ask for an end of the job first."""
+
+    async def story(machine: PlayedMachine) -> None:
+        machine.wishes["num_pods"] = 1
+        async with running(machine) as pool:
+            await machine.until(lambda: "demo-1" in machine.launchers)
+            await machine.looks()
+            assert machine.running is not None
+            await asyncio.sleep(0)  # it has asked, and now waits for something to happen
+            pool.stop()
+            machine.running.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert machine.running.cancelled()
+
+    play(tmp_path, story)

@@ -1,4 +1,5 @@
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -39,9 +40,62 @@ def test_enough_memory_passes() -> None:
 
 
 def test_too_little_disk_is_told(tmp_path: Path) -> None:
-    preflight.check_disk(tmp_path, preflight.Needs(disk_mib=1))
+    preflight.check_disk(job(), tmp_path, preflight.Needs(disk_mib=1))
     with pytest.raises(MachineError, match="too little disk space"):
-        preflight.check_disk(tmp_path, preflight.Needs(disk_mib=10**12))
+        preflight.check_disk(job(), tmp_path, preflight.Needs(disk_mib=10**12))
+
+
+def test_checkpoints_need_room_where_they_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = tmp_path / "storage"
+    free = {tmp_path: 100, storage: 89}
+    monkeypatch.setattr(preflight, "free_mib", free.__getitem__)
+    needs = preflight.Needs(disk_mib=10, copy_memory_mib=15)
+    parts = {"parallelism": {"stages": 2}}
+    every = {"everySteps": 5}
+    # Three versions of two parts, the one that is being written included.
+    preflight.check_disk(job(**parts, checkpoint=every), tmp_path, needs)
+    free[tmp_path] = 99
+    with pytest.raises(MachineError, match="has 99 MiB free, a run needs about 100 MiB"):
+        preflight.check_disk(job(**parts, checkpoint=every), tmp_path, needs)
+    elsewhere = job(**parts, checkpoint=every | {"storage": str(storage)})
+    with pytest.raises(MachineError, match=f"{storage} has 89 MiB free, checkpoints of 2 parts"):
+        preflight.check_disk(elsewhere, tmp_path, needs)
+    free |= {tmp_path: 10, storage: 90}
+    preflight.check_disk(elsewhere, tmp_path, needs)
+    free[storage] = 0
+    preflight.check_disk(job(checkpoint={"storage": str(storage)}), tmp_path, needs)  # none written
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        (1024, 4096, None),  # enough
+        (146, 146, None),
+        (100, 4096, (4096, 4096)),
+        (100, 146, (146, 146)),
+        (100, resource.RLIM_INFINITY, (resource.RLIM_INFINITY,) * 2),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+    ],
+)
+def test_a_low_limit_of_descriptors_is_raised_as_far_as_it_may_be(
+    soft: int, hard: int, raised: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    preflight.check_descriptors(job(), preflight.Needs(base_descriptors=130))
+    assert limits == ([raised] if raised else [])
+
+
+def test_too_few_descriptors_are_told_with_the_command_that_allows_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 145))
+    with pytest.raises(MachineError, match="2 pods with 2 ranks need 146") as caught:
+        preflight.check_descriptors(job(), preflight.Needs(base_descriptors=130))
+    assert "145 are allowed; allow more with ulimit -n 146" in str(caught.value)
 
 
 def test_an_estimate_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

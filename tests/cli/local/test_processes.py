@@ -1,8 +1,11 @@
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,41 @@ def test_everything_a_run_started_ends_with_it_even_what_left_its_group(tmp_path
     child, grandchild = asyncio.run(scenario())
     assert is_gone(child)
     assert is_gone(grandchild)
+
+
+@contextlib.contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_free = os.dup(0)
+    os.close(next_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_run_without_descriptors_starts_nothing_that_it_cannot_watch_and_ends_as_any(
+    tmp_path: Path,
+) -> None:
+    async def scenario(limited: contextlib.ExitStack) -> tuple[int, int]:
+        async with families.ChildProcesses() as children:
+            child = children.spawn(
+                [sys.executable, "-c", GRANDPARENT],
+                log=tmp_path / "log",
+                environment=os.environ,
+            )
+            grandchild = int(await first_line(tmp_path / "log"))
+            limited.enter_context(no_more_descriptors())
+            with pytest.raises(OSError, match="Too many open files"):
+                children.spawn(SLEEPER, log=tmp_path / "log", environment=os.environ)
+            return child.pid, grandchild
+
+    # The limit ends before the loop does, which needs descriptors of its own for that.
+    with asyncio.Runner() as runner, contextlib.ExitStack() as limited:
+        child, grandchild = runner.run(scenario(limited))
+        gone = is_gone(child), is_gone(grandchild)
+    assert gone == (True, True)
 
 
 def test_processes_that_are_not_of_the_run_are_left_alone(tmp_path: Path) -> None:
