@@ -37,6 +37,7 @@ from mainstay_core.supervisor.state import SupervisorLimits
 from mainstay_core.wire.api import (
     ApiRefused,
     ApiUnavailable,
+    Failure,
     HeartbeatReply,
     HeldJob,
     Registration,
@@ -247,6 +248,9 @@ class Conversation:
                 return Unknown()
             if refusal.is_not_understood:
                 return self._not_heard("error", f"facts: the api is too old for them ({refusal})")
+            if refusal.failure is Failure.UNAUTHORIZED:
+                # Of who tells, and nothing of what is told: rights may come back.
+                return self._not_heard("error", f"facts: {refusal}")
             self._away = False
             self._port.say("info", f"{', '.join(f.kind for f in batch)} refused: {refusal}")
             return Refused(refusal.plan)

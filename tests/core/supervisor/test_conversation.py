@@ -83,6 +83,7 @@ def test_a_fact_that_an_older_api_does_not_understand_is_told_until_it_is_up_to_
     [
         (ApiUnavailable("nobody there"), 2, "warning"),
         (ApiUnavailable("too many", Failure.BUSY, 3.0), 2, "warning"),
+        (ApiRefused(403, "forbidden", "another account"), 2, "error"),
         (ApiRefused(422, "malformed", "no such slot"), 1, "info"),
     ],
 )
