@@ -168,7 +168,9 @@ def test_a_lost_node_s_pods_are_gone_at_once(served: ServedNamespace, how: str) 
     wait(lambda: f"node-{name}-5" in job.names(), "another pod in its place")
     loss = wait_record(job, "NodeLost")
     assert (loss["pod"], loss["node"]) == (f"node-{name}-0", f"node-{name}-bad")
-    assert loss["counts"]
+    # The taint evicts the pod as well. If the operator hears of that first the pod is to leave, and
+    # who leaves does not count: which watch is faster decides.
+    assert loss["counts"] or how == "out-of-service"
     wait_end(served, pods[0])
 
 
