@@ -22,6 +22,7 @@ from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import JobStore, Store, history_line
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError
 from mainstay_core.base.ids import JobUid, QuorumId
+from mainstay_core.base.logs import about
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.answers import SupervisorAnswers
 from mainstay_core.coordinator.events import (
@@ -127,7 +128,7 @@ class Transactions:
                 snapshot = await self.store.load(JobUid(uid)) if uid in there else None
             except MainstayError as error:
                 # The others are shown all the same.
-                logger.warning("%s: how the job is, is not known: %s", uid, error)
+                logger.warning("how the job is, is not known: %s", error, extra=about(uid=uid))
                 continue
             if snapshot is None:
                 self.metrics.drop_job(uid)
@@ -141,7 +142,8 @@ class Transactions:
             The newest plan; None without one (the job is to form anew).
         """
         if await self.create(held.config, held.manifest):
-            logger.warning("job %s was not in the store: made again", held.config.job)
+            fields = about(uid=held.config.job)
+            logger.warning("the job was not in the store: made again", extra=fields)
         return await self.job(held.config.job).take_held(held)
 
     async def resolve(self, job: str) -> JobUid | None:
@@ -291,7 +293,7 @@ class _Job(SupervisorAnswers):
         self._transactions.note_later(procedure)
 
     def warn(self, text: str) -> None:
-        logger.warning("%s: %s", self._uid, text)
+        logger.warning("%s", text, extra=about(uid=self._uid))
 
     def conflicted(self) -> None:
         self._transactions.metrics.conflicts.inc()
@@ -308,14 +310,15 @@ class _Job(SupervisorAnswers):
         for action in outcome.actions:
             if isinstance(action, Announce):
                 level = logging.WARNING if action.warning else logging.INFO
-                logger.log(level, "%s: %s: %s", self._uid, action.code, action.message)
+                fields = about(uid=self._uid, decision=action.code)
+                logger.log(level, "%s", action.message, extra=fields)
 
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         message = (
             f"step {new.step} of {_place(new)} came out differently: {new.masters} in "
             f"{new.quorum}, {old.masters} in {old.quorum}"
         )
-        logger.error("%s: %s", self._uid, message)
+        logger.error("%s", message, extra=about(uid=self._uid))
         announce = Announce(code="LedgerMismatch", message=message, warning=True)
         line = history_line(announce, self.now_s())
         await self._transactions.store.append(self._uid, "event", line)
