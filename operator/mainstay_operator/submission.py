@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.wire.api import ApiError
 from mainstay_operator.api_client import ApiClient
+from mainstay_operator.decisions import log_decision
 from mainstay_operator.resources import JobView
 from mainstay_operator.state import ReconcilerState
 
@@ -23,9 +24,13 @@ async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:
     """
     if state.submitted == view.generation:
         return
+    if view.job is None:  # what the api has goes on
+        state.submitted = view.generation
+        return
     try:
         await api.submit_job(view.uid, view.namespace, view.manifest)
         state.refused = ""
+        log_decision(view, "Submit", f"the api has generation {view.generation}")
     except ApiError as error:
         if not error.is_final:
             raise

@@ -4,9 +4,11 @@ the rest."""
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from mainstay_cli.base.exits import UsageError
@@ -134,6 +136,50 @@ def test_conditions_worth_a_look_are_shown() -> None:
         "  Degraded: Degraded is True",
     ]
     assert kubectl.is_worth_a_look(condition("Ready", "Unknown", "ApiUnreachable"))
+
+
+def unseen(age_s: float, **fields: Any) -> str:
+    """What is said of a job of this age."""
+    made = "2026-11-22T10:00:00Z"
+    metadata = {"name": "j", "namespace": "research", "creationTimestamp": made}
+    now_s = datetime.fromisoformat(made).timestamp() + age_s
+    return kubectl.explain_unseen({"metadata": metadata, **fields}, now_s)
+
+
+def test_a_job_that_nobody_watches_is_told_so() -> None:
+    said = unseen(75.0)
+    assert said.startswith("no operator has looked at it in 75 s: none seems to serve namespace")
+    assert "--set watchNamespaces='{OTHERS,research}'" in said
+    assert unseen(75.0, status={"conditions": []}) == said
+    assert unseen(59.0) == ""
+    assert unseen(75.0, status={"observedGeneration": 1}) == ""
+    kueue = {"managedBy": "kueue.x-k8s.io/multikueue"}
+    assert unseen(0.0, spec=kueue).startswith("spec.managedBy is kueue.x-k8s.io/multikueue: ")
+    assert unseen(75.0, spec={"managedBy": "mainstay.dev/operator"}) == said
+
+
+def test_status_asks_no_api_of_a_job_that_nobody_watches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its age is what the API server's clock says, whatever this machine's does."""
+    made = {"name": "j", "namespace": "research", "uid": "u"}
+    made["creationTimestamp"] = "2036-11-22T10:00:00Z"
+    answer = httpx.Response(
+        200, json={"metadata": made}, headers={"Date": "Sat, 22 Nov 2036 10:02:00 GMT"}
+    )
+    cluster = Pods(Options(), None)
+    transport = httpx.MockTransport(lambda _: answer)
+    monkeypatch.setattr(
+        cluster.kube, "_http", httpx.Client(base_url="https://server:6443", transport=transport)
+    )
+    before = runs.PLACE.set(cluster)
+    try:
+        kubectl.show_status("j")
+        assert "no operator has looked at it in 120 s" in capsys.readouterr().out
+        kubectl.show_status("j", as_json=True)
+        assert json.loads(capsys.readouterr().out)["problem"].startswith("no operator has looked")
+    finally:
+        runs.PLACE.reset(before)
 
 
 @pytest.mark.parametrize("user", [{"token": "secret"}, {"client-certificate": "x"}])
