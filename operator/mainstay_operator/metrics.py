@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from mainstay_core.base.release import VERSION
 from mainstay_core.pool.losses import Loss
 from mainstay_operator.liveness import Liveness
 
@@ -82,6 +83,13 @@ class Metrics:
             "Recoveries that the api shows and this operator cannot read",
             registry=self.registry,
         )
+        build = Gauge(
+            "mainstay_build_info",
+            "1: which part of Mainstay this is, and of which version",
+            ["name", "version"],
+            registry=self.registry,
+        )
+        build.labels("mainstay-operator", VERSION).set(1)
         self.jobs = Gauge("mainstay_operator_jobs", "Jobs that are kept", registry=self.registry)
         self.resync_age = Gauge(
             "mainstay_operator_resync_age_seconds",
