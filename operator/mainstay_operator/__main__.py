@@ -8,8 +8,9 @@ import os
 import sys
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.logs import start_logging
+from mainstay_core.base.logs import about, start_logging
 from mainstay_net.acceptor import raise_descriptor_limit
+from mainstay_operator.elector import LeadershipLostError
 from mainstay_operator.handlers import serve
 from mainstay_operator.settings import parse
 
@@ -31,6 +32,10 @@ def main() -> int:
     except InvalidSpecError as error:
         logging.getLogger(__name__).error("%s", error)
         return 2
+    except LeadershipLostError as error:
+        # Started again, by Kubernetes, it waits for its turn.
+        logging.getLogger(__name__).error("%s", error, extra=about(decision="Stop"))
+        return 1
     return 0
 
 

@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import kopf
@@ -21,8 +23,9 @@ from mainstay_core.job.spec import GROUP, LABEL_UID, PLURAL, VERSION
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
+from mainstay_operator.elector import Elector, LeadershipLostError
 from mainstay_operator.jobs import Jobs
-from mainstay_operator.kube import KubeClient
+from mainstay_operator.kube import KubeClient, forbid_nothing
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.namespaces import await_answer, await_open
 from mainstay_operator.node_cache import NodeCache
@@ -59,22 +62,30 @@ class NoDiffs(kopf.DiffBaseStorage):
         """Write nothing."""
 
 
+def _instance() -> str:
+    """Return the name of this process's pod, or of its machine."""
+    return os.environ.get("HOSTNAME") or socket.gethostname()
+
+
 class Operator:
     """The handlers of one operator, in a registry of their own.
 
     Args:
         settings: of the operator.
+        metrics: of the operator.
+        elector: says whether this process may act; None: it always may.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, elector: Elector | None) -> None:
         self._settings = settings
+        self.metrics = metrics
+        self._elector = elector
         self._stack = contextlib.AsyncExitStack()
         self._jobs: Jobs | None = None
         self._kube: KubeClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._pods: Mapping[str, Iterable[ObservedPod]] = {}
         self._nodes = NodeCache()
-        self.metrics = Metrics()
 
     @property
     def jobs(self) -> Jobs:
@@ -111,11 +122,10 @@ class Operator:
         line = ApiClient(own.api_url, own.read_token, metrics)
         api = await self._stack.enter_async_context(line)
         records = Records(api)
-        instance = os.environ.get("HOSTNAME") or socket.gethostname()
         self._jobs = Jobs(
             indexed=lambda uid: tuple(self._pods.get(uid, ())),
             nodes=lambda: self._nodes.show() if own.watch_nodes else None,
-            actuator=Actuator(self._kube, own, instance, metrics),
+            actuator=Actuator(self._kube, own, _instance(), metrics),
             api=api,
             records=records,
             settings=own,
@@ -143,7 +153,12 @@ class Operator:
         """Return a client of the Kubernetes API, not open yet."""
         own = self._settings
         return KubeClient(
-            qps=own.qps, burst=own.burst, timeout_s=own.kube_timeout_s, metrics=self.metrics
+            qps=own.qps,
+            burst=own.burst,
+            timeout_s=own.kube_timeout_s,
+            metrics=self.metrics,
+            # A process that stood still for long may lead no more before it finds out.
+            forbid=self._elector.forbid if self._elector is not None else forbid_nothing,
         )
 
     def check(self) -> tuple[str, dict[str, Any]]:
@@ -156,6 +171,7 @@ class Operator:
             now_s=time.monotonic(),
         )
         return problem, {
+            "leads": self._elector is None or not self._elector.forbid(),
             "resync_age_s": round(self.metrics.resync_age_s(), 3),
             "slowest_look_s": round(jobs.slowest_s(), 3) if jobs is not None else 0.0,
             "jobs": jobs.num_jobs if jobs is not None else 0,
@@ -212,40 +228,107 @@ def configure(settings: kopf.OperatorSettings, *, watch_idle_s: float) -> None:
 async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> None:
     """Run the operator until it is told to end, or the namespaces that it can serve are others.
 
+    With a Lease, only the operator that has it does anything; the others answer their probes.
+
     Raises:
         InvalidSpecError: a setting cannot be used; it is named.
+        LeadershipLostError: another operator may lead by now.
     """
-    operator = Operator(settings)
-    async with (
-        serving(settings.liveness_url, operator.check, operator.metrics),
-        operator.new_client() as kube,
-    ):
-        wanted, metrics = settings.namespace_list, operator.metrics
-        served = await await_open(kube, settings, metrics) if wanted else ()
-        if served != wanted:
-            closed = ", ".join(n for n in wanted if n not in served)
-            logger.warning("these namespaces cannot be served now: %s", closed)
-        flag, ended = asyncio.Event(), asyncio.Event()
-        running = asyncio.create_task(
-            kopf.operator(
-                registry=operator.register(),
-                standalone=True,
-                clusterwide=not wanted,
-                namespaces=served,
-                ready_flag=flag,
-                stop_flag=ended,
+    metrics = Metrics()
+    async with contextlib.AsyncExitStack() as stack:
+        elector = None
+        if settings.lease:
+            line = KubeClient(
+                qps=settings.qps,
+                burst=settings.burst,
+                timeout_s=settings.lease_renew_s / 2,
+                metrics=metrics,
             )
+            elector = _elector(await stack.enter_async_context(line), settings, metrics)
+        operator = Operator(settings, metrics, elector)
+        await stack.enter_async_context(serving(settings.liveness_url, operator.check, metrics))
+        kube = await stack.enter_async_context(operator.new_client())
+        if elector is None:
+            metrics.leader.set(1)
+            await _run(operator, kube, settings, ready)
+        elif await _await_turn(elector):
+            await _run_as_leader(elector, _run(operator, kube, settings, ready))
+
+
+def _elector(kube: KubeClient, settings: Settings, metrics: Metrics) -> Elector:
+    """Return this process's elector. Its identity is no earlier process's, of this pod neither."""
+    namespace, _, name = settings.lease.partition("/")
+    identity = f"{_instance()}_{uuid.uuid4()}"
+    return Elector(kube, (namespace, name), identity, settings.lease_timing, metrics)
+
+
+async def _await_turn(elector: Elector) -> bool:
+    """Wait until this process leads; return False if it is told to end before."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    waiting = [asyncio.create_task(elector.acquire()), asyncio.create_task(ended.wait())]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+        # From here on they are kopf's.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    if ended.is_set():
+        await elector.release()
+        return False
+    waiting[0].result()
+    return True
+
+
+async def _run_as_leader(elector: Elector, work: Coroutine[Any, Any, None]) -> None:
+    """Work for as long as this process leads, and give the Lease back after it.
+
+    Raises:
+        LeadershipLostError: it leads no more. The work is not waited for: it must not go on.
+    """
+    holding, working = asyncio.create_task(elector.hold()), asyncio.create_task(work)
+    await asyncio.wait([holding, working], return_when=asyncio.FIRST_COMPLETED)
+    if not working.done():
+        working.cancel()
+        raise LeadershipLostError(holding.result())
+    holding.cancel()
+    await working
+    await elector.release()
+
+
+async def _run(
+    operator: Operator, kube: KubeClient, settings: Settings, ready: Callable[[], None] | None
+) -> None:
+    """Run an operator that may act, to the same end."""
+    wanted, metrics = settings.namespace_list, operator.metrics
+    served = await await_open(kube, settings, metrics) if wanted else ()
+    if served != wanted:
+        closed = ", ".join(n for n in wanted if n not in served)
+        logger.warning("these namespaces cannot be served now: %s", closed)
+    flag, ended = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(
+        kopf.operator(
+            registry=operator.register(),
+            standalone=True,
+            clusterwide=not wanted,
+            namespaces=served,
+            ready_flag=flag,
+            stop_flag=ended,
         )
-        waiting = asyncio.create_task(flag.wait())
-        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if ready is not None and not running.done():
-            ready()
-        changing = asyncio.create_task(_await_change(kube, settings, served, metrics))
-        await asyncio.wait([running, changing], return_when=asyncio.FIRST_COMPLETED)
-        changing.cancel()
-        ended.set()
-        await running
+    )
+    waiting = asyncio.create_task(flag.wait())
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if ready is not None and not running.done():
+        ready()
+    changing = asyncio.create_task(_await_change(kube, settings, served, metrics))
+    await asyncio.wait([running, changing], return_when=asyncio.FIRST_COMPLETED)
+    changing.cancel()
+    ended.set()
+    await running
 
 
 async def _await_change(

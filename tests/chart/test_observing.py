@@ -161,7 +161,8 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
     request = "mainstay_api_request_seconds_bucket"
     late = [series(request, "0x60", le="1"), series(request, "0+1x60", le="5")]
     late.append(series(request, "0+1x60", le="+Inf"))
-    kept = series("mainstay_operator_jobs", "1x60")
+    acts = series("mainstay_operator_leader", "1x60", pod="one")
+    waits = series("mainstay_operator_leader", "0x60", pod="two")
     age = "mainstay_operator_resync_age_seconds"
     refused = {"verb": "create", "resource": "pods", "code": "403"}
     pods = [
@@ -182,7 +183,8 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
         ("MainstayRecoverySlow", slow, {"stage": "load"}),
         ("MainstayApiSlow", late, {}),
         ("MainstayOperatorDown", [stalled], {}),
-        ("MainstayOperatorDown", [stalled, kept], None),
+        ("MainstayOperatorDown", [stalled, waits], {}),
+        ("MainstayOperatorDown", [stalled, acts, waits], None),
         ("MainstayOperatorDown", [], None),
         ("MainstayOperatorBlind", [series(age, "0+60x60")], {}),
         (
