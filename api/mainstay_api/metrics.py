@@ -102,7 +102,7 @@ class Metrics:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """Uids of the jobs that have series."""
+        """Uids of the jobs that this replica has heard of."""
         return frozenset(self._series)
 
     def note_job(self, job: str) -> None:

@@ -8,8 +8,9 @@ own clock from when it *saw* the last change. No clock is compared with another 
 clock runs faster than the other by more than ``duration_s / renew_s``. Two who claim the Lease at
 once do so from the same version of it, and the API server lets one of them.
 
-A Lease that somebody deletes is no end of its term: who has seen it waits as if it were there.
-Only who comes in the moment in which there is none takes it at once, as it would a new one.
+A Lease that somebody deletes is no end of its term: who has seen it waits as if it were there, and
+its holder stops to lead. Only who comes in the moment in which there is none takes it at once, as
+it would a new one.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class Candidate:
     timing: LeaseTiming
     seen: LeaseRecord | None = None
     """None until there was a Lease."""
+    is_gone: bool = True
+    """Whether the last look found no Lease."""
     changed_at_s: float = -math.inf
     """Own clock when it was seen changed."""
     renewed_at_s: float | None = None
@@ -88,13 +91,15 @@ class Candidate:
 
     def after_look(self, found: LeaseRecord | None, now_s: float) -> Candidate:
         """Return the candidate after it has read the Lease; None: there is none."""
+        looked = replace(self, is_gone=found is None)
         if found is None or found == self.seen:
-            return self
-        return replace(self, seen=found, changed_at_s=now_s)
+            return looked
+        return replace(looked, seen=found, changed_at_s=now_s)
 
     def after_claim(self, written: LeaseRecord, sent_at_s: float) -> Candidate:
         """Return the candidate after its claim was written, that it sent at this time."""
-        return replace(self, seen=written, changed_at_s=sent_at_s, renewed_at_s=sent_at_s)
+        claimed = replace(self, seen=written, is_gone=False)
+        return replace(claimed, changed_at_s=sent_at_s, renewed_at_s=sent_at_s)
 
     def left_s(self, now_s: float) -> float:
         """Return how long it leads without another renewal, in seconds; 0: it does not lead."""
@@ -113,6 +118,8 @@ class Candidate:
             if not self.left_s(now_s):
                 why = f"the Lease could not be renewed for {self.timing.renew_s:g} s"
                 return Verdict(step=Step.STOP, reason=why)
+            if self.is_gone:
+                return Verdict(step=Step.STOP, reason="the Lease was deleted")
             if seen is not None and seen.holder != self.identity:
                 who = seen.holder or "nobody"
                 return Verdict(step=Step.STOP, reason=f"the Lease was taken away: {who} has it")

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
@@ -65,6 +66,8 @@ def test_a_term_counts_from_when_its_renewal_was_sent() -> None:
         Step.STOP,
         "the Lease could not be renewed for 10 s",
     )
+    gone = leading.after_look(None, 101.0).decide(101.0)
+    assert (gone.step, gone.reason) == (Step.STOP, "the Lease was deleted")
     lost = leading.after_look(OTHERS, 101.0).decide(101.0)
     assert (lost.step, lost.reason) == (Step.STOP, "the Lease was taken away: other has it")
 
@@ -107,6 +110,8 @@ class Player:
     offset_s: float
     candidate: Candidate
     life: int = 0
+    cut_until_s: float = 0.0
+    """Before, nothing of it arrives (true time)."""
 
     def clock(self, true_s: float) -> float:
         return self.offset_s + self.rate * true_s
@@ -136,6 +141,7 @@ class Election:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
+        self.longest_s = self.draw.choice((0.1, 3.0, 25.0))
         self.players = [self.new_player(name) for name in "abc"]
         for player in self.players:
             self.at(self.draw.uniform(0, 3), self.look, player, 0)
@@ -152,10 +158,13 @@ class Election:
     def delay_s(self) -> float:
         if self.now_s > self.calm_from_s:
             return 0.01
-        return self.draw.choice((0.001, 0.1, 0.1, 1.0, 4.0, self.draw.uniform(0, 25)))
+        usual_s = self.draw.uniform(0, 0.1)
+        return usual_s if self.draw.random() < 0.6 else self.draw.uniform(0, self.longest_s)
 
-    def is_lost(self) -> bool:
-        return self.now_s < self.calm_from_s and self.draw.random() < 0.1
+    def is_lost(self, player: Player) -> bool:
+        if self.now_s > self.calm_from_s:
+            return False
+        return self.now_s < player.cut_until_s or self.draw.random() < 0.1
 
     def run(self) -> Election:
         while self.queue and self.queue[0][0] < self.end_s:
@@ -171,21 +180,24 @@ class Election:
         self.at(self.draw.uniform(0, 5), self.look, player, player.life)
 
     def strike(self) -> None:
-        """Kill somebody, or have it end in good order."""
+        """Kill somebody, cut it off, or have it end in good order."""
         if self.now_s > self.calm_from_s:
             return
+        self.at(self.draw.uniform(10, 60), self.strike)
         player = self.draw.choice(self.players)
+        if self.draw.random() < 0.5:
+            player.cut_until_s = self.now_s + self.draw.uniform(5, 60)
+            return
         if player.leads(self.now_s) and self.draw.random() < 0.5:
             # It stops to lead, and then gives the Lease back.
             self.at(self.delay_s(), self.write, player.candidate.release(0.0), self.lease)
         self.begin_anew(player)
-        self.at(self.draw.uniform(10, 60), self.strike)
 
     def look(self, player: Player, life: int) -> None:
         if player.life != life:
             return
         self.at(self.timing.retry_s / player.rate, self.look, player, life)
-        if not self.is_lost():
+        if not self.is_lost(player):
             self.at(self.delay_s(), self.answer, player, life)
 
     def answer(self, player: Player, life: int) -> None:
@@ -211,15 +223,22 @@ class Election:
 
         def arrive() -> None:
             written = self.write(record, found)
-            if written is not None and not self.is_lost():
+            if written is not None and not self.is_lost(player):
                 self.at(self.delay_s(), hear, written)
 
         def hear(written: LeaseRecord) -> None:
             if player.life == life:
                 self.num_terms += not player.leads(self.now_s)
-                player.candidate = player.candidate.after_claim(written, sent_at_s)
+                since_s = self.begin_term(player, sent_at_s)
+                player.candidate = player.candidate.after_claim(written, since_s)
 
-        self.at(self.delay_s(), arrive)
+        if not self.is_lost(player):
+            self.at(self.delay_s(), arrive)
+
+    def begin_term(self, player: Player, sent_at_s: float) -> float:
+        """From when on, by the player's clock, a claim that has succeeded counts."""
+        del player
+        return sent_at_s
 
     def write(self, record: LeaseRecord, over: LeaseRecord | None) -> LeaseRecord | None:
         """The API server: only over the version that was read."""
@@ -231,22 +250,31 @@ class Election:
 
 def test_two_never_lead_at_once_and_somebody_leads_again_when_all_is_calm() -> None:
     terms = 0
-    for seed in range(150):
+    for seed in range(50):
         election = Election(seed).run()
         assert election.worst == 1, seed
         assert sum(p.leads(election.now_s) for p in election.players) == 1, seed
         terms += election.num_terms
-    assert terms > 300
+    assert terms > 100
+
+
+class LateTerms(Election):
+    """Terms count from when the answer comes, not from when the claim was sent."""
+
+    def begin_term(self, player: Player, sent_at_s: float) -> float:
+        del sent_at_s
+        return player.clock(self.now_s)
 
 
 @pytest.mark.parametrize(
     "broken",
     [
-        {"timing": replace(TIMING, renew_s=20.0)},
-        {"timing": TIMING, "rates": (0.5, 1.5)},
+        partial(Election, timing=replace(TIMING, renew_s=20.0)),
+        partial(Election, rates=(0.4, 2.0)),
+        LateTerms,
     ],
 )
-def test_outside_of_the_rule_the_election_finds_two_leaders(
-    broken: dict[str, LeaseTiming | tuple[float, float]],
+def test_outside_of_the_rules_the_election_finds_two_leaders(
+    broken: Callable[[int], Election],
 ) -> None:
-    assert any(Election(seed, **broken).run().worst > 1 for seed in range(150))  # type: ignore[arg-type]
+    assert any(broken(seed).run().worst > 1 for seed in range(150))

@@ -269,6 +269,10 @@ def test_settings_name_what_is_wrong() -> None:
         ({**enough, "MAINSTAY_TOKEN": ""}, "MAINSTAY_TOKEN_FILE"),
         ({**enough, "MAINSTAY_RESYNC_S": "0"}, "MAINSTAY_RESYNC_S"),
         ({**enough, "MAINSTAY_RESYNC_S": "200"}, "MAINSTAY_MAX_IDLE_S"),
+        ({**enough, "MAINSTAY_LEASE": "no-namespace"}, "MAINSTAY_LEASE"),
+        ({**enough, "MAINSTAY_LEASE_RENEW_S": "15"}, "MAINSTAY_LEASE_DURATION_S"),
+        ({**enough, "MAINSTAY_LEASE_DURATION_S": "601"}, "MAINSTAY_LEASE_DURATION_S"),
+        ({**enough, "MAINSTAY_LEASE_RETRY_S": "6"}, "MAINSTAY_LEASE_RETRY_S"),
         ({}, "MAINSTAY_API_URL"),
     ):
         with pytest.raises(InvalidSpecError, match=name):
