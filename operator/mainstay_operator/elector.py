@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import signal
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 from mainstay_core.base.errors import MainstayError
@@ -162,3 +164,40 @@ class Elector:
         if not what or what != self._told:
             logger.log(level, "%s", reason, extra=about(decision=decision))
         self._told = what
+
+
+async def await_turn(elector: Elector) -> bool:
+    """Wait until this process leads; return False if it is told to end before."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    waiting = [asyncio.create_task(elector.acquire()), asyncio.create_task(ended.wait())]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+        # From here on they are kopf's.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    if ended.is_set():
+        await elector.release()
+        return False
+    waiting[0].result()
+    return True
+
+
+async def run_as_leader(elector: Elector, work: Coroutine[Any, Any, None]) -> None:
+    """Work for as long as this process leads, and give the Lease back after it.
+
+    Raises:
+        LeadershipLostError: it leads no more. The work is not waited for: it must not go on.
+    """
+    holding, working = asyncio.create_task(elector.hold()), asyncio.create_task(work)
+    await asyncio.wait([holding, working], return_when=asyncio.FIRST_COMPLETED)
+    if not working.done():
+        working.cancel()
+        raise LeadershipLostError(holding.result())
+    holding.cancel()
+    await working
+    await elector.release()

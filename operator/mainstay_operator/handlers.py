@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import kopf
@@ -23,7 +22,7 @@ from mainstay_core.job.spec import GROUP, LABEL_UID, PLURAL, VERSION
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
-from mainstay_operator.elector import Elector, LeadershipLostError
+from mainstay_operator.elector import Elector, await_turn, run_as_leader
 from mainstay_operator.jobs import Jobs
 from mainstay_operator.kube import KubeClient, forbid_nothing
 from mainstay_operator.metrics import Metrics
@@ -251,8 +250,8 @@ async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> 
         if elector is None:
             metrics.leader.set(1)
             await _run(operator, kube, settings, ready)
-        elif await _await_turn(elector):
-            await _run_as_leader(elector, _run(operator, kube, settings, ready))
+        elif await await_turn(elector):
+            await run_as_leader(elector, _run(operator, kube, settings, ready))
 
 
 def _elector(kube: KubeClient, settings: Settings, metrics: Metrics) -> Elector:
@@ -260,43 +259,6 @@ def _elector(kube: KubeClient, settings: Settings, metrics: Metrics) -> Elector:
     namespace, _, name = settings.lease.partition("/")
     identity = f"{_instance()}_{uuid.uuid4()}"
     return Elector(kube, (namespace, name), identity, settings.lease_timing, metrics)
-
-
-async def _await_turn(elector: Elector) -> bool:
-    """Wait until this process leads; return False if it is told to end before."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    waiting = [asyncio.create_task(elector.acquire()), asyncio.create_task(ended.wait())]
-    try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in waiting:
-            task.cancel()
-        # From here on they are kopf's.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-    if ended.is_set():
-        await elector.release()
-        return False
-    waiting[0].result()
-    return True
-
-
-async def _run_as_leader(elector: Elector, work: Coroutine[Any, Any, None]) -> None:
-    """Work for as long as this process leads, and give the Lease back after it.
-
-    Raises:
-        LeadershipLostError: it leads no more. The work is not waited for: it must not go on.
-    """
-    holding, working = asyncio.create_task(elector.hold()), asyncio.create_task(work)
-    await asyncio.wait([holding, working], return_when=asyncio.FIRST_COMPLETED)
-    if not working.done():
-        working.cancel()
-        raise LeadershipLostError(holding.result())
-    holding.cancel()
-    await working
-    await elector.release()
 
 
 async def _run(

@@ -18,6 +18,7 @@ from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.ownership import TakenName
 from mainstay_operator.resources import SUPERVISOR
+from mainstay_operator.status import find_condition
 
 MAX_NAMES = 8
 """Names in one Event."""
@@ -45,7 +46,7 @@ def of_progress(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Not
         return [Note(reason="Complete", message=after["reason"], key="")]
     if now is not State.FAILED:
         return []
-    failed = _find_condition(after, ConditionType.FAILED)
+    failed = find_condition(after, ConditionType.FAILED)
     message = str(failed["message"])
     if code_of(failed) == INVALID_SPEC:
         return [Note(reason=INVALID_SPEC, message=message, key=message, warning=True)]
@@ -66,12 +67,6 @@ def of_refusal(refused: str, generation: int) -> list[Note]:
     message = f"{refused}; the job goes on as it was"
     key = f"{generation}/{refused}"
     return [Note(reason="ChangeRefused", message=message, key=key, warning=True)]
-
-
-def _find_condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
-    """Return a condition of a status; an empty one if it has none of that type."""
-    found = (c for c in status.get("conditions") or () if c.get("type") == kind.value)
-    return next(found, {})
 
 
 def of_losses(losses: Iterable[Loss]) -> list[Note]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.operator.test_kube import POD, Answer, with_server
 
-from mainstay_operator.elector import Elector
+from mainstay_operator.elector import Elector, LeadershipLostError, await_turn, run_as_leader
 from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.leadership import LeaseTiming
 from mainstay_operator.metrics import Metrics
@@ -91,3 +95,64 @@ def test_who_does_not_lead_reads_and_writes_nothing(
 
     found, bodies = with_server(tmp_path, monkeypatch, [(200, POD)], act)
     assert (found, len(bodies)) == (POD, 1)
+
+
+class Play(Elector):
+    """An elector whose turn comes, and ends, when the test says so."""
+
+    def __init__(self) -> None:
+        kube = KubeClient(qps=1, burst=1, timeout_s=1, metrics=Metrics())
+        super().__init__(kube, ("n", "operator"), "me", TIMING, Metrics())
+        self.turn, self.lost = asyncio.Event(), asyncio.Event()
+        self.released = False
+
+    async def acquire(self) -> None:
+        await self.turn.wait()
+
+    async def hold(self) -> str:
+        await self.lost.wait()
+        return "other has it"
+
+    async def release(self) -> None:
+        self.released = True
+
+
+def test_who_waits_may_be_told_to_end() -> None:
+    """In a container, a process without a handler would not hear SIGTERM at all."""
+
+    async def run() -> bool:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+        return await await_turn(Play())
+
+    assert asyncio.run(run()) is False
+
+
+def test_whose_turn_it_is_works_until_it_is_done_or_the_lease_is_lost() -> None:
+    ended = []
+
+    async def work(until: asyncio.Event) -> None:
+        try:
+            await until.wait()
+        finally:
+            ended.append(until.is_set())
+
+    async def run(elector: Play, work: Coroutine[Any, Any, None]) -> None:
+        elector.turn.set()
+        assert await await_turn(elector)
+        await run_as_leader(elector, work)
+
+    async def in_order() -> Play:
+        elector, done = Play(), asyncio.Event()
+        done.set()
+        await run(elector, work(done))
+        return elector
+
+    async def lost() -> None:
+        elector = Play()
+        elector.lost.set()
+        await run(elector, work(asyncio.Event()))
+
+    assert asyncio.run(in_order()).released
+    with pytest.raises(LeadershipLostError, match="other has it"):
+        asyncio.run(lost())
+    assert ended == [True, False]

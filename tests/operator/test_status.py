@@ -23,7 +23,7 @@ from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket
 from mainstay_operator.ownership import TakenName
 from mainstay_operator.settings import parse
-from mainstay_operator.status import PodRecord, build_status, is_urgent, summary_of
+from mainstay_operator.status import PodRecord, build_status, is_urgent, read_state, summary_of
 
 RECOVERY: dict[str, Any] = {
     "quorum": "q2-ab",
@@ -219,6 +219,18 @@ def test_each_refusal_of_a_specification_is_told() -> None:
     assert (note.reason, note.warning) == ("ChangeRefused", True)
     assert note.message == "spec.spares: is -1; the job goes on as it was"
     assert narrator.of_refusal("", 3) == []
+
+
+def test_a_refused_specification_is_no_end_that_lasts() -> None:
+    """Mended while the api is away, the job was Failed still, and its TTL could have deleted it."""
+    failed = status_of("Failed", "InvalidSpec", "spec.training.lanes: is 0", completionTime="t")
+    assert read_state(failed) is None
+    late = status_of("Failed", "DeadlineExceeded", "too late")
+    assert read_state(late) == ("Failed", "too late")
+
+    seen = ObservedJob(api_problem="the api is not reached", before=read_state(failed))
+    status = build_status(replace(view(), status=failed), seen, None, PodRecord(), 2000.0)
+    assert (status["state"], status.get("completionTime")) == ("Pending", None)
 
 
 def test_a_change_that_cannot_be_used_changes_nothing() -> None:
