@@ -22,6 +22,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's own token and the cluster's certificate."""
 POD_UID = "authentication.kubernetes.io/pod-uid"
 """Key in a review's ``extra`` under which a token that is bound to a pod names it."""
+POD_NAME = "authentication.kubernetes.io/pod-name"
 MAX_CONNECTIONS = 32
 
 
@@ -79,8 +80,25 @@ class Review:
     @property
     def pod(self) -> str:
         """The pod to which the token is bound, or nothing."""
-        values = dict(self.extra).get(POD_UID, ())
+        return self._of_pod(POD_UID)
+
+    @property
+    def pod_name(self) -> str:
+        """That pod's name, or nothing."""
+        return self._of_pod(POD_NAME)
+
+    def _of_pod(self, key: str) -> str:
+        values = dict(self.extra).get(key, ())
         return values[0] if len(values) == 1 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundJob:
+    """A TrainingJob as the cluster has it."""
+
+    uid: str
+    account: str
+    """ServiceAccount that its template names for its pods; "" for the job's own."""
 
 
 class KubeClient:
@@ -176,7 +194,7 @@ class KubeClient:
         Raises:
             KubeUnavailableError: the API server did not answer.
         """
-        path = f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+        path = _path_of_job(namespace, name)
         # Its metadata is enough: the object itself may be large.
         accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         response = await self._send("GET", path, None, accept)
@@ -184,6 +202,22 @@ class KubeClient:
             return None
         uid = self._object(response).get("metadata", {}).get("uid")
         return str(uid) if uid else None
+
+    async def fetch_job(self, namespace: str, name: str) -> FoundJob | None:
+        """Return a TrainingJob, None when there is none.
+
+        Raises:
+            KubeUnavailableError: the API server did not answer.
+        """
+        response = await self._send("GET", _path_of_job(namespace, name), None, "application/json")
+        if response.status_code == 404:
+            return None
+        body = self._object(response)
+        pod = body.get("spec", {}).get("template", {}).get("spec", {})
+        return FoundJob(
+            uid=str(body.get("metadata", {}).get("uid", "")),
+            account=str(pod.get("serviceAccountName") or ""),
+        )
 
     async def _create(self, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
         body = {"apiVersion": version, "kind": kind, "spec": spec}
@@ -213,3 +247,7 @@ class KubeClient:
         except ValueError as error:
             raise KubeUnavailableError(f"{response.request.url.path}: no JSON") from error
         return body if isinstance(body, dict) else {}
+
+
+def _path_of_job(namespace: str, name: str) -> str:
+    return f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}/{name}"

@@ -1,8 +1,8 @@
 """Admits callers in a cluster: the API server reviews their tokens and rights.
 
 - A supervisor presents its pod's projected token, meant for its job alone. The
-  token is bound to the pod, the pod's ServiceAccount is the job's, and the pod
-  that a request names and speaks for is that pod.
+  token is bound to the pod, the pod's ServiceAccount is the job's, or the one that
+  the job's template names, and the pod that a request names and speaks for is that pod.
 - The operator presents a token meant for the api and is known by its name.
 - People present a token meant for the api, or the one they use with kubectl, and
   may read a job here if they may ``get`` it there, and change it if they may ``patch``.
@@ -17,7 +17,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from mainstay_api.auth import AgentAsk, Caller, JobName, forbidden, require_own, unauthorized
-from mainstay_api.kube import KubeClient, KubeUnavailableError, Review
+from mainstay_api.kube import FoundJob, KubeClient, KubeUnavailableError, Review
 from mainstay_api.problems import ProblemError
 from mainstay_api.reviews import Reviews
 from mainstay_core.job.object_names import account_names, jobs_of_account
@@ -63,6 +63,7 @@ class KubernetesAuth:
         self._people = Reviews[Review](review_cache_s, refused_s=UNKNOWN_TOKEN_S)
         self._access = Reviews[bool](ACCESS_S)
         self._owners = Reviews[str | None](ACCESS_S)
+        self._jobs = Reviews[FoundJob | None](ACCESS_S)
 
     async def admit_agent(self, ask: AgentAsk) -> Caller:
         todo = (
@@ -74,27 +75,45 @@ class KubernetesAuth:
         account = _account(review.username)
         if account is None or not review.pod:
             raise forbidden(f"the token of {review.username} is bound to no pod", todo)
-        name = await self._job_of(account, ask)
+        name = await self._job_of(account, review.pod_name, ask)
         if name is None:
             raise forbidden(
                 f"{review.username} is not the ServiceAccount of job {ask.job}",
-                "use the ServiceAccount that the operator made for the job",
+                "use the ServiceAccount that the operator made for the job, or name another as "
+                "serviceAccountName in the job's template",
             )
         require_own(review.pod, {ask.pod})
         return replace(_caller(review), pod=review.pod, job=name)
 
-    async def _job_of(self, account: _Account, ask: AgentAsk) -> JobName | None:
-        """Return the name of the job that is asked for, None if the account is not its own."""
+    async def _job_of(self, account: _Account, pod: str, ask: AgentAsk) -> JobName | None:
+        """Return the name of the job that is asked for, None if the account is not one of its."""
         if ask.name is not None:
-            here = account.namespace == ask.name.namespace
-            named = account_names(ask.name.name, ask.uid or ask.job)
-            return ask.name if here and account.name in named else None
+            if account.namespace != ask.name.namespace:
+                return None
+            if account.name in account_names(ask.name.name, ask.uid or ask.job):
+                return ask.name
+            return ask.name if await self._names_account(ask.name, account, ask) else None
         # The store has lost the job, and with it whose it is: the cluster knows.
         for job in jobs_of_account(account.name):
             name = JobName(namespace=account.namespace, name=job)
             if account.name in account_names(job, ask.job) and await self._uid_of(name) == ask.job:
                 return name
-        return None
+        # Pods are called by their job's name and a number.
+        named = JobName(namespace=account.namespace, name=pod.rpartition("-")[0])
+        return named if named.name and await self._names_account(named, account, ask) else None
+
+    async def _names_account(self, name: JobName, account: _Account, ask: AgentAsk) -> bool:
+        """Return whether the job that is asked for names the account in its template."""
+
+        async def fetch() -> FoundJob | None:
+            return await self._client.fetch_job(name.namespace, name.name)
+
+        try:
+            found = await self._jobs.ask(name, fetch, lambda job: job is not None)
+        except KubeUnavailableError as error:
+            raise _unavailable(error) from error
+        wanted = FoundJob(uid=ask.uid or ask.job, account=account.name)
+        return found == wanted
 
     async def _uid_of(self, name: JobName) -> str | None:
         async def fetch() -> str | None:

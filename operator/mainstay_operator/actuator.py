@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from mainstay_core.base.logs import about
@@ -82,6 +83,7 @@ class Actuator:
             pull_policy=settings.agent_pull_policy,
             api_url=settings.agent_api_url or settings.api_url,
             names=names,
+            resources=settings.supervisor_resources(),
             avoid_nodes=tuple(sorted(avoid_nodes)),
             shun_nodes=tuple(sorted(shun_nodes)),
         )
@@ -130,14 +132,12 @@ class Actuator:
         Returns:
             Names that others have. While there are any, pods must not be made.
         """
-        if f"{view.namespace}/{names.shared}" in self._settings.own_account_set:
-            account = TakenName(
-                kind="ServiceAccount",
-                namespace=view.namespace,
-                name=names.shared,
-                is_mainstays=True,
-            )
-            return (account,)
+        for name in (names.shared, view.account):
+            if f"{view.namespace}/{name}" in self._settings.own_account_set:
+                account = TakenName(
+                    kind="ServiceAccount", namespace=view.namespace, name=name, is_mainstays=True
+                )
+                return (account,)
         secret = builders.build_secret(view, names, secrets.token_hex(SECRET_BYTES))
         bodies = [builders.build_service(view, names), builders.build_service_account(view, names)]
         if self._settings.network_policy:
@@ -173,6 +173,26 @@ class Actuator:
                 return False
             raise
         return True
+
+    async def try_pod(self, view: JobView, options: PodOptions) -> str:
+        """Return why no pod of the job's template can be made, "" if one can as far as it matters.
+
+        One is made as a trial, of which the API server keeps nothing. What the namespace does not
+        have or allow now (a quota, an account) is no fault of the template: that may change.
+
+        Raises:
+            KubeError: the API server did not answer.
+        """
+        async with self._parallel:
+            try:
+                await self.kube.try_create(builders.build_pod(view, 0, options))
+            except KubeError as error:
+                if error.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+                    if 400 <= error.status < 500 and error.status != HTTPStatus.TOO_MANY_REQUESTS:
+                        return ""
+                    raise
+                return f"spec.template: no pod can be made of it: {error.answer}"
+        return ""
 
     async def make_pods(
         self, view: JobView, indexes: Sequence[int], options: PodOptions

@@ -1,31 +1,34 @@
 """The objects of a job, as dicts for server-side apply: pure functions of the job and settings.
 
-Names and contents are deterministic, so applying twice changes nothing. Lists
-that Kubernetes merges by key (environment, volumes, mounts) hold each key once;
-what the operator needs wins over the user's template, which else is kept.
+Names and contents are deterministic, so applying twice changes nothing. A template is kept as it
+is: what the operator sets in a pod, a template of today cannot name (``pod_templates``). In one
+that a job was begun with before that was checked, what the operator needs wins.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from mainstay_core.job.pod_templates import trainer_index
+from mainstay_core.job.pod_templates import (
+    INSTALL,
+    PACKAGE_DIR,
+    POD_DIR,
+    RESTART_POLICY,
+    SUPERVISOR,
+    TOKEN_DIR,
+    trainer_index,
+)
 from mainstay_core.job.shared_memory import SHM_DIR, SharedMemory, is_at_shm, plan_shared_memory
 from mainstay_core.job.spec import JOB_AUDIENCE, LABEL_UID
 from mainstay_core.supervisor.health import probe_command
 from mainstay_core.wire.sealed import KEY_FILE_VARIABLE
 from mainstay_operator.resources import (
     ANNOTATION_SHM,
-    INSTALL,
     LABEL_INDEX,
     LABEL_JOB,
-    PACKAGE_DIR,
-    POD_DIR,
-    SUPERVISOR,
-    TOKEN_DIR,
     JobView,
     ObjectNames,
 )
@@ -54,6 +57,8 @@ class PodOptions:
     api_url: str
     names: ObjectNames
     """Names of what the job has beside its pods."""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """Requests and limits of our containers, unless the job has its own."""
     avoid_nodes: tuple[str, ...] = ()
     """Nodes that new pods must not run on."""
     shun_nodes: tuple[str, ...] = ()
@@ -159,11 +164,12 @@ def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
     priority = view.option("priorityClassName")
     if priority:
         spec["priorityClassName"] = priority
+    # An account that the template names has the rights that a cloud gives it (workload identity).
+    spec["serviceAccountName"] = view.account or options.names.shared
+    spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("enableServiceLinks", False)
     spec |= {
-        "restartPolicy": "OnFailure",
-        "serviceAccountName": options.names.shared,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        "restartPolicy": RESTART_POLICY,
         "hostname": name,
         "subdomain": options.names.shared,
     }
@@ -172,7 +178,11 @@ def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
     shared = next((m for m in trainer.get("volumeMounts") or () if is_at_shm(m)), None)
     memory = None if shared else _shared_memory(view)
     spec["volumes"] = _by_key(spec.get("volumes") or (), _volumes(view, options, memory), "name")
-    own = [_installer(options), _supervisor(view, options, shared)]
+    given = view.job.spec.supervisor.resources
+    resources = dict(options.resources)
+    if given is not None:
+        resources = given.model_dump(exclude_defaults=True)
+    own = [_installer(options, resources), _supervisor(view, options, resources, shared)]
     names = {c["name"] for c in own}
     spec["initContainers"] = [
         *own,
@@ -299,7 +309,7 @@ def _environment(view: JobView, options: PodOptions) -> list[dict[str, Any]]:
     ]
 
 
-def _installer(options: PodOptions) -> dict[str, Any]:
+def _installer(options: PodOptions, resources: Mapping[str, Any]) -> dict[str, Any]:
     """Copies our package to a volume: the user's image need not have it, and versions agree."""
     return {
         "name": INSTALL,
@@ -307,13 +317,17 @@ def _installer(options: PodOptions) -> dict[str, Any]:
         "imagePullPolicy": options.pull_policy,
         "command": ["python", "-m", "mainstay_agent.install", PACKAGE_DIR],
         "volumeMounts": [{"name": "mainstay-package", "mountPath": PACKAGE_DIR}],
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        # A pod needs the most that its containers need at one time: this one costs no more.
+        "resources": resources,
         "securityContext": {**_HARDENED, "readOnlyRootFilesystem": True},
     }
 
 
 def _supervisor(
-    view: JobView, options: PodOptions, shared: Mapping[str, Any] | None
+    view: JobView,
+    options: PodOptions,
+    resources: Mapping[str, Any],
+    shared: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     # Of the supervisor alone: never a question to the api or Redis.
     ready = {
@@ -338,7 +352,7 @@ def _supervisor(
         "env": _environment(view, options),
         "readinessProbe": ready,
         "livenessProbe": live,
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "resources": resources,
         "securityContext": {**_HARDENED, "readOnlyRootFilesystem": True},
         "volumeMounts": [*_mounts(shared), {"name": "mainstay-tmp", "mountPath": "/tmp"}],
     }

@@ -59,15 +59,17 @@ class KubeError(MainstayError):
     """The Kubernetes API refused, or was not reached (status 0).
 
     Args:
-        message: what it says, for people.
+        message: what was asked and what it says, for people.
         status: HTTP status.
         code: the word for programs that Kubernetes calls a reason: AlreadyExists, NotFound.
+        answer: what it says, alone.
     """
 
-    def __init__(self, message: str, status: int, code: str = "") -> None:
+    def __init__(self, message: str, status: int, code: str = "", answer: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.answer = answer or message
 
 
 @dataclass(slots=True)
@@ -152,8 +154,21 @@ class KubeClient:
 
     async def create(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Make an object; None if there is one of this name."""
+        return await self._create(body, {})
+
+    async def try_create(self, body: Mapping[str, Any]) -> None:
+        """Ask whether an object could be made; nothing is. What has a field too many cannot.
+
+        Raises:
+            KubeError: it could not, and why.
+        """
+        await self._create(body, {"dryRun": "All", "fieldValidation": "Strict"})
+
+    async def _create(
+        self, body: Mapping[str, Any], how: Mapping[str, str]
+    ) -> dict[str, Any] | None:
         path = _path(KINDS[body["kind"]], body["metadata"]["namespace"])
-        query = {"fieldManager": FIELD_MANAGER}
+        query = {"fieldManager": FIELD_MANAGER, **how}
         for left in reversed(range(CONFLICT_TRIES)):
             try:
                 return await self._request("POST", path, body, query=query)
@@ -305,7 +320,7 @@ def _reply(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
         return dict(reply)
     message = reply.get("message", "")
     why = f"{method} {path}: refused with {status}: {message}"
-    raise KubeError(why, status, code_of(reply))
+    raise KubeError(why, status, code_of(reply), message)
 
 
 def _path(resource: str, namespace: str, name: str = "") -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
+from mainstay_core.job.pod_templates import SUPERVISOR
 from mainstay_core.pool.conditions import INVALID_SPEC, ConditionType, State, code_of
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
@@ -17,7 +18,6 @@ from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.ownership import TakenName
-from mainstay_operator.resources import SUPERVISOR
 from mainstay_operator.status import find_condition
 
 MAX_NAMES = 8

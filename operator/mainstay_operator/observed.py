@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.job.pod_templates import SUPERVISOR
 from mainstay_core.job.spec import KIND
 from mainstay_core.pool.conditions import code_of
 from mainstay_core.pool.observed import (
@@ -18,7 +19,7 @@ from mainstay_core.pool.observed import (
     Taint,
     Toleration,
 )
-from mainstay_operator.resources import ENDED_AS, ENDED_FOR, LABEL_INDEX, SUPERVISOR, parse_time
+from mainstay_operator.resources import ENDED_AS, ENDED_FOR, LABEL_INDEX, parse_time
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": Disruption.PREEMPTED,
@@ -118,10 +119,12 @@ def job_of(body: Mapping[str, Any]) -> str | None:
 def observe_node(body: Mapping[str, Any]) -> ObservedNode:
     """Return what decisions need of a node object."""
     spec, status = body.get("spec") or {}, body.get("status") or {}
-    ready = {c["type"]: c["status"] for c in status.get("conditions") or ()}.get("Ready")
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    ready = conditions.get("Ready") or {}
     return ObservedNode(
         name=body["metadata"]["name"],
-        ready=ready == "True",
+        ready=ready.get("status") == "True",
+        not_ready_since_s=parse_time(ready.get("lastTransitionTime")),
         cordoned=bool(spec.get("unschedulable")),
         taints=tuple(
             sorted(

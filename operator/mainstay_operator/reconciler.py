@@ -170,6 +170,7 @@ class Reconciler:
         names = await self._keep_objects(now_s)
         await self._resync(now_s)
         await self._report_losses()
+        await self._try_template(names)
         await self._ask_api()
         # A change that cannot be used changes nothing. An operator that has not seen the job before
         # that change makes no pods, as it does not know what they were.
@@ -241,6 +242,22 @@ class Reconciler:
 
     # --- the api ----------------------------------------------------------------------------------
 
+    async def _try_template(self, names: ObjectNames) -> None:
+        """Make a pod on trial of a template that is new, and keep a bad one from the api.
+
+        A job that runs has a template that served: an API server that has become stricter does not
+        stop it.
+        """
+        state, view = self._state, self.view
+        if view.job is None:
+            return  # a change that is refused already
+        if state.tried != view.template and not state.taken_names:
+            options = self._actuator.pod_options(names, ())
+            tried = "" if view.is_known else await self._actuator.try_pod(view, options)
+            state.tried, state.template_problem = view.template, tried
+        if state.template_problem:
+            state.refused, state.submitted = state.template_problem, view.generation
+
     async def _ask_api(self) -> None:
         """Submit the job if it is due, pass on what was asked for, learn what is wanted."""
         state, view = self._state, self.view
@@ -292,6 +309,7 @@ class Reconciler:
         policy = view.repair_policy(
             force_delete_s=settings.force_delete_s,
             image_pull_s=settings.image_pull_s,
+            stranded_s=settings.stranded_s,
             ignore_cordon=settings.ignore_cordon,
         )
         nodes = quarantine.without(self._nodes(), self._quarantine.state)

@@ -35,11 +35,6 @@ ENDED_AS = f"{GROUP}/ended-as"
 """Annotation of a pod that the operator itself deletes: why. It is no failure then."""
 ANNOTATION_SHM = f"{GROUP}/shared-memory"
 """Annotation of a pod: how large its memory-backed volume may grow, and why."""
-TOKEN_DIR = "/var/run/secrets/mainstay.dev"
-POD_DIR = "/run/mainstay"
-PACKAGE_DIR = "/opt/mainstay"
-SUPERVISOR = "supervisor"
-INSTALL = "install"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +77,21 @@ class JobView:
         return template
 
     @property
+    def account(self) -> str:
+        """The ServiceAccount that the template names for its pods; "" for the job's own."""
+        pod = self.template.get("spec") or {}
+        return str(pod.get("serviceAccountName") or "")
+
+    @property
     def ours(self) -> bool:
         """Whether this operator is asked to act on it."""
         return bool(self.spec.get("managedBy", DEFAULT_MANAGER) == DEFAULT_MANAGER)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the job has begun, and its status is that of this generation."""
+        begun = bool(self.status.get("startTime"))
+        return begun and self.status.get("observedGeneration") == self.generation
 
     @property
     def suspend(self) -> bool:
@@ -159,7 +166,12 @@ class JobView:
         return locations
 
     def repair_policy(
-        self, *, force_delete_s: float, image_pull_s: float, ignore_cordon: bool
+        self,
+        *,
+        force_delete_s: float,
+        image_pull_s: float,
+        stranded_s: float,
+        ignore_cordon: bool,
     ) -> RepairPolicy:
         """Return what a repair of this job may do."""
         assert self.job is not None
@@ -170,6 +182,7 @@ class JobView:
             window_s=float(window.seconds),
             force_delete_s=force_delete_s,
             stuck_image_s=image_pull_s,
+            stranded_s=stranded_s,
             ignore_cordon=ignore_cordon,
         )
 

@@ -10,7 +10,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.job.sections import ContainerResources
 from mainstay_operator.leadership import MAX_DURATION_S, LeaseTiming
 
 
@@ -32,6 +35,11 @@ class Settings:
     agent_pull_policy: str = _setting(
         "When nodes pull the supervisors' image: Always, IfNotPresent or Never.",
         "IfNotPresent",
+    )
+    agent_resources: str = _setting(
+        "Requests and limits of the supervisors, as JSON, e.g. "
+        '{"limits": {"cpu": "1", "memory": "512Mi"}}; a job may have its own.',
+        '{"requests": {"cpu": "100m", "memory": "128Mi"}}',
     )
     token: str = _setting("What the operator presents to the api.", "")
     token_file: str = _setting(
@@ -78,6 +86,11 @@ class Settings:
         "So long after its deadline a pod that its unreachable node does not end is "
         "removed by force, if the api takes it for gone; 0: never.",
         0.0,
+    )
+    stranded_s: float = _setting(
+        "A pod that is silent, on a node that is not ready, is replaced at once; it is ended so "
+        "long after its node was ready last, unless it has come back by then.",
+        300.0,
     )
     image_pull_s: float = _setting(
         "A pod whose node cannot pull its image, where other nodes can, is replaced then.",
@@ -135,6 +148,23 @@ class Settings:
             retry_s=self.lease_retry_s,
         )
 
+    def supervisor_resources(self) -> dict[str, Any]:
+        """Return requests and limits of the supervisors, as in a container.
+
+        Raises:
+            InvalidSpecError: the setting is none.
+        """
+        try:
+            given = ContainerResources.model_validate_json(self.agent_resources)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise InvalidSpecError(
+                "MAINSTAY_AGENT_RESOURCES",
+                f"{where} {first['msg']}; must be requests and limits as in a container, as JSON",
+            ) from None
+        return given.model_dump(exclude_defaults=True)
+
     def read_token(self) -> str:
         """Return the token to present to the api.
 
@@ -173,6 +203,7 @@ def _check(settings: Settings) -> None:
     for name in ("qps", "burst", "resync_s", "kube_timeout_s", "watch_idle_s"):
         if not getattr(settings, name):
             raise InvalidSpecError(variable_of(name), "is 0, must be more")
+    settings.supervisor_resources()
     least_s = 2 * settings.resync_s
     if settings.max_idle_s <= least_s:
         raise InvalidSpecError(

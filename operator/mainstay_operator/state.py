@@ -44,7 +44,11 @@ class ReconcilerState:
     submitted: int = -1
     """Generation that the api was given last."""
     refused: str = ""
-    """Why the api did not take the job as it is now."""
+    """Why the api did not take the job as it is now, or why it was not given to it."""
+    tried: Mapping[str, Any] | None = None
+    """Template of which a pod was made on trial, or makes pods already."""
+    template_problem: str = ""
+    """Why no pod can be made of it."""
     unknown_since_s: float = 0.0
     names: ObjectNames | None = None
     """Names of what the job has beside its pods; None until it was looked."""

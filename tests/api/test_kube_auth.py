@@ -346,6 +346,25 @@ def test_pods_that_the_version_before_began_are_known_by_an_account_with_the_job
             assert client.get(path).status_code == status
 
 
+def test_pods_are_known_by_the_account_that_their_jobs_template_names(town: Town) -> None:
+    named = {**SPEC["template"]["spec"], "serviceAccountName": "cloud"}
+    uid = town.world.make_job(town.ours, "identity", {**SPEC, "template": {"spec": named}})
+    for account in ("cloud", "no-cloud"):
+        town.world.make_account(town.ours, account)
+    mine = town.world.make_pod(town.ours, "identity", "identity-0", account="cloud")
+    others = town.world.make_pod(town.ours, "identity", "identity-1", account="no-cloud")
+    path, alphas = f"/v1/jobs/{uid}/agent/plan", f"/v1/jobs/{town.uids['alpha']}/agent/plan"
+    for is_known in (False, True):
+        # At first the store does not know the job: the cluster says whose the account is.
+        if is_known:
+            town.submit(uid, town.ours, "identity")
+        for pod, expected in ((mine, 200 if is_known else 404), (others, 403)):
+            with town.client(town.world.pod_token(pod, uid), pod.uid) as client:
+                assert client.get(path).status_code == expected
+        with town.client(town.world.pod_token(mine, town.uids["alpha"]), mine.uid) as client:
+            assert client.get(alphas).status_code == 403
+
+
 def test_a_submission_names_where_its_job_is(town: Town) -> None:
     with town.client(town.world.operator) as client:
         for body, field in (({"uid": "u"}, "namespace"), ({"namespace": "n"}, "uid")):

@@ -144,6 +144,13 @@ REFUSED = [
         "everySteps needs storage in a cluster",
     ),
     Refused("spec.redundancy", "type", "spec.redundancy", "auto", AUTO),
+    Refused(
+        "spec.supervisor.resources.limits.cpu",
+        "type",
+        "spec.supervisor.resources.limits.cpu",
+        "much",
+        "must be an amount as in a pod's resources",
+    ),
     Refused("spec.redundancy", "type", "spec.redundancy", 0, AUTO),
     Refused("spec.training.shardsPerLane", "type", "spec.training.shardsPerLane", 0, AUTO),
     Refused(
@@ -283,6 +290,7 @@ FREE: list[tuple[str, Any]] = [
     ("spec.suspend", True),
     ("spec.parallelism.replicas", 2),
     ("spec.parallelism.minReplicas", 2),
+    ("spec.supervisor.resources", {"limits": {"cpu": 1, "memory": "1Gi"}}),
     ("spec.spares.replicas", 3),
     ("spec.activeDeadlineSeconds", 60),
     ("spec.ttlSecondsAfterFinished", 60),

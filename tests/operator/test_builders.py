@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.worlds.served_namespace import manifest
 
+from mainstay_core.job.pod_templates import OWN_VARIABLES, OWN_VOLUMES
 from mainstay_operator.builders import (
     PodOptions,
     build_disruption_budget,
@@ -113,7 +114,7 @@ def test_a_pod_is_within_the_restricted_profile_unless_the_template_says_otherwi
 
 def test_what_the_template_gives_is_kept() -> None:
     template = {
-        "metadata": {"labels": {"team": "a", "mainstay.dev/job-uid": "no"}},
+        "metadata": {"labels": {"team": "a"}},
         "spec": {
             "nodeSelector": {"gpu": "h200"},
             "terminationGracePeriodSeconds": 500,
@@ -127,7 +128,6 @@ def test_what_the_template_gives_is_kept() -> None:
                     "command": ["/venv/bin/python", "-m", "mainstay_train.launcher"],
                     "env": [
                         {"name": "PYTHONPATH", "value": "/code"},
-                        {"name": "MAINSTAY_JOB", "value": "another"},
                     ],
                     "volumeMounts": [{"name": "data", "mountPath": "/data"}],
                     "resources": {"limits": {"nvidia.com/gpu": "8"}},
@@ -151,6 +151,33 @@ def test_what_the_template_gives_is_kept() -> None:
     assert env["MAINSTAY_JOB"]["value"] == "u-1"
     assert {m["mountPath"] for m in containers["trainer"]["volumeMounts"]} >= {"/data", "/dev/shm"}
     assert "data" in by_name(spec["volumes"])
+
+
+def test_what_the_operator_sets_no_template_can_name() -> None:
+    """What a template names is refused or kept, never replaced in silence."""
+    spec = pod(checkpoint={"keySecret": "keys"})["spec"]
+    supervisor = by_name(spec["initContainers"])["supervisor"]
+
+    assert {v["name"] for v in supervisor["env"]} == OWN_VARIABLES
+    assert all(v["name"].startswith(OWN_VOLUMES) for v in spec["volumes"])
+
+
+def test_the_account_and_the_tokens_that_a_template_names_are_kept() -> None:
+    named = {"serviceAccountName": "trainer", "automountServiceAccountToken": True}
+    spec = pod({"spec": {**named, "containers": [CONTAINER]}})["spec"]
+
+    assert {name: spec[name] for name in named} == named
+
+
+def test_our_containers_have_the_resources_of_the_setting_or_the_job() -> None:
+    setting = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+    options = dataclasses.replace(OPTIONS, resources=setting)
+
+    for container in build_pod(view(), 0, options)["spec"]["initContainers"]:
+        assert container["resources"] == setting
+    own = {"resources": {"limits": {"cpu": 2, "memory": "3Gi"}}}
+    for container in build_pod(view(supervisor=own), 0, options)["spec"]["initContainers"]:
+        assert container["resources"] == {"limits": {"cpu": "2", "memory": "3Gi"}}
 
 
 def test_shared_memory_is_bounded_by_the_model_where_it_is_known() -> None:

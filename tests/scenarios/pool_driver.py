@@ -158,6 +158,7 @@ class PoolDriver(Driver):
             name: ObservedNode(
                 name=name,
                 ready=not call.flag("not-ready"),
+                not_ready_since_s=self._now_s,
                 gone=call.flag("gone"),
                 cordoned=call.flag("cordoned"),
                 taints=tuple(taints),

@@ -86,7 +86,8 @@ class PlayedPods:
         known = {(m.slot, m.incarnation): m for m in old.members}
         for member in plan.members:
             stayed = known.get((member.slot, member.incarnation))
-            expected = stayed.since if stayed else plan.quorum.id
+            here = stayed is not None and stayed.rank.position == member.rank.position
+            expected = stayed.since if stayed and here else plan.quorum.id
             assert member.since == expected, "since is not when the membership began"
         for chain in plan.chains:
             twin = next(

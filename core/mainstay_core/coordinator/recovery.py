@@ -22,7 +22,7 @@ from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_s
 from mainstay_core.coordinator.repeats import Rung
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
-from mainstay_core.coordinator.siting import usable_slots
+from mainstay_core.coordinator.siting import surplus_slots, usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     Waiting,
@@ -103,9 +103,14 @@ def _is_finishing(state: CoordinatorState) -> bool:
 
 
 def _decide_finishing(state: CoordinatorState) -> Transition:
-    """Complete the job, once the members that can still finish by themselves have done so."""
+    """Complete the job, once the members that can still finish by themselves have done so.
+
+    A member that is gone sends no settle report any more: who has not settled in its plan is not
+    waited for.
+    """
     assert state.plan is not None
     parked = state.suspicion.reporters if state.suspicion else ()
+    stuck = bool(lost_members(state))
     unfinished = [
         m
         for m in state.plan.members
@@ -113,6 +118,7 @@ def _decide_finishing(state: CoordinatorState) -> Transition:
         and is_living(state, m)
         and not still_joining(state, m)
         and m.slot not in parked
+        and not (stuck and m.index not in state.settled_at_s)
     ]
     if unfinished:
         return Transition(state=state)
@@ -166,7 +172,7 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
     return ladder.Situation(
         stages=tuple(stages),
         step=state.step,
-        free_slots=len(usable_slots(state, now_s)),
+        free_slots=len(usable_slots(state, now_s)) + len(surplus_slots(state)),
         lost=num_lost,
         durable_step=state.durable,
     )

@@ -20,6 +20,7 @@ from mainstay_core.coordinator.siting import (
     locations_of,
     near_domains,
     order_slots,
+    surplus_slots,
     take_cell,
     usable_slots,
 )
@@ -47,7 +48,7 @@ class Seat:
     slot: Slot
     incarnation: Incarnation
     since: int | None = None
-    """The first quorum of its membership; None: the next one."""
+    """The first quorum of its membership at this position; None: the next one."""
     joining: bool = False
     served: int | None = None
     """Replica that it served last."""
@@ -138,8 +139,14 @@ def mask_plan(
 
 
 def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
-    """Return a plan with its empty positions filled, or None if too few trainers are up."""
+    """Return a plan with its empty positions filled, or None if too few trainers are up.
+
+    Members that their own positions don't need fill them only where ``takers`` are too few: the
+    others stay followers.
+    """
     grown = _grow(state, takers, least=1)
+    if grown is None:
+        grown = _grow(state, (*takers, *surplus_slots(state)), least=1)
     return None if grown is None else compose(state, grown, draft)
 
 
@@ -223,7 +230,9 @@ def _grow(state: CoordinatorState, takers: Sequence[SlotState], least: int) -> l
     for target in range(state.wanted, least - 1, -1):
         wanted = [p for p in shape.positions for _ in range(counts[p], target)]
         if len(wanted) <= len(free):
-            seats += seat_joiners(state, seats, wanted, free)
+            joiners = seat_joiners(state, seats, wanted, free)
+            moved = {s.slot for s in joiners}
+            seats = [*(s for s in seats if s.slot not in moved), *joiners]
             return mate(state, seats, most=target)
     return None
 

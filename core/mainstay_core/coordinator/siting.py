@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.ids import PodUid, Slot
-from mainstay_core.coordinator.state import CoordinatorState, PodState, SlotState, is_living, uid_of
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    PodState,
+    SlotState,
+    holds_state,
+    is_leaving,
+    is_living,
+    uid_of,
+)
 from mainstay_core.wire.facts import Location
 
 
@@ -139,6 +147,27 @@ def usable_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]
     living = {m.slot for m in state.plan.members if is_living(state, m)} if state.plan else set()
     free = [s for s in fit if s.slot not in members or s.slot not in living]
     return tuple(sorted(free, key=lambda s: (order[s.slot.pod], s.slot.index)))
+
+
+def surplus_slots(state: CoordinatorState) -> tuple[SlotState, ...]:
+    """Return the slots whose living member serves beside all that its position needs.
+
+    A job that was scaled down keeps such members until a planned plan drops them, and pods are made
+    for the wanted replicas only. So another position that lost all its cells may wait in vain for
+    any other trainer. A pod that leaves takes no new place.
+    """
+    if state.plan is None:
+        return ()
+    surplus: list[SlotState] = []
+    for position in state.plan.positions:
+        living = [m for m in position if is_living(state, m)]
+        # Those that hold a state, and of these those that compute, keep their place.
+        ordered = sorted(
+            living, key=lambda m: (not holds_state(state, m), m.rank.replica is None, m.index)
+        )
+        slots = [state.slot(m.slot) for m in ordered[state.wanted :]]
+        surplus += [s for s in slots if s is not None and not is_leaving(state, s.slot.pod)]
+    return tuple(surplus)
 
 
 def restarting_slots(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:

@@ -198,7 +198,7 @@ UNCHANGEABLE: tuple[Rule, ...] = (
     ),
 )
 """Rules about what a change must leave alone. Free to change are suspend, parallelism.replicas and
-minReplicas, spares, activeDeadlineSeconds, ttlSecondsAfterFinished, recovery.window and
-recovery.quarantine."""
+minReplicas, supervisor.resources, spares, activeDeadlineSeconds, ttlSecondsAfterFinished,
+recovery.window and recovery.quarantine."""
 
 RULES = CROSS_FIELD + CLUSTER_ONLY + UNCHANGEABLE

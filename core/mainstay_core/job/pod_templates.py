@@ -1,7 +1,8 @@
 """Checks a job's pod template for a cluster. Local mode does not read it.
 
-Only mistakes that would come to light late, or never, are checked here. The API server judges the
-rest when the first pod is made, and its words are shown.
+Only mistakes that would come to light late, or never, are checked here: the fields that are not the
+template's to set are refused by name, never replaced in silence. The API server judges the rest of
+a pod that is made of the template, strictly, before the first one is made.
 """
 
 from __future__ import annotations
@@ -11,11 +12,53 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.job.spec import TrainingJobSpec
+from mainstay_core.base.words import quote
+from mainstay_core.job.object_names import PREFIX as ACCOUNT_PREFIX
+from mainstay_core.job.spec import GROUP, TrainingJobSpec
 
 TRAINER = "trainer"
-_SPEC = "spec.template.spec"
+SUPERVISOR = "supervisor"
+"""Container of ours in every pod: the pod's supervisor."""
+INSTALL = "install"
+"""Container of ours that ends before the others begin: it copies our package to a volume."""
+OWN_VOLUMES = "mainstay-"
+"""Prefix of the names of volumes of ours."""
+TOKEN_DIR = "/var/run/secrets/mainstay.dev"
+POD_DIR = "/run/mainstay"
+PACKAGE_DIR = "/opt/mainstay"
+RESTART_POLICY = "OnFailure"
+OWN_VARIABLES = frozenset(
+    {
+        "MAINSTAY_ADDRESS",
+        "MAINSTAY_API_URL",
+        "MAINSTAY_CHECKPOINT_KEY_FILE",
+        "MAINSTAY_DOMAIN",
+        "MAINSTAY_JOB",
+        "MAINSTAY_NUM_SLOTS",
+        "MAINSTAY_POD",
+        "MAINSTAY_POD_DIR",
+        "MAINSTAY_POD_NAME",
+        "MAINSTAY_SECRET_FILE",
+        "MAINSTAY_TOKEN_FILE",
+    }
+)
+"""Variables that every container of ours, and the trainer, are given."""
+OWN_LABELS = frozenset(
+    f"app.kubernetes.io/{key}" for key in ("name", "instance", "component", "part-of", "managed-by")
+)
+"""Labels of every object of a job, beside those under our own group."""
+_TEMPLATE = "spec.template"
+_SPEC = f"{_TEMPLATE}.spec"
 _NAMED_LISTS = ("containers", "initContainers", "volumes")
+_METADATA = ("annotations", "labels")
+_NOT_THEIRS = {
+    "hostname": "pods are known by their own names",
+    "subdomain": "pods are known by their own names, under the job's Service",
+    "serviceAccount": "the field is deprecated; use serviceAccountName",
+    "nodeName": "pods are scheduled, and taken off nodes that fail; use nodeSelector or affinity",
+    "ephemeralContainers": "they are added to pods that run",
+}
+"""Fields of a pod's specification that a template must leave out, and why."""
 
 
 def check_template(spec: TrainingJobSpec) -> None:
@@ -27,6 +70,8 @@ def check_template(spec: TrainingJobSpec) -> None:
     pod = spec.template.get("spec") or {}
     for name in _NAMED_LISTS:
         _check_named(pod.get(name, []), f"{_SPEC}.{name}")
+    _check_metadata(spec.template.get("metadata") or {})
+    _check_not_theirs(pod, spec.priority_class_name)
     containers = pod.get("containers") or []
     if not containers:
         raise InvalidSpecError(
@@ -40,6 +85,7 @@ def check_template(spec: TrainingJobSpec) -> None:
         raise InvalidSpecError(f"{path}.image", "is missing; any image with torch will do")
     _check_named(trainer.get("env", []), f"{path}.env")
     _check_named(trainer.get("volumeMounts", []), f"{path}.volumeMounts", "mountPath")
+    _check_trainer(trainer, path)
     _check_grace(pod, spec.recovery.handover_seconds)
     if spec.checkpoint.every_steps and spec.checkpoint.storage:
         _check_mounted(pod, trainer, "spec.checkpoint.storage", spec.checkpoint.storage)
@@ -59,6 +105,86 @@ def _check_named(items: object, path: str, key: str = "name") -> None:
     for index, item in enumerate(items):
         if not isinstance(item, Mapping) or not isinstance(item.get(key), str):
             raise InvalidSpecError(f"{path}[{index}].{key}", "is missing; must be a text")
+
+
+def _check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Refuse what pods cannot have from their template, and labels by which they are found."""
+    unknown = sorted(set(metadata) - set(_METADATA))
+    if unknown:
+        raise InvalidSpecError(
+            f"{_TEMPLATE}.metadata.{unknown[0]}",
+            "must be left out; of a template's metadata, pods take labels and annotations",
+        )
+    for kind in _METADATA:
+        given = metadata.get(kind) or {}
+        if not isinstance(given, Mapping):
+            raise InvalidSpecError(f"{_TEMPLATE}.metadata.{kind}", "must be names with texts")
+        for name in sorted(map(str, given)):
+            owned = name.startswith(f"{GROUP}/") or (kind == "labels" and name in OWN_LABELS)
+            if owned:
+                raise InvalidSpecError(
+                    f"{_TEMPLATE}.metadata.{kind}[{name}]",
+                    "must be left out; it is set on every pod of a job",
+                )
+
+
+def _check_not_theirs(pod: Mapping[str, Any], priority_class: str | None) -> None:
+    """Refuse fields of the pod that are set for every pod of a job, and names of ours."""
+    for field, why in _NOT_THEIRS.items():
+        if pod.get(field):
+            raise InvalidSpecError(f"{_SPEC}.{field}", f"must be left out; {why}")
+    policy = pod.get("restartPolicy", RESTART_POLICY)
+    if policy != RESTART_POLICY:
+        raise InvalidSpecError(
+            f"{_SPEC}.restartPolicy",
+            f"is {quote(policy)}, must be {RESTART_POLICY} or left out: a launcher that fails is "
+            "started again in its pod, and one that has finished is not",
+        )
+    account = str(pod.get("serviceAccountName") or "")
+    if account.startswith(f"{ACCOUNT_PREFIX}-"):
+        raise InvalidSpecError(
+            f"{_SPEC}.serviceAccountName",
+            f"is {quote(account)}, must not begin with {ACCOUNT_PREFIX}-: such an account is that "
+            "of one job's pods; each job gets one of its own",
+        )
+    named = pod.get("priorityClassName")
+    if named and priority_class and named != priority_class:
+        raise InvalidSpecError(
+            f"{_SPEC}.priorityClassName",
+            f"is {quote(named)}, must be left out, or as spec.priorityClassName: {priority_class}",
+        )
+    for kind in ("containers", "initContainers"):
+        for index, container in enumerate(pod.get(kind) or ()):
+            if container["name"] in (INSTALL, SUPERVISOR):
+                raise InvalidSpecError(
+                    f"{_SPEC}.{kind}[{index}].name",
+                    f"is {container['name']}, must be another: every pod has one of that name",
+                )
+    for index, volume in enumerate(pod.get("volumes") or ()):
+        if volume["name"].startswith(OWN_VOLUMES):
+            raise InvalidSpecError(
+                f"{_SPEC}.volumes[{index}].name",
+                f"is {quote(volume['name'])}, must not begin with {OWN_VOLUMES}: such volumes are "
+                "added to every pod",
+            )
+
+
+def _check_trainer(trainer: Mapping[str, Any], path: str) -> None:
+    """Refuse variables and mounts that the trainer gets from us."""
+    for index, variable in enumerate(trainer.get("env") or ()):
+        if variable["name"] in OWN_VARIABLES:
+            raise InvalidSpecError(
+                f"{path}.env[{index}].name",
+                f"is {variable['name']}, must be left out; it is set in every trainer",
+            )
+    for index, mount in enumerate(trainer.get("volumeMounts") or ()):
+        here = PurePosixPath(mount["mountPath"])
+        taken = [d for d in (TOKEN_DIR, POD_DIR, PACKAGE_DIR) if here == PurePosixPath(d)]
+        if taken:
+            raise InvalidSpecError(
+                f"{path}.volumeMounts[{index}].mountPath",
+                f"is {taken[0]}, must be another: every trainer has a volume of ours there",
+            )
 
 
 def _check_grace(pod: Mapping[str, Any], handover_s: int) -> None:

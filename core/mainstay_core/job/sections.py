@@ -13,6 +13,7 @@ import pydantic.alias_generators
 
 from mainstay_core.job.types import (
     AbsolutePath,
+    Amounts,
     Config,
     Degree,
     Entrypoint,
@@ -136,6 +137,23 @@ class Runtime(Section):
     """How ranks talk. Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
+
+
+class ContainerResources(Section):
+    """Requests and limits of a container, as in a pod."""
+
+    requests: Amounts = {}
+    """What a node must have free for it, e.g. {cpu: 100m, memory: 128Mi}."""
+    limits: Amounts = {}
+    """What it may use at most. A namespace whose quota counts limits asks for them."""
+
+
+class Supervisor(Section):
+    """What runs beside the trainers in each pod of a cluster."""
+
+    resources: ContainerResources | None = None
+    """Of the supervisor, and of the container that copies Mainstay's package before it begins; the
+    operator's own setting when left out. Can be changed: new pods have it."""
 
 
 class Spares(Section):

@@ -36,6 +36,7 @@ from mainstay_core.job.sections import (
     Scheduling,
     Section,
     Spares,
+    Supervisor,
     Training,
     Workload,
 )
@@ -85,6 +86,7 @@ class TrainingJobSpec(Section):
     container of that name, or the first; a volume that it mounts at /dev/shm is the pod's shared
     memory, else one is made, bounded by the built-in model's size. Can be changed while the job is
     suspended. Local mode makes processes and does not read it."""
+    supervisor: Supervisor = Supervisor()
     spares: Spares = Spares()
     detection: Detection = Detection()
     checkpoint: Checkpoint = Checkpoint()

@@ -184,6 +184,38 @@ Entrypoint = Annotated[
         512,
     ),
 ]
+_QUANTITY = r"[0-9]{1,15}(\.[0-9]{1,9})?(m|[kMGTPE]i?|Ki|e[0-9]{1,2})?"
+_QUANTITY_WORDS = "an amount as in a pod's resources, e.g. 500m, 2 or 1Gi"
+
+
+def _quantity(value: object) -> object:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15
+    if whole or (isinstance(value, str) and re.fullmatch(_QUANTITY, value)):
+        return str(value)
+    raise pydantic_core.PydanticCustomError(
+        "quantity", "is {value}, must be {words}", {"value": quote(value), "words": _QUANTITY_WORDS}
+    )
+
+
+Quantity = Annotated[
+    str,
+    pydantic.BeforeValidator(_quantity),
+    pydantic.WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 32,
+            VALIDATIONS: [
+                {
+                    "rule": f"type(self) == int ? self >= 0 : self.matches(r'^({_QUANTITY})$')",
+                    "message": f"must be {_QUANTITY_WORDS}",
+                }
+            ],
+        }
+    ),
+]
+"""An amount of a resource of a container, always as a text."""
+Amounts = Annotated[dict[str, Quantity], pydantic.Field(max_length=16)]
 AbsolutePath = Annotated[str, Text(r"/[^\x00]*", "the absolute path of a directory", 1024)]
 ObjectName = Annotated[
     str,

@@ -130,6 +130,8 @@ class ObservedNode:
     gone: bool = False
     """Its object was seen and then deleted. A node that was never seen may just be new."""
     ready: bool = True
+    not_ready_since_s: float = 0.0
+    """Wall clock since when it is not ready; says nothing of one that is."""
     cordoned: bool = False
     taints: tuple[Taint, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)

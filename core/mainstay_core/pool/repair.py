@@ -46,6 +46,9 @@ class RepairPolicy:
     """Infinite where there is one budget for the whole run, as in local mode."""
     stuck_image_s: float = 60.0
     """A pod whose image cannot be pulled on its node, while others have it, is replaced then."""
+    stranded_s: float = 300.0
+    """A pod that the api takes for gone, on a node that is not ready, is ended after so long. Until
+    then it is replaced, and kept: a partition may heal, and the pod comes back."""
     force_delete_s: float = 0.0
     """So long after its deadline a pod on an unreachable node is removed by force; 0: never."""
     ignore_cordon: bool = False
@@ -209,14 +212,22 @@ def _sort_out(
         for p in _stuck_on_image(living, policy, now_s)
     }
     stranded = {
-        p.uid: f"its node {p.node} is not ready, and the job goes on without it"
+        p.uid: node.not_ready_since_s
         for p in living
-        if p.uid in demand.known and _unknown(p, demand) and _is_stranded(p, nodes)
+        if p.uid in demand.known
+        and _unknown(p, demand)
+        and (node := _silent_node(p, nodes)) is not None
     }
-    ending |= stuck | stranded
+    late = {
+        p.uid: f"its node {p.node} has not been ready for {policy.stranded_s:g} s, and the job "
+        "goes on without it"
+        for p in living
+        if p.uid in stranded and stranded[p.uid] <= now_s - policy.stranded_s
+    }
+    ending |= stuck | late
     # Who was ended before is ended for the same again.
     causes = {p.uid: p.ended_as for p in living} | dict.fromkeys(stuck, EndCause.IMAGE)
-    causes |= dict.fromkeys(stranded, EndCause.OTHER)
+    causes |= dict.fromkeys(late, EndCause.OTHER)
     kept = [
         p
         for p in living
@@ -224,6 +235,7 @@ def _sort_out(
         and p.uid not in leaves
         and p.uid not in demand.leaving
         and p.uid not in ending
+        and p.uid not in stranded
     ]
     surplus = [p for p in reversed(kept) if _unknown(p, demand)]
     surplus.sort(key=lambda p: (bool(p.node), p.ready))
@@ -242,10 +254,10 @@ def _unknown(pod: ObservedPod, demand: PodDemand) -> bool:
     return pod.uid not in demand.living
 
 
-def _is_stranded(pod: ObservedPod, nodes: Mapping[str, ObservedNode] | None) -> bool:
-    """Whether a pod's node is silent. That alone is a hint: ask the api about the pod as well."""
+def _silent_node(pod: ObservedPod, nodes: Mapping[str, ObservedNode] | None) -> ObservedNode | None:
+    """Return a pod's node if it is silent. That alone is a hint: ask the api about the pod too."""
     node = nodes.get(pod.node) if nodes is not None else None
-    return node is not None and not node.ready
+    return node if node is not None and not node.ready else None
 
 
 def _end(pod: ObservedPod, why: str, cause: EndCause = EndCause.OTHER) -> PodEnd:

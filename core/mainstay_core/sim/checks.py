@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -63,6 +63,8 @@ class Checks:
         self._reports: dict[str, tuple[SettleReport, ...]] = {}
         self._commits: dict[int, Commit] = {}
         self._lives: dict[str, Life] = {}
+        self._appliers: defaultdict[tuple[int, tuple[int, int]], list[Life]] = defaultdict(list)
+        """Who has applied a step at a position."""
         self._adopted: dict[str, int] = {}
         self._over: set[str] = set()
         """Quorums that a member has ended, as its gather server knows."""
@@ -149,7 +151,8 @@ class Checks:
     def _check_since(last: Plan, plan: Plan) -> None:
         for member in plan.members:
             before = last.member_of(member.slot, member.incarnation)
-            since = plan.quorum.id if before is None else before.since
+            stayed = before is not None and before.rank.position == member.rank.position
+            since = before.since if before is not None and stayed else plan.quorum.id
             _hold(
                 member.since == since,
                 f"I3: {member.rank} of {plan.quorum} is a member since {since}, not {member.since}",
@@ -276,7 +279,8 @@ class Checks:
     def _continuous(self, plan: Plan, index: int, first: int, history: list[Plan]) -> bool:
         member = plan.members[index]
         return all(
-            p.member_of(member.slot, member.incarnation) is not None
+            (known := p.member_of(member.slot, member.incarnation)) is not None
+            and known.rank.position == member.rank.position
             for p in history
             if p.quorum.id >= first
         )
@@ -285,6 +289,7 @@ class Checks:
         """A rank has applied a step."""
         self.num_checks += 1
         step, position = trainer.state.version, trainer.state.member_position
+        self._appliers[step, self._shape.positions[position]].append(trainer)
         known = self._commits.setdefault(step, commit)
         _hold(
             commit.step == step and known == commit,
@@ -325,16 +330,20 @@ class Checks:
     def mirrored(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
         """All is told: of each position the ledger has all steps up to the last one that it has.
 
-        Where a position has lost every member, or the store its memory, nobody could tell.
+        Where a position has lost every member, or the store its memory, nobody could tell; nor
+        where all who had applied a step ended one after the other, before the api heard the next.
         """
         again = (Method.START, Method.RESTART)
         if self.fell_back or any(plan.method in again for plan in self.plans[1:]):
             return
         for position in self._shape.positions:
             told = [step for step in range(self._shape.steps) if (step, *position) in ledger]
+            missing = sorted({*range(max(told, default=0))} - {*told})
+            lives = [t.name for step in missing for t in self._appliers[step, position] if t.alive]
             _hold(
-                told == list(range(len(told))),
-                f"the ledger of position {position} has a hole: it has the steps {told}",
+                not lives,
+                f"the ledger of position {position} has a hole: it has the steps {told}, and "
+                f"{', '.join(lives)} could tell the others",
             )
 
     def truth(self, version: int) -> tuple[str, ...]:

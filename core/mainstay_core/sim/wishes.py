@@ -29,7 +29,10 @@ class Wishes:
         self._num_suspensions = 0
         """Suspensions that are not over."""
         self._heard: bool | None = False
-        """The wish that the api has taken, or refused."""
+        """The wish that the api has taken, or refused; None while nobody knows which it has.
+
+        At first the job runs, as it was made.
+        """
         self._asking = self._looking = False
         self._late = False
         """Whether a wish got no answer: it may be carried out at any time."""
@@ -97,6 +100,10 @@ class Wishes:
         """Tell the newest wish until it is heard, one request at a time."""
         while self._heard is not self.suspend:
             wanted = self.suspend
+            # Without the answer nobody knows what the api has: where the store takes a wish and
+            # only its answer is lost, the api says that the store is away (503). So a wish is
+            # told even if it is the one that was heard before the wish without an answer.
+            self._heard = None
             status = yield from self._provider.ask("suspend", wanted)
             self._late = self._late or status == 0
             if status == HEARD or status in REFUSED:

@@ -218,11 +218,12 @@ class Conversation:
         while True:
             await self._facts_changed.wait()
             self._facts_changed.clear()
-            while batch := self._facts.batch:
-                await self._tell(batch)
+            while self._facts.waiting:
+                await self._tell()
             self._facts_told.set()
 
-    async def _tell(self, batch: tuple[Fact, ...]) -> None:
+    async def _tell(self) -> None:
+        self._facts, batch = self._facts.ask()
         answer = await self._ask(batch)
         after = told(self._facts, batch, answer)  # of the facts as they are now
         self._facts = after.outbox

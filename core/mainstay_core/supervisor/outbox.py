@@ -74,20 +74,31 @@ class FactOutbox:
     """Facts in order, each until it is acknowledged or refused by itself."""
 
     waiting: tuple[Fact, ...] = ()
+    num_asked: int = 0
+    """The first so many are in a request that has no answer yet."""
     num_singly: int = 0
     """The first so many are told one by one: a batch with them was refused."""
     backoff: Backoff = Backoff()
 
     def put(self, fact: Fact) -> FactOutbox:
-        """Return the outbox with a fact added, unless the very same one waits already."""
-        if fact in self.waiting:
-            return self
-        return replace(self, waiting=(*self.waiting, fact))
+        """Return the outbox with a fact added at the end.
 
-    @property
-    def batch(self) -> tuple[Fact, ...]:
-        """The facts to tell next, in one request; empty if nothing waits."""
-        return self.waiting[: 1 if self.num_singly else MAX_BATCH]
+        A pod that registers again repeats what it has told. The api may have refused what is in a
+        request already, and what waits longer may come before what it builds on: so a repeated fact
+        is told last, and twice at most.
+        """
+        asked, later = self.waiting[: self.num_asked], self.waiting[self.num_asked :]
+        if fact in later:
+            first = later.index(fact) + 1
+            later = (*later[:first], *(f for f in later[first:] if f != fact))
+            if later[-1] == fact:
+                return replace(self, waiting=(*asked, *later))
+        return replace(self, waiting=(*asked, *later, fact))
+
+    def ask(self) -> tuple[FactOutbox, tuple[Fact, ...]]:
+        """Return the outbox with the next request under way, and its facts; none if none wait."""
+        batch = self.waiting[: 1 if self.num_singly else MAX_BATCH]
+        return replace(self, num_asked=len(batch)), batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +122,10 @@ def told(outbox: FactOutbox, batch: tuple[Fact, ...], answer: Answer) -> Told:
 
     Args:
         outbox: as it is now; facts may have been added since the batch was sent.
-        batch: what was sent, from :attr:`FactOutbox.batch`: the first that wait.
+        batch: what was sent, from :meth:`FactOutbox.ask`: the first that wait.
         answer: what became of it.
     """
+    outbox = replace(outbox, num_asked=0)
     if isinstance(answer, Away | Unknown):
         wait_s = outbox.backoff.next_s
         if isinstance(answer, Away):

@@ -73,7 +73,7 @@ class Member:
     address: Address
     """Host address of the pod, for data connections."""
     since: Count
-    """Id of the quorum since which it has been a member without a break."""
+    """Id of the quorum since which it has been a member of its position without a break."""
     joining: bool = False
     """Whether it was no member of the quorum before. It then supplies nothing in the first step."""
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mainstay_core.base import codec
+from mainstay_core.coordinator.events import DrainRequested, ScaleRequested
 from mainstay_core.coordinator.pruning import MAX_GONE_PODS
+from mainstay_core.coordinator.siting import surplus_slots
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
@@ -175,3 +177,43 @@ def test_of_pods_lost_long_ago_nothing_is_kept(start: Start) -> None:
     assert len(world.state.fingerprints) <= 3
     # Numbers may get digits, nothing else grows.
     assert len(codec.dumps(world.state)) < size * 1.05
+
+
+def test_members_beyond_what_is_wanted_are_surplus_followers_first(start: Start) -> None:
+    world = start(replicas=3)
+    world.down(world.member(0, 0))  # leaves a follower of stage 1, nobody settles
+    follower = world.followers()[0]
+
+    assert surplus_slots(world.state) == ()
+    world.send(ScaleRequested(replicas=1))
+
+    found = [s.slot for s in surplus_slots(world.state)]
+    stages = {m.slot: m.rank.stage for m in world.plan.members}
+    assert [stages[slot] for slot in found] == [0, 1, 1]
+    assert follower.slot in found
+    assert world.member(1, 0).slot not in found
+    assert world.member(1, 1).slot not in found
+
+
+def test_a_member_on_a_pod_that_leaves_is_no_surplus(start: Start) -> None:
+    world = start(replicas=3)
+    world.down(world.member(0, 0))
+    follower = world.followers()[0]
+    world.send(ScaleRequested(replicas=1))
+
+    world.send(DrainRequested(pod=world.state.pod(follower.slot.pod).registration.name))
+
+    assert follower.slot not in [s.slot for s in surplus_slots(world.state)]
+
+
+def test_a_free_trainer_takes_the_place_before_a_surplus_member(start: Start) -> None:
+    world = start(replicas=2, spares=1)
+    world.down(world.member(0, 0))
+    follower = world.followers()[0]
+    world.send(ScaleRequested(replicas=1))
+
+    world.down(world.member(1, 0))
+
+    assert world.plan.method is Method.RESTART
+    assert [m.rank.stage for m in world.plan.members if m.slot == follower.slot] == [1]
+    assert [m.slot.pod for m in world.plan.members if m.joining] == ["spare-0"]

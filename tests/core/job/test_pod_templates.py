@@ -18,7 +18,7 @@ POD: dict[str, Any] = {
 }
 
 
-def check(pod: dict[str, Any], **spec: Any) -> None:
+def check(pod: dict[str, Any], metadata: dict[str, Any] | None = None, **spec: Any) -> None:
     job = parse_training_job(
         {
             "apiVersion": "mainstay.dev/v1alpha1",
@@ -27,7 +27,7 @@ def check(pod: dict[str, Any], **spec: Any) -> None:
             "spec": {
                 "training": {"steps": 9, "lanes": 2},
                 "workload": {"entrypoint": "a:b"},
-                "template": {"spec": pod},
+                "template": {"spec": pod, **({"metadata": metadata} if metadata else {})},
                 **spec,
             },
         }
@@ -74,6 +74,49 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.template.spec.terminationGracePeriodSeconds",
         "must be larger than spec.recovery.handoverSeconds, 30",
     ),
+    "a restart policy of its own": (
+        {**POD, "restartPolicy": "Never"},
+        "spec.template.spec.restartPolicy",
+        "is 'Never', must be OnFailure or left out",
+    ),
+    "a host name": ({**POD, "hostname": "me"}, "spec.template.spec.hostname", "left out"),
+    "a subdomain": ({**POD, "subdomain": "me"}, "spec.template.spec.subdomain", "left out"),
+    "the account by its old name": (
+        {**POD, "serviceAccount": "me"},
+        "spec.template.spec.serviceAccount",
+        "use serviceAccountName",
+    ),
+    "the account of a job's pods": (
+        {**POD, "serviceAccountName": "mtj-demo-1234"},
+        "spec.template.spec.serviceAccountName",
+        "must not begin with mtj-",
+    ),
+    "a node": ({**POD, "nodeName": "n1"}, "spec.template.spec.nodeName", "use nodeSelector"),
+    "a container of the supervisor's name": (
+        {"containers": [*POD["containers"], {"name": "supervisor", "image": "a"}]},
+        "spec.template.spec.containers[2].name",
+        "must be another",
+    ),
+    "an init container of the installer's name": (
+        {**POD, "initContainers": [{"name": "install", "image": "a"}]},
+        "spec.template.spec.initContainers[0].name",
+        "must be another",
+    ),
+    "a volume of ours": (
+        {**POD, "volumes": [{"name": "mainstay-shm", "emptyDir": {}}]},
+        "spec.template.spec.volumes[0].name",
+        "must not begin with mainstay-",
+    ),
+    "a variable of ours": (
+        with_trainer(env=[{"name": "MAINSTAY_JOB", "value": "another"}]),
+        "spec.template.spec.containers[1].env[0].name",
+        "left out; it is set in every trainer",
+    ),
+    "a mount where ours is": (
+        with_trainer(volumeMounts=[{"name": "a", "mountPath": "/opt/mainstay/"}]),
+        "spec.template.spec.containers[1].volumeMounts[0].mountPath",
+        "a volume of ours",
+    ),
 }
 
 
@@ -86,8 +129,36 @@ def test_a_template_that_no_pod_can_be_made_of_is_refused_by_the_field(
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("metadata", "field"),
+    [
+        ({"name": "me"}, "spec.template.metadata.name"),
+        ({"finalizers": ["a/b"]}, "spec.template.metadata.finalizers"),
+        ({"labels": {"mainstay.dev/job-uid": "u"}}, "metadata.labels[mainstay.dev/job-uid]"),
+        ({"labels": {"app.kubernetes.io/name": "me"}}, "metadata.labels[app.kubernetes.io/name]"),
+        ({"annotations": {"mainstay.dev/ended-as": "x"}}, "annotations[mainstay.dev/ended-as]"),
+    ],
+)
+def test_metadata_that_a_pod_would_not_have_is_refused_by_the_field(
+    metadata: dict[str, Any], field: str
+) -> None:
+    check(POD, metadata={"labels": {"team": "a"}, "annotations": {"a/b": "c"}})
+    with pytest.raises(InvalidSpecError, match="must be left out") as refused:
+        check(POD, metadata=metadata)
+    assert refused.value.field.endswith(field)
+
+
+def test_two_priority_classes_are_refused_and_one_is_not() -> None:
+    named = {**POD, "priorityClassName": "high"}
+    check(named)
+    check(named, priorityClassName="high")
+    with pytest.raises(InvalidSpecError, match=r"as spec\.priorityClassName: low"):
+        check(named, priorityClassName="low")
+
+
 def test_what_a_pod_can_be_made_of_is_accepted() -> None:
     check(POD)
+    check({**POD, "restartPolicy": "OnFailure", "serviceAccountName": "mine"})
     check({**POD, "terminationGracePeriodSeconds": 31})
     check({**POD, "terminationGracePeriodSeconds": 1}, recovery={"handoverSeconds": 0})
 

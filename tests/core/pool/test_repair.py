@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -140,13 +141,16 @@ def test_a_node_that_is_not_ready_is_a_hint_and_no_loss() -> None:
 
 
 def test_a_pod_of_a_silent_node_is_replaced_once_the_api_has_given_it_up() -> None:
-    nodes = {"n0": ObservedNode(name="n0", ready=False), "n1": ObservedNode(name="n1")}
+    silent = ObservedNode(name="n0", ready=False, not_ready_since_s=NOW_S - 299)
+    nodes = {"n0": silent, "n1": ObservedNode(name="n1")}
 
     given_up = demand(2, 1, known=frozenset({uid(0), uid(1)}))
     done = repair([pod(0), pod(1)], given_up, before=seen(pod(0), pod(1)), nodes=nodes)
 
-    assert [end.uid for end in done.end] == [uid(0)]
-    assert done.make == (2,)
+    assert (done.end, done.make) == ((), (2,))
+    later = {**nodes, "n0": dataclasses.replace(silent, not_ready_since_s=NOW_S - 300)}
+    done = repair([pod(0), pod(1)], given_up, before=seen(pod(0), pod(1)), nodes=later)
+    assert ([end.uid for end in done.end], done.make) == ([uid(0)], (2,))
     # One that has not come yet may still come: nodes recover.
     assert repair([pod(0), pod(1)], demand(2, 1), nodes=nodes).end == ()
 
