@@ -17,7 +17,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from mainstay_cli.base.entry import run_app
-from mainstay_cli.base.exits import UsageError
+from mainstay_cli.base.exits import CliError, UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import faults, operations, run_report, status, timeline
 from mainstay_cli.commands.arguments import AS_JSON, JOB
@@ -68,12 +68,15 @@ app.command("drain", help=operations.DRAIN_HELP)(operations.drain)
 def show_status(job: JOB = None, as_json: AS_JSON = False) -> None:
     found = _find(job)
     live: dict[str, Any] = {}
-    problem = explain_unseen(found.manifest, found.cluster.kube.now_s)
-    if not problem:
-        try:
-            live = asyncio.run(status.fetch(found))
-        except ApiError as error:
-            problem = str(error)
+    problem = ""
+    unseen = explain_unseen(found.manifest, found.cluster.kube.now_s)
+    try:
+        live = asyncio.run(status.fetch(found))
+    except (ApiError, CliError) as error:
+        # Where nobody serves the namespace, there may be no api, or none that this user knows.
+        if not unseen and not isinstance(error, ApiError):
+            raise
+        problem = unseen or str(error)
     if as_json:
         told = {"problem": problem} if problem else {}
         print(json.dumps({"status": found.manifest.get("status"), **live, **told}, indent=1))

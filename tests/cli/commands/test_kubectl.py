@@ -16,6 +16,7 @@ from mainstay_cli.cluster import kube
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import kubectl, run_report
 from mainstay_cli.local import runs
+from mainstay_core.wire.api import ApiError, Failure
 
 INSIDE = "http://mainstay-api.mainstay-system.svc:8080"
 PROXY = "https://server:6443/api/v1/namespaces/{}/services/http:{}/proxy"
@@ -158,28 +159,46 @@ def test_a_job_that_nobody_watches_is_told_so() -> None:
     assert unseen(75.0, spec={"managedBy": "mainstay.dev/operator"}) == said
 
 
-def test_status_asks_no_api_of_a_job_that_nobody_watches(
+class Unserved(Pods):
+    """A cluster whose api does not know the job, or cannot be asked."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(Options(), None)
+        self.error = error
+
+    def connect(self, job: ClusterJob) -> Any:  # noqa: ARG002 - there is one job
+        raise self.error
+
+
+def test_status_says_so_of_a_job_that_nobody_watches(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its age is what the API server's clock says, whatever this machine's does."""
     made = {"name": "j", "namespace": "research", "uid": "u"}
     made["creationTimestamp"] = "2036-11-22T10:00:00Z"
-    answer = httpx.Response(
-        200, json={"metadata": made}, headers={"Date": "Sat, 22 Nov 2036 10:02:00 GMT"}
-    )
-    cluster = Pods(Options(), None)
-    transport = httpx.MockTransport(lambda _: answer)
-    monkeypatch.setattr(
-        cluster.kube, "_http", httpx.Client(base_url="https://server:6443", transport=transport)
-    )
-    before = runs.PLACE.set(cluster)
-    try:
-        kubectl.show_status("j")
-        assert "no operator has looked at it in 120 s" in capsys.readouterr().out
-        kubectl.show_status("j", as_json=True)
-        assert json.loads(capsys.readouterr().out)["problem"].startswith("no operator has looked")
-    finally:
-        runs.PLACE.reset(before)
+
+    def show(after: str, error: Exception, *, as_json: bool = False) -> str:
+        date = {"Date": f"Sat, 22 Nov 2036 {after} GMT"}
+        answer = httpx.Response(200, json={"metadata": made}, headers=date)
+        cluster = Unserved(error)
+        transport = httpx.MockTransport(lambda _: answer)
+        http = httpx.Client(base_url="https://server:6443", transport=transport)
+        monkeypatch.setattr(cluster.kube, "_http", http)
+        before = runs.PLACE.set(cluster)
+        try:
+            kubectl.show_status("j", as_json=as_json)
+        finally:
+            runs.PLACE.reset(before)
+        return capsys.readouterr().out
+
+    unknown = ApiError("there is no such job", Failure.UNKNOWN)
+    assert "no operator has looked at it in 120 s" in show("10:02:00", unknown)
+    told = json.loads(show("10:02:00", UsageError("no token"), as_json=True))
+    assert told["problem"].startswith("no operator has looked")
+    # A job that has just been made is given time.
+    assert "there is no such job" in show("10:00:30", unknown)
+    with pytest.raises(UsageError):
+        show("10:00:30", UsageError("no token"))
 
 
 @pytest.mark.parametrize("user", [{"token": "secret"}, {"client-certificate": "x"}])
