@@ -10,6 +10,7 @@ import sys
 from mainstay_agent import probe
 from mainstay_agent import settings as supervisor_settings
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.base.logs import start_logging
 from mainstay_net.acceptor import raise_descriptor_limit
 
 logger = logging.getLogger("mainstay_agent")
@@ -27,9 +28,7 @@ def main() -> int:
     except InvalidSpecError as error:
         print(f"{error} (see --help)", file=sys.stderr)  # noqa: T201 - a command line's answer
         return 2
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s %(message)s"
-    )
+    start_logging("info")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     raise_descriptor_limit()
     # Imported here so that --help and bad settings are answered at once.

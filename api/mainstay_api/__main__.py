@@ -25,6 +25,7 @@ from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
 from mainstay_core.base.admission import Bounds
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.logs import start_logging
 from mainstay_net.acceptor import listen, raise_descriptor_limit
 from mainstay_net.http import HEAD_BYTES, HttpEntrance
 
@@ -142,11 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InvalidSpecError as error:
         sys.stderr.write(f"mainstay-api: {error}\n")
         return EXIT_USAGE
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    start_logging(settings.log_level)
     # A line for each request that is none would fill the disk.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     port = listener.getsockname()[1]

@@ -19,6 +19,7 @@ from mainstay_api.tasks import end_tasks
 from mainstay_api.transactions import Transactions
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import JobUid
+from mainstay_core.base.logs import about
 from mainstay_core.coordinator.events import Transition
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.watch import Watch
@@ -92,7 +93,7 @@ class HeartbeatWatch:
             self._told_at_s.clear()  # of jobs that are no more
         self._told_at_s[uid] = now_s
         trace = None if isinstance(error, MainstayError) else error
-        logger.warning("a look at job %s failed: %s", uid, error, exc_info=trace)
+        logger.warning("a look failed: %s", error, exc_info=trace, extra=about(uid=uid))
 
     async def _release(self) -> None:
         try:

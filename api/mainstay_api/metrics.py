@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mainstay_core.base.release import VERSION
 from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.wire.recoveries import Recovery
 
+
+class JobLabels(NamedTuple):
+    """The labels of a job's series: its uid, and what it is called where it was submitted."""
+
+    job: str
+    namespace: str
+    """Empty in local mode."""
+    name: str
+
+
+_JOB = JobLabels._fields
 _RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 """Up to a quarter of an hour: that a trainer hangs is found after ``detection.hangSeconds``."""
 _REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -31,27 +43,27 @@ class Metrics:
         self.steps = Counter(
             "mainstay_steps_committed",
             "Steps committed for the first time; each counts in one replica",
-            ["job"],
+            _JOB,
             registry=self.registry,
         )
         self.recoveries = Counter(
-            "mainstay_recoveries", "Finished recoveries", ["job", "method"], registry=self.registry
+            "mainstay_recoveries", "Finished recoveries", [*_JOB, "method"], registry=self.registry
         )
         self.recovery_seconds = Histogram(
             "mainstay_recovery_seconds",
             "The five times of recoveries",
-            ["job", "stage"],
+            [*_JOB, "stage"],
             buckets=_RECOVERY_BUCKETS,
             registry=self.registry,
         )
         self.lost_steps = Counter(
             "mainstay_steps_lost",
             "Committed steps that a restart undid",
-            ["job"],
+            _JOB,
             registry=self.registry,
         )
         self.heartbeats = Counter(
-            "mainstay_heartbeats", "Heartbeats accepted", ["job"], registry=self.registry
+            "mainstay_heartbeats", "Heartbeats accepted", _JOB, registry=self.registry
         )
         self.conflicts = Counter(
             "mainstay_conflicts", "Decisions taken again after a lost race", registry=self.registry
@@ -63,23 +75,24 @@ class Metrics:
             buckets=_REQUEST_BUCKETS,
             registry=self.registry,
         )
-        self.step = Gauge("mainstay_job_step", "Steps committed", ["job"], registry=self.registry)
-        self.info = Gauge(
-            "mainstay_job_info",
-            "1: what a job's uid is called",
-            ["job", "namespace", "name"],
+        build = Gauge(
+            "mainstay_build_info",
+            "1: which part of Mainstay this is, and of which version",
+            ["name", "version"],
             registry=self.registry,
         )
+        build.labels("mainstay-api", VERSION).set(1)
+        self.step = Gauge("mainstay_job_step", "Steps committed", _JOB, registry=self.registry)
         self.loss = Gauge(
-            "mainstay_job_loss", "Loss of the last step", ["job"], registry=self.registry
+            "mainstay_job_loss", "Loss of the last step", _JOB, registry=self.registry
         )
         self.replicas = Gauge(
-            "mainstay_job_replicas", "Whole replicas", ["job"], registry=self.registry
+            "mainstay_job_replicas", "Whole replicas", _JOB, registry=self.registry
         )
         self.ettr = Gauge(
             "mainstay_job_ettr",
             "Effective training time ratio as of the newest commit",
-            ["job"],
+            _JOB,
             registry=self.registry,
         )
 
@@ -89,24 +102,28 @@ class Metrics:
 
     @property
     def jobs(self) -> frozenset[str]:
-        """Uids of the jobs that have series."""
+        """Uids of the jobs that this replica has heard of."""
         return frozenset(self._series)
+
+    def note_job(self, job: str) -> None:
+        """Remember that this replica has heard of a job: it shows how the job is from now on."""
+        self._series.setdefault(job, set())
 
     def drop_job(self, job: str) -> None:
         """Forget a job: series of one that is gone are shown, and stored, for nothing."""
         for metric, labels in self._series.pop(job, ()):
             metric.remove(*labels)
 
-    def _of(self, metric: M, job: str, *labels: str) -> M:
+    def _of(self, metric: M, job: JobLabels, *labels: str) -> M:
         """Return one of a job's series."""
-        self._series.setdefault(job, set()).add((metric, (job, *labels)))
-        return metric.labels(job, *labels)
+        self._series.setdefault(job.job, set()).add((metric, (*job, *labels)))
+        return metric.labels(*job, *labels)
 
-    def count_heartbeat(self, job: str) -> None:
+    def count_heartbeat(self, job: JobLabels) -> None:
         """Count one that was accepted."""
         self._of(self.heartbeats, job).inc()
 
-    def count_recoveries(self, job: str, recoveries: Sequence[Recovery]) -> None:
+    def count_recoveries(self, job: JobLabels, recoveries: Sequence[Recovery]) -> None:
         """Count those that have just finished."""
         for recovery in recoveries:
             if not recovery.done:
@@ -117,17 +134,14 @@ class Metrics:
                 if seconds is not None:
                     self._of(self.recovery_seconds, job, stage).observe(seconds)
 
-    def name_job(self, job: str, namespace: str, name: str) -> None:
-        """Tell what a job is called: its other metrics name it by its uid."""
-        self._of(self.info, job, namespace, name).set(1)
-
-    def count_steps(self, job: str, number: int) -> None:
+    def count_steps(self, job: JobLabels, number: int) -> None:
         """Count steps that were committed for the first time; a number below 1 is none."""
         if number > 0:
             self._of(self.steps, job).inc(number)
 
-    def show_job(self, job: str, state: CoordinatorState) -> None:
+    def show_job(self, state: CoordinatorState) -> None:
         """Show how far a job is, as its record in the store says: every replica shows the same."""
+        job = JobLabels(state.config.job, state.config.namespace, state.config.name)
         self._of(self.step, job).set(state.step)
         self._of(self.replicas, job).set(len(state.in_force.chains) if state.in_force else 0)
         ettr = find_ettr(state)

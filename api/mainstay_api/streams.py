@@ -20,6 +20,7 @@ from contextlib import aclosing
 from mainstay_api.store_protocol import JobStore, Store
 from mainstay_api.tasks import end_tasks
 from mainstay_core.base.ids import JobUid
+from mainstay_core.base.logs import about
 from mainstay_core.coordinator.job_store import StoreUnavailableError
 from mainstay_core.coordinator.stream import JobStream, StreamItem
 
@@ -85,7 +86,7 @@ class Streams:
                     yield _event(item)
         except StoreUnavailableError as error:
             # The answer has begun: its end tells the listener to come back.
-            logger.warning("a listener of %s is sent away: %s", uid, error)
+            logger.warning("a listener is sent away: %s", error, extra=about(uid=uid))
         finally:
             self._leave(uid, job, listener)
 
@@ -155,7 +156,7 @@ class _JobStream(JobStream["_Queue"]):
         return json.dumps({"state": phase, "reason": ""})
 
     async def pause(self, delay_s: float, why: str) -> None:
-        logger.warning("job %s: %s", self._uid, why)
+        logger.warning("%s", why, extra=about(uid=self._uid))
         await asyncio.sleep(delay_s)
 
 

@@ -17,11 +17,12 @@ from typing import Any
 
 from mainstay_api.auth import JobName
 from mainstay_api.long_work import beside, size_of
-from mainstay_api.metrics import Metrics
+from mainstay_api.metrics import JobLabels, Metrics
 from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import JobStore, Store, history_line
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError
 from mainstay_core.base.ids import JobUid, QuorumId
+from mainstay_core.base.logs import about
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.answers import SupervisorAnswers
 from mainstay_core.coordinator.events import (
@@ -127,12 +128,12 @@ class Transactions:
                 snapshot = await self.store.load(JobUid(uid)) if uid in there else None
             except MainstayError as error:
                 # The others are shown all the same.
-                logger.warning("%s: how the job is, is not known: %s", uid, error)
+                logger.warning("how the job is, is not known: %s", error, extra=about(uid=uid))
                 continue
             if snapshot is None:
                 self.metrics.drop_job(uid)
             else:
-                self.metrics.show_job(uid, snapshot.state)
+                self.metrics.show_job(snapshot.state)
 
     async def recover(self, held: HeldJob) -> Plan | None:
         """Make a lost job again, or learn a plan that a supervisor holds and the store does not.
@@ -141,7 +142,8 @@ class Transactions:
             The newest plan; None without one (the job is to form anew).
         """
         if await self.create(held.config, held.manifest):
-            logger.warning("job %s was not in the store: made again", held.config.job)
+            fields = about(uid=held.config.job)
+            logger.warning("the job was not in the store: made again", extra=fields)
         return await self.job(held.config.job).take_held(held)
 
     async def resolve(self, job: str) -> JobUid | None:
@@ -262,18 +264,18 @@ class _Job(SupervisorAnswers):
 
     async def beat(self, heartbeat: Heartbeat) -> BeatReply:
         reply = await super().beat(heartbeat)
-        if reply.known:
-            self._transactions.metrics.count_heartbeat(self._uid)
+        name = await self._transactions.fetch_name(self._uid) if reply.known else None
+        if name is not None:
+            labels = JobLabels(self._uid, name.namespace, name.name)
+            self._transactions.metrics.count_heartbeat(labels)
         return reply
 
     async def add_to_ledger(
         self, entries: Sequence[LedgerEntry], held: QuorumId | None = None
     ) -> None:
         await super().add_to_ledger(entries, held)
-        # Not only by the replica that commits a step: others have series of the job as well.
-        name = await self._transactions.fetch_name(self._uid)
-        if name is not None:
-            self._transactions.metrics.name_job(self._uid, name.namespace, name.name)
+        # Not only by the replica that commits a step: others show how the job is as well.
+        self._transactions.metrics.note_job(self._uid)
 
     async def step(self, state: CoordinatorState, event: Event) -> Transition:
         nonce, now_s = self._transactions.draw_nonce(), self.now_s()
@@ -291,7 +293,7 @@ class _Job(SupervisorAnswers):
         self._transactions.note_later(procedure)
 
     def warn(self, text: str) -> None:
-        logger.warning("%s: %s", self._uid, text)
+        logger.warning("%s", text, extra=about(uid=self._uid))
 
     def conflicted(self) -> None:
         self._transactions.metrics.conflicts.inc()
@@ -300,22 +302,24 @@ class _Job(SupervisorAnswers):
         return self._transactions.unknown_job(self._uid)
 
     def decided(self, before: CoordinatorState, outcome: Transition) -> None:
-        metrics = self._transactions.metrics
+        metrics, config = self._transactions.metrics, outcome.state.config
+        labels = JobLabels(self._uid, config.namespace, config.name)
         recoveries = [a.recovery for a in outcome.actions if isinstance(a, RecordRecovery)]
-        metrics.count_recoveries(self._uid, recoveries)
+        metrics.count_recoveries(labels, recoveries)
         # Only the replica whose decision is stored comes here, so the steps count once.
-        metrics.count_steps(self._uid, outcome.state.progress.steps - before.progress.steps)
+        metrics.count_steps(labels, outcome.state.progress.steps - before.progress.steps)
         for action in outcome.actions:
             if isinstance(action, Announce):
                 level = logging.WARNING if action.warning else logging.INFO
-                logger.log(level, "%s: %s: %s", self._uid, action.code, action.message)
+                fields = about(uid=self._uid, decision=action.code)
+                logger.log(level, "%s", action.message, extra=fields)
 
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         message = (
             f"step {new.step} of {_place(new)} came out differently: {new.masters} in "
             f"{new.quorum}, {old.masters} in {old.quorum}"
         )
-        logger.error("%s: %s", self._uid, message)
+        logger.error("%s", message, extra=about(uid=self._uid))
         announce = Announce(code="LedgerMismatch", message=message, warning=True)
         line = history_line(announce, self.now_s())
         await self._transactions.store.append(self._uid, "event", line)

@@ -8,7 +8,9 @@ import os
 import sys
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.logs import about, start_logging
 from mainstay_net.acceptor import raise_descriptor_limit
+from mainstay_operator.elector import LeadershipLostError
 from mainstay_operator.handlers import serve
 from mainstay_operator.settings import parse
 
@@ -20,11 +22,7 @@ def main() -> int:
     except InvalidSpecError as error:
         print(f"mainstay-operator: {error}", file=sys.stderr)  # noqa: T201
         return 2
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    start_logging(settings.log_level)
     raise_descriptor_limit()
     # kopf tells every event that it passes on, aiohttp every probe that it answers.
     for name in ("kopf", "aiohttp.access"):
@@ -34,6 +32,10 @@ def main() -> int:
     except InvalidSpecError as error:
         logging.getLogger(__name__).error("%s", error)
         return 2
+    except LeadershipLostError as error:
+        # Started again, by Kubernetes, it waits for its turn.
+        logging.getLogger(__name__).error("%s", error, extra=about(decision="Stop"))
+        return 1
     return 0
 
 

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from mainstay_core.base.logs import about
 from mainstay_core.job.spec import API_VERSION, KIND, PLURAL
 from mainstay_core.pool.observed import ObservedPod, find_example
 from mainstay_core.pool.repair import PodEnd
 from mainstay_operator import builders
 from mainstay_operator.builders import PodOptions
+from mainstay_operator.decisions import about_job, log_decision
 from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.metrics import Metrics
@@ -104,6 +106,7 @@ class Actuator:
                 {"op": "remove", "path": path},
             ]
             if await self.kube.patch(PLURAL, view.namespace, view.name, patch):
+                log_decision(view, "RemoveFinalizer", "that of the version before is taken away")
                 return
             # It is no more, or others have changed the list.
             found = await self.kube.fetch(PLURAL, view.namespace, view.name)
@@ -256,6 +259,8 @@ class Actuator:
                     return
             await self.kube.delete("pods", view.namespace, end.name, end.uid, force=end.force)
             self._metrics.pods_ended.labels(str(end.force).lower()).inc()
+            how = "removed by force" if end.force else "deleted"
+            log_decision(view, "EndPod", f"pod {end.name} is {how}: {end.why}")
 
     async def taint_node(self, name: str, key: str, effect: str) -> None:
         """Keep pods off a node, once; nothing if this operator may not change nodes."""
@@ -269,12 +274,12 @@ class Actuator:
         await asyncio.gather(*(self._tell(view, note) for note in notes))
 
     async def _tell(self, view: JobView, note: Note) -> None:
-        logger.info("%s/%s: %s: %s", view.namespace, view.name, note.reason, note.message)
+        log_decision(view, note.reason, note.message, warning=note.warning)
         try:
             async with self._parallel:
                 await self.kube.create(build_event(view, note, time.time(), self._instance))
         except KubeError as error:
-            logger.warning("an Event could not be made: %s", error)
+            logger.warning("an Event could not be made: %s", error, extra=about(**about_job(view)))
 
 
 def _named(view: JobView) -> dict[str, str]:

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,8 +22,9 @@ from mainstay_core.job.spec import GROUP, LABEL_UID, PLURAL, VERSION
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
+from mainstay_operator.elector import Elector, await_turn, run_as_leader
 from mainstay_operator.jobs import Jobs
-from mainstay_operator.kube import KubeClient
+from mainstay_operator.kube import KubeClient, forbid_nothing
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.namespaces import await_answer, await_open
 from mainstay_operator.node_cache import NodeCache
@@ -59,22 +61,30 @@ class NoDiffs(kopf.DiffBaseStorage):
         """Write nothing."""
 
 
+def _instance() -> str:
+    """Return the name of this process's pod, or of its machine."""
+    return os.environ.get("HOSTNAME") or socket.gethostname()
+
+
 class Operator:
     """The handlers of one operator, in a registry of their own.
 
     Args:
         settings: of the operator.
+        metrics: of the operator.
+        elector: says whether this process may act; None: it always may.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, elector: Elector | None) -> None:
         self._settings = settings
+        self.metrics = metrics
+        self._elector = elector
         self._stack = contextlib.AsyncExitStack()
         self._jobs: Jobs | None = None
         self._kube: KubeClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._pods: Mapping[str, Iterable[ObservedPod]] = {}
         self._nodes = NodeCache()
-        self.metrics = Metrics()
 
     @property
     def jobs(self) -> Jobs:
@@ -111,11 +121,10 @@ class Operator:
         line = ApiClient(own.api_url, own.read_token, metrics)
         api = await self._stack.enter_async_context(line)
         records = Records(api)
-        instance = os.environ.get("HOSTNAME") or socket.gethostname()
         self._jobs = Jobs(
             indexed=lambda uid: tuple(self._pods.get(uid, ())),
             nodes=lambda: self._nodes.show() if own.watch_nodes else None,
-            actuator=Actuator(self._kube, own, instance, metrics),
+            actuator=Actuator(self._kube, own, _instance(), metrics),
             api=api,
             records=records,
             settings=own,
@@ -143,7 +152,12 @@ class Operator:
         """Return a client of the Kubernetes API, not open yet."""
         own = self._settings
         return KubeClient(
-            qps=own.qps, burst=own.burst, timeout_s=own.kube_timeout_s, metrics=self.metrics
+            qps=own.qps,
+            burst=own.burst,
+            timeout_s=own.kube_timeout_s,
+            metrics=self.metrics,
+            # A process that stood still for long may lead no more before it finds out.
+            forbid=self._elector.forbid if self._elector is not None else forbid_nothing,
         )
 
     def check(self) -> tuple[str, dict[str, Any]]:
@@ -156,6 +170,7 @@ class Operator:
             now_s=time.monotonic(),
         )
         return problem, {
+            "leads": self._elector is None or not self._elector.forbid(),
             "resync_age_s": round(self.metrics.resync_age_s(), 3),
             "slowest_look_s": round(jobs.slowest_s(), 3) if jobs is not None else 0.0,
             "jobs": jobs.num_jobs if jobs is not None else 0,
@@ -212,40 +227,70 @@ def configure(settings: kopf.OperatorSettings, *, watch_idle_s: float) -> None:
 async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> None:
     """Run the operator until it is told to end, or the namespaces that it can serve are others.
 
+    With a Lease, only the operator that has it does anything; the others answer their probes.
+
     Raises:
         InvalidSpecError: a setting cannot be used; it is named.
+        LeadershipLostError: another operator may lead by now.
     """
-    operator = Operator(settings)
-    async with (
-        serving(settings.liveness_url, operator.check, operator.metrics),
-        operator.new_client() as kube,
-    ):
-        wanted, metrics = settings.namespace_list, operator.metrics
-        served = await await_open(kube, settings, metrics) if wanted else ()
-        if served != wanted:
-            closed = ", ".join(n for n in wanted if n not in served)
-            logger.warning("these namespaces cannot be served now: %s", closed)
-        flag, ended = asyncio.Event(), asyncio.Event()
-        running = asyncio.create_task(
-            kopf.operator(
-                registry=operator.register(),
-                standalone=True,
-                clusterwide=not wanted,
-                namespaces=served,
-                ready_flag=flag,
-                stop_flag=ended,
+    metrics = Metrics()
+    async with contextlib.AsyncExitStack() as stack:
+        elector = None
+        if settings.lease:
+            line = KubeClient(
+                qps=settings.qps,
+                burst=settings.burst,
+                timeout_s=settings.lease_renew_s / 2,
+                metrics=metrics,
             )
+            elector = _elector(await stack.enter_async_context(line), settings, metrics)
+        operator = Operator(settings, metrics, elector)
+        await stack.enter_async_context(serving(settings.liveness_url, operator.check, metrics))
+        kube = await stack.enter_async_context(operator.new_client())
+        if elector is None:
+            metrics.leader.set(1)
+            await _run(operator, kube, settings, ready)
+        elif await await_turn(elector):
+            await run_as_leader(elector, _run(operator, kube, settings, ready))
+
+
+def _elector(kube: KubeClient, settings: Settings, metrics: Metrics) -> Elector:
+    """Return this process's elector. Its identity is no earlier process's, of this pod neither."""
+    namespace, _, name = settings.lease.partition("/")
+    identity = f"{_instance()}_{uuid.uuid4()}"
+    return Elector(kube, (namespace, name), identity, settings.lease_timing, metrics)
+
+
+async def _run(
+    operator: Operator, kube: KubeClient, settings: Settings, ready: Callable[[], None] | None
+) -> None:
+    """Run an operator that may act, to the same end."""
+    wanted, metrics = settings.namespace_list, operator.metrics
+    served = await await_open(kube, settings, metrics) if wanted else ()
+    if served != wanted:
+        closed = ", ".join(n for n in wanted if n not in served)
+        logger.warning("these namespaces cannot be served now: %s", closed)
+    flag, ended = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(
+        kopf.operator(
+            registry=operator.register(),
+            standalone=True,
+            clusterwide=not wanted,
+            namespaces=served,
+            ready_flag=flag,
+            stop_flag=ended,
         )
-        waiting = asyncio.create_task(flag.wait())
-        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if ready is not None and not running.done():
-            ready()
-        changing = asyncio.create_task(_await_change(kube, settings, served, metrics))
-        await asyncio.wait([running, changing], return_when=asyncio.FIRST_COMPLETED)
-        changing.cancel()
-        ended.set()
-        await running
+    )
+    waiting = asyncio.create_task(flag.wait())
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if ready is not None and not running.done():
+        ready()
+    changing = asyncio.create_task(_await_change(kube, settings, served, metrics))
+    await asyncio.wait([running, changing], return_when=asyncio.FIRST_COMPLETED)
+    changing.cancel()
+    ended.set()
+    await running
 
 
 async def _await_change(

@@ -7,9 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from mainstay_core.base.logs import about
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
+from mainstay_operator.decisions import about_job, log_decision
 from mainstay_operator.liveness import RunningPass
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.pod_cache import PodCache
@@ -80,6 +82,7 @@ class Jobs:
             metrics=self._metrics,
         )
         self._reconcilers[uid] = reconciler
+        log_decision(view, "Keep", f"the job is kept from now on, at generation {view.generation}")
         self._tasks[uid] = asyncio.create_task(self._keep(uid, reconciler))
         self._metrics.jobs.set(len(self._reconcilers))
 
@@ -92,6 +95,7 @@ class Jobs:
         if task is not None:
             task.cancel()
         if reconciler is not None:
+            log_decision(reconciler.view, "Drop", "the job is no more, and is not kept any more")
             self._metrics.drop_job(uid, reconciler.view.namespace, reconciler.view.name)
         self._metrics.jobs.set(len(self._reconcilers))
 
@@ -123,7 +127,7 @@ class Jobs:
         for uid in gone:
             self.drop_job(uid)
         for view in news:
-            logger.warning("%s/%s: the watch has not shown it so", view.namespace, view.name)
+            logger.warning("the watch has not shown it so", extra=about(**about_job(view)))
             self.note_job(view)
         return bool(gone or news)
 
@@ -183,7 +187,8 @@ class Jobs:
                 raise
             except Exception:
                 # One job's trouble is no other's: it is logged with its trace, and tried again.
-                logger.exception("%s/%s", reconciler.view.namespace, reconciler.view.name)
+                fields = about_job(reconciler.view)
+                logger.exception("a pass has crashed", extra=about(**fields))
                 await asyncio.sleep(RESTART_S)
             else:
                 break

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -39,6 +39,7 @@ _PATHS = {
     "namespaces": "/api/v1",
     "poddisruptionbudgets": "/apis/policy/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
+    "leases": "/apis/coordination.k8s.io/v1",
     PLURAL: f"/apis/{API_VERSION}",
 }
 KINDS = {
@@ -49,6 +50,7 @@ KINDS = {
     "Event": "events",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "NetworkPolicy": "networkpolicies",
+    "Lease": "leases",
     "TrainingJob": PLURAL,
 }
 
@@ -98,6 +100,11 @@ class Bucket:
         return max(0.0, -self.level / self.qps)
 
 
+def forbid_nothing() -> str:
+    """Return that everything may be written: there is no other operator."""
+    return ""
+
+
 class KubeClient:
     """Talks to the Kubernetes API. Use as an asynchronous context manager.
 
@@ -106,12 +113,22 @@ class KubeClient:
         burst: requests at once.
         timeout_s: of one request.
         metrics: where requests are counted.
+        forbid: returns why nothing may be written now; '' if it may. Asked before each write.
     """
 
-    def __init__(self, *, qps: float, burst: int, timeout_s: float, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        qps: float,
+        burst: int,
+        timeout_s: float,
+        metrics: Metrics,
+        forbid: Callable[[], str] = forbid_nothing,
+    ) -> None:
         self._bucket = Bucket(qps=qps, burst=burst)
         self._timeout_s = timeout_s
         self._metrics = metrics
+        self._forbid = forbid
         self._client: client.ApiClient | None = None
         self.requests: Counter[str] = Counter()
         """Requests so far by verb and resource."""
@@ -175,6 +192,15 @@ class KubeClient:
                 if error.status != 409 or not left:
                     raise
         raise AssertionError
+
+    async def replace(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Write a whole object over the version that it names; None if there is another one."""
+        try:
+            return await self._request("PUT", _path_of(body), body)
+        except KubeError as error:
+            if error.status not in (404, 409):
+                raise
+            return None
 
     async def fetch(self, resource: str, namespace: str, name: str) -> dict[str, Any] | None:
         """Return an object; None if there is none."""
@@ -277,6 +303,9 @@ class KubeClient:
         wait_s = self._bucket.take(asyncio.get_running_loop().time())
         if wait_s:
             await asyncio.sleep(wait_s)
+        why_not = self._forbid() if method != "GET" else ""
+        if why_not:
+            raise KubeError(f"{method} {path}: not sent: {why_not}", 0)
         resource = _resource_in(path)
         self.requests[f"{method} {resource}"] += 1
         headers = {"Content-Type": content_type, "Accept": "application/json"}

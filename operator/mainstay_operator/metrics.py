@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from mainstay_core.base.release import VERSION
 from mainstay_core.pool.losses import Loss
 from mainstay_operator.liveness import Liveness
 
@@ -82,6 +83,16 @@ class Metrics:
             "Recoveries that the api shows and this operator cannot read",
             registry=self.registry,
         )
+        self._add_gauges()
+
+    def _add_gauges(self) -> None:
+        build = Gauge(
+            "mainstay_build_info",
+            "1: which part of Mainstay this is, and of which version",
+            ["name", "version"],
+            registry=self.registry,
+        )
+        build.labels("mainstay-operator", VERSION).set(1)
         self.jobs = Gauge("mainstay_operator_jobs", "Jobs that are kept", registry=self.registry)
         self.resync_age = Gauge(
             "mainstay_operator_resync_age_seconds",
@@ -89,6 +100,11 @@ class Metrics:
             registry=self.registry,
         )
         self.resync_age.set_function(self.resync_age_s)
+        self.leader = Gauge(
+            "mainstay_operator_leader",
+            "1: this replica acts; 0: another one does, or none",
+            registry=self.registry,
+        )
         self.job_pods = Gauge(
             "mainstay_operator_job_pods",
             "Pods of a job by what is so of them",
@@ -134,6 +150,13 @@ class Metrics:
         for state in POD_STATES:
             with contextlib.suppress(KeyError):
                 self.job_pods.remove(job, namespace, name, state)
+
+    def note_standby(self) -> None:
+        """Note that the Kubernetes API has answered while another replica leads.
+
+        A replica that waits lists nothing, so it has missed nothing either.
+        """
+        self.note_answer(complete=True)
 
     def resync_age_s(self) -> float:
         """Return the seconds since everything was listed, or since the start."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from typing import Any
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
 from mainstay_core.job.pod_templates import SUPERVISOR
+from mainstay_core.pool.conditions import INVALID_SPEC, ConditionType, State, code_of
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
@@ -16,9 +18,55 @@ from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.ownership import TakenName
+from mainstay_operator.status import find_condition
 
 MAX_NAMES = 8
 """Names in one Event."""
+
+
+_NOT_YET = frozenset({State.PENDING, State.SUSPENDED, State.FAILED})
+"""States of a job that has not begun to train, or no longer does, and may begin yet."""
+_BEGUN = frozenset({State.RUNNING, State.RECOVERING, State.WAITING})
+
+
+def of_progress(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Note]:
+    """Return what is told of the way of a job: that it trains, is complete, or has failed.
+
+    Args:
+        before: its status as it was written last, by an operator before this one perhaps.
+        after: as it is to be written now.
+    """
+    was, now = State(before.get("state") or State.PENDING), State(after["state"])
+    if now in _BEGUN and was in _NOT_YET:
+        shown = after.get("quorum") or {}
+        replicas = f"{shown.get('replicas', 0)} of {shown.get('replicasWanted', 0)}"
+        message = f"it trains: replicas {replicas}, pods ready {after['ready']}"
+        return [Note(reason="Started", message=message, key=after.get("startTime", ""))]
+    if now is State.COMPLETE and was is not now:
+        return [Note(reason="Complete", message=after["reason"], key="")]
+    if now is not State.FAILED:
+        return []
+    failed = find_condition(after, ConditionType.FAILED)
+    message = str(failed["message"])
+    if code_of(failed) == INVALID_SPEC:
+        return [Note(reason=INVALID_SPEC, message=message, key=message, warning=True)]
+    if was is now:
+        return []
+    return [Note(reason="Failed", message=f"{code_of(failed)}: {message}", warning=True)]
+
+
+def of_refusal(refused: str, generation: int) -> list[Note]:
+    """Return what is told of a change of the specification that cannot be used; '': there is none.
+
+    Args:
+        refused: why.
+        generation: of the specification.
+    """
+    if not refused:
+        return []
+    message = f"{refused}; the job goes on as it was"
+    key = f"{generation}/{refused}"
+    return [Note(reason="ChangeRefused", message=message, key=key, warning=True)]
 
 
 def of_losses(losses: Iterable[Loss]) -> list[Note]:

@@ -195,7 +195,7 @@ class NodeQuarantine:
         the job's specification lets out.
         """
         self.note_places()
-        if not self.state.mismatches and not self.state.nodes:
+        if view.job is None or not (self.state.mismatches or self.state.nodes):
             return
         policy = policy_of(view)
         nodes = {p.node for p in self._pods.list() if p.node}

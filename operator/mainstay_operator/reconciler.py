@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from mainstay_core.base.logs import about
+from mainstay_core.base.words import count
 from mainstay_core.job.phase import TERMINAL
 from mainstay_core.job.spec import LABEL_UID
 from mainstay_core.pool.conditions import ObservedJob
@@ -27,6 +29,7 @@ from mainstay_operator import expiry, narrator, quarantine, submission
 from mainstay_operator import status as status_values
 from mainstay_operator.actuator import Actuator, NameTakenError
 from mainstay_operator.api_client import ApiClient
+from mainstay_operator.decisions import about_job, log_decision
 from mainstay_operator.events import Note
 from mainstay_operator.kube import KubeError
 from mainstay_operator.liveness import RunningPass
@@ -45,8 +48,6 @@ COALESCE_S = 0.05
 """Events that come so close together are one pass."""
 OBJECTS_EVERY = 10
 """Resyncs between two applies of objects that nobody is known to have changed."""
-TRIED_AGAIN_S = 60.0
-"""A template of which no pod can be made is tried again so often."""
 TAKEN_AGAIN_S = 10.0
 """While somebody else has a name that the job needs, it is looked again so often."""
 MAX_BACKOFF_S = 30.0
@@ -101,7 +102,7 @@ class Reconciler:
     def update(self, view: JobView) -> None:
         """Take the job's object as it is now."""
         # Its status is ours: what comes back by the watch may be older than what was written.
-        self.view = view
+        self.view = view.after(self.view)
         self.wake()
 
     def wake(self) -> None:
@@ -131,7 +132,7 @@ class Reconciler:
             except KubeError as error:
                 failures += 1
                 done, result = False, "refused"
-                logger.warning("%s/%s: %s", self.view.namespace, self.view.name, error)
+                logger.warning("%s", error, extra=about(**about_job(self.view)))
             except asyncio.CancelledError:
                 result = "stopped"
                 raise
@@ -162,22 +163,29 @@ class Reconciler:
             return True
         if not view.ours:
             return False
-        if view.invalid:
+        if view.invalid and not self._has_begun:
             await self._write_status()
             return False
         now_s = time.time()
         names = await self._keep_objects(now_s)
         await self._resync(now_s)
         await self._report_losses()
-        await self._try_template(names)
+        await submission.try_template(view, state, self._actuator, names, self.pods.list())
         await self._ask_api()
-        if state.demand is not None and not state.api_problem:
+        # A change that cannot be used changes nothing. An operator that has not seen the job before
+        # that change makes no pods, as it does not know what they were.
+        if view.job is not None and state.demand is not None and not state.api_problem:
             await self._repair(state.demand, names, now_s)
         await self._keep_budget(names)
         await self._quarantine.review(view, now_s)
         await self._write_status()
         await self._quarantine.taint()
         return await expiry.expire(view, state.status, self._actuator)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the api has ever taken the job, as this operator or one before it has seen."""
+        return self._state.demand is not None or self._state.record.made > 0
 
     async def _keep_objects(self, now_s: float) -> ObjectNames:
         """Keep the objects beside the pods, now and then; return their names."""
@@ -207,7 +215,7 @@ class Reconciler:
         )
         ours = [observe_pod(body) for body in listed if job_of(body) == self.view.uid]
         if self.pods.apply_list(ours, known):
-            logger.warning("%s: the watch has missed pods", self.view.name)
+            logger.warning("the watch has missed pods", extra=about(**about_job(self.view)))
             self._metrics.note_missed("pods")
         self._state.resync_at_s = now_s
 
@@ -227,31 +235,12 @@ class Reconciler:
         try:
             await self._api.post_facts(self.view.uid, facts)
         except ApiError as error:
-            logger.warning("%s: %s", self.view.name, error)
+            logger.warning("%s", error, extra=about(**about_job(self.view)))
             return
         # Heard: the next demand will not take them for living.
         state.demand_at_s = 0.0
 
     # --- the api ----------------------------------------------------------------------------------
-
-    async def _try_template(self, names: ObjectNames) -> None:
-        """Make a pod on trial of a template that is new, and keep a bad one from the api.
-
-        A job that runs has a template that served: an API server that has become stricter does not
-        stop it. A bad one is tried again now and then, as the API server may have changed.
-        """
-        state, view, now_s = self._state, self.view, time.time()
-        made_of = (view.template, view.option("supervisor"), view.template_problem)
-        is_late = bool(state.template_problem) and now_s - state.tried_at_s > TRIED_AGAIN_S
-        is_due = (state.tried != made_of or is_late) and not (view.runs or state.taken_names)
-        if is_due:
-            options = self._actuator.pod_options(names, self.pods.list())
-            problem = view.template_problem or await self._actuator.try_pod(view, options)
-            if problem is not None:
-                state.tried, state.tried_at_s, state.template_problem = made_of, now_s, problem
-                state.submitted = -1 if state.refused and not problem else state.submitted
-        if state.template_problem:
-            state.refused, state.submitted = state.template_problem, view.generation
 
     async def _ask_api(self) -> None:
         """Submit the job if it is due, pass on what was asked for, learn what is wanted."""
@@ -322,7 +311,7 @@ class Reconciler:
             assert state.demand is not None
             repair = plan(memory=state.memory, demand=state.demand)
         if state.repair is None or repair.counts != state.repair.counts:
-            logger.info("%s/%s: %s", view.namespace, view.name, repair.reason)
+            log_decision(view, "Repair", repair.reason)
         state.repair = repair
         notes = self._account(repair.losses)
         told = await self._report_facts(repair)
@@ -385,6 +374,10 @@ class Reconciler:
             taken = () if found is None else (found,)
             notes = narrator.of_taken_names(taken, state.taken_budget)
             state.taken_budget, state.min_available = taken, wanted
+            if wanted != state.reported_budget:
+                left = count(wanted, "pod")
+                log_decision(self.view, "KeepBudget", f"evictions must leave {left}")
+                state.reported_budget = wanted
             await self._actuator.tell(self.view, notes)
 
     # --- status -----------------------------------------------------------------------------------
@@ -393,6 +386,7 @@ class Reconciler:
         state, now_s = self._state, time.time()
         await self._fetch_page(now_s)
         seen = self._seen()
+        await self._tell_once(narrator.of_refusal(seen.refused, self.view.generation))
         counts = {state: getattr(seen.pods, state) for state in POD_STATES}
         self._metrics.show_pods(self.view.uid, self.view.namespace, self.view.name, counts)
         status = status_values.build_status(
@@ -407,7 +401,12 @@ class Reconciler:
         due = now_s - state.status_at_s >= self._settings.status_s
         if not due and not status_values.is_urgent(state.status, status):
             return
+        # Told before it is written: an operator that ends in between leaves it to the next one.
+        await self._tell_once(narrator.of_progress(state.status, status))
         if await self._actuator.write_status(self.view, status):
+            was, now = state.status.get("state") or "none", status["state"]
+            if was != now:
+                log_decision(self.view, "State", f"from {was} to {now}: {status['reason']}")
             state.status, state.status_at_s = status, now_s
 
     async def _fetch_page(self, now_s: float) -> None:
@@ -415,7 +414,8 @@ class Reconciler:
         due = now_s - state.page_at_s >= min(self._settings.poll_s, self._settings.status_s)
         ended = state.page is not None and state.page.state in TERMINAL
         busy = now_s < state.ask_at_s
-        if state.api_problem or busy or not due or ended or self.view.invalid:
+        unasked = self.view.invalid and not self._has_begun
+        if state.api_problem or busy or not due or ended or unasked:
             return
         try:
             state.page = await self._api.fetch_page(self.view.uid)
@@ -436,7 +436,7 @@ class Reconciler:
         """Say once of each recovery that it cannot be read: nothing else may depend on it."""
         new = unread[self._state.num_unread :]
         for why in new:
-            logger.error("%s: %s; it is left out", self.view.name, why)
+            logger.error("%s; it is left out", why, extra=about(**about_job(self.view)))
         self._metrics.recoveries_unread.inc(len(new))
         self._state.num_unread = len(unread)
 
@@ -461,11 +461,11 @@ class Reconciler:
         wanted = demand.num_pods if demand is not None else (view.job.num_pods if view.job else 0)
         spares = view.job.spec.spares.replicas if view.job else 0
         taken = [name.describe() for name in (*state.taken_names, *state.taken_budget)]
+        refused = view.invalid or state.refused
         return ObservedJob(
             initialized=state.demand is not None,
-            invalid=view.invalid
-            or (state.refused if state.demand is None and not view.has_begun else ""),
-            refused=state.refused,
+            invalid="" if self._has_begun else refused,
+            refused=refused if self._has_begun else "",
             api_problem=state.api_problem,
             is_api_understood=state.api_failure is not Failure.NOT_UNDERSTOOD,
             summary=summary,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable
 
+from mainstay_core.base.logs import about
 from mainstay_core.wire.api import ApiError
 from mainstay_core.wire.page import KnownJob
 from mainstay_core.wire.routes import JobApi
@@ -68,12 +69,16 @@ class Records:
             try:
                 await self._api.delete_job(uid)
             except ApiError as error:
-                logger.warning("job %s is no more, but its record is: %s", uid, error)
+                logger.warning(
+                    "the job is no more, but its record is: %s", error, extra=about(uid=uid)
+                )
                 is_done = False
                 if error.is_away:
                     break
             else:
                 self._gone.discard(uid)
+                fields = about(uid=uid, decision="Forget")
+                logger.info("the api has forgotten the job", extra=fields)
         return is_done
 
 

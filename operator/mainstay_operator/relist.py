@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Any
 
+from mainstay_core.base.logs import about
 from mainstay_core.job.spec import PLURAL
 from mainstay_operator.jobs import Jobs
 from mainstay_operator.kube import KubeClient, KubeError
@@ -98,7 +99,7 @@ class Relist:
         if known is not None:
             heard = [job for job in known if job.namespace not in unlisted]
             for uid in find_orphans(heard, there, namespaces):
-                logger.info("job %s was deleted while nobody looked", uid)
+                logger.info("the job was deleted while nobody looked", extra=about(uid=uid))
                 self._records.forget(uid)
             self._records_at = self._rounds + RECORDS_EVERY
         if self._nodes is not None and self._rounds % NODES_EVERY == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -60,8 +60,9 @@ class JobView:
     finalizers: tuple[str, ...] = ()
     deleted_at_s: float | None = None
     job: TrainingJob | None = None
-    """None if the specification cannot be used."""
+    """None if the specification cannot be used, and no earlier one is known."""
     invalid: str = ""
+    """Why the specification cannot be used as it was written last."""
     template_problem: str = ""
     """Why no pod is made of its template; of a job that has never begun, ``invalid`` says so."""
 
@@ -94,14 +95,15 @@ class JobView:
         return bool(self.status.get("startTime"))
 
     @property
-    def has_begun(self) -> bool:
-        """Whether it has ever had a plan."""
-        return bool(self.status.get("quorum"))
-
-    @property
     def suspend(self) -> bool:
         """Whether nobody should compute."""
         return bool(self.spec.get("suspend", False))
+
+    def after(self, before: JobView) -> JobView:
+        """Return this view, with the specification of ``before`` if its own cannot be used."""
+        if not self.invalid or before.job is None:
+            return self
+        return replace(self, manifest=before.manifest, job=before.job)
 
     def owner(self) -> dict[str, Any]:
         """Return the reference by which everything of the job goes with it."""

@@ -14,6 +14,7 @@ import pydantic
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.job.sections import ContainerResources
+from mainstay_operator.leadership import MAX_DURATION_S, LeaseTiming
 
 
 def _setting(about: str, default: Any = MISSING) -> Any:
@@ -108,6 +109,20 @@ class Settings:
         "the Kubernetes API answers no list, or a watch shows nothing of what lists show.",
         300.0,
     )
+    lease: str = _setting(
+        "Lease by which one of several operators leads, NAMESPACE/NAME; without one this operator "
+        "acts from the start, and must be the only one.",
+        "",
+    )
+    lease_duration_s: int = _setting(
+        "A Lease that has not changed for so long is taken over; whole seconds, 600 at most.",
+        15,
+    )
+    lease_renew_s: float = _setting(
+        "An operator that has not renewed its Lease for so long ends.",
+        10.0,
+    )
+    lease_retry_s: float = _setting("Between two renewals, or two looks at the Lease.", 2.0)
     liveness_url: str = _setting(
         "Where the operator answers probes, and at /metrics Prometheus; off: nowhere.",
         "http://0.0.0.0:8080/healthz",
@@ -123,6 +138,15 @@ class Settings:
     def own_account_set(self) -> frozenset[str]:
         """ServiceAccounts of Mainstay's own parts, as NAMESPACE/NAME."""
         return frozenset(a.strip() for a in self.own_accounts.split(",") if a.strip())
+
+    @property
+    def lease_timing(self) -> LeaseTiming:
+        """The timing of the Lease."""
+        return LeaseTiming(
+            duration_s=float(self.lease_duration_s),
+            renew_s=self.lease_renew_s,
+            retry_s=self.lease_retry_s,
+        )
 
     def supervisor_resources(self) -> dict[str, Any]:
         """Return requests and limits of the supervisors, as in a container.
@@ -186,6 +210,26 @@ def _check(settings: Settings) -> None:
             "MAINSTAY_MAX_IDLE_S",
             f"is {settings.max_idle_s:g}, must be more than twice MAINSTAY_RESYNC_S, {least_s:g}: "
             "between two resyncs there is nothing to hear",
+        )
+    _check_lease(settings)
+
+
+def _check_lease(settings: Settings) -> None:
+    namespace, slash, name = settings.lease.partition("/")
+    if settings.lease and not (slash and namespace and name and "/" not in name):
+        raise InvalidSpecError("MAINSTAY_LEASE", f"is {settings.lease!r}, must be NAMESPACE/NAME")
+    if not 0 < 2 * settings.lease_retry_s <= settings.lease_renew_s:
+        raise InvalidSpecError(
+            "MAINSTAY_LEASE_RETRY_S",
+            f"is {settings.lease_retry_s:g}, must be more than 0 and at most half of "
+            f"MAINSTAY_LEASE_RENEW_S, {settings.lease_renew_s:g}: one renewal may fail",
+        )
+    if not settings.lease_renew_s < settings.lease_duration_s <= MAX_DURATION_S:
+        raise InvalidSpecError(
+            "MAINSTAY_LEASE_DURATION_S",
+            f"is {settings.lease_duration_s:g}, must be more than MAINSTAY_LEASE_RENEW_S, "
+            f"{settings.lease_renew_s:g}, and at most {MAX_DURATION_S:g}: the old holder has to "
+            "stop before a new one begins",
         )
 
 

@@ -61,6 +61,7 @@ class ReconcilerState:
     taken_budget: tuple[TakenName, ...] = ()
     """The name of the PodDisruptionBudget, if others have it."""
     min_available: int = -1
+    reported_budget: int = -1
     taken: set[int] = field(default_factory=set)
     """Indexes whose names belong to pods of somebody else."""
     repair: Repair | None = None

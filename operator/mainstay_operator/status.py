@@ -9,6 +9,8 @@ from typing import Any
 from mainstay_core.base.bounds import cut
 from mainstay_core.job.spec import LABEL_UID
 from mainstay_core.pool.conditions import (
+    INVALID_SPEC,
+    ConditionType,
     JobSummary,
     ObservedJob,
     State,
@@ -111,8 +113,20 @@ def _method_of(told: str) -> Method | None:
 
 
 def read_state(status: Mapping[str, Any]) -> tuple[State, str] | None:
-    """Return state and reason that a status shows; None if it shows none."""
-    return (State(status["state"]), status.get("reason") or "") if status.get("state") else None
+    """Return state and reason that a status shows; None if it shows none that may last.
+
+    A refused specification is no end: it may have been mended since.
+    """
+    failed = find_condition(status, ConditionType.FAILED)
+    if not status.get("state") or code_of(failed) == INVALID_SPEC:
+        return None
+    return State(status["state"]), status.get("reason") or ""
+
+
+def find_condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
+    """Return a condition of a status; an empty one if it has none of that type."""
+    found = (c for c in status.get("conditions") or () if c.get("type") == kind.value)
+    return next(found, {})
 
 
 def build_status(

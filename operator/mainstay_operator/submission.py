@@ -1,4 +1,7 @@
-"""Tells the api of a job: that it is there, what changed in it, where its nodes are."""
+"""Tells the api of a job: that it is there, what changed in it, where its nodes are.
+
+A job whose template the API server does not take is not told.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,45 @@ from collections.abc import Iterable, Mapping
 
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.wire.api import ApiError
+from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
-from mainstay_operator.resources import JobView
+from mainstay_operator.decisions import log_decision
+from mainstay_operator.resources import JobView, ObjectNames
 from mainstay_operator.state import ReconcilerState
 
+TRIED_AGAIN_S = 60.0
+"""A template of which no pod can be made is tried again so often."""
 RECOVER_S = 30.0
 """How long a lost job is left to its supervisors, which recover it; then it is submitted anew."""
+
+
+async def try_template(
+    view: JobView,
+    state: ReconcilerState,
+    actuator: Actuator,
+    names: ObjectNames,
+    pods: Iterable[ObservedPod],
+) -> None:
+    """Make a pod on trial of a template that is new, and keep a bad one from the api.
+
+    A job that runs has a template that served: an API server that has become stricter does not stop
+    it. A bad one is tried again now and then, as the API server may have changed.
+    """
+    if view.job is None:
+        return  # a change that is refused already
+    now_s = time.time()
+    made_of = (view.template, view.option("supervisor"), view.template_problem)
+    is_late = bool(state.template_problem) and now_s - state.tried_at_s > TRIED_AGAIN_S
+    if (state.tried != made_of or is_late) and not (view.runs or state.taken_names):
+        problem: str | None = view.template_problem
+        if not problem:
+            problem = await actuator.try_pod(view, actuator.pod_options(names, pods))
+        if problem is not None:
+            if state.template_problem and not problem:
+                state.submitted = -1
+            state.tried, state.tried_at_s, state.template_problem = made_of, now_s, problem
+    if state.template_problem:
+        state.refused, state.submitted = state.template_problem, view.generation
 
 
 async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:
@@ -23,9 +59,13 @@ async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:
     """
     if state.submitted == view.generation:
         return
+    if view.job is None:  # what the api has goes on
+        state.submitted = view.generation
+        return
     try:
         await api.submit_job(view.uid, view.namespace, view.manifest)
         state.refused = ""
+        log_decision(view, "Submit", f"the api has generation {view.generation}")
     except ApiError as error:
         if not error.is_final:
             raise

@@ -126,12 +126,12 @@ def test_a_step_is_committed_when_all_its_stages_are_in_the_ledger(job: Any) -> 
     assert [e["step"] for e in job.api.get(f"{job.path}/ledger?since=1")] == [1, 1]
 
 
-def test_a_replica_that_was_told_of_a_job_says_what_it_is_called_before_a_step_is_whole(
+def test_a_replica_that_was_told_of_a_job_shows_it_by_name_before_a_step_is_whole(
     job: Any,
 ) -> None:
     job.start()
     job.agent("ledger", {"entries": [job.entry(0, 0)]})
-    series = f'mainstay_job_info{{job="{job.uid}",name="demo",namespace=""}} 1.0'
+    series = f'mainstay_job_step{{job="{job.uid}",name="demo",namespace=""}} 0.0'
     assert series in job.api.client.get("/metrics").text
 
 

@@ -12,6 +12,8 @@ import httpx
 import pytest
 from tests.api.conftest import AGENT_TOKEN
 
+from mainstay_core.base.release import VERSION
+
 
 def test_a_job_is_known_by_uid_and_by_name(job: Any) -> None:
     by_name = job.api.get("/v1/jobs/demo")
@@ -100,8 +102,11 @@ def test_a_recovery_has_its_reason_and_five_times(job: Any) -> None:
     assert "r1.s0.i0" in mask["fault"]
     assert (join["method"], join["lost_steps"]) == ("join", 0)
     metrics = job.api.client.get("/metrics").text
-    assert f'mainstay_recoveries_total{{job="{job.uid}",method="mask"}} 1.0' in metrics
-    assert f'mainstay_steps_committed_total{{job="{job.uid}"}} 2.0' in metrics
+    # Labels are written in the order of their names.
+    first, last = f'job="{job.uid}"', 'name="demo",namespace=""'
+    assert f'mainstay_recoveries_total{{{first},method="mask",{last}}} 1.0' in metrics
+    assert f"mainstay_steps_committed_total{{{first},{last}}} 2.0" in metrics
+    assert f'mainstay_build_info{{name="mainstay-api",version="{VERSION}"}} 1.0' in metrics
 
 
 def test_each_step_counts_in_one_replica_and_all_show_the_same_of_a_job(

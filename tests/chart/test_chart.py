@@ -98,7 +98,7 @@ REFUSED = {
     "redis nowhere": ("redis.internal.enabled=false", "host"),
     "redis as root": ("redis.internal.runAsUser=0", "runAsUser"),
     "a size that is none": ("redis.internal.persistence.size=big", "size"),
-    "two operators": ("operator.replicas=2", "replicas"),
+    "no operator": ("operator.replicas=0", "replicas"),
     "an interval that is none": ("metrics.podMonitor.interval=often", "interval"),
     "sentinels nowhere": (
         "redis.internal.enabled=false,redis.external.sentinel.master=store",
@@ -215,8 +215,20 @@ def container_labels(workload: dict[str, Any]) -> dict[str, str]:
 
 def test_a_budget_never_keeps_a_node_from_being_drained(control_plane: ControlPlane) -> None:
     for replicas, budgets in ((1, 0), (2, 1), (5, 1)):
-        objects = render(control_plane, "default", f"api.replicas={replicas}")
-        assert sum(o["kind"] == "PodDisruptionBudget" for o in objects) == budgets
+        objects = render(
+            control_plane, "default", f"api.replicas={replicas}", f"operator.replicas={replicas}"
+        )
+        assert sum(o["kind"] == "PodDisruptionBudget" for o in objects) == 2 * budgets
+
+
+def test_two_operators_are_two_pods_at_any_time(control_plane: ControlPlane) -> None:
+    """One of them takes over while the other one is replaced; a single one is never two."""
+    for replicas, kind in ((1, "Recreate"), (2, "RollingUpdate")):
+        objects = render(control_plane, "spaces", f"operator.replicas={replicas}")
+        spec = find(objects, "Deployment", "mainstay-operator")["spec"]
+        assert (spec["replicas"], spec["strategy"]["type"]) == (replicas, kind)
+        assert ("topologySpreadConstraints" in spec["template"]["spec"]) == (replicas > 1)
+        assert "spec" not in find(objects, "Lease", "mainstay-operator")
 
 
 def test_all_our_images_are_named_by_the_values(control_plane: ControlPlane) -> None:
@@ -283,6 +295,7 @@ def test_the_operator_can_read_the_settings_that_the_chart_gives(
     assert set(environment) <= known, "the operator would not read these"
     read = settings.parse([], environment)
     assert read.namespace_list == ("a", "b")
+    assert (read.lease, read.lease_timing.duration_s) == ("spaces/mainstay-operator", 15.0)
     assert read.api_url == "http://mainstay-api.spaces.svc:8080"
     # The selector of the jobs' NetworkPolicies is that of the api's pods, and of nobody else's.
     policies = render(control_plane, "spaces")
@@ -365,6 +378,10 @@ RIGHTS = {
     ("operator", "delete", "trainingjobs.mainstay.dev", "own"): True,
     ("operator", "delete", "trainingjobs.mainstay.dev", "other"): False,
     ("operator", "create", "trainingjobs.mainstay.dev", "own"): False,
+    ("operator", "get", "leases.coordination.k8s.io", "system"): True,
+    ("operator", "update", "leases.coordination.k8s.io", "system"): True,
+    ("operator", "delete", "leases.coordination.k8s.io", "system"): False,
+    ("operator", "update", "leases.coordination.k8s.io", "own"): False,
     ("operator", "get", "namespaces", "own"): True,
     ("operator", "get", "namespaces", "other"): False,
     ("operator", "list", "nodes", "cluster"): True,
@@ -383,7 +400,8 @@ RIGHTS = {
 
 def test_everybody_may_what_they_need_and_nothing_else(control_plane: ControlPlane) -> None:
     system, own, other = (control_plane.make_namespace() for _ in range(3))
-    places = {"own": own, "other": other, "cluster": ""}
+    places = {"own": own, "other": other, "cluster": "", "system": system}
+    names = {"namespaces": places, "leases": dict.fromkeys(places, "mainstay-operator")}
 
     def install(*more: str) -> None:
         objects = render(control_plane, system, f"watchNamespaces={{{own}}}", *more)
@@ -403,7 +421,7 @@ def test_everybody_may_what_they_need_and_nothing_else(control_plane: ControlPla
                 "group": group,
                 "resource": name,
                 "subresource": below or part,
-                "name": places[where] if name == "namespaces" else "",
+                "name": names[name][where] if name in names else "",
             },
         }
         path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"

@@ -43,6 +43,7 @@ def test_an_operator_with_the_charts_rights_is_refused_nothing(
         MAINSTAY_TOKEN_FILE=str(token),
         MAINSTAY_API_URL=api.url,
         MAINSTAY_NAMESPACES=served,
+        MAINSTAY_LEASE=f"{world.system}/mainstay-operator",
         MAINSTAY_RESYNC_S="0.5",
     )
     operator.start()

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from tests.cluster.client import ApiError
+from tests.core.base.test_logs import read
 from tests.worlds.served_namespace import Job, ServedNamespace, condition_of, manifest, wait
 
 REQUESTS = "mainstay_operator_kube_requests_total"
@@ -54,6 +55,14 @@ def test_a_job_that_trains_says_so_in_one_line(served: ServedNamespace) -> None:
     assert condition_of(status, "SparesAvailable")["status"] == "True"
     budget = job.own_path("poddisruptionbudgets")
     served.kube.wait(budget, lambda found: found and found["spec"]["minAvailable"] == 4)
+    (started,) = served.events("Started")
+    assert started["involvedObject"]["name"] == "trains"
+    logged = [read(line) for line in served.operator.log().splitlines()]
+    own = [pairs for pairs in logged if pairs.get("job") == f"{served.namespace}/trains"]
+    decisions = [pairs["decision"] for pairs in own if "decision" in pairs]
+    assert decisions[:2] == ["Keep", "Submit"]
+    assert decisions.count("Started") == 1
+    assert {pairs["uid"] for pairs in own} == {job.uid}
     line = served.plane.kubectl("-n", served.namespace, "get", "mtj", "trains")
     assert "Running" in line
     assert "4/4" in line
@@ -208,11 +217,37 @@ def test_a_job_that_is_late_fails_and_expires(served: ServedNamespace) -> None:
     job.patch(activeDeadlineSeconds=1)  # it may have run longer already, so it is late from now on
 
     job.wait_condition("Failed", "True", "DeadlineExceeded")
+    (failed,) = served.events("Failed")
+    assert (failed["type"], failed["involvedObject"]["uid"]) == ("Warning", job.uid)
     job.patch(ttlSecondsAfterFinished=0)
 
     served.kube.wait(job.path, lambda found: found is None)
     wait(lambda: not job.pods(), "the pods' end")
     wait(lambda: served.is_forgotten(job.uid), "the api's record goes")
+
+
+def test_a_specification_that_is_refused_is_told_and_may_be_mended(
+    served: ServedNamespace,
+) -> None:
+    body = manifest("wrong")
+    del body["spec"]["template"]["spec"]["containers"][0]["image"]
+    job = served.submit(body)
+
+    message = job.wait_condition("Failed", "True", "InvalidSpec")["message"]
+    assert "spec.template.spec.containers[0].image" in message
+    shown = {c["type"]: c["status"] for c in job.get()["status"]["conditions"]}
+    assert shown.pop("Failed") == "True"
+    assert set(shown.values()) == {"False"}
+    (told,) = served.events("InvalidSpec")
+    assert (told["message"], told["type"]) == (message, "Warning")
+    assert job.pods() == []
+
+    job.patch(suspend=True)
+    job.patch(template=manifest()["spec"]["template"])
+    job.patch(suspend=False)
+
+    job.wait_pods(*names("wrong"))
+    job.wait_condition("Failed", "False", "NotFailed")
 
 
 def test_no_request_conflicts_with_what_others_change(served: ServedNamespace) -> None:

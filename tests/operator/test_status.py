@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from mainstay_operator.events import Note, build_event
 from mainstay_operator.kube import Bucket
 from mainstay_operator.ownership import TakenName
 from mainstay_operator.settings import parse
-from mainstay_operator.status import PodRecord, build_status, is_urgent, summary_of
+from mainstay_operator.status import PodRecord, build_status, is_urgent, read_state, summary_of
 
 RECOVERY: dict[str, Any] = {
     "quorum": "q2-ab",
@@ -175,6 +176,77 @@ def test_a_name_that_others_have_is_told_once() -> None:
     assert narrator.of_taken_names([taken], (taken,)) == []
 
 
+def status_of(state: str, code: str = "", message: str = "", **fields: Any) -> dict[str, Any]:
+    """A status as it is written."""
+    failed = {"type": "Failed", "status": str(state == "Failed")}
+    failed |= {"reason": code or "NotFailed", "message": message}
+    return {"state": state, "reason": message, "ready": "4/4", "conditions": [failed], **fields}
+
+
+def progress(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(note.reason, note.message) for note in narrator.of_progress(before, after)]
+
+
+def test_the_way_of_a_job_is_told() -> None:
+    running = status_of("Running", quorum={"replicas": 2, "replicasWanted": 2}, startTime="t")
+    started = ("Started", "it trains: replicas 2 of 2, pods ready 4/4")
+    for before in ({}, status_of("Pending"), status_of("Suspended")):
+        assert progress(before, running) == [started]
+    assert progress(status_of("Recovering"), running) == []
+    assert progress(running, status_of("Waiting")) == progress(running, running) == []
+    # A job that a fault meets in its first second has started all the same.
+    assert progress({}, running | {"state": "Recovering"}) == [started]
+
+    complete = status_of("Complete", message="all 60 steps are committed")
+    assert progress(running, complete) == [("Complete", "all 60 steps are committed")]
+    assert progress(complete, complete) == []
+
+    late = status_of("Failed", "DeadlineExceeded", "too late")
+    assert progress(running, late) == [("Failed", "DeadlineExceeded: too late")]
+    assert progress(late, status_of("Failed", "Stopped", "it was stopped")) == []
+
+
+def test_each_refusal_of_a_specification_is_told() -> None:
+    first = status_of("Failed", "InvalidSpec", "spec.training.lanes: is 0")
+    assert progress({}, first) == [("InvalidSpec", "spec.training.lanes: is 0")]
+    second = status_of("Failed", "InvalidSpec", "spec.workload: is missing")
+    assert progress(first, second) == [("InvalidSpec", "spec.workload: is missing")]
+    keys = {note.key for at in (first, second) for note in narrator.of_progress({}, at)}
+    assert len(keys) == 2
+    assert progress(first, status_of("Running"))[0][0] == "Started"
+
+    (note,) = narrator.of_refusal("spec.spares: is -1", 3)
+    assert (note.reason, note.warning) == ("ChangeRefused", True)
+    assert note.message == "spec.spares: is -1; the job goes on as it was"
+    assert narrator.of_refusal("", 3) == []
+
+
+def test_a_refused_specification_is_no_end_that_lasts() -> None:
+    """Mended while the api is away, the job was Failed still, and its TTL could have deleted it."""
+    failed = status_of("Failed", "InvalidSpec", "spec.training.lanes: is 0", completionTime="t")
+    assert read_state(failed) is None
+    late = status_of("Failed", "DeadlineExceeded", "too late")
+    assert read_state(late) == ("Failed", "too late")
+
+    seen = ObservedJob(api_problem="the api is not reached", before=read_state(failed))
+    status = build_status(replace(view(), status=failed), seen, None, PodRecord(), 2000.0)
+    assert (status["state"], status.get("completionTime")) == ("Pending", None)
+
+
+def test_a_change_that_cannot_be_used_changes_nothing() -> None:
+    good = view()
+    bad = replace(good, generation=2, manifest={"spec": {}}, job=None, invalid="no")
+
+    kept = bad.after(good)
+    assert (kept.job, kept.manifest, kept.spec) == (good.job, good.manifest, good.spec)
+    assert (kept.generation, kept.invalid) == (2, "no")
+    assert replace(bad, generation=3).after(kept).job is good.job
+    # Never seen before the change: nothing is known of it.
+    assert bad.after(bad) is bad
+    mended = replace(good, generation=4)
+    assert mended.after(kept) is mended
+
+
 def test_the_same_note_is_the_same_event() -> None:
     note = Note(reason="PodsMade", message="5 pods", key="u1")
     first, second = (build_event(view(), note, at_s, "a") for at_s in (1.0, 2.0))
@@ -209,6 +281,10 @@ def test_settings_name_what_is_wrong() -> None:
         ({**enough, "MAINSTAY_TOKEN": ""}, "MAINSTAY_TOKEN_FILE"),
         ({**enough, "MAINSTAY_RESYNC_S": "0"}, "MAINSTAY_RESYNC_S"),
         ({**enough, "MAINSTAY_RESYNC_S": "200"}, "MAINSTAY_MAX_IDLE_S"),
+        ({**enough, "MAINSTAY_LEASE": "no-namespace"}, "MAINSTAY_LEASE"),
+        ({**enough, "MAINSTAY_LEASE_RENEW_S": "15"}, "MAINSTAY_LEASE_DURATION_S"),
+        ({**enough, "MAINSTAY_LEASE_DURATION_S": "601"}, "MAINSTAY_LEASE_DURATION_S"),
+        ({**enough, "MAINSTAY_LEASE_RETRY_S": "6"}, "MAINSTAY_LEASE_RETRY_S"),
         ({}, "MAINSTAY_API_URL"),
     ):
         with pytest.raises(InvalidSpecError, match=name):

@@ -32,6 +32,8 @@ def test_a_field_that_no_pod_has_is_told_before_any_pod_is_made(served: ServedNa
     assert failed["reason"] == "InvalidSpec"
     assert failed["message"].startswith("no pod can be made of spec.template and ")
     assert 'unknown field "spec.containers[0].imagePullPolice"' in failed["message"]
+    (told,) = served.events("InvalidSpec")
+    assert (told["message"], told["type"]) == (failed["message"], "Warning")
     assert job.names() == []
     assert served.api.client.get(f"/v1/jobs/{job.uid}").status_code == 404
 

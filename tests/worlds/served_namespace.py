@@ -162,6 +162,11 @@ class OperatorProcess:
         self._process.kill()
         self._process.wait()
 
+    def wait_end(self) -> int:
+        """Wait until it has ended by itself; return its exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout=GIVE_UP_S)
+
     def is_up(self) -> bool:
         """Start it again if it has ended, as the kubelet does; return True."""
         assert self._process is not None

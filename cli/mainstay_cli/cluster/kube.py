@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -65,6 +67,8 @@ class Kube:
             timeout=TIMEOUT_S,
             trust_env=False,
         )
+        self.now_s = time.time()
+        """Wall clock of the API server at its last answer: ages are counted by it alone."""
 
     def get(self, path: str, **params: str) -> Object:
         """Return the object of a path, or a list of them.
@@ -90,6 +94,8 @@ class Kube:
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         with self._told():
             reply = self._http.request(method, path, **options)
+        if "Date" in reply.headers:
+            self.now_s = parsedate_to_datetime(reply.headers["Date"]).timestamp()
         if not reply.is_success:
             raise _refused(reply)
         return reply

@@ -11,16 +11,18 @@ import asyncio
 import json
 import re
 import sys
+from datetime import datetime
 from typing import Annotated, Any, cast
 
 import typer
 
 from mainstay_cli.base.entry import run_app
-from mainstay_cli.base.exits import UsageError
+from mainstay_cli.base.exits import CliError, UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import faults, operations, run_report, status, timeline
 from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
+from mainstay_core.job.sections import DEFAULT_MANAGER
 from mainstay_core.pool.conditions import code_of
 from mainstay_core.wire.api import ApiError
 
@@ -38,6 +40,8 @@ Options of all commands, anywhere, as with kubectl:
 
   --service-account [NAMESPACE/]NAME: ask the api as this account, by a token for the api alone
 """
+UNSEEN_S = 60.0
+"""An operator looks at a new job within a second, and after its own start within this."""
 _RANK = re.compile(r"r(\d+)\.s(\d+)(?:\.i(\d+))?")
 
 app = typer.Typer(
@@ -65,12 +69,17 @@ def show_status(job: JOB = None, as_json: AS_JSON = False) -> None:
     found = _find(job)
     live: dict[str, Any] = {}
     problem = ""
+    unseen = explain_unseen(found.manifest, found.cluster.kube.now_s)
     try:
         live = asyncio.run(status.fetch(found))
-    except ApiError as error:
-        problem = str(error)
+    except (ApiError, CliError) as error:
+        # Where nobody serves the namespace, there may be no api, or none that this user knows.
+        if not unseen and not isinstance(error, ApiError):
+            raise
+        problem = unseen or str(error)
     if as_json:
-        print(json.dumps({"status": found.manifest.get("status"), **live}, indent=1))
+        told = {"problem": problem} if problem else {}
+        print(json.dumps({"status": found.manifest.get("status"), **live, **told}, indent=1))
     else:
         print(render_object(found.manifest))
         print(status.render(live) if live else f"  {problem}")
@@ -145,6 +154,36 @@ def render_object(manifest: dict[str, Any]) -> str:
         if is_worth_a_look(c)
     ]
     return "\n".join(lines)
+
+
+def explain_unseen(manifest: dict[str, Any], now_s: float) -> str:
+    """Return why nobody has looked at a job for long, and what to do; '' if somebody has.
+
+    Args:
+        manifest: the TrainingJob.
+        now_s: wall clock of the API server.
+    """
+    metadata, spec = manifest["metadata"], manifest.get("spec") or {}
+    manager = spec.get("managedBy", DEFAULT_MANAGER)
+    if manager != DEFAULT_MANAGER:
+        return f"spec.managedBy is {manager}: Mainstay's operator leaves this job to it"
+    if (manifest.get("status") or {}).get("observedGeneration") is not None:
+        return ""
+    age_s = now_s - datetime.fromisoformat(metadata["creationTimestamp"]).timestamp()
+    if age_s < UNSEEN_S:
+        return ""
+    namespace = metadata["namespace"]
+    return (
+        f"no operator has looked at it in {age_s:.0f} s: none seems to serve namespace "
+        f"{namespace}.\n"
+        f"  Make the job in a namespace that is served, or have {namespace} served as well, by "
+        f"whoever installed Mainstay:\n"
+        f"    helm get values RELEASE -n RELEASE_NAMESPACE --all  # watchNamespaces, rbac.cluster\n"
+        f"    helm upgrade RELEASE CHART -n RELEASE_NAMESPACE --reset-then-reuse-values "
+        f"--set watchNamespaces='{{OTHERS,{namespace}}}'\n"
+        f"  If it is served already, look whether the operator runs:\n"
+        f"    kubectl get deployments -A -l app.kubernetes.io/part-of=mainstay"
+    )
 
 
 def is_worth_a_look(condition: dict[str, Any]) -> bool:

@@ -7,6 +7,8 @@
 - ``codec``: values to JSON and back
 - ``frames``: length-prefixed frames on a socket
 - ``digest``: the one digest of tensors
+- ``release``: the version
+- ``logs``: the one format of our containers' logs
 - ``words``: numbers with their nouns, and quoted values, for sentences
 - ``proofs``: proofs by which two ends of a connection show that they know the job's secret
 - ``admission``: bounds on connections that have proved nothing yet

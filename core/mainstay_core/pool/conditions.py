@@ -16,6 +16,9 @@ from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.counts import PodCounts
 from mainstay_core.wire.plan import Method
 
+INVALID_SPEC = "InvalidSpec"
+"""For programs: the job has never begun, since its specification cannot be used."""
+
 
 class ConditionType(enum.StrEnum):
     """The types of a job's conditions, in the order of the status."""
@@ -87,7 +90,7 @@ class ObservedJob:
 
     initialized: bool = False
     invalid: str = ""
-    """Why the specification cannot be used."""
+    """Why the specification cannot be used; the job has never begun."""
     refused: str = ""
     """Why the newest change of the specification was not taken."""
     api_problem: str = ""
@@ -190,7 +193,7 @@ def code_of(told: Mapping[str, object]) -> str:
 def _initialized(seen: ObservedJob) -> Condition:
     kind = ConditionType.INITIALIZED
     if seen.invalid:
-        return Condition(type=kind, status=False, reason="InvalidSpec", message=seen.invalid)
+        return Condition(type=kind, status=False, reason=INVALID_SPEC, message=seen.invalid)
     if seen.initialized:
         return Condition(
             type=kind, status=True, reason="ObjectsMade", message="the job is known to the api"
@@ -199,6 +202,14 @@ def _initialized(seen: ObservedJob) -> Condition:
         return _api_problem(seen, kind)
     why = seen.api_problem or "objects are being made"
     return Condition(type=kind, status=False, reason="Starting", message=why)
+
+
+def _not_started(seen: ObservedJob, kind: ConditionType) -> Condition | None:
+    """Of a job whose specification cannot be used, what is false since nothing of it runs."""
+    if not seen.invalid:
+        return None
+    message = "nothing of the job runs: its specification is refused"
+    return Condition(type=kind, status=False, reason="NotStarted", message=message)
 
 
 def _unknown(seen: ObservedJob, kind: ConditionType) -> Condition | None:
@@ -219,6 +230,8 @@ def _api_problem(seen: ObservedJob, kind: ConditionType) -> Condition:
 
 def _ready(seen: ObservedJob) -> Condition:
     kind = ConditionType.READY
+    if seen.invalid:
+        return Condition(type=kind, status=False, reason=INVALID_SPEC, message=seen.invalid)
     unknown = _unknown(seen, kind)
     if unknown is not None:
         return unknown
@@ -242,6 +255,9 @@ def _degraded(seen: ObservedJob) -> Condition:
     kind = ConditionType.DEGRADED
     summary = seen.summary
     over = summary is not None and summary.over
+    not_started = _not_started(seen, kind)
+    if not_started is not None:
+        return not_started
     if seen.problems and not over:
         reason, message = seen.problems[0]
         return Condition(type=kind, status=True, reason=reason, message=message)
@@ -269,7 +285,7 @@ def _degraded(seen: ObservedJob) -> Condition:
 
 def _recovering(seen: ObservedJob) -> Condition:
     kind = ConditionType.RECOVERING
-    unknown = _unknown(seen, kind)
+    unknown = _not_started(seen, kind) or _unknown(seen, kind)
     if unknown is not None:
         return unknown
     summary = seen.summary
@@ -285,7 +301,7 @@ def _recovering(seen: ObservedJob) -> Condition:
 
 def _protected(seen: ObservedJob) -> Condition:
     kind = ConditionType.PROTECTED
-    unknown = _unknown(seen, kind)
+    unknown = _not_started(seen, kind) or _unknown(seen, kind)
     if unknown is not None:
         return unknown
     summary = seen.summary
@@ -311,7 +327,7 @@ def _spares(seen: ObservedJob) -> Condition:
         return Condition(
             type=kind, status=False, reason="NoneWanted", message="spec.spares.replicas is 0"
         )
-    unknown = _unknown(seen, kind)
+    unknown = _not_started(seen, kind) or _unknown(seen, kind)
     if unknown is not None:
         return unknown
     ready = seen.pods.spares_ready
@@ -323,6 +339,9 @@ def _spares(seen: ObservedJob) -> Condition:
 
 def _suspended(seen: ObservedJob) -> Condition:
     kind = ConditionType.SUSPENDED
+    not_started = _not_started(seen, kind)
+    if not_started is not None:
+        return not_started
     if seen.suspended:
         return Condition(
             type=kind,
@@ -354,7 +373,7 @@ def _ends(seen: ObservedJob) -> tuple[Condition, Condition]:
             type=ConditionType.FAILED, status=False, reason="NotFailed", message="it has not failed"
         )
         return complete, failed
-    code = "InvalidSpec" if seen.invalid else "DeadlineExceeded" if seen.deadline else "Failed"
+    code = INVALID_SPEC if seen.invalid else "DeadlineExceeded" if seen.deadline else "Failed"
     if code == "Failed" and summary is not None and summary.state == "stopped":
         code = "Stopped"
     return complete, Condition(type=ConditionType.FAILED, status=True, reason=code, message=why)

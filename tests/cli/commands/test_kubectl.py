@@ -4,9 +4,11 @@ the rest."""
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from mainstay_cli.base.exits import UsageError
@@ -14,6 +16,7 @@ from mainstay_cli.cluster import kube
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import kubectl, run_report
 from mainstay_cli.local import runs
+from mainstay_core.wire.api import ApiError, Failure
 
 INSIDE = "http://mainstay-api.mainstay-system.svc:8080"
 PROXY = "https://server:6443/api/v1/namespaces/{}/services/http:{}/proxy"
@@ -134,6 +137,68 @@ def test_conditions_worth_a_look_are_shown() -> None:
         "  Degraded: Degraded is True",
     ]
     assert kubectl.is_worth_a_look(condition("Ready", "Unknown", "ApiUnreachable"))
+
+
+def unseen(age_s: float, **fields: Any) -> str:
+    """What is said of a job of this age."""
+    made = "2026-11-22T10:00:00Z"
+    metadata = {"name": "j", "namespace": "research", "creationTimestamp": made}
+    now_s = datetime.fromisoformat(made).timestamp() + age_s
+    return kubectl.explain_unseen({"metadata": metadata, **fields}, now_s)
+
+
+def test_a_job_that_nobody_watches_is_told_so() -> None:
+    said = unseen(75.0)
+    assert said.startswith("no operator has looked at it in 75 s: none seems to serve namespace")
+    assert "--set watchNamespaces='{OTHERS,research}'" in said
+    assert unseen(75.0, status={"conditions": []}) == said
+    assert unseen(59.0) == ""
+    assert unseen(75.0, status={"observedGeneration": 1}) == ""
+    kueue = {"managedBy": "kueue.x-k8s.io/multikueue"}
+    assert unseen(0.0, spec=kueue).startswith("spec.managedBy is kueue.x-k8s.io/multikueue: ")
+    assert unseen(75.0, spec={"managedBy": "mainstay.dev/operator"}) == said
+
+
+class Unserved(Pods):
+    """A cluster whose api does not know the job, or cannot be asked."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(Options(), None)
+        self.error = error
+
+    def connect(self, job: ClusterJob) -> Any:  # noqa: ARG002 - there is one job
+        raise self.error
+
+
+def test_status_says_so_of_a_job_that_nobody_watches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its age is what the API server's clock says, whatever this machine's does."""
+    made = {"name": "j", "namespace": "research", "uid": "u"}
+    made["creationTimestamp"] = "2036-11-22T10:00:00Z"
+
+    def show(after: str, error: Exception, *, as_json: bool = False) -> str:
+        date = {"Date": f"Sat, 22 Nov 2036 {after} GMT"}
+        answer = httpx.Response(200, json={"metadata": made}, headers=date)
+        cluster = Unserved(error)
+        transport = httpx.MockTransport(lambda _: answer)
+        http = httpx.Client(base_url="https://server:6443", transport=transport)
+        monkeypatch.setattr(cluster.kube, "_http", http)
+        before = runs.PLACE.set(cluster)
+        try:
+            kubectl.show_status("j", as_json=as_json)
+        finally:
+            runs.PLACE.reset(before)
+        return capsys.readouterr().out
+
+    unknown = ApiError("there is no such job", Failure.UNKNOWN)
+    assert "no operator has looked at it in 120 s" in show("10:02:00", unknown)
+    told = json.loads(show("10:02:00", UsageError("no token"), as_json=True))
+    assert told["problem"].startswith("no operator has looked")
+    # A job that has just been made is given time.
+    assert "there is no such job" in show("10:00:30", unknown)
+    with pytest.raises(UsageError):
+        show("10:00:30", UsageError("no token"))
 
 
 @pytest.mark.parametrize("user", [{"token": "secret"}, {"client-certificate": "x"}])

@@ -112,6 +112,23 @@ def test_failures_have_their_reasons() -> None:
     assert reason() == (False, "NotFailed")
 
 
+def test_of_a_refused_specification_everything_is_known() -> None:
+    """It was said that the api is not reached, though it had never been asked."""
+    job = seen(
+        invalid="spec.training.lanes: is 0",
+        api_problem="the api has not been asked yet",
+        suspend=True,
+        pods=PodCounts(wanted=5, spares_wanted=1),
+    )
+
+    conditions = shown(job)
+
+    assert conditions.pop("Failed") == (True, "InvalidSpec")
+    assert conditions.pop("Initialized") == conditions.pop("Ready") == (False, "InvalidSpec")
+    assert conditions.pop("Complete") == (False, "NotEnded")
+    assert set(conditions.values()) == {(False, "NotStarted")}
+
+
 def test_suspension_is_asked_for_and_then_true() -> None:
     assert shown(seen(suspend=True))["Suspended"] == (False, "Suspending")
     suspended = seen(suspend=True, suspended=True, summary=JobSummary(state="suspended"))
