@@ -72,7 +72,8 @@ def started(
 def test_many_pods_cost_hardly_more_than_a_request_each(started: Wide) -> None:
     num_pods, asked = started.num_pods, started.audit.take()
     pods = [r for r in asked if (r.verb, r.resource) == ("create", "pods")]
-    assert len({r.name for r in pods}) == len(pods) == num_pods
+    # One more than there are is made on trial: what it costs is counted, too.
+    assert len({r.name for r in pods}) == len(pods) - 1 == num_pods
     assert len(asked) <= num_pods + 100, count(asked)
     assert status_writes_are_few(asked), count(asked)
     # As many as were left over, and as many as the time allowed.
