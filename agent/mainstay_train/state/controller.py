@@ -18,6 +18,7 @@ from mainstay_core.base.errors import IntegrityError, InvalidSpecError, Ownershi
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank import events
 from mainstay_core.rank.own_saves import OwnSaves
+from mainstay_core.rank.saves import name_attempt
 from mainstay_core.wire.checkpoint_manifest import FORMAT_1, differences, identity_of
 from mainstay_core.wire.checkpoint_owner import Owner
 from mainstay_core.wire.plan import Plan
@@ -204,7 +205,7 @@ class Checkpointing:
             masters: digest that the state's masters have at the version.
             reached: called before each action of the writer.
         """
-        rank, nonce = plan.members[index].rank, plan.quorum.nonce
+        rank, nonce = plan.members[index].rank, name_attempt(plan.quorum)
         try:
             if self._copy is None or not self._copy.is_of(engine.state):
                 self._copy = HostCopy(engine.state)

@@ -22,7 +22,7 @@ from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.errors import IntegrityError, OwnershipError
 from mainstay_core.planning.program import Op
 from mainstay_core.rank.disk_room import Stored, plan_room
-from mainstay_core.rank.saves import find_outdated
+from mainstay_core.rank.saves import find_outdated, quorum_number
 from mainstay_core.wire.checkpoint_manifest import (
     MANIFEST,
     PART,
@@ -174,7 +174,8 @@ class CheckpointDirectory:
     ) -> None:
         """Write and sync a part; an abandoned one of the same name is replaced.
 
-        Every other attempt is removed first, as nobody writes it any more. If this one fails, it is
+        Every other attempt is removed first, as nobody writes it any more; but not one of a newer
+        quorum, as this rank may be one that the others have given up. If this one fails, it is
         abandoned and removed: without this part it is worth nothing.
 
         Args:
@@ -194,7 +195,7 @@ class CheckpointDirectory:
         attempt = self._unfinished(version, nonce)
         reached(Op.CHECKPOINT_WRITE)
         self.claim()
-        self._abandon_others(attempt)
+        self._abandon_others(attempt, quorum_number(nonce))
         if room_bytes:
             self._make_room(room_bytes)
         directory = attempt / part_name(part.stage, part.inner)
@@ -242,9 +243,10 @@ class CheckpointDirectory:
         with contextlib.suppress(OSError):  # another rank was first
             remove(self._unfinished(version, nonce))
 
-    def _abandon_others(self, attempt: Path) -> None:
+    def _abandon_others(self, attempt: Path, number: int) -> None:
         for path, (_, kind) in self._entries(self._root):
-            if kind in ("tmp", "gone") and path != attempt:
+            newer = quorum_number(path.name.partition(".tmp-")[2]) > number
+            if kind in ("tmp", "gone") and path != attempt and not newer:
                 with contextlib.suppress(OSError):  # another rank was first
                     remove(path)
 

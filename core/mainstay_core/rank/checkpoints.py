@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core.rank.events import Action, RenameCheckpoint, SendFact, WriteCheckpoint
-from mainstay_core.rank.saves import Saves, writer_of
+from mainstay_core.rank.saves import Attempt, Saves, writer_of
 from mainstay_core.rank.state import RankState, fact_of
 from mainstay_core.wire.facts import Checkpoint
 
@@ -29,7 +29,14 @@ def settled(state: RankState, durable: int) -> RankState:
         durable: newest durable version in the settle reports.
     """
     return replace(
-        state, durable=durable, safe=0, tried=0, writers_free=False, told_busy=False, save_round=0
+        state,
+        durable=durable,
+        safe=0,
+        safe_nonce="",
+        tried=0,
+        writers_free=False,
+        told_busy=False,
+        save_round=0,
     )
 
 
@@ -37,10 +44,13 @@ def note_saves(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action,
     """Return the state after everybody's status, and the rename of a version of safe parts."""
     durable = max(state.durable, saves.durable)
     state = replace(state, durable=durable, writers_free=not saves.busy)
-    if saves.safe is None or saves.safe.version <= max(durable, state.safe):
+    known = Attempt(version=state.safe, nonce=state.safe_nonce)
+    if saves.safe is None or saves.safe.version <= durable or saves.safe.order <= known.order:
         return state, ()
-    # It is durable only once a status says so: the first member may die before it renames.
-    state = replace(state, safe=saves.safe.version, writers_free=False)
+    # It is durable only once a status says so: the first member may die before it renames, and a
+    # rank that comes back may tell of an attempt whose parts are gone.
+    safe, nonce = saves.safe.version, saves.safe.nonce
+    state = replace(state, safe=safe, safe_nonce=nonce, writers_free=False)
     rename = RenameCheckpoint(saves.safe.version, saves.safe.nonce)
     return state, (rename,) if state.index == 0 else ()
 
@@ -72,11 +82,11 @@ def end_round(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, 
     the version is durable, or was tried in this quorum in vain: a full disk must not keep a job
     from ending.
     """
-    before = state.safe
+    before = state.safe, state.safe_nonce
     state, actions = note_saves(replace(state, save_round=state.save_round + 1), saves)
     if not is_open(state):
         return state, actions, True
-    if state.safe > before:
+    if (state.safe, state.safe_nonce) != before:
         return state, actions, False
     if state.tried < state.version:
         state, write = _begin(state)

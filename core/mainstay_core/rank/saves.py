@@ -1,9 +1,9 @@
 """Reads from a quorum's votes how far durable checkpoints are (protocol section 10).
 
 One rank of each position writes its part of a version, in the background. So the parts become safe
-at different steps. An attempt is named by the version and by the nonce of the quorum in which it
-was copied: only parts of one attempt make a version. Every rank reads the same statuses and comes
-to the same answer.
+at different steps. An attempt is named by the version and by the quorum in which it was copied:
+only parts of one attempt make a version. Every rank reads the same statuses and comes to the same
+answer. A rank that others have given up may go on and write for a while: its attempts are older.
 """
 
 from __future__ import annotations
@@ -11,16 +11,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mainstay_core.base.ids import QuorumId
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import SaveStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One attempt to write a version."""
 
     version: int
     nonce: str
+    """As :func:`name_attempt` names its quorum."""
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Sort key: the newest attempt to write the newest version is the last."""
+        return self.version, quorum_number(self.nonce), self.nonce
+
+
+def name_attempt(quorum: QuorumId) -> str:
+    """Return the nonce of the attempts whose parts are copied in a quorum."""
+    return f"{quorum.id}_{quorum.nonce}"
+
+
+def quorum_number(nonce: str) -> int:
+    """Return the id of an attempt's quorum; 0 for one of the version before, which named none."""
+    number, mark, _ = nonce.partition("_")
+    return int(number) if mark and number.isascii() and number.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +93,7 @@ def judge_saves(plan: Plan, statuses: Sequence[SaveStatus]) -> Saves:
         }
         common = have if common is None else common & have
     return Saves(
-        safe=max(common) if common else None,
+        safe=max(common, key=lambda a: a.order) if common else None,
         busy=tuple(m.index for m in plan.members if statuses[m.index].checkpoint_busy),
         durable=max((s.durable for s in statuses), default=0),
     )

@@ -71,6 +71,8 @@ class RankState:
     safe: int = 0
     """Newest version of which this quorum knows every part to be written. It becomes durable if
     its first member lives to rename it."""
+    safe_nonce: str = ""
+    """Which attempt that was."""
     tried: int = 0
     """Newest version that this quorum has begun to write."""
     writers_free: bool = False

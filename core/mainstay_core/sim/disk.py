@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mainstay_core.rank.saves import find_outdated
+from mainstay_core.rank.saves import find_outdated, quorum_number
 from mainstay_core.sim.engine import Violation
 from mainstay_core.wire.votes import Commit
 
@@ -38,6 +38,8 @@ class Disk:
     keep: int = 2
     complete: dict[int, dict[int, Part]] = field(default_factory=dict)
     unfinished: dict[tuple[int, str], dict[int, Part]] = field(default_factory=dict)
+    abandoned: set[tuple[int, str]] = field(default_factory=set)
+    """Attempts that were removed, as one of a quorum at least as new began."""
     torn: set[int] = field(default_factory=set)
     """A look at the sizes tells."""
     flipped: set[int] = field(default_factory=set)
@@ -53,9 +55,12 @@ class Disk:
         return max((v for v in self.complete if v not in self.torn), default=0)
 
     def abandon_others(self, version: int, nonce: str) -> None:
-        """Remove every attempt but this one, which begins."""
-        for key in [key for key in self.unfinished if key != (version, nonce)]:
-            del self.unfinished[key]
+        """Remove every attempt but this one, which begins, and those of newer quorums."""
+        number = quorum_number(nonce)
+        for key in [key for key in self.unfinished if quorum_number(key[1]) <= number]:
+            if key != (version, nonce):
+                del self.unfinished[key]
+                self.abandoned.add(key)
 
     def write_part(self, version: int, nonce: str, position: int, part: Part) -> None:
         """Write a part; it replaces an abandoned one."""
@@ -73,7 +78,11 @@ class Disk:
         if (version, nonce) not in self.unfinished:
             raise AbandonedError(f"no part of checkpoint {version} is there")
         parts = self.unfinished.pop((version, nonce))
-        if set(parts) != set(range(self.positions)):
+        whole = set(parts) == set(range(self.positions))
+        if not whole and (version, nonce) in self.abandoned:
+            # Written on by a rank that the others have given up.
+            raise AbandonedError(f"parts of checkpoint {version} are gone")
+        if not whole:
             raise Violation(f"checkpoint {version} is renamed with parts {sorted(parts)} only")
         self.complete[version] = parts
         self._retain()

@@ -8,6 +8,7 @@ from typing import Any
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
+from mainstay_core.rank.saves import name_attempt
 from mainstay_core.rank.serving import Wanted
 from mainstay_core.rank.session import AppliedStep, MessageT, RankSession
 from mainstay_core.sim.compute import Compute
@@ -276,7 +277,7 @@ class Trainer(Process, RankSession[Connections]):
         return await Awaited(self._saving.load(self.made_cell(), version))
 
     def write_part(self, action: events.WriteCheckpoint) -> None:
-        self._saving.write(action, self.made_cell(), self.plan.quorum.nonce)
+        self._saving.write(action, self.made_cell(), name_attempt(self.plan.quorum))
 
     def rename(self, action: events.RenameCheckpoint) -> None:
         self._saving.complete(action)

@@ -157,3 +157,24 @@ def test_statuses_are_taken_by_position_whoever_of_it_wrote() -> None:
 
     assert judge_saves(PLAN, (part, none, none, part)).safe == Attempt(version=10, nonce="n")
     assert judge_saves(PLAN, (part, part, none, none)).safe is None
+
+
+def test_the_newest_attempt_to_write_a_version_is_renamed_though_an_older_one_was() -> None:
+    """A rank that comes back tells of an attempt whose parts are gone by now."""
+    state = member(version=20, durable=10)
+    stale, fresh = (Attempt(version=20, nonce=nonce) for nonce in ("9_b", "10_a"))
+
+    state, actions = checkpoints.note_saves(state, Saves(safe=stale))
+    assert actions == (RenameCheckpoint(20, "9_b"),)
+    assert checkpoints.note_saves(state, Saves(safe=stale))[1] == ()
+    state, actions = checkpoints.note_saves(state, Saves(safe=fresh))
+    assert actions == (RenameCheckpoint(20, "10_a"),)
+    assert checkpoints.note_saves(state, Saves(safe=stale))[1] == ()
+
+
+def test_of_two_attempts_that_are_safe_that_of_the_newer_quorum_counts() -> None:
+    statuses = tuple(
+        SaveStatus(checkpoint_safe=20, checkpoint_nonce=nonce)
+        for nonce in ("9_b", "10_a", "9_b", "10_a")
+    )
+    assert judge_saves(PLAN, statuses).safe == Attempt(version=20, nonce="10_a")

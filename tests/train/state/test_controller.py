@@ -110,7 +110,7 @@ class Trainer:
         )
 
     def complete(self, version, nonce="5eed"):
-        rename = events.RenameCheckpoint(version, nonce)
+        rename = events.RenameCheckpoint(version, f"1_{nonce}")
         self.checkpoints.complete(rename, make_plan(), self.hook)
         self.checkpoints.wait_idle()
 
@@ -147,7 +147,7 @@ def test_a_version_is_written_while_the_state_goes_on_changing(trainer, tmp_path
 
     status = trainer.checkpoints.status()
     assert (status.checkpoint_busy, status.checkpoint_safe) == (False, 10)
-    assert status.checkpoint_nonce == "5eed"
+    assert status.checkpoint_nonce == "1_5eed"
     trainer.complete(10)
     assert trainer.checkpoints.status().durable == 10
     assert trainer.told == [(10, "")]
@@ -171,7 +171,7 @@ def interrupted(root, op, nonce):
     dead.write(10, state, nonce)
     if op in (Op.CHECKPOINT_RENAME, Op.CHECKPOINT_RENAMED):
         dead.checkpoints.wait_idle()
-        rename = events.RenameCheckpoint(10, nonce)
+        rename = events.RenameCheckpoint(10, f"1_{nonce}")
         dead.checkpoints.complete(rename, make_plan(), dead.hook)
     dead.halted.wait()
 
@@ -259,7 +259,7 @@ def test_a_part_whose_state_is_found_bad_is_never_safe(trainer):
     assert trainer.checkpoints.status().checkpoint_safe is None
     trainer.write(12, state, nonce="beef")
     trainer.checkpoints.wait_idle()
-    assert trainer.checkpoints.status().checkpoint_nonce == "beef", "another attempt counts"
+    assert trainer.checkpoints.status().checkpoint_nonce == "1_beef", "another attempt counts"
 
 
 def written(root, version=10):
@@ -369,7 +369,7 @@ def test_a_job_whose_storage_was_taken_over_saves_nothing_more_and_says_whose_it
     earlier.write(20, state, "n1")
     earlier.checkpoints.wait_idle()
     assert "uid u2" in earlier.told[1][1]
-    assert not (root / "step-00000020.tmp-n1").exists()
+    assert not (root / "step-00000020.tmp-1_n1").exists()
 
 
 def test_versions_of_format_1_stop_a_job_with_the_remedy(tmp_path):
@@ -438,13 +438,13 @@ def test_a_failed_attempt_is_removed_at_once(trainer, tmp_path):
 def test_the_next_attempt_removes_what_a_dead_writer_left_before_it_writes(tmp_path):
     root = tmp_path / "store"
     interrupted(root, Op.CHECKPOINT_SYNC, "first")
-    assert versions_in(root) == ["step-00000010.tmp-first"]
+    assert versions_in(root) == ["step-00000010.tmp-1_first"]
     trainer = Trainer(root)
     trainer.checkpoints.start(FINGERPRINT)
     trainer.halt_at = Op.CHECKPOINT_SYNC
     trainer.write(11, make_states(1, seed=3)[0], "second")
     trainer.halted.wait()
-    assert versions_in(root) == ["step-00000011.tmp-second"], "not only once it is complete"
+    assert versions_in(root) == ["step-00000011.tmp-1_second"], "not only once it is complete"
     trainer.go_on.set()
     trainer.checkpoints.wait_idle()
 
@@ -457,7 +457,7 @@ def test_an_attempt_that_was_given_up_by_another_rank_is_no_problem_of_this_one(
     (state,) = make_states(1, seed=3)
     trainer.write(10, state, "n1")
     trainer.halted.wait()
-    shutil.rmtree(root / "step-00000010.tmp-n1")
+    shutil.rmtree(root / "step-00000010.tmp-1_n1")
     trainer.go_on.set()
     trainer.checkpoints.wait_idle()
     assert trainer.told == [], "whoever gave it up has told why"
@@ -469,7 +469,7 @@ def test_a_part_whose_state_is_found_bad_takes_no_room(trainer, tmp_path):
     (state,) = make_states(1, seed=3)
     trainer.write(10, state)
     trainer.checkpoints.wait_idle()
-    assert versions_in(tmp_path / "store") == ["step-00000010.tmp-5eed"]
+    assert versions_in(tmp_path / "store") == ["step-00000010.tmp-1_5eed"]
     trainer.checkpoints.void(10)
     trainer.checkpoints.wait_idle()
     assert versions_in(tmp_path / "store") == []

@@ -402,3 +402,17 @@ def test_a_full_disk_costs_no_version_that_is_sound_and_leaves_nothing_behind(sm
     write_part(directory, 15, "n3", 0, states[0], room=size_bytes)
     complete(directory, 15, "n3", 1)
     assert newest_complete(directory) == 15
+
+
+def test_a_rank_that_was_given_up_removes_no_attempt_of_a_newer_quorum(tmp_path):
+    states = make_states(2, seed=3)
+    directory = open_directory(tmp_path / "job")
+
+    def attempts():
+        return sorted(p.name for p in (tmp_path / "job").iterdir() if ".tmp-" in p.name)
+
+    write_part(directory, 6, "10_new", 0, states[0])
+    write_part(directory, 7, "9_old", 0, states[0])
+    assert attempts() == ["step-00000006.tmp-10_new", "step-00000007.tmp-9_old"]
+    write_part(directory, 6, "10_new", 1, states[1])
+    assert attempts() == ["step-00000006.tmp-10_new"]
