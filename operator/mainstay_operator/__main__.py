@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.logs import about, start_logging
 from mainstay_net.acceptor import raise_descriptor_limit
-from mainstay_operator.elector import LeadershipLostError
-from mainstay_operator.handlers import serve
 from mainstay_operator.settings import parse
 
 
 def main() -> int:
     """Run until told to end; return the exit code."""
+    # In a container nobody else ends a process 1 that has no handler: it would go on as if it had
+    # heard nothing, and act beside its successor.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # Imported here, as that takes longest.
+    from mainstay_operator.elector import LeadershipLostError
+    from mainstay_operator.handlers import serve
+
     try:
         settings = parse(sys.argv[1:], os.environ)
     except InvalidSpecError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import signal
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -166,24 +165,25 @@ class Elector:
         self._told = what
 
 
-async def await_turn(elector: Elector) -> bool:
+async def await_turn(elector: Elector, ended: asyncio.Event) -> bool:
     """Wait until this process leads; return False if it is told to end before."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    waiting = [asyncio.create_task(elector.acquire()), asyncio.create_task(ended.wait())]
+    if await is_done_before(elector.acquire(), ended):
+        return True
+    await elector.release()
+    return False
+
+
+async def is_done_before(work: Coroutine[Any, Any, None], ended: asyncio.Event) -> bool:
+    """Do work unless ``ended`` is set before it is done; return whether it is done."""
+    working, waiting = asyncio.create_task(work), asyncio.create_task(ended.wait())
     try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in waiting:
-            task.cancel()
-        # From here on they are kopf's.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        working.cancel()
+        waiting.cancel()
     if ended.is_set():
-        await elector.release()
         return False
-    waiting[0].result()
+    working.result()
     return True
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import time
 import uuid
@@ -22,7 +23,7 @@ from mainstay_core.job.spec import GROUP, LABEL_UID, PLURAL, VERSION
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
-from mainstay_operator.elector import Elector, await_turn, run_as_leader
+from mainstay_operator.elector import Elector, await_turn, is_done_before, run_as_leader
 from mainstay_operator.jobs import Jobs
 from mainstay_operator.kube import KubeClient, forbid_nothing
 from mainstay_operator.metrics import Metrics
@@ -233,7 +234,10 @@ async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> 
         InvalidSpecError: a setting cannot be used; it is named.
         LeadershipLostError: another operator may lead by now.
     """
-    metrics = Metrics()
+    metrics, ended = Metrics(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Until kopf has handlers of its own.
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with contextlib.AsyncExitStack() as stack:
         elector = None
         if settings.lease:
@@ -249,9 +253,9 @@ async def serve(settings: Settings, ready: Callable[[], None] | None = None) -> 
         kube = await stack.enter_async_context(operator.new_client())
         if elector is None:
             metrics.leader.set(1)
-            await _run(operator, kube, settings, ready)
-        elif await await_turn(elector):
-            await run_as_leader(elector, _run(operator, kube, settings, ready))
+            await _run(operator, kube, settings, ended, ready)
+        elif await await_turn(elector, ended):
+            await run_as_leader(elector, _run(operator, kube, settings, ended, ready))
 
 
 def _elector(kube: KubeClient, settings: Settings, metrics: Metrics) -> Elector:
@@ -262,15 +266,26 @@ def _elector(kube: KubeClient, settings: Settings, metrics: Metrics) -> Elector:
 
 
 async def _run(
-    operator: Operator, kube: KubeClient, settings: Settings, ready: Callable[[], None] | None
+    operator: Operator,
+    kube: KubeClient,
+    settings: Settings,
+    ended: asyncio.Event,
+    ready: Callable[[], None] | None,
 ) -> None:
-    """Run an operator that may act, to the same end."""
+    """Run an operator that may act, until ``ended`` is set or it cannot go on as it began."""
     wanted, metrics = settings.namespace_list, operator.metrics
-    served = await await_open(kube, settings, metrics) if wanted else ()
+    served: tuple[str, ...] = ()
+
+    async def find_served() -> None:
+        nonlocal served
+        served = await await_open(kube, settings, metrics)
+
+    if wanted and not await is_done_before(find_served(), ended):
+        return
     if served != wanted:
         closed = ", ".join(n for n in wanted if n not in served)
         logger.warning("these namespaces cannot be served now: %s", closed)
-    flag, ended = asyncio.Event(), asyncio.Event()
+    flag = asyncio.Event()
     running = asyncio.create_task(
         kopf.operator(
             registry=operator.register(),
