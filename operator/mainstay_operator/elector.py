@@ -66,11 +66,17 @@ class Elector:
         return "" if self._candidate.left_s(time.monotonic()) else "this operator does not lead"
 
     async def acquire(self) -> None:
-        """Wait until this process leads."""
+        """Wait until this process leads.
+
+        Raises:
+            LeadershipLostError: it stood still while its claim was answered: the term is over.
+        """
         pause_s = self._candidate.timing.retry_s
         while self.forbid():
             try:
                 verdict = await self._look()
+                if verdict.step is Step.STOP:
+                    raise LeadershipLostError(verdict.reason)
                 self._metrics.note_standby()
                 seen = self._candidate.seen
                 what = (verdict.step, seen.holder if seen is not None else "")

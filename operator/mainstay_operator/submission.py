@@ -45,7 +45,7 @@ async def try_template(
             problem = await actuator.try_pod(view, actuator.pod_options(names, pods))
         if problem is not None:
             if state.template_problem and not problem:
-                state.submitted = -1
+                state.submitted, state.refused = -1, ""
             state.tried, state.tried_at_s, state.template_problem = made_of, now_s, problem
     if state.template_problem:
         state.refused, state.submitted = state.template_problem, view.generation
@@ -62,9 +62,10 @@ async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:
     if view.job is None:  # what the api has goes on
         state.submitted = view.generation
         return
+    # What was refused is another specification, even if the api does not answer now.
+    state.refused = ""
     try:
         await api.submit_job(view.uid, view.namespace, view.manifest)
-        state.refused = ""
         log_decision(view, "Submit", f"the api has generation {view.generation}")
     except ApiError as error:
         if not error.is_final:

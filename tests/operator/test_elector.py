@@ -69,6 +69,15 @@ def test_who_has_lost_the_lease_acts_no_more(play: Any) -> None:
     assert len(bodies) == 3, "what it does not have it does not give back, nor make anew"
 
 
+def test_who_stood_still_while_its_claim_was_answered_ends_and_comes_again(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = LeaseTiming(duration_s=60.0, renew_s=1e-9, retry_s=0.01)
+    monkeypatch.setattr("tests.operator.test_elector.TIMING", at_once)
+    with pytest.raises(LeadershipLostError, match="could not be renewed"):
+        play([MISSING, lease("me"), lease("me", "2")])
+
+
 def test_a_lease_is_given_back_over_its_version(play: Any) -> None:
     elector, _, bodies = play([MISSING, lease("me"), lease("me", "7"), lease("", "8")], "release")
     assert bodies[-1]["metadata"]["resourceVersion"] == "7"

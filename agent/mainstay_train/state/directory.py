@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -195,9 +196,9 @@ class CheckpointDirectory:
         attempt = self._unfinished(version, nonce)
         reached(Op.CHECKPOINT_WRITE)
         self.claim()
-        self._abandon_others(attempt, quorum_number(nonce))
+        self._remove_attempts(attempt, quorum_number(nonce))
         if room_bytes:
-            self._make_room(room_bytes)
+            self._make_room(room_bytes, attempt)
         directory = attempt / part_name(part.stage, part.inner)
         if directory.exists():
             shutil.rmtree(directory)
@@ -243,14 +244,15 @@ class CheckpointDirectory:
         with contextlib.suppress(OSError):  # another rank was first
             remove(self._unfinished(version, nonce))
 
-    def _abandon_others(self, attempt: Path, number: int) -> None:
+    def _remove_attempts(self, attempt: Path, number: float) -> None:
+        """Remove every other attempt of quorums up to the one with a number."""
         for path, (_, kind) in self._entries(self._root):
             newer = quorum_number(path.name.partition(".tmp-")[2]) > number
             if kind in ("tmp", "gone") and path != attempt and not newer:
                 with contextlib.suppress(OSError):  # another rank was first
                     remove(path)
 
-    def _make_room(self, needed_bytes: int) -> None:
+    def _make_room(self, needed_bytes: int, attempt: Path) -> None:
         """Remove what stands in the way of the next attempt (:mod:`mainstay_core.rank.disk_room`).
 
         Only one rank of a quorum may do this, before it writes.
@@ -258,9 +260,13 @@ class CheckpointDirectory:
         Args:
             needed_bytes: of the attempt, as far as this rank knows; the newest version may tell
                 more.
+            attempt: the one that begins.
         """
         newest, _ = self.look()
         needed_bytes = max(needed_bytes, newest.size_bytes if newest else 0)
+        if shutil.disk_usage(self._root).free < needed_bytes:
+            # One of a newer quorum may be left from an earlier run: quorums are counted anew then.
+            self._remove_attempts(attempt, math.inf)
         free_bytes = shutil.disk_usage(self._root).free
         plan = plan_room([*self._good(), *self._put_asides()], needed_bytes, free_bytes)
         if not plan.remove:

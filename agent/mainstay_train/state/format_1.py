@@ -8,6 +8,7 @@ values. Tensors are read with ``torch.load(weights_only=True)``. Only ``mainstay
 
 from __future__ import annotations
 
+import enum
 import io
 import json
 import pickle
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import IntegrityError, MainstayError, brief
+from mainstay_core.base.words import quote
 from mainstay_core.wire.checkpoint_manifest import MANIFEST_OF_FORMAT_1, MAX_FILE_BYTES
 from mainstay_core.wire.votes import Commit
 from mainstay_train.exact import digests
@@ -128,9 +130,19 @@ class _Restricted(pickle.Unpickler):
     """An unpickler that knows the library's classes and nothing else."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
+        # Some versions of Python write a member of an enum as getattr(the enum, the name).
+        if (module_name, global_name) == ("builtins", "getattr"):
+            return _get_member
         if global_name not in _KNOWN.get(module_name, ()):
             raise IntegrityError(f"the metadata name {module_name}.{global_name}: not ours")
         return super().find_class(module_name, global_name)
+
+
+def _get_member(kind: object, name: object) -> enum.Enum:
+    """Return the member of an enum, and nothing else that an object might have."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and isinstance(name, str):
+        return kind[name]
+    raise IntegrityError(f"the metadata reads {quote(name)} of {quote(kind)}: not ours")
 
 
 def _read_tensors(part: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -154,7 +166,10 @@ def _is_whole(index: MetadataIndex) -> bool:
 
 
 def _read_tensor(part: Path, info: Any) -> torch.Tensor:
-    name, offset, length = info.relative_path, info.offset, info.length
+    # A damaged pickle makes objects that lack what they have by their class.
+    name: Any = getattr(info, "relative_path", None)
+    offset: Any = getattr(info, "offset", None)
+    length: Any = getattr(info, "length", None)
     wrong = not (isinstance(name, str) and _FILE_NAME.fullmatch(name))
     wrong = wrong or not (type(offset) is int and type(length) is int)
     if wrong or min(offset, length) < 0 or max(offset, length) > MAX_FILE_BYTES:

@@ -138,11 +138,11 @@ class Keeper:
         return f"{self._title} ended ({self._how()}){cause}"
 
     def _find_shortage(self) -> Shortage | None:
+        if self._code() >= SIGNAL_CODES:
+            return None  # somebody else has ended it
         lacks = find_in(self._said())
         # On a full disk a program may have no room left to say so.
-        if lacks is None and self._code() < SIGNAL_CODES and find_full(self._places):
-            lacks = Shortage.DISK
-        return lacks
+        return Shortage.DISK if lacks is None and find_full(self._places) else lacks
 
     def _give_up(self, reason: str) -> CliError:
         tail = textwrap.indent(last_lines(self._said(), TAIL_LINES) or "nothing", "  ")

@@ -143,7 +143,15 @@ def check_descriptors(job: TrainingJob, needs: Needs) -> None:
             f"process, {hard} are allowed; allow more with ulimit -n {wanted}, or use fewer "
             "replicas, stages or spares"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # The kernel may allow less than a hard limit of infinity says.
+    raised = wanted if hard == resource.RLIM_INFINITY else hard
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    except (OSError, ValueError) as error:
+        raise MachineError(
+            f"too few descriptors: {wanted} are needed in one process, {soft} are allowed, and "
+            f"more are refused: {error}; allow more with ulimit -n {wanted}"
+        ) from error
 
 
 def choose_port(port: int) -> int:

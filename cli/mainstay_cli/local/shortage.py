@@ -81,10 +81,16 @@ def explain(shortage: Shortage, places: Iterable[Path]) -> str:
     """
     if shortage is Shortage.DESCRIPTORS:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = "none" if hard == resource.RLIM_INFINITY else str(hard)
+        infinite = resource.RLIM_INFINITY
+        if soft == infinite:
+            return "too few descriptors on this machine: allow more (fs.file-max), start it again"
+        more = f"ulimit -n {2 * soft if hard == infinite else hard}"
+        if soft == hard:
+            more = f"ulimit -Hn {2 * hard}, which needs root, and ulimit -n {2 * hard}"
+        most = "none" if hard == infinite else str(hard)
         return (
             f"too few descriptors: {soft} are allowed (hard limit {most}); start it again after "
-            f"ulimit -n {2 * max(soft, hard)}"
+            f"{more}"
         )
     full = find_full(places)
     if full:

@@ -75,7 +75,7 @@ def test_checkpoints_need_room_where_they_go(
         (146, 146, None),
         (100, 4096, (4096, 4096)),
         (100, 146, (146, 146)),
-        (100, resource.RLIM_INFINITY, (resource.RLIM_INFINITY,) * 2),
+        (100, resource.RLIM_INFINITY, (146, resource.RLIM_INFINITY)),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
     ],
 )

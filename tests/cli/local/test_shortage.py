@@ -67,8 +67,10 @@ def test_the_sentence_says_where_and_what_to_do(
     )
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 512))
     assert explain(Shortage.DESCRIPTORS, free) == (
-        "too few descriptors: 64 are allowed (hard limit 512); start it again after ulimit -n 1024"
+        "too few descriptors: 64 are allowed (hard limit 512); start it again after ulimit -n 512"
     )
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    assert "-1" not in explain(Shortage.DESCRIPTORS, free)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Checkpoints of format 1: converted without running what is in them; export for torch's tools."""
 
+import io
 import json
 import pickle
 import shutil
@@ -20,10 +21,12 @@ from tests.train.state.test_directory import (
 )
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import IntegrityError
 from mainstay_train.exact import digests
+from mainstay_train.state import format_1
 from mainstay_train.state.convert import convert
 from mainstay_train.state.export import export
 
@@ -201,3 +204,24 @@ def test_a_damaged_version_is_not_exported(tmp_path):
     with pytest.raises(IntegrityError, match="SHA-256"):
         list(export(tmp_path / "store" / "step-00000010", tmp_path / "out"))
     assert not list(tmp_path.rglob("*.distcp"))
+
+
+class Read:
+    """Pickles as what reads an attribute of something."""
+
+    def __init__(self, owner, name):
+        self.owner, self.name = owner, name
+
+    def __reduce__(self):
+        return getattr, (self.owner, self.name)
+
+
+def test_a_member_of_an_enum_may_be_written_by_its_name_and_nothing_else_is_read():
+    def read(owner, name):
+        return format_1._Restricted(io.BytesIO(pickle.dumps(Read(owner, name)))).load()
+
+    member = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    assert read(_MEM_FORMAT_ENCODING, member.name) is member
+    for owner, name in ((_MEM_FORMAT_ENCODING, "mro"), (torch.Size, "__mro__"), ("a", "join")):
+        with pytest.raises((IntegrityError, KeyError)):
+            read(owner, name)

@@ -416,3 +416,16 @@ def test_a_rank_that_was_given_up_removes_no_attempt_of_a_newer_quorum(tmp_path)
     assert attempts() == ["step-00000006.tmp-10_new", "step-00000007.tmp-9_old"]
     write_part(directory, 6, "10_new", 1, states[1])
     assert attempts() == ["step-00000006.tmp-10_new"]
+
+
+@pytest.mark.root
+def test_what_an_earlier_run_left_makes_room_though_its_quorum_had_a_higher_number(small_disk):
+    states = make_states(1, seed=3)
+    size_bytes = sum(t.tensor.nbytes for t in states[0].state_tensors())
+    (small_disk / "somebody elses").write_bytes(bytes((1 << 20) - size_bytes * 5 // 2))
+    directory = open_directory(small_disk / "store")
+    write_part(directory, 300, "57_x", 0, states[0])
+    for version, nonce in ((5, "1_y"), (10, "2_z")):
+        write_part(directory, version, nonce, 0, states[0], room=size_bytes)
+        complete(directory, version, nonce, 1)
+    assert versions_in(small_disk / "store")[-1] == "step-00000010"
