@@ -223,6 +223,8 @@ class Provider(Process):
             return
         vanished = pod.supervisor.vanished or pod.launcher.vanished
         over = pod.told or vanished or pod.supervisor.left is not None
+        # A pod that was told to end and dies before it has left gets no other container.
+        over = over or (not pod.supervisor.alive and pod.supervisor.state.leaving is not None)
         if self.world.scenario.restarts_in_place and not over:
             yield self.world.pace.startup_s()
             self._restart(pod)
