@@ -44,7 +44,7 @@ def test_a_field_that_no_pod_has_is_told_before_any_pod_is_made(served: ServedNa
     assert job.names() == []
     job.patch(suspend=False)
     job.wait_pods("wrong-0")
-    assert condition_of(job.get()["status"], "Failed")["status"] == "False"
+    job.wait_condition("Failed", "False")
 
 
 def test_what_a_policy_forbids_now_holds_pods_back_and_fails_no_job(
