@@ -64,6 +64,7 @@ class Actuator:
         self.kube = kube
         self._metrics = metrics
         self._settings = settings
+        self._resources = settings.supervisor_resources()
         self._instance = instance
         self._parallel = asyncio.Semaphore(PARALLEL)
         selector = (pair.partition("=") for pair in settings.api_selector.split(",") if pair)
@@ -84,7 +85,7 @@ class Actuator:
             pull_policy=settings.agent_pull_policy,
             api_url=settings.agent_api_url or settings.api_url,
             names=names,
-            resources=settings.supervisor_resources(),
+            resources=self._resources,
             avoid_nodes=tuple(sorted(avoid_nodes)),
             shun_nodes=tuple(sorted(shun_nodes)),
         )
