@@ -16,6 +16,8 @@ from mainstay_core.job.pod_templates import (
     INSTALL,
     PACKAGE_DIR,
     POD_DIR,
+    PREFERRED,
+    REQUIRED,
     RESTART_POLICY,
     SUPERVISOR,
     TOKEN_DIR,
@@ -427,7 +429,7 @@ def _place(view: JobView, spec: dict[str, Any], options: PodOptions) -> None:
 def _require_of_nodes(spec: dict[str, Any], expression: Mapping[str, Any]) -> None:
     """Add a requirement to each of the alternatives that the template gives."""
     affinity = _part(_part(spec, "affinity"), "nodeAffinity")
-    required = _part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    required = _part(affinity, REQUIRED)
     terms = required.get("nodeSelectorTerms") or [{}]
     required["nodeSelectorTerms"] = [
         {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), dict(expression)]}
@@ -445,7 +447,6 @@ def _part(parent: dict[str, Any], name: str) -> dict[str, Any]:
 def _preferred(spec: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """Return the list of a kind of affinity's preferences, to add to."""
     affinity = _part(_part(spec, "affinity"), kind)
-    name = "preferredDuringSchedulingIgnoredDuringExecution"
-    wishes: list[dict[str, Any]] = affinity.get(name) or []
-    affinity[name] = wishes
+    wishes: list[dict[str, Any]] = affinity.get(PREFERRED) or []
+    affinity[PREFERRED] = wishes
     return wishes

@@ -48,8 +48,9 @@ OWN_LABELS = frozenset(
     f"app.kubernetes.io/{key}" for key in ("name", "instance", "component", "part-of", "managed-by")
 )
 """Labels of every object of a job, beside those under our own group."""
-_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+"""Parts of an affinity, as Kubernetes calls them."""
 _TEMPLATE = "spec.template"
 _SPEC = f"{_TEMPLATE}.spec"
 _NAMED_LISTS = ("containers", "initContainers", "volumes")
@@ -118,10 +119,10 @@ def _check_types(pod: Mapping[str, Any]) -> None:
     for kind in ("nodeAffinity", "podAffinity"):
         given = affinity.get(kind) if isinstance(affinity, Mapping) else None
         objects[f"affinity.{kind}"] = given
-        _check_list(given, _PREFERRED, f"{_SPEC}.affinity.{kind}")
+        _check_list(given, PREFERRED, f"{_SPEC}.affinity.{kind}")
         if kind == "nodeAffinity" and isinstance(given, Mapping):
-            required = objects[f"affinity.{kind}.{_REQUIRED}"] = given.get(_REQUIRED)
-            _check_list(required, "nodeSelectorTerms", f"{_SPEC}.affinity.{kind}.{_REQUIRED}")
+            required = objects[f"affinity.{kind}.{REQUIRED}"] = given.get(REQUIRED)
+            _check_list(required, "nodeSelectorTerms", f"{_SPEC}.affinity.{kind}.{REQUIRED}")
     for path, value in objects.items():
         if value is not None and not isinstance(value, Mapping):
             raise InvalidSpecError(f"{_SPEC}.{path}", "must be an object, as in a pod")
