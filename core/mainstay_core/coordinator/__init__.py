@@ -20,6 +20,7 @@
 - ``repeats``: what follows when the same cause comes back again and again
 - ``planned``: decides between faults: hands over, drops, and fills places
 - ``siting``: which free slots there are, and which serve together
+- ``seats``: which trainer has which place, with copies of a position in several pods
 - ``seating``: builds the next plan from trainers that are up
 - ``suspension``: suspends a job and takes it up again
 - ``scaling``: how many replicas are wanted

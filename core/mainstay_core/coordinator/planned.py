@@ -22,8 +22,9 @@ from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import leaving_members, leaving_pods
 from mainstay_core.coordinator.publishing import publish
 from mainstay_core.coordinator.records import open_hand_over, open_join
-from mainstay_core.coordinator.seating import Draft, Seat
-from mainstay_core.coordinator.siting import restarting_slots, usable_slots
+from mainstay_core.coordinator.seating import Draft
+from mainstay_core.coordinator.seats import Seat, keep_whole, living_seats, seat_joiners
+from mainstay_core.coordinator.siting import locations_of, restarting_slots, usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
@@ -66,7 +67,7 @@ def _hand_over(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     draft = Draft(
         method=Method.HAND_OVER, planned=True, reason=answer.reason, now_s=now_s, nonce=nonce
     )
-    seats = seating.living_seats(state)
+    seats = living_seats(state)
     staying = [s for s in seats if s.slot not in {m.slot for m in leaving}]
     joiners = _successors(state, staying, now_s)
     if joiners:
@@ -90,7 +91,7 @@ def _successors(state: CoordinatorState, staying: Sequence[Seat], now_s: float) 
     for target in range(state.wanted, whole, -1):
         wanted = [p for p in state.shape.positions for _ in range(counts[p], target)]
         if len(wanted) <= len(free):
-            return seating.seat_joiners(state, staying, wanted, free)
+            return seat_joiners(locations_of(state), staying, wanted, free)
     return []
 
 
@@ -134,10 +135,8 @@ def _let_go(state: CoordinatorState, going: Sequence[PodState], draft: Draft) ->
     """
     assert state.plan is not None
     uids: set[PodUid] = {uid_of(p) for p in going}
-    seats = [s for s in seating.living_seats(state) if s.slot.pod not in uids]
-    seats = seating.mate(
-        state, seating.keep_whole(seats, len(state.shape.positions)), most=state.wanted
-    )
+    seats = [s for s in living_seats(state) if s.slot.pod not in uids]
+    seats = seating.mate(state, keep_whole(seats, len(state.shape.positions)), most=state.wanted)
     seats = _without_surplus(state, seats)
     before, after = len(state.plan.chains), _count_chains(seats)
     how = "successors take their places" if after >= before else "other replicas take their types"
@@ -179,7 +178,7 @@ def _shrink(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     what = f"ended between steps: replica {names}" if ending else "followers are dropped"
     reason = f"wanted: {count(state.wanted, 'replica')}; {what}"
     dropped = {c.replica for c in ending} | {None}
-    seats = [s for s in seating.living_seats(state) if s.replica not in dropped]
+    seats = [s for s in living_seats(state) if s.replica not in dropped]
     draft = Draft(method=Method.MASK, planned=True, reason=reason, now_s=now_s, nonce=nonce)
     return publish(state, seating.compose(state, seats, draft), JobPhase.RUNNING)
 

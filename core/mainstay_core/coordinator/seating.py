@@ -8,15 +8,20 @@ of members, chains, suppliers, meeting place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
-from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, RankId, Slot
+from mainstay_core.base.ids import PodUid, QuorumId, RankId, Slot
 from mainstay_core.base.words import count
+from mainstay_core.coordinator.seats import (
+    Seat,
+    keep_whole,
+    living_seats,
+    part_copies,
+    seat_joiners,
+)
 from mainstay_core.coordinator.siting import (
-    count_copies,
     locations_of,
     near_domains,
     order_slots,
@@ -28,43 +33,11 @@ from mainstay_core.coordinator.state import (
     CoordinatorState,
     SlotState,
     is_leaving,
-    is_living,
-    still_joining,
 )
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
-from mainstay_core.wire.facts import Location
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """A trainer and its place in the next plan."""
-
-    stage: int
-    inner: int = 0
-    replica: int | None
-    slot: Slot
-    incarnation: Incarnation
-    since: int | None = None
-    """The first quorum of its membership at this position; None: the next one."""
-    joining: bool = False
-    served: int | None = None
-    """Replica that it served last."""
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """Return (stage, inner). The ranks of one position have interchangeable states."""
-        return self.stage, self.inner
-
-    @property
-    def cell_id(self) -> str:
-        """Return the trainer's name for chaining.
-
-        Another life on the same slot has another name.
-        """
-        return f"{self.slot}@{self.incarnation}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +58,17 @@ def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: 
 
     Chains are seated one after the other, in order of (replica, stage, inner). They take the first
     pods by name; where the locations of nodes are known, each chain takes near pods, and chains lie
-    apart. Two cells of one stage share a pod only where it cannot be avoided, and a cell stays
-    within one pod where one has room for it (design 13.7).
+    apart. A cell stays within one pod where one has room for it (design 13.7). Two copies of a
+    position share a pod only where it cannot be avoided.
     """
     shape = state.shape
     needed = num_replicas * len(shape.positions)
     usable = usable_slots(state, now_s)
     if len(usable) < needed:
         return None
-    free = order_slots(usable, locations_of(state), len(shape.positions), num_replicas)[:needed]
+    locations = locations_of(state)
+    ordered = order_slots(usable, locations, len(shape.positions), num_replicas)
+    free = ordered[:needed]
     cells = [(r, s) for r in range(num_replicas) for s in range(shape.stages)]
     crowd: Counter[tuple[PodUid, int]] = Counter()
     seats = []
@@ -115,7 +90,7 @@ def start_plan(state: CoordinatorState, num_replicas: int, now_s: float, nonce: 
         reason += f" of {shape.ranks_per_stage} ranks"
     return compose(
         state,
-        seats,
+        part_copies(locations, seats, ordered),
         Draft(method=Method.START, planned=False, reason=reason, now_s=now_s, nonce=nonce),
     )
 
@@ -175,7 +150,7 @@ def void_plan(
     free = [s for s in takers if s.slot not in without]
     if len(empty) > len(free):
         return None
-    seats += seat_joiners(state, seats, empty, free)
+    seats += seat_joiners(locations_of(state), seats, empty, free)
     plan = compose(state, mate(state, seats, most=state.wanted), draft)
     return replace(plan, lineage=plan.lineage + 1)
 
@@ -196,34 +171,6 @@ def num_places(state: CoordinatorState) -> int:
     return sum(max(0, state.wanted - counts[p]) for p in state.shape.positions)
 
 
-def living_seats(state: CoordinatorState) -> list[Seat]:
-    assert state.plan is not None
-    return [
-        Seat(
-            stage=m.rank.stage,
-            inner=m.rank.inner,
-            replica=m.rank.replica,
-            slot=m.slot,
-            incarnation=m.incarnation,
-            since=m.since,
-            joining=still_joining(state, m),
-            served=m.rank.replica,
-        )
-        for m in state.plan.members
-        if is_living(state, m)
-    ]
-
-
-def keep_whole(seats: Sequence[Seat], num_positions: int) -> list[Seat]:
-    ranks = Counter(s.replica for s in seats if s.replica is not None)
-    return [
-        s
-        if s.replica is not None and ranks[s.replica] == num_positions
-        else replace(s, replica=None)
-        for s in seats
-    ]
-
-
 def _grow(state: CoordinatorState, takers: Sequence[SlotState], least: int) -> list[Seat] | None:
     """Seat ``takers`` so that as many replicas as possible are whole, at least ``least``."""
     shape = state.shape
@@ -233,58 +180,11 @@ def _grow(state: CoordinatorState, takers: Sequence[SlotState], least: int) -> l
     for target in range(state.wanted, least - 1, -1):
         wanted = [p for p in shape.positions for _ in range(counts[p], target)]
         if len(wanted) <= len(free):
-            joiners = seat_joiners(state, seats, wanted, free)
+            joiners = seat_joiners(locations_of(state), seats, wanted, free)
             moved = {s.slot for s in joiners}
             seats = [*(s for s in seats if s.slot not in moved), *joiners]
             return mate(state, seats, most=target)
     return None
-
-
-def seat_joiners(
-    state: CoordinatorState,
-    seats: Sequence[Seat],
-    wanted: Iterable[tuple[int, int]],
-    free: list[SlotState],
-) -> list[Seat]:
-    """Give each wanted place (a position) a free trainer.
-
-    A trainer beside another cell of the stage is avoided where possible. Then come, in this order:
-    the slot that served the position before, a slot apart from the stage's other cells, a slot
-    beside ranks with which it can form a cell, any restarted trainer, and spares in pod order.
-    """
-    locations = locations_of(state)
-    copies = count_copies(locations, ((s.slot, s.stage) for s in seats))
-    here: dict[tuple[PodUid, int], list[Seat]] = {}
-    for seat in seats:
-        here.setdefault((seat.slot.pod, seat.stage), []).append(seat)
-    joiners = []
-    for position in wanted:
-        stage, inner = position
-
-        def preference(slot: SlotState, stage: int = stage, inner: int = inner) -> Any:
-            beside = here.get((slot.slot.pod, stage), [])
-            others = [s for s in beside if s.replica is not None or s.inner == inner]
-            served = (slot.stage, slot.inner) == (stage, inner)
-            location = locations.get(slot.slot.pod, Location())
-            near = copies[location.apart or location.near, stage]
-            return len(others), not served, near, len(others) - len(beside), slot.stage is None
-
-        best = min(free, key=preference)
-        free.remove(best)
-        assert best.incarnation is not None
-        joiners.append(
-            Seat(
-                stage=stage,
-                inner=inner,
-                replica=None,
-                slot=best.slot,
-                incarnation=best.incarnation,
-                joining=True,
-            )
-        )
-        here.setdefault((best.slot.pod, stage), []).append(joiners[-1])
-        copies.update(count_copies(locations, [(best.slot, stage)]))
-    return joiners
 
 
 def mate(state: CoordinatorState, seats: Sequence[Seat], most: int) -> list[Seat]:

@@ -23,6 +23,7 @@ from mainstay_core.coordinator.events import (
     Transition,
 )
 from mainstay_core.coordinator.records import close_all
+from mainstay_core.coordinator.seats import living_seats
 from mainstay_core.coordinator.state import MAX_ENDED, CoordinatorState
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Paused
@@ -81,7 +82,7 @@ def pause_plan(state: CoordinatorState, now_s: float, nonce: str) -> Plan:
     draft = seating.Draft(
         method=Method.SUSPEND, planned=True, reason=reason, now_s=now_s, nonce=nonce
     )
-    return replace(seating.compose(state, seating.living_seats(state), draft), pause=True)
+    return replace(seating.compose(state, living_seats(state), draft), pause=True)
 
 
 def has_paused(state: CoordinatorState) -> bool:
