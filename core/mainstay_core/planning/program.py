@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 
 class Op(enum.StrEnum):
@@ -45,6 +46,13 @@ class Op(enum.StrEnum):
     """Give this rank's state to another cell of its stage."""
 
 
+Flow = tuple[int, int]
+"""(type, micro-batch)."""
+
+ANSWER = {Op.SEND_F: Op.RECV_B, Op.SEND_B: Op.RECV_F}
+"""What comes back from the neighbour to which something is sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """One action of a rank's program."""
@@ -54,10 +62,14 @@ class Action:
     type: int = -1
     """Shard type; -1 where an action concerns the whole step."""
     micro_batch: int = -1
+    posts: Flow | None = None
+    """Of a send: the flow that this rank receives next from the same neighbour. The receive is
+    started together with the send, and its own action waits for it."""
 
     def __str__(self) -> str:
         flow = f" t{self.type}.m{self.micro_batch}" if self.type >= 0 else ""
-        return f"{self.op}{flow}@s{self.stage}"
+        posts = f"+{ANSWER[self.op]} t{self.posts[0]}.m{self.posts[1]}" if self.posts else ""
+        return f"{self.op}{flow}{posts}@s{self.stage}"
 
 
 def schedule_1f1b(num_flows: int, stage: int, num_stages: int) -> tuple[tuple[bool, int], ...]:
@@ -78,6 +90,11 @@ def compile_compute(
     shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int
 ) -> tuple[Action, ...]:
     """Return the compute part of a rank's step: every type through its stage.
+
+    A transport without buffers ends a send only when its receive has begun, and takes the
+    operations of a rank in their order. There two neighbours that both send first wait for each
+    other for ever. So a send is joined with the receive that follows it from the same neighbour:
+    both start at once (SEND_F_RECV_B and SEND_B_RECV_F in torch.distributed.pipelining).
 
     Args:
         shard_types: types of the rank's chain, in order.
@@ -106,4 +123,16 @@ def compile_compute(
             if stage > 0:
                 act(Op.SEND_B)
             act(Op.BACKWARD_WEIGHT)
-    return tuple(actions)
+    return _join_transfers(actions)
+
+
+def _join_transfers(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """Return the actions, where a send posts the receive that is next with its neighbour."""
+    joined = list(actions)
+    for send, receive in ANSWER.items():
+        shared = [i for i, action in enumerate(actions) if action.op in (send, receive)]
+        for i, after in pairwise(shared):
+            if actions[i].op is send and actions[after].op is receive:
+                flow = (actions[after].type, actions[after].micro_batch)
+                joined[i] = replace(actions[i], posts=flow)
+    return tuple(joined)

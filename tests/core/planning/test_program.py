@@ -1,10 +1,13 @@
 """1F1B as programs: what each stage runs, in which order, and that no chain can block itself."""
 
+import itertools
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from mainstay_core.planning.program import Action, Op, compile_compute, schedule_1f1b
+from mainstay_core.planning.program import ANSWER, Action, Op, compile_compute, schedule_1f1b
 
 SIZES = [(n, s) for n in (0, 1, 2, 3, 7) for s in (1, 2, 3, 5)]
 
@@ -31,6 +34,61 @@ def run_chain(num_stages: int, programs: list[list[Action]], order: random.Rando
         if action.op in (Op.SEND_F, Op.SEND_B):
             sent.add((action.op, stage, action.type, action.micro_batch))
         at[stage] += 1
+
+
+Leg = tuple[Op, int, int, int]
+"""What is sent or received, the peer's stage, and the flow."""
+OTHER_END = {
+    Op.SEND_F: Op.RECV_F,
+    Op.RECV_F: Op.SEND_F,
+    Op.SEND_B: Op.RECV_B,
+    Op.RECV_B: Op.SEND_B,
+}
+
+
+def operations(program: Sequence[Action]) -> list[list[Leg]]:
+    """Return what a rank hands to its communicator, in order; legs of one operation go together."""
+    posted: set[Leg] = set()
+    ordered = []
+    for action in program:
+        peer = action.stage + (1 if action.op in (Op.SEND_F, Op.RECV_B) else -1)
+        leg = (action.op, peer, action.type, action.micro_batch)
+        if action.op in ANSWER:
+            legs = [leg]
+            if action.posts is not None:
+                legs.append((ANSWER[action.op], peer, *action.posts))
+                posted.add(legs[1])
+            ordered.append(legs)
+        elif action.op in OTHER_END and leg not in posted:
+            ordered.append([leg])
+    return ordered
+
+
+def run_strictly(programs: Sequence[Sequence[Action]]) -> None:
+    """Run the transfers without buffers: a leg is over when the peer is at its other end.
+
+    A rank's operations run one after the other, whoever the peer is, and nothing but their order
+    says which receive belongs to which send.
+    """
+    waiting = [operations(program) for program in programs]
+    while any(waiting):
+        over = []
+        for stage, later in enumerate(waiting[:-1]):
+            here = [leg for leg in later[0] if leg[1] == stage + 1] if later else []
+            there = waiting[stage + 1]
+            for leg in here:
+                op, _, *flow = leg
+                legs = there[0] if there else []
+                answers = [a for a in legs if a[:2] == (OTHER_END[op], stage)]
+                if answers:
+                    assert answers[0][2:] == tuple(flow), f"{leg} would be taken for {answers[0]}"
+                    over += [(stage, leg), (stage + 1, answers[0])]
+        assert over, f"every stage waits: {[later[:1] for later in waiting]}"
+        for stage, leg in over:
+            waiting[stage][0].remove(leg)
+        for later in waiting:
+            if later and not later[0]:
+                later.pop(0)
 
 
 @pytest.mark.parametrize(("num_flows", "num_stages"), SIZES)
@@ -112,6 +170,47 @@ def test_no_chain_can_block_itself_whatever_its_size_and_interleaving() -> None:
         run_chain(num_stages, programs, rng)
 
 
+@pytest.mark.parametrize("num_stages", range(1, 9))
+def test_no_chain_blocks_itself_on_a_transport_without_buffers(num_stages: int) -> None:
+    for num_flows in range(33):
+        programs = [
+            compile_compute(range(num_flows), 1, stage, num_stages) for stage in range(num_stages)
+        ]
+
+        run_strictly(programs)
+
+
+def test_patches_do_not_block_on_a_transport_without_buffers() -> None:
+    rng = random.Random(7)
+    for _ in range(100):
+        num_stages, micro_batches = rng.randint(2, 8), rng.randint(1, 5)
+        types = rng.sample(range(24), rng.randint(1, 6))
+
+        run_strictly(
+            [compile_compute(types, micro_batches, stage, num_stages) for stage in range(num_stages)]
+        )
+
+
+def test_neighbours_that_both_send_first_would_block() -> None:
+    programs = [
+        [replace(action, posts=None) for action in compile_compute([0], 2, stage, 2)]
+        for stage in range(2)
+    ]
+
+    with pytest.raises(AssertionError, match="every stage waits"):
+        run_strictly(programs)
+
+
+def test_a_posted_receive_is_waited_for_later_and_once() -> None:
+    for stage, num_stages in itertools.combinations(range(8), 2):
+        program = compile_compute([2, 5], 3, stage, num_stages)
+        for i, action in enumerate(program):
+            if action.posts is not None:
+                waits = Action(ANSWER[action.op], stage, *action.posts)
+                assert [a for a in program[i:] if replace(a, posts=None) == waits] == [waits]
+
+
 def test_an_action_names_its_flow_and_stage() -> None:
+    assert str(Action(Op.SEND_B, 2, 3, 0, posts=(3, 1))) == "SEND_B t3.m0+RECV_F t3.m1@s2"
     assert str(Action(Op.FORWARD, 1, 3, 0)) == "FORWARD t3.m0@s1"
     assert str(Action(Op.VOTE, 0)) == "VOTE@s0"
