@@ -35,6 +35,8 @@ class Layout:
     shards_per_lane: int = 1
     lanes: int = 3
     spares: int = 1
+    strict: bool = False
+    """Whether trainers communicate by the strict backend (:mod:`tests.strict`), else by gloo."""
 
     @property
     def num_cells(self) -> int:
@@ -47,7 +49,7 @@ class Layout:
     def __str__(self) -> str:
         inner = f"-inner{self.ranks_per_stage}" if self.ranks_per_stage > 1 else ""
         slots = f"slots{self.ranks_per_pod}-types{self.shards_per_lane}"
-        return f"stages{self.stages}{inner}-{slots}"
+        return f"stages{self.stages}{inner}-{slots}" + ("-strict" if self.strict else "")
 
 
 def make_job(
@@ -64,6 +66,8 @@ def make_job(
         # Key heads are split among the ranks of a cell.
         "config": TINY_MODEL | {"kvHeads": layout.ranks_per_stage, "data": {"path": str(corpus)}},
     }
+    if layout.strict:
+        workload["entrypoint"] = f"{HERE.parent / 'strict' / 'workload.py'}:workload"
     if gates is not None:
         workload["entrypoint"] = f"{HERE / 'gated_llama.py'}:workload"
         workload["args"] = [str(gates), *map(str, gate_steps)]

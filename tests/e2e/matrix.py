@@ -36,6 +36,20 @@ def pairwise_cases() -> list[tuple[Layout, list[tuple[str, str]]]]:
     ]
 
 
+def strict_cases() -> list[tuple[Layout, list[tuple[str, str]]]]:
+    """Return two layouts whose trainers communicate without buffers, as by NCCL: of the two, each
+    phase has one with each action.
+    """
+    layouts = [
+        Layout(stages=2, ranks_per_pod=2, shards_per_lane=4, strict=True),
+        Layout(stages=2, ranks_per_pod=1, shards_per_lane=1, strict=True),
+    ]
+    return [
+        (layout, [(ACTIONS[(i + j) % 2], phase) for j, phase in enumerate(PHASES)])
+        for i, layout in enumerate(layouts)
+    ]
+
+
 def faults_of(layout: Layout, kills: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return a faults file: one kill every few steps, going round the ranks."""
     places = (range(layout.lanes), range(layout.stages), range(layout.ranks_per_stage))

@@ -14,6 +14,7 @@ from tests.e2e.harness import Layout, local_job, make_job, run_undisturbed
 pytestmark = pytest.mark.slow
 
 CASES = matrix.pairwise_cases()
+STRICT_CASES = matrix.strict_cases()
 NUM_STEPS = matrix.num_steps(len(matrix.PHASES))
 
 
@@ -52,7 +53,11 @@ def test_the_cases_cover_every_pair_of_values() -> None:
             }
 
 
-@pytest.mark.parametrize(("layout", "kills"), CASES, ids=[str(layout) for layout, _ in CASES])
+@pytest.mark.parametrize(
+    ("layout", "kills"),
+    CASES + STRICT_CASES,
+    ids=[str(layout) for layout, _ in CASES + STRICT_CASES],
+)
 def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
     tmp_path: Path,
     corpus: Path,

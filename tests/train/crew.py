@@ -23,7 +23,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from mainstay_train.comm.group import Group
+from mainstay_train.comm.group import BACKENDS, Group
 
 ADDRESS = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
@@ -146,15 +146,30 @@ def make_group(
     name: str = "test",
     connect_s: float = 30.0,
     former: Sequence[tuple[str, int]] = (),
+    backend: str = "gloo",
 ) -> Group:
-    """A gloo group that is not connected yet."""
+    """A group that is not connected yet.
+
+    Args:
+        store: ``host:port`` of the rendezvous store.
+        rank: of this process.
+        size: number of ranks.
+        name: key prefix.
+        connect_s: how long connecting may take.
+        former: (name, rank) of groups that this process has left.
+        backend: one of the product's, or ``strict``.
+    """
+    if backend == "strict":
+        from tests.strict.group import Strict
+
+        BACKENDS.setdefault(backend, Strict())
     return Group(
         name=name,
         store=store,
         rank=rank,
         size=size,
         address=ADDRESS,
-        backend="gloo",
+        backend=backend,
         timeout_s=200,
         connect_s=connect_s,
         former=former,

@@ -46,10 +46,14 @@ class ChainGroups:
         """Whether all of the chain's ranks that this one talks to have met it."""
         return all(group.connected for group in self.groups)
 
-    def used(self) -> None:
-        """Types were computed: the cell's ranks have met in their collectives."""
-        if self._mesh is not None:
-            self._mesh.used()
+    def check(self) -> None:
+        """Return if the chain stands; else what its collectives yielded may be anything.
+
+        Raises:
+            GroupEnded: a group of the chain has ended.
+        """
+        for group in self.groups:
+            group.check()
 
     def broke(self, error: RuntimeError) -> str:
         """Why the inner mesh ended, if that is what ``error`` comes from; else empty.

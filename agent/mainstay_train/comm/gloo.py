@@ -13,7 +13,7 @@ a write: a wait may hang, and whoever waits has to look.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +29,7 @@ class Gloo:
     """Makes gloo's process groups; :class:`~mainstay_train.comm.group.Backend`."""
 
     name = "gloo"
-    connects_at_once = True
+    ends_by_sockets = True
     waits_can_hang = True
 
     def create(
@@ -49,6 +49,16 @@ class Gloo:
         group = distributed.ProcessGroupGloo(store, rank, size, options)
         group._set_default_timeout(operation)
         return group
+
+    def connect(self, group: Any, connect: timedelta) -> None:
+        """Do nothing: a group that is made is connected."""
+
+    def together(
+        self, group: Any, send: Callable[[], Any], receive: Callable[[], Any]
+    ) -> tuple[Any, Any]:
+        """Start one after the other: gloo starts each at once."""
+        del group
+        return send(), receive()
 
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor, or a copy in host memory if it lies on a GPU."""

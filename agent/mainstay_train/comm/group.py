@@ -5,6 +5,12 @@ store, runs operations, and can be ended at any time by any thread. A
 :class:`Backend` (:mod:`gloo`, :mod:`nccl`) makes the process group of torch and says how
 its operations behave.
 
+Callers may rely on this: an operation that returned has its result, and one that could not
+raises :class:`GroupEnded`. A backend gives less. NCCL's operations end without an error when
+their group is aborted, and leave whatever lay in memory. So a group first notes that it has
+ended and then ends what waits, and after each wait it asks whether it has ended before the
+result counts.
+
 A group knows which sockets belong to it: those that appeared while it connected. Ending
 the group shuts their receiving side, which wakes whoever waits in gloo. A peer that was
 killed can still leave an operation of gloo that never ends; therefore a wait for a
@@ -24,9 +30,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import distributed
@@ -66,6 +72,30 @@ def _ready(rank: int) -> str:
     return f"ready/{rank}"
 
 
+class Message(NamedTuple):
+    """A tensor to send to a peer, or to fill with what the peer sends."""
+
+    tensor: torch.Tensor
+    peer: int
+    tag: int
+    """Tells messages of a peer apart where the backend can; else their order does."""
+
+
+class Pending(NamedTuple):
+    """A message under way, for :meth:`Group.finish`."""
+
+    work: Any
+    staged: torch.Tensor
+    """What the backend reads or writes: it stays alive and unchanged until then."""
+    into: torch.Tensor | None
+    """Where a received message goes."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether :meth:`Group.finish` would return at once."""
+        return bool(self.work.is_completed())
+
+
 class Backend(Protocol):
     """A library that carries a group's tensors."""
 
@@ -74,12 +104,15 @@ class Backend(Protocol):
         """Its name, as in ``runtime.backend``."""
 
     @property
-    def connects_at_once(self) -> bool:
-        """Whether all ranks have met once the group is made; else the first operation connects."""
+    def ends_by_sockets(self) -> bool:
+        """Whether operations end when the group's sockets are shut; else :meth:`abort` ends them.
+
+        The sockets then also tell whether a peer is gone.
+        """
 
     @property
     def waits_can_hang(self) -> bool:
-        """Whether a wait may never end although the group's sockets were shut."""
+        """Whether a wait may never end although the group was ended."""
 
     def create(
         self,
@@ -91,7 +124,7 @@ class Backend(Protocol):
         connect: timedelta,
         operation: timedelta,
     ) -> Any:
-        """Make torch's process group.
+        """Make torch's process group. What it waits for, a shut store or socket ends.
 
         Args:
             store: the rendezvous store, under the group's prefix.
@@ -101,6 +134,18 @@ class Backend(Protocol):
             connect: how long connecting may take.
             operation: how long one operation may take.
         """
+
+    def connect(self, group: Any, connect: timedelta) -> None:
+        """Wait until all ranks have met, as far as :meth:`create` has not; :meth:`abort` ends it.
+
+        Raises:
+            RuntimeError: not within ``connect``.
+        """
+
+    def together(
+        self, group: Any, send: Callable[[], Any], receive: Callable[[], Any]
+    ) -> tuple[Any, Any]:
+        """Start a send and a receive so that neither waits for the other; return their works."""
 
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor where the backend can reach it: itself, or a copy in host memory."""
@@ -156,6 +201,7 @@ class Group:
         self._group: Any = None
         self._scoped: PrefixStore | None = None
         self._met = False
+        """Whether all ranks were there."""
         self._ended_at_s = 0.0
         self._operation = 0
         """Odd while one is running."""
@@ -168,13 +214,13 @@ class Group:
             GroupEnded: shut meanwhile, or a peer is gone.
         """
         with self._lock:
-            self._alive()
+            self.check()
             with socket_lock:
                 self._before = open_sockets()
         try:
             store = self._reach_store()
             # Shut while the store's connection was not there yet: nothing would end what follows.
-            self._alive()
+            self.check()
             scoped = self._scoped = PrefixStore(self.name, store)
             scoped.set(_ready(self.rank), "1")
             self._tidy(store)
@@ -185,10 +231,16 @@ class Group:
         finally:
             with self._lock, socket_lock:
                 self._own = self._appeared()
-        if self.ended is not None:
+        if self.ended is not None:  # shut before there was all that had to be shut
             self._shut_all()
-        self._alive()
-        self._met = self._backend.connects_at_once
+        self.check()
+        try:
+            self._backend.connect(self._group, timedelta(seconds=self._connect_s))
+        except RuntimeError as error:
+            raise GroupEnded(self.ended or f"{self.name}: {backend_problem(error)}") from error
+        with self._lock:
+            self.check()
+            self._met = True
 
     @property
     def backend(self) -> str:
@@ -209,10 +261,6 @@ class Group:
         """
         return self._group
 
-    def used(self) -> None:
-        """Collectives of a user's code completed here: all ranks have met."""
-        self._met = True
-
     def broke(self, error: RuntimeError) -> str:
         """Why the group ended, if ``error`` comes from that; empty if it stands.
 
@@ -220,7 +268,8 @@ class Group:
         it closed; so a group of which one connection is gone has ended.
         """
         if self._ended is None:
-            gone = self._own is not None and not all(stands(opened) for opened in self._own)
+            tells = self._backend.ends_by_sockets and self._own is not None
+            gone = tells and not all(stands(opened) for opened in self._own or ())
             if not gone and not isinstance(error, distributed.DistError):
                 return ""
         return self._ended or f"{self.name}: {backend_problem(error)}"
@@ -278,6 +327,8 @@ class Group:
     def _shut_all(self) -> None:
         if self._group is not None:
             self._backend.abort(self._group)
+        if self._met and not self._backend.ends_by_sockets:
+            return
         with socket_lock:
             for opened in self._appeared() if self._own is None else self._own:
                 shut(opened, socket.SHUT_RD)
@@ -296,7 +347,7 @@ class Group:
 
     @property
     def connected(self) -> bool:
-        """Whether the others have met this rank here; NCCL meets in its first operation."""
+        """Whether the others have met this rank here."""
         return self._met and self._ended is None
 
     def exchange(
@@ -324,42 +375,77 @@ class Group:
         if stage_out is not received:
             received.copy_(stage_out)
 
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        """Start sending; returns the work to wait for before the tensor may change."""
-        staged = self._backend.staged(tensor)
-        self._alive()
+    def send(self, message: Message) -> Pending:
+        """Start sending; the tensor may change once :meth:`finish` has returned.
+
+        Raises:
+            GroupEnded: the peer is gone or the group was shut.
+        """
+        pending, start = self._sending(message)
+        return pending._replace(work=self._start(start))
+
+    def receive(self, message: Message) -> Pending:
+        """Start receiving; :meth:`finish` waits for it.
+
+        Raises:
+            GroupEnded: the peer is gone or the group was shut.
+        """
+        pending, start = self._receiving(message)
+        return pending._replace(work=self._start(start))
+
+    def send_and_receive(self, sent: Message, received: Message) -> tuple[Pending, Pending]:
+        """Start both at once: the peer may do the same, and neither waits for the other.
+
+        Raises:
+            GroupEnded: the peer is gone or the group was shut.
+        """
+        going, send = self._sending(sent)
+        coming, receive = self._receiving(received)
+        works = self._start(lambda: self._backend.together(self._group, send, receive))
+        return going._replace(work=works[0]), coming._replace(work=works[1])
+
+    def finish(self, pending: Pending) -> None:
+        """Wait for a message. A received one is in its tensor afterwards.
+
+        Raises:
+            GroupEnded: the peer is gone or the group was shut.
+        """
+        self._run(lambda: pending.work)
+        if pending.into is not None and pending.into is not pending.staged:
+            pending.into.copy_(pending.staged)
+
+    def _sending(self, message: Message) -> tuple[Pending, Callable[[], Any]]:
+        staged = self._backend.staged(message.tensor)
+        return Pending(None, staged, None), lambda: self._group.send(
+            [staged], message.peer, message.tag
+        )
+
+    def _receiving(self, message: Message) -> tuple[Pending, Callable[[], Any]]:
+        staged = self._backend.staged(message.tensor)
+        return Pending(None, staged, message.tensor), lambda: self._group.recv(
+            [staged], message.peer, message.tag
+        )
+
+    def _start(self, start: Callable[[], Any]) -> Any:
+        self.check()
         try:
-            return self._group.send([staged], peer, tag), staged
+            return start()
         except RuntimeError as error:
-            raise GroupEnded(f"{self.name}: send to {peer}: {backend_problem(error)}") from error
+            raise GroupEnded(self._ended or f"{self.name}: {backend_problem(error)}") from error
 
-    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
-        """Receive into ``tensor``; blocks.
-
-        Raises:
-            GroupEnded: the peer is gone or the group was shut.
-        """
-        staged = self._backend.staged(tensor)
-        self._run(lambda: self._group.recv([staged], peer, tag))
-        if staged is not tensor:
-            tensor.copy_(staged)
-
-    def finish(self, work: Any) -> None:
-        """Wait for what :meth:`send` started.
+    def check(self) -> None:
+        """Return if the group stands; else what came out of its collectives does not count.
 
         Raises:
-            GroupEnded: the peer is gone or the group was shut.
+            GroupEnded: the group has ended.
         """
-        self._run(lambda: work[0])
-
-    def _alive(self) -> None:
         ended = self.ended
         if ended is not None:
             raise GroupEnded(ended)
 
     def _run(self, start: Any, *, looks: bool = False) -> None:
         """Start an operation and wait for it; ``looks``: its wait may be given up and repeated."""
-        self._alive()
+        self.check()
         self._operation += 1
         try:
             work = start()
@@ -367,11 +453,12 @@ class Group:
                 self._await(work)
             # Said each time: a receive would fall back on the timeout of connecting.
             work.wait(self._timeout)
-            self._met = True
         except RuntimeError as error:
             raise GroupEnded(self._ended or f"{self.name}: {backend_problem(error)}") from error
         finally:
             self._operation += 1
+        # A work that was aborted may end like one that is done.
+        self.check()
 
     def _await(self, work: Any) -> None:
         """Wait until a collective is over, or leave it behind when the group has ended.

@@ -93,10 +93,12 @@ def enter(group: Group) -> None:
     leave()
     backend_type = distributed.ProcessGroup.BackendType
     kind = backend_type.NCCL if group.backend == "nccl" else backend_type.GLOO
-    entered: Any = distributed.ProcessGroup(group.keys, group.rank, group.size)
-    entered._set_default_backend(kind)
-    for device in ("cuda",) if group.backend == "nccl" else ("cpu", "cuda"):
-        entered._register_backend(torch.device(device), kind, group.process_group)
+    entered: Any = group.process_group
+    if not isinstance(entered, distributed.ProcessGroup):  # a backend, which torch wants in one
+        entered = distributed.ProcessGroup(group.keys, group.rank, group.size)
+        entered._set_default_backend(kind)
+        for device in ("cuda",) if group.backend == "nccl" else ("cpu", "cuda"):
+            entered._register_backend(torch.device(device), kind, group.process_group)
     entered._set_group_name(GROUP_NAME)
     entered._set_group_desc(group.name)
     distributed_c10d._register_process_group(GROUP_NAME, entered)

@@ -1,8 +1,23 @@
-"""The NCCL backend of process groups: GPUs. No test has run it on a GPU yet."""
+"""The NCCL backend of process groups: GPUs. No test has run it on a GPU yet.
+
+NCCL's rules are not gloo's, and the tests play them on a CPU with a backend that is as strict:
+
+- An operation that is aborted ends without an error; its output is whatever lay in memory.
+- A peer that is gone is not noticed by itself. The job's gather finds out and ends the group.
+- Point-to-point operations ignore tags and run in the order in which they were started. A send
+  may end only when its receive has begun.
+- A rank that initializes a communicator waits for all others. Only a communicator that is
+  initialized without blocking can be aborted meanwhile.
+
+torch's own answers to failures are switched off, as the coordinator decides: its watchdog would
+end this process for an operation of a group that is being replaced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,12 +25,23 @@ import torch
 from torch import distributed
 from torch.distributed import PrefixStore
 
+LOOK_S = 0.001
+"""Between two looks whether all ranks have met."""
+
+SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # errors end groups, never this process
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor does a watchdog that waits for a lost peer
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",  # peers are told by the coordinator
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+"""How torch treats failures, read from the environment when a group is made."""
+
 
 class Nccl:
     """Makes NCCL's process groups; :class:`~mainstay_train.comm.group.Backend`."""
 
     name = "nccl"
-    connects_at_once = False
+    ends_by_sockets = False
     waits_can_hang = False
 
     def create(
@@ -28,11 +54,39 @@ class Nccl:
         connect: timedelta,
         operation: timedelta,
     ) -> Any:
-        """Make a process group whose ranks connect in their first operation."""
-        del address, connect
+        """Make a process group whose communicator is initialized without blocking."""
+        del address
+        os.environ.update(SETTINGS)
+        os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = str(max(1, round(connect.total_seconds())))
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = operation
+        options.config.blocking = 0
         return distributed.ProcessGroupNCCL(store, rank, size, options)
+
+    def connect(self, group: Any, connect: timedelta) -> None:
+        """Initialize the communicator and wait until a first sum over all ranks is there.
+
+        Raises:
+            RuntimeError: some rank does not come within ``connect``, or the group was aborted.
+        """
+        deadline_s = time.monotonic() + connect.total_seconds()
+        device = torch.device("cuda", torch.cuda.current_device())
+        group.eager_connect_single_device(device)
+        met = group.allreduce([torch.zeros(1, device=device)])
+        while not met.is_completed():
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"not all ranks met within {connect.total_seconds():g} s")
+            time.sleep(LOOK_S)
+
+    def together(
+        self, group: Any, send: Callable[[], Any], receive: Callable[[], Any]
+    ) -> tuple[Any, Any]:
+        """Start both as one operation: alone, a send waits until the peer receives."""
+        group._start_coalescing()
+        send()
+        receive()
+        work = group._end_coalescing()
+        return work, work
 
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself: NCCL reads GPU memory."""

@@ -179,14 +179,12 @@ class Engine:
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
         try:
             with user_code(f"computing step {step}"):
-                self.interpreter.run(program, step, chain.pipeline if chain else None)
+                self.interpreter.run(program, step, chain)
         except RuntimeError as error:
             why = chain.broke(error) if chain else ""
             if not why:
                 raise
             raise GroupEnded(why) from error
-        if chain is not None:
-            chain.used()
 
     def reduce(
         self,

@@ -7,16 +7,17 @@ delivered its weight gradients, so an interruption leaves whole types only.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from mainstay_core.base.digest import Digest
-from mainstay_core.planning.program import Action, Op
+from mainstay_core.planning.program import ANSWER, Action, Flow, Op
 from mainstay_core.wire.votes import TypeStat
-from mainstay_train.comm.group import Group
+from mainstay_train.comm.chains import ChainGroups
+from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.layout import ALIGNMENT_BYTES
@@ -107,8 +108,10 @@ class Interpreter:
         self._step = 0
         self._flows: dict[tuple[int, int], _Flow] = {}
         self._sums: dict[int, _TypeSums] = {}
-        self._sends: list[Any] = []
-        self._pipeline: Group | None = None
+        self._sends: deque[Pending] = deque()
+        self._posted: dict[tuple[Op, Flow], tuple[torch.Tensor, Pending]] = {}
+        """Receives that were started with a send, by the action that waits for them."""
+        self._chain: ChainGroups | None = None
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -119,29 +122,41 @@ class Interpreter:
             Op.BACKWARD_WEIGHT: self._backward_weight,
         }
 
-    def run(self, program: Sequence[Action], step: int, pipeline: Group | None) -> None:
+    def run(self, program: Sequence[Action], step: int, chain: ChainGroups | None) -> None:
         """Run a program of one step; complete types are in the store, whatever happens.
 
         Args:
             program: actions of this stage.
             step: the step whose samples are used.
-            pipeline: the chain's group, numbered by position; None with one stage.
+            chain: the groups of the rank's chain; None for a chain of one rank.
 
         Raises:
             GroupEnded: the chain broke; types in flight are dropped.
         """
-        self._step, self._pipeline = step, pipeline
+        self._step, self._chain = step, chain
         try:
             for action in program:
                 self._hook(action)
                 self._run_op[action.op](action)
+                self._let_go()
             while self._sends:
-                assert pipeline is not None
-                pipeline.finish(self._sends.pop(0))
+                self._pipeline.finish(self._sends.popleft())
         finally:
             self._flows.clear()
             self._sums.clear()
             self._sends.clear()
+            self._posted.clear()
+
+    @property
+    def _pipeline(self) -> Group:
+        assert self._chain is not None
+        assert self._chain.pipeline is not None, "only chains of several stages communicate"
+        return self._chain.pipeline
+
+    def _let_go(self) -> None:
+        """Drop what the neighbours have taken."""
+        while self._sends and self._sends[0].is_over:
+            self._pipeline.finish(self._sends.popleft())
 
     def _flow(self, action: Action) -> _Flow:
         key = (action.type, action.micro_batch)
@@ -153,39 +168,55 @@ class Interpreter:
     def _neighbour(self, distance: int) -> int:
         return (self._stage + distance) * self._inner.size + self._inner.index
 
-    def _tag(self, action: Action, direction: int) -> int:
-        return 2 * (action.type * self._micro_batches + action.micro_batch) + direction
+    def _tag(self, flow: Flow, direction: int) -> int:
+        shard_type, micro_batch = flow
+        return 2 * (shard_type * self._micro_batches + micro_batch) + direction
 
     def _recv_f(self, action: Action) -> None:
-        flow = self._flow(action)
-        flow.output = self._received(self._neighbour(-1), self._tag(action, FORWARD_TAG))
+        self._flow(action).output = self._received(action)
 
     def _recv_b(self, action: Action) -> None:
-        flow = self._flow(action)
-        flow.gradient = self._received(self._neighbour(+1), self._tag(action, BACKWARD_TAG))
+        self._flow(action).gradient = self._received(action)
 
-    def _received(self, peer: int, tag: int) -> torch.Tensor:
-        assert self._pipeline is not None
+    def _received(self, action: Action) -> torch.Tensor:
+        flow = (action.type, action.micro_batch)
+        posted = self._posted.pop((action.op, flow), None)
+        if posted is None:
+            message = self._incoming(action.op, flow)
+            posted = message.tensor, self._pipeline.receive(message)
+        tensor, pending = posted
+        self._pipeline.finish(pending)
+        return tensor
+
+    def _incoming(self, op: Op, flow: Flow) -> Message:
         shape, dtype = self._workload.activation_shape, self._workload.dtype
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
-        self._pipeline.receive(tensor, peer, tag)
-        return tensor
+        distance, direction = (-1, FORWARD_TAG) if op is Op.RECV_F else (+1, BACKWARD_TAG)
+        return Message(tensor, self._neighbour(distance), self._tag(flow, direction))
 
     def _send_f(self, action: Action) -> None:
         flow = self._flow(action)
         assert flow.output is not None
-        self._send(flow.output, self._neighbour(+1), self._tag(action, FORWARD_TAG))
+        self._send(action, flow.output, self._neighbour(+1), FORWARD_TAG)
         flow.output = None
 
     def _send_b(self, action: Action) -> None:
         flow = self._flow(action)
         assert flow.gradient is not None
-        self._send(flow.gradient, self._neighbour(-1), self._tag(action, BACKWARD_TAG))
+        self._send(action, flow.gradient, self._neighbour(-1), BACKWARD_TAG)
         flow.gradient = None
 
-    def _send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
-        assert self._pipeline is not None
-        self._sends.append(self._pipeline.send(tensor.contiguous(), peer, tag))
+    def _send(self, action: Action, tensor: torch.Tensor, peer: int, direction: int) -> None:
+        tag = self._tag((action.type, action.micro_batch), direction)
+        message = Message(tensor.contiguous(), peer, tag)
+        if action.posts is None:
+            self._sends.append(self._pipeline.send(message))
+            return
+        answer = ANSWER[action.op]
+        incoming = self._incoming(answer, action.posts)
+        sent, received = self._pipeline.send_and_receive(message, incoming)
+        self._sends.append(sent)
+        self._posted[answer, action.posts] = incoming.tensor, received
 
     def _forward(self, action: Action) -> None:
         flow = self._flow(action)
@@ -251,6 +282,12 @@ class Interpreter:
             self._complete(action.type)
 
     def _complete(self, shard_type: int) -> None:
+        if self._chain is not None:
+            if self._device.type == "cuda":
+                # What ended has to have ended for a reason: only then is it known.
+                torch.cuda.current_stream(self._device).synchronize()
+            # Collectives of the cell that were aborted may have ended without an error.
+            self._chain.check()
         sums = self._sums.pop(shard_type, _TypeSums())
         # Inner ranks see the same samples and come to the same loss: one of them says so.
         speaks = self._inner.counts_copies

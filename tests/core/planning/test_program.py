@@ -187,7 +187,10 @@ def test_patches_do_not_block_on_a_transport_without_buffers() -> None:
         types = rng.sample(range(24), rng.randint(1, 6))
 
         run_strictly(
-            [compile_compute(types, micro_batches, stage, num_stages) for stage in range(num_stages)]
+            [
+                compile_compute(types, micro_batches, stage, num_stages)
+                for stage in range(num_stages)
+            ]
         )
 
 

@@ -9,9 +9,17 @@ from tests.train.crew import ADDRESS, make_group
 from torch.distributed import PrefixStore, TCPStore
 
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.comm.group import Message
 from mainstay_train.state import heal
 
 SIZE = 4
+BACKENDS = ("gloo", "strict")
+
+both = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def receive(group, tensor, peer, tag=0):
+    group.finish(group.receive(Message(tensor, peer, tag)))
 
 
 def exchange(group, value=0):
@@ -22,8 +30,8 @@ def exchange(group, value=0):
     return received.tolist()
 
 
-def _exchange_unequal(pipe, store, rank):
-    group = make_group(store, rank, 3)
+def _exchange_unequal(pipe, store, rank, backend):
+    group = make_group(store, rank, 3, backend=backend)
     group.connect()
     sizes = [[1, 2, 0], [3, 0, 1], [2, 2, 2]]  # [source][destination]
     sent = torch.cat([torch.full((n,), float(10 * rank + to)) for to, n in enumerate(sizes[rank])])
@@ -33,8 +41,9 @@ def _exchange_unequal(pipe, store, rank):
     pipe.send(received.tolist())
 
 
-def test_exchange_cuts_by_destination_and_joins_by_source(crew):
-    workers = [crew.fork(_exchange_unequal, crew.store, rank) for rank in range(3)]
+@both
+def test_exchange_cuts_by_destination_and_joins_by_source(crew, backend):
+    workers = [crew.fork(_exchange_unequal, crew.store, rank, backend) for rank in range(3)]
     assert [w.hear() for w in workers] == [
         [0.0, 10.0, 10.0, 10.0, 20.0, 20.0],
         [1.0, 1.0, 21.0, 21.0],
@@ -46,7 +55,7 @@ def _send_under_two_tags(pipe, store, rank):
     group = make_group(store, rank, 2)
     group.connect()
     if rank == 0:
-        works = [group.send(torch.full((SIZE,), float(tag)), 1, tag) for tag in (5, 6)]
+        works = [group.send(Message(torch.full((SIZE,), float(tag)), 1, tag)) for tag in (5, 6)]
         for work in works:
             group.finish(work)
         pipe.send(None)
@@ -54,7 +63,7 @@ def _send_under_two_tags(pipe, store, rank):
         got = {}
         for tag in (6, 5):
             got[tag] = torch.empty(SIZE)
-            group.receive(got[tag], 0, tag)
+            receive(group, got[tag], 0, tag)
         pipe.send({tag: tensor[0].item() for tag, tensor in got.items()})
 
 
@@ -63,9 +72,55 @@ def test_tags_keep_messages_apart(crew):
     assert [w.hear() for w in workers] == [None, {5: 5.0, 6: 6.0}]
 
 
-def _block_until_shut(pipe, store, operation):
+def _send_and_receive(pipe, store, rank, backend):
+    group = make_group(store, rank, 2, backend=backend)
+    group.connect()
+    # More than a socket takes in: without a receive of the peer no send would end.
+    got = torch.empty(1 << 22)
+    given = torch.full_like(got, float(rank))
+    pending = group.send_and_receive(Message(given, 1 - rank, 0), Message(got, 1 - rank, 0))
+    for each in pending:
+        group.finish(each)
+    assert all(each.is_over for each in pending) or backend == "gloo"
+    pipe.send(got.unique().tolist())
+
+
+@both
+def test_neighbours_send_to_each_other_at_the_same_time(crew, backend):
+    workers = [crew.fork(_send_and_receive, crew.store, rank, backend) for rank in range(2)]
+    assert [w.hear() for w in workers] == [[1.0], [0.0]]
+
+
+def _be_left_by_a_peer(pipe, store, rank):
+    group = make_group(store, rank, 2, backend="strict")
+    group.connect()
+    pipe.send("connected")
+    if rank == 1:
+        pipe.recv()  # never: it is killed here
+
+    def end_when_told():
+        pipe.recv()
+        group.shutdown("the gather has lost it")
+
+    threading.Thread(target=end_when_told, daemon=True).start()
+    try:
+        receive(group, torch.empty(SIZE), 1)
+    except GroupEnded as ended:
+        pipe.send(ended.why)
+
+
+def test_a_result_of_an_aborted_operation_does_not_count(crew):
+    """As with NCCL: the operation ends without an error, and its output is garbage."""
+    workers = [crew.fork(_be_left_by_a_peer, crew.store, rank) for rank in range(2)]
+    assert {w.hear() for w in workers} == {"connected"}
+    workers[1].kill()
+    workers[0].say("the peer is lost")
+    assert workers[0].hear() == "the gather has lost it"
+
+
+def _block_until_shut(pipe, store, operation, backend):
     """Rank 0 of two: block in ``operation`` until told over the pipe to shut the group."""
-    group = make_group(store, 0, 2)
+    group = make_group(store, 0, 2, backend=backend)
 
     def shut():
         pipe.recv()
@@ -78,32 +133,32 @@ def _block_until_shut(pipe, store, operation):
     blocking = {
         "connect": group.connect,
         "exchange": lambda: exchange(group),
-        "receive": lambda: group.receive(torch.empty(SIZE), 1, 0),
+        "receive": lambda: receive(group, torch.empty(SIZE), 1),
+        "send": lambda: group.finish(group.send(Message(torch.zeros(1 << 22), 1, 0))),
     }
     with pytest.raises(GroupEnded, match="the test says so"):
         blocking[operation]()
-    later = [
-        *blocking.values(),
-        lambda: group.send(torch.zeros(SIZE), 1, 0),
-    ]
-    for operation_after in later:
+    for operation_after in blocking.values():
         with pytest.raises(GroupEnded, match="the test says so"):
             operation_after()
     pipe.send(group.ended)
 
 
-def _be_silent(pipe, store):
-    group = make_group(store, 1, 2)
+def _be_silent(pipe, store, backend):
+    group = make_group(store, 1, 2, backend=backend)
     group.connect()
     pipe.recv()  # alive and connected, but it never takes part
     group.shutdown("the test is over")
 
 
-@pytest.mark.parametrize("operation", ["connect", "exchange", "receive"])
-def test_a_shutdown_from_another_thread_ends_what_blocks_and_all_that_follows(crew, operation):
+@both
+@pytest.mark.parametrize("operation", ["connect", "exchange", "receive", "send"])
+def test_a_shutdown_from_another_thread_ends_what_blocks_and_all_that_follows(
+    crew, operation, backend
+):
     if operation != "connect":
-        crew.fork(_be_silent, crew.store)
-    worker = crew.fork(_block_until_shut, crew.store, operation)
+        crew.fork(_be_silent, crew.store, backend)
+    worker = crew.fork(_block_until_shut, crew.store, operation, backend)
     assert worker.hear() == "blocks now"
     worker.say("shut")
     assert worker.hear() == "the test says so"
@@ -116,7 +171,7 @@ def _lose_a_peer(pipe, store, rank):
     if rank == 2:
         pipe.recv()  # never: it is killed here
     with pytest.raises(GroupEnded):
-        exchange(group) if rank == 0 else group.receive(torch.empty(SIZE), 2, 0)
+        exchange(group) if rank == 0 else receive(group, torch.empty(SIZE), 2)
     pipe.send("ended")
 
 
@@ -127,18 +182,19 @@ def test_a_killed_peer_ends_the_operations_of_all_others(crew):
     assert {w.hear() for w in workers[:2]} == {"ended"}
 
 
-def _form_twice(pipe, store, rank):
-    first = make_group(store, rank, 2, "first")
+def _form_twice(pipe, store, rank, backend):
+    first = make_group(store, rank, 2, "first", backend=backend)
     first.connect()
     exchange(first)  # both are connected
     first.shutdown("replaced")
-    second = make_group(store, rank, 2, "second")
+    second = make_group(store, rank, 2, "second", backend=backend)
     second.connect()
     pipe.send(exchange(second, rank))
 
 
-def test_a_group_forms_anew_under_another_name_after_a_shutdown(crew):
-    workers = [crew.fork(_form_twice, crew.store, rank) for rank in range(2)]
+@both
+def test_a_group_forms_anew_under_another_name_after_a_shutdown(crew, backend):
+    workers = [crew.fork(_form_twice, crew.store, rank, backend) for rank in range(2)]
     assert [w.hear() for w in workers] == [[0.0, 1.0], [10.0, 11.0]]
 
 
@@ -226,9 +282,9 @@ def test_a_socket_that_got_the_number_of_a_closed_one_survives(crew):
     assert worker.hear() == [True] * 8
 
 
-def _connect_without_the_peer(pipe, store):
+def _connect_without_the_peer(pipe, store, backend):
     host, _, port = store.rpartition(":")
-    group = make_group(store, 0, 2, connect_s=0.5)
+    group = make_group(store, 0, 2, connect_s=0.5, backend=backend)
     peer = PrefixStore(group.name, TCPStore(host, int(port), is_master=False))
     peer.set("ready/1", "1")
     try:
@@ -237,16 +293,19 @@ def _connect_without_the_peer(pipe, store):
         pipe.send(str(end))
 
 
-def test_a_peer_that_was_there_and_never_calls_ends_the_connecting(crew):
+@both
+def test_a_peer_that_was_there_and_never_calls_ends_the_connecting(crew, backend):
     """It may have been told to leave, or died, just before it connected."""
 
-    assert crew.fork(_connect_without_the_peer, crew.store).hear().startswith("test: ")
+    worker = crew.fork(_connect_without_the_peer, crew.store, backend)
+
+    assert worker.hear().startswith("test: ")
 
 
-def _form_three_times(pipe, store, rank):
+def _form_three_times(pipe, store, rank, backend):
     former: list[tuple[str, int]] = []
     for number in range(3):
-        group = make_group(store, rank, 2, f"group-{number}", former=former)
+        group = make_group(store, rank, 2, f"group-{number}", former=former, backend=backend)
         group.connect()
         exchange(group)
         group.shutdown("over")
@@ -254,19 +313,20 @@ def _form_three_times(pipe, store, rank):
     pipe.send(None)
 
 
-def test_what_a_former_group_left_in_the_store_is_deleted(crew):
-    workers = [crew.fork(_form_three_times, crew.store, rank) for rank in range(2)]
+@both
+def test_what_a_former_group_left_in_the_store_is_deleted(crew, backend):
+    workers = [crew.fork(_form_three_times, crew.store, rank, backend) for rank in range(2)]
     assert [w.hear() for w in workers] == [None, None]
     host, _, port = crew.store.rpartition(":")
     keys = TCPStore(host, int(port), None, False, wait_for_workers=False).list_keys()
     assert sorted({key.partition("/")[0] for key in keys}) == ["group-2"]
 
 
-def _exchange_until_shut(pipe, store, rank, rounds, seed):
+def _exchange_until_shut(pipe, store, rank, rounds, seed, backend):
     """Exchange without a pause while another thread shuts the group at any moment."""
     shared, delays = random.Random(seed), random.Random(f"{seed}/{rank}")
     for number in range(rounds):
-        group = make_group(store, rank, 2, name=f"shut{number}")
+        group = make_group(store, rank, 2, name=f"shut{number}", backend=backend)
         group.connect()
         pipe.send("connected")
         pipe.recv()
@@ -283,9 +343,10 @@ def _exchange_until_shut(pipe, store, rank, rounds, seed):
         pipe.recv()
 
 
-def test_an_exchange_ends_whenever_its_group_is_shut(crew):
+@both
+def test_an_exchange_ends_whenever_its_group_is_shut(crew, backend):
     """gloo loses an operation that its event thread was about to write: nobody waits for it."""
-    workers = [crew.fork(_exchange_until_shut, crew.store, rank, 25, 3) for rank in (0, 1)]
+    workers = [crew.fork(_exchange_until_shut, crew.store, rank, 25, 3, backend) for rank in (0, 1)]
     for _ in range(25):
         for expected in ("connected", "ended"):
             for worker in workers:
