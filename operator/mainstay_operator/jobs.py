@@ -68,6 +68,7 @@ class Jobs:
         self._shown_since.add(uid)
         if view.deleted_at_s is not None:
             self._records.forget(uid)
+        self._actuator.drop_job(uid)
         reconciler = self._reconcilers.get(uid)
         if reconciler is not None:
             reconciler.update(view)
@@ -90,6 +91,7 @@ class Jobs:
         """Learn that a job is no more."""
         self._shown_since.add(uid)
         self._records.forget(uid)
+        self._actuator.drop_job(uid)
         reconciler = self._reconcilers.pop(uid, None)
         task = self._tasks.pop(uid, None)
         if task is not None:

@@ -70,6 +70,9 @@ class ReconcilerState:
     make_failures: int = 0
     make_at_s: float = 0.0
     """No pod is made before."""
+    action_problems: frozenset[tuple[int, str]] = frozenset()
+    """Status and code of what the Kubernetes API has refused since pods were last as they should
+    be, or could be made so."""
     status: Mapping[str, Any] = field(default_factory=dict)
     status_at_s: float = 0.0
     recoveries_reported: int = -1

@@ -1,0 +1,181 @@
+"""Passes over one job, at a cluster and an api that answer as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.operator.test_builders import view
+
+from mainstay_core.wire.api import ApiError, Failure
+from mainstay_core.wire.routes import JobApi, Request
+from mainstay_operator.actuator import Actuator
+from mainstay_operator.kube import KubeError
+from mainstay_operator.metrics import Metrics
+from mainstay_operator.pod_cache import PodCache
+from mainstay_operator.reconciler import Reconciler
+from mainstay_operator.settings import parse
+
+SETTINGS = parse(
+    [],
+    {
+        "MAINSTAY_API_URL": "u",
+        "MAINSTAY_AGENT_IMAGE": "i",
+        "MAINSTAY_TOKEN": "t",
+        "MAINSTAY_POLL_S": "0.0001",
+    },
+)
+AWAY = KubeError("POST: the server is not reached", 0)
+DENIED = KubeError("POST: refused with 403: exceeded quota", 403, "Forbidden", "exceeded quota")
+
+
+class Kube:
+    """A Kubernetes API that keeps nothing but Events, and refuses by kind what it is told to."""
+
+    def __init__(self) -> None:
+        self.refuse: dict[str, KubeError] = {}
+        self.events: list[dict[str, Any]] = []
+        self.trials = 0
+
+    async def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        if body["kind"] in self.refuse:
+            raise self.refuse[body["kind"]]
+        if body["kind"] == "Event":
+            self.events.append(dict(body))
+        return {**body, "metadata": {**body["metadata"], "uid": body["metadata"]["name"]}}
+
+    async def try_create(self, *_: Any, **__: Any) -> None:
+        self.trials += 1
+        if "trial" in self.refuse:
+            raise self.refuse["trial"]
+
+    async def fetch(self, *_: Any) -> None:
+        return None
+
+    async def list(self, *_: Any) -> list[dict[str, Any]]:
+        return []
+
+    async def apply_status(self, body: Mapping[str, Any], _: str) -> None:
+        self.status = body["status"]
+
+    def reasons(self) -> list[str]:
+        return [e["reason"] for e in self.events]
+
+
+class Api(JobApi):
+    """An api that is given a job, wants two pods for it, and knows of none."""
+
+    def __init__(self) -> None:
+        self.submitted = 0
+
+    async def send(self, request: Request) -> Any:
+        if request.method == "POST":
+            self.submitted += 1
+            return {}
+        if request.path.endswith("/pods") and self.submitted:
+            return {"format": 1, "state": "forming", "num_pods": 2, "leaving": [], "ending": []}
+        raise ApiError("unknown", Failure.UNKNOWN)
+
+
+class Pass:
+    """The reconciler of a job, pass by pass."""
+
+    def __init__(self, **status: Any) -> None:
+        self.kube, self.api = Kube(), Api()
+        self.reconciler = Reconciler(
+            dataclasses.replace(view(), status=status),
+            pods=PodCache(lambda: ()),
+            nodes=lambda: None,
+            actuator=Actuator(self.kube, SETTINGS, "me", Metrics()),  # type: ignore[arg-type]
+            api=self.api,  # type: ignore[arg-type]
+            settings=SETTINGS,
+            metrics=Metrics(),
+        )
+
+    def again(self) -> None:
+        self.reconciler._state.make_at_s = 0.0  # whatever it waits for is over
+        asyncio.run(self.reconciler.reconcile())
+
+
+def lines(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(text in record.getMessage() for record in caplog.records)
+
+
+def test_pods_that_are_refused_again_and_again_are_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = Pass()
+    job.kube.refuse["Pod"] = DENIED
+    for _ in range(3):
+        job.again()
+    assert job.kube.reasons() == ["PodActionFailed"]
+    assert lines(caplog, "2 pods could not be made or ended: POST: refused with 403") == 1
+
+    # Another refusal is news, and so is the same one after pods could be made.
+    job.kube.refuse["Pod"] = AWAY
+    job.again()
+    job.again()
+    assert job.kube.reasons() == ["PodActionFailed"] * 2
+    del job.kube.refuse["Pod"]
+    job.again()
+    assert job.kube.reasons() == [*["PodActionFailed"] * 2, "PodsMade"]
+
+
+def test_pods_that_have_been_refused_for_days_are_tried_again() -> None:
+    job = Pass()
+    job.kube.refuse["Pod"] = DENIED
+    job.reconciler._state.make_failures = 5000
+    job.again()
+    assert job.reconciler._state.make_failures == 5001
+    del job.kube.refuse["Pod"]
+    job.again()
+    assert job.kube.reasons()[-1] == "PodsMade"
+
+
+def test_an_event_that_could_not_be_made_is_made_when_the_cluster_answers_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = Pass()
+    job.kube.refuse["Event"] = AWAY
+    for _ in range(3):
+        job.again()
+    assert lines(caplog, "1 Event could not be made yet") == 1
+
+    del job.kube.refuse["Event"]
+    job.again()
+    job.again()
+    assert job.kube.reasons() == ["PodsMade"]
+
+    # One that is refused is not asked for again.
+    job = Pass()
+    job.kube.refuse["Event"] = DENIED
+    job.again()
+    del job.kube.refuse["Event"]
+    job.again()
+    assert job.kube.reasons() == []
+
+
+@pytest.mark.parametrize("status", [0, 401, 429, 500])
+def test_a_trial_without_an_answer_is_repeated_before_the_job_begins(status: int) -> None:
+    job = Pass()
+    job.kube.refuse["trial"] = KubeError("no answer", status)
+    job.again()
+    job.again()
+    assert (job.kube.trials, job.api.submitted) == (2, 0)
+    assert "is not known: no answer" in job.kube.status["reason"]
+
+    job.kube.refuse["trial"] = KubeError("bad", 422, "Invalid", "bad", ("spec.containers",))
+    job.again()
+    assert (job.api.submitted, job.kube.status["state"]) == (0, "Failed")
+
+
+def test_a_trial_with_an_answer_is_not_repeated() -> None:
+    job = Pass()
+    job.again()
+    job.again()
+    assert (job.kube.trials, job.api.submitted) == (1, 1)
