@@ -22,7 +22,7 @@ from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.counts import count_pods, find_problems
 from mainstay_core.pool.losses import Loss, PodDemand, demand_of
 from mainstay_core.pool.memory import PoolMemory
-from mainstay_core.pool.observed import ObservedNode
+from mainstay_core.pool.observed import ObservedNode, PodPhase
 from mainstay_core.pool.repair import Repair, plan_repair
 from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.recoveries import Recovery
@@ -273,8 +273,11 @@ class Reconciler:
 
     async def _fetch_demand(self) -> None:
         state = self._state
-        demand = demand_of(await self._api.fetch_pods(self.view.uid))
-        state.known = (state.known & {p.uid for p in self.pods.list()}) | {*demand.living}
+        demand, pods = demand_of(await self._api.fetch_pods(self.view.uid)), self.pods.list()
+        if state.demand is None:
+            # Whom the api gave up before this operator came, it has taken for living before.
+            state.known |= {p.uid for p in pods if p.phase is PodPhase.RUNNING}
+        state.known = (state.known & {p.uid for p in pods}) | {*demand.living}
         state.demand = replace(demand, known=frozenset(state.known))
         state.memory = state.memory.after_hearing(demand)
         state.demand_at_s = time.time()

@@ -32,7 +32,8 @@ class ReconcilerState:
     demand: PodDemand | None = None
     demand_at_s: float = 0.0
     known: set[PodUid] = field(default_factory=set)
-    """Pods that the api has ever taken for living."""
+    """Pods that the api has ever taken for living; of those that ran before this operator came it
+    is assumed."""
     page: JobPage | None = None
     """What the api said of the job last."""
     page_at_s: float = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +10,16 @@ from typing import Any
 import pytest
 from tests.operator.test_builders import view
 
+from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.routes import JobApi, Request
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.kube import KubeError
 from mainstay_operator.metrics import Metrics
+from mainstay_operator.observed import observe_pod
 from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.reconciler import Reconciler
+from mainstay_operator.resources import LABEL_INDEX
 from mainstay_operator.settings import parse
 
 SETTINGS = parse(
@@ -34,12 +36,13 @@ DENIED = KubeError("POST: refused with 403: exceeded quota", 403, "Forbidden", "
 
 
 class Kube:
-    """A Kubernetes API that keeps nothing but Events, and refuses by kind what it is told to."""
+    """A Kubernetes API that has some pods, keeps Events, and refuses by kind what it is told to."""
 
     def __init__(self) -> None:
         self.refuse: dict[str, KubeError] = {}
         self.events: list[dict[str, Any]] = []
         self.trials = 0
+        self.pods: list[dict[str, Any]] = []
 
     async def create(self, body: Mapping[str, Any]) -> dict[str, Any]:
         if body["kind"] in self.refuse:
@@ -57,7 +60,7 @@ class Kube:
         return None
 
     async def list(self, *_: Any) -> list[dict[str, Any]]:
-        return []
+        return self.pods
 
     async def apply_status(self, body: Mapping[str, Any], _: str) -> None:
         self.status = body["status"]
@@ -67,29 +70,33 @@ class Kube:
 
 
 class Api(JobApi):
-    """An api that is given a job, wants two pods for it, and knows of none."""
+    """An api that is given a job, wants two pods for it, and takes some for living."""
 
     def __init__(self) -> None:
         self.submitted = 0
+        self.living: list[str] = []
 
     async def send(self, request: Request) -> Any:
         if request.method == "POST":
             self.submitted += 1
             return {}
         if request.path.endswith("/pods") and self.submitted:
-            return {"format": 1, "state": "forming", "num_pods": 2, "leaving": [], "ending": []}
+            pods = [{"uid": u, "name": u, "serving": True} for u in self.living]
+            page = {"format": 1, "state": "running", "num_pods": 2, "pods": pods}
+            return {**page, "leaving": [], "ending": []}
         raise ApiError("unknown", Failure.UNKNOWN)
 
 
 class Pass:
     """The reconciler of a job, pass by pass."""
 
-    def __init__(self, **status: Any) -> None:
+    def __init__(self) -> None:
         self.kube, self.api = Kube(), Api()
+        self.nodes: dict[str, ObservedNode] = {}
         self.reconciler = Reconciler(
-            dataclasses.replace(view(), status=status),
-            pods=PodCache(lambda: ()),
-            nodes=lambda: None,
+            view(),
+            pods=PodCache(lambda: [observe_pod(body) for body in self.kube.pods]),
+            nodes=lambda: self.nodes,
             actuator=Actuator(self.kube, SETTINGS, "me", Metrics()),  # type: ignore[arg-type]
             api=self.api,  # type: ignore[arg-type]
             settings=SETTINGS,
@@ -179,3 +186,28 @@ def test_a_trial_with_an_answer_is_not_repeated() -> None:
     job.again()
     job.again()
     assert (job.kube.trials, job.api.submitted) == (1, 1)
+
+
+def running(index: int, node: str, phase: str = "Running") -> dict[str, Any]:
+    job = view()
+    name = job.pod_name(index)
+    metadata = {"uid": name, "name": name, "ownerReferences": [job.owner()]}
+    labels = {**job.labels(), LABEL_INDEX: str(index)}
+    spec, status = {"nodeName": node}, {"phase": phase}
+    return {"metadata": {**metadata, "labels": labels}, "spec": spec, "status": status}
+
+
+@pytest.mark.parametrize(("phase", "made"), [("Running", ["PodsMade"]), ("Pending", [])])
+def test_a_new_operator_replaces_what_the_api_gave_up_before_it_came(
+    phase: str, made: list[str]
+) -> None:
+    """The node that died had the operator before it, too."""
+    job = Pass()
+    job.kube.pods = [running(0, "alive"), running(1, "dead", phase)]
+    job.nodes = {
+        "alive": ObservedNode(name="alive"),
+        "dead": ObservedNode(name="dead", ready=False),
+    }
+    job.api.living = ["demo-0"]
+    job.again()
+    assert job.kube.reasons() == made
