@@ -236,7 +236,9 @@ class _LocalRun:
                     await asyncio.wait_for(asyncio.shield(watching), STOP_GRACE_S)
                 raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
             pool.stop()
-            closing = asyncio.create_task(self._close(client, uid, pool, monitor, await watching))
+            closing = asyncio.create_task(
+                self._close(client, uid, pool, monitor, await watching, interrupts.first)
+            )
             keeping = background[:1]  # nothing else of it matters to a job that has ended
             try:
                 await _until_either([closing], keeping)
@@ -252,15 +254,25 @@ class _LocalRun:
                 task.cancel()
 
     async def _close(
-        self, client: ApiClient, uid: str, pool: LocalPool, monitor: Monitor, job: JobState
+        self,
+        client: ApiClient,
+        uid: str,
+        pool: LocalPool,
+        monitor: Monitor,
+        job: JobState,
+        interrupted: asyncio.Event,
     ) -> RunResult:
-        """Ask for what is left of a job that has ended, and write its report."""
+        """Ask for what is left of a job that has ended, and write its report.
+
+        Raises:
+            CliError: the api is away when somebody has pressed Ctrl-C.
+        """
         # Supervisors tell the last of the ledger before they leave; then the report is whole.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(pool.wait_ended(), GOODBYE_S)
-        report = dict(await _ask(lambda: client.fetch(uid, "report")))
-        recoveries = list(await _ask(monitor.fetch_recoveries))
-        await _ask(monitor.show_rest)
+        report = dict(await _ask(lambda: client.fetch(uid, "report"), interrupted))
+        recoveries = list(await _ask(monitor.fetch_recoveries, interrupted))
+        await _ask(monitor.show_rest, interrupted)
         write_report(report, self._state.path / "report.json")
         if self._options.report is not None:
             write_report(report, self._options.report)
@@ -350,14 +362,21 @@ async def _watch_forge(forge: Forge, state: StateDir) -> None:
     raise CliError(f"the forge of trainers ended: {last_line(log)} (see {log})", ExitCode.FAILED)
 
 
-async def _ask(question: Callable[[], Awaitable[T]]) -> T:
-    """Ask the api until it answers: it may be away just now, and is started again."""
+async def _ask(question: Callable[[], Awaitable[T]], interrupted: asyncio.Event) -> T:
+    """Ask the api until it answers: it may be away just now, and is started again.
+
+    Raises:
+        CliError: it is away, and nobody wants to wait for it any more.
+    """
     while True:
         try:
             return await question()
         except ApiError as error:
             if not error.is_away:
                 raise
+            if interrupted.is_set():
+                why = f"interrupted: the job has ended, and its report is not written: {error}"
+                raise CliError(why, ExitCode.INTERRUPTED) from error
         await asyncio.sleep(ASK_AGAIN_S)
 
 
