@@ -260,6 +260,7 @@ class _Job(SupervisorAnswers):
         self._lock = asyncio.Lock()
         self._uncounted = 0
         """Heartbeats that were taken and are not in the metrics yet."""
+        self._told_uncounted = False
 
     def now_s(self) -> float:
         return self._transactions.now_s()
@@ -279,12 +280,13 @@ class _Job(SupervisorAnswers):
         try:
             name = await self._transactions.fetch_name(self._uid)
         except MainstayError as error:
-            if self._uncounted == 1:
+            if not self._told_uncounted:
                 self.warn(f"heartbeats are counted when the job can be read: {error}")
+            self._told_uncounted = True
             return
         if name is not None:
             labels, number = JobLabels(self._uid, name.namespace, name.name), self._uncounted
-            self._uncounted = 0
+            self._uncounted, self._told_uncounted = 0, False
             self._transactions.metrics.count_heartbeats(labels, number)
 
     async def add_to_ledger(

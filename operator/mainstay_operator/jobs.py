@@ -68,7 +68,6 @@ class Jobs:
         self._shown_since.add(uid)
         if view.deleted_at_s is not None:
             self._records.forget(uid)
-        self._actuator.drop_job(uid)
         reconciler = self._reconcilers.get(uid)
         if reconciler is not None:
             reconciler.update(view)

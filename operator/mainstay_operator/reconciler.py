@@ -164,10 +164,10 @@ class Reconciler:
             return True
         if not view.ours:
             return False
+        await self._actuator.tell_again(view)
         if view.invalid and not self._has_begun:
             await self._write_status()
             return False
-        await self._actuator.tell_again(view)
         now_s = time.time()
         names = await self._keep_objects(now_s)
         await self._resync(now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -90,11 +91,11 @@ class Api(JobApi):
 class Pass:
     """The reconciler of a job, pass by pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, **changes: Any) -> None:
         self.kube, self.api = Kube(), Api()
         self.nodes: dict[str, ObservedNode] = {}
         self.reconciler = Reconciler(
-            view(),
+            dataclasses.replace(view(), **changes),
             pods=PodCache(lambda: [observe_pod(body) for body in self.kube.pods]),
             nodes=lambda: self.nodes,
             actuator=Actuator(self.kube, SETTINGS, "me", Metrics()),  # type: ignore[arg-type]
@@ -157,6 +158,13 @@ def test_an_event_that_could_not_be_made_is_made_when_the_cluster_answers_again(
     job.again()
     job.again()
     assert job.kube.reasons() == ["PodsMade"]
+
+    job = Pass(invalid="spec.template: it is bad", job=None)
+    job.kube.refuse["Event"] = AWAY
+    job.again()
+    del job.kube.refuse["Event"]
+    job.again()
+    assert job.kube.reasons() == ["InvalidSpec"]
 
     # One that is refused is not asked for again.
     job = Pass()
