@@ -188,28 +188,13 @@ class KubeClient:
         status = await self._create("authorization.k8s.io/v1", "SubjectAccessReview", spec)
         return bool(status.get("allowed")) and not status.get("denied")
 
-    async def fetch_job_uid(self, namespace: str, name: str) -> str | None:
-        """Return the uid of a TrainingJob, None when there is none.
-
-        Raises:
-            KubeUnavailableError: the API server did not answer.
-        """
-        path = _path_of_job(namespace, name)
-        # Its metadata is enough: the object itself may be large.
-        accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-        response = await self._send("GET", path, None, accept)
-        if response.status_code == 404:
-            return None
-        uid = self._object(response).get("metadata", {}).get("uid")
-        return str(uid) if uid else None
-
     async def fetch_job(self, namespace: str, name: str) -> FoundJob | None:
         """Return a TrainingJob, None when there is none.
 
         Raises:
             KubeUnavailableError: the API server did not answer.
         """
-        response = await self._send("GET", _path_of_job(namespace, name), None, "application/json")
+        response = await self._send("GET", _path_of_job(namespace, name), None)
         if response.status_code == 404:
             return None
         body = self._object(response)
@@ -222,16 +207,14 @@ class KubeClient:
     async def _create(self, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
         body = {"apiVersion": version, "kind": kind, "spec": spec}
         path = f"/apis/{version}/{kind.lower()}s"
-        response = await self._send("POST", path, body, "application/json")
+        response = await self._send("POST", path, body)
         status = self._object(response).get("status")
         return status if isinstance(status, dict) else {}
 
-    async def _send(
-        self, method: str, path: str, body: dict[str, Any] | None, accept: str
-    ) -> httpx.Response:
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
         try:
             token = self._settings.token_file.read_text().strip()
-            headers = {"Authorization": f"Bearer {token}", "Accept": accept}
+            headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
             async with asyncio.timeout(self._settings.timeout_s):
                 return await self._http.request(method, path, json=body, headers=headers)
         except (httpx.HTTPError, OSError, TimeoutError) as error:

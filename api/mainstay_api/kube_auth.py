@@ -63,7 +63,6 @@ class KubernetesAuth:
         )
         self._people = Reviews[Review](review_cache_s, refused_s=UNKNOWN_TOKEN_S)
         self._access = Reviews[bool](ACCESS_S)
-        self._owners = Reviews[str | None](ACCESS_S)
         self._jobs = Reviews[FoundJob | None](ACCESS_S, stale_s=STALE_AGENT_S)
 
     async def admit_agent(self, ask: AgentAsk) -> Caller:
@@ -97,7 +96,9 @@ class KubernetesAuth:
         # The store has lost the job, and with it whose it is: the cluster knows.
         for job in jobs_of_account(account.name):
             name = JobName(namespace=account.namespace, name=job)
-            if account.name in account_names(job, ask.job) and await self._uid_of(name) == ask.job:
+            if account.name not in account_names(job, ask.job):
+                continue
+            if await self._find(name, ask.job, account) is not None:
                 return name
         # Pods are called by their job's name and a number.
         named = JobName(namespace=account.namespace, name=pod.rpartition("-")[0])
@@ -105,23 +106,21 @@ class KubernetesAuth:
 
     async def _names_account(self, name: JobName, account: _Account, ask: AgentAsk) -> bool:
         """Return whether the job that is asked for names the account in its template."""
-        wanted = FoundJob(uid=ask.uid or ask.job, account=account.name)
+        found = await self._find(name, ask.uid or ask.job, account)
+        return found is not None and found.account == account.name
+
+    async def _find(self, name: JobName, uid: str, account: _Account) -> FoundJob | None:
+        """Return the job of this name, None if it is not the one of this uid.
+
+        An answer is used again for the account that asks: a job may have named another one before.
+        """
 
         async def fetch() -> FoundJob | None:
-            return await self._client.fetch_job(name.namespace, name.name)
+            found = await self._client.fetch_job(name.namespace, name.name)
+            return found if found is not None and found.uid == uid else None
 
         try:
-            found = await self._jobs.ask((name, wanted), fetch, lambda job: job == wanted)
-        except KubeUnavailableError as error:
-            raise _unavailable(error) from error
-        return found == wanted
-
-    async def _uid_of(self, name: JobName) -> str | None:
-        async def fetch() -> str | None:
-            return await self._client.fetch_job_uid(name.namespace, name.name)
-
-        try:
-            return await self._owners.ask(name, fetch, lambda uid: uid is not None)
+            return await self._jobs.ask((name, uid, account), fetch, lambda job: job is not None)
         except KubeUnavailableError as error:
             raise _unavailable(error) from error
 

@@ -119,9 +119,9 @@ class Metrics:
         self._series.setdefault(job.job, set()).add((metric, (*job, *labels)))
         return metric.labels(*job, *labels)
 
-    def count_heartbeat(self, job: JobLabels) -> None:
-        """Count one that was accepted."""
-        self._of(self.heartbeats, job).inc()
+    def count_heartbeats(self, job: JobLabels, number: int) -> None:
+        """Count those that were accepted."""
+        self._of(self.heartbeats, job).inc(number)
 
     def count_recoveries(self, job: JobLabels, recoveries: Sequence[Recovery]) -> None:
         """Count those that have just finished."""

@@ -258,17 +258,36 @@ class _Job(SupervisorAnswers):
         super().__init__(JobStore(transactions.store, uid), transactions.settings.max_conflicts)
         self._transactions, self._uid = transactions, uid
         self._lock = asyncio.Lock()
+        self._uncounted = 0
+        """Heartbeats that were taken and are not in the metrics yet."""
+        self._told_uncounted = False
 
     def now_s(self) -> float:
         return self._transactions.now_s()
 
     async def beat(self, heartbeat: Heartbeat) -> BeatReply:
         reply = await super().beat(heartbeat)
-        name = await self._transactions.fetch_name(self._uid) if reply.known else None
-        if name is not None:
-            labels = JobLabels(self._uid, name.namespace, name.name)
-            self._transactions.metrics.count_heartbeat(labels)
+        if reply.known:
+            self._uncounted += 1
+            await self._count_heartbeats()
         return reply
+
+    async def _count_heartbeats(self) -> None:
+        """Count the heartbeats that were taken; later, if what the job is called is not known now.
+
+        They are in the store: whoever sends one must not hear that it was not taken.
+        """
+        try:
+            name = await self._transactions.fetch_name(self._uid)
+        except MainstayError as error:
+            if not self._told_uncounted:
+                self.warn(f"heartbeats are counted when the job can be read: {error}")
+            self._told_uncounted = True
+            return
+        if name is not None:
+            labels, number = JobLabels(self._uid, name.namespace, name.name), self._uncounted
+            self._uncounted, self._told_uncounted = 0, False
+            self._transactions.metrics.count_heartbeats(labels, number)
 
     async def add_to_ledger(
         self, entries: Sequence[LedgerEntry], held: QuorumId | None = None

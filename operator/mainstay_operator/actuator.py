@@ -6,11 +6,13 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from mainstay_core.base.logs import about
+from mainstay_core.base.words import count
 from mainstay_core.job.spec import API_VERSION, KIND, PLURAL
 from mainstay_core.pool.observed import ObservedPod, find_example
 from mainstay_core.pool.repair import PodEnd
@@ -38,6 +40,9 @@ PARALLEL = 32
 """Requests of one job at a time; the client bounds them per second as well."""
 SECRET_BYTES = 32
 FINALIZER_TRIES = 5
+MAX_UNTOLD = 100
+"""Events of a job that wait for a Kubernetes API which has no answer; the newest. Each is in the
+log already."""
 
 
 class NameTakenError(Exception):
@@ -68,6 +73,8 @@ class Actuator:
         self._instance = instance
         self._parallel = asyncio.Semaphore(PARALLEL)
         selector = (pair.partition("=") for pair in settings.api_selector.split(",") if pair)
+        self._untold: dict[str, deque[dict[str, Any]]] = {}
+        """By job, the Events that could not be made yet, with the time of what they tell."""
         self._api_selector = {key.strip(): value.strip() for key, _, value in selector}
 
     def pod_options(
@@ -176,14 +183,14 @@ class Actuator:
             raise
         return True
 
-    async def try_pod(self, view: JobView, options: PodOptions) -> str | None:
-        """Return why no pod of the job's template can be made.
+    async def try_pod(self, view: JobView, options: PodOptions) -> str:
+        """Return why no pod of the job's template can be made; "" if it is not at fault.
 
         One is made as a trial, of which the API server keeps nothing. What the cluster does not
         have or allow now (a quota, an account, a policy) is no fault of the template.
 
-        Returns:
-            "" if the template is not at fault; None if nobody knows now.
+        Raises:
+            KubeError: the Kubernetes API has no answer now; to be tried again.
         """
         body = builders.build_pod(view, 0, options)
         refusal = await self._try(body, strict=True)
@@ -194,13 +201,12 @@ class Actuator:
             again = await self._try(body, strict=False)
             if again is not None and again.status == HTTPStatus.BAD_REQUEST:
                 return ""
-            at_fault = again is None or _is_final(again)
-        else:
-            at_fault = refusal.status == HTTPStatus.UNPROCESSABLE_ENTITY and bool(refusal.fields)
-            if not at_fault and _is_final(refusal):
-                return ""
-        if not at_fault:
-            return None
+            if again is not None and not _is_final(again):
+                raise again
+        elif not _is_final(refusal):
+            raise refusal
+        elif refusal.status != HTTPStatus.UNPROCESSABLE_ENTITY or not refusal.fields:
+            return ""
         what = "no pod can be made of spec.template and spec.supervisor.resources"
         return f"{what}: {refusal.answer}"
 
@@ -271,16 +277,43 @@ class Actuator:
         await self.kube.taint_node(name, key, effect)
 
     async def tell(self, view: JobView, notes: Iterable[Note]) -> None:
-        """Make Events, all at once; that one cannot be made is logged and no more."""
-        await asyncio.gather(*(self._tell(view, note) for note in notes))
+        """Make Events, all at once; those that cannot be made now wait for :meth:`tell_again`."""
+        bodies = []
+        for note in notes:
+            log_decision(view, note.reason, note.message, warning=note.warning)
+            bodies.append(build_event(view, note, time.time(), self._instance))
+        problems = await asyncio.gather(*(self._make_event(view, body) for body in bodies))
+        untold = [body for body, why in zip(bodies, problems, strict=True) if why]
+        if untold:
+            why = next(filter(None, problems))
+            what = f"{count(len(untold), 'Event')} could not be made yet: {why}"
+            logger.warning("%s", what, extra=about(**about_job(view)))
+            self._untold.setdefault(view.uid, deque(maxlen=MAX_UNTOLD)).extend(untold)
 
-    async def _tell(self, view: JobView, note: Note) -> None:
-        log_decision(view, note.reason, note.message, warning=note.warning)
+    async def tell_again(self, view: JobView) -> None:
+        """Make the job's Events that wait, until one cannot be made now either."""
+        untold = self._untold.get(view.uid)
+        while untold:
+            if await self._make_event(view, untold[0]):
+                return
+            untold.popleft()
+        self._untold.pop(view.uid, None)
+
+    def drop_job(self, uid: str) -> None:
+        """Forget a job that is no more."""
+        self._untold.pop(uid, None)
+
+    async def _make_event(self, view: JobView, body: Mapping[str, Any]) -> str:
+        """Make an Event; return why that cannot be done now. One that is refused is given up."""
         try:
             async with self._parallel:
-                await self.kube.create(build_event(view, note, time.time(), self._instance))
+                await self.kube.create(body)
         except KubeError as error:
-            logger.warning("an Event could not be made: %s", error, extra=about(**about_job(view)))
+            if not _is_final(error):
+                return str(error)
+            fields = about_job(view)
+            logger.warning("an Event could not be made: %s", error, extra=about(**fields))
+        return ""
 
 
 def _named(view: JobView) -> dict[str, str]:
@@ -288,6 +321,12 @@ def _named(view: JobView) -> dict[str, str]:
     return {"name": view.name, "namespace": view.namespace, "uid": view.uid}
 
 
+_NOT_NOW = frozenset(
+    {HTTPStatus.UNAUTHORIZED, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+)
+"""Refusals of who asks, or of when: a token that has run out is replaced by a newer one."""
+
+
 def _is_final(error: KubeError) -> bool:
-    """Whether a refusal comes again: the API server is there, and not too busy."""
-    return 400 <= error.status < 500 and error.status != HTTPStatus.TOO_MANY_REQUESTS
+    """Whether a refusal comes again: the API server is there, knows us, and is not too busy."""
+    return 400 <= error.status < 500 and error.status not in _NOT_NOW

@@ -9,6 +9,7 @@ import aiohttp
 
 from mainstay_core.wire.api import ApiError, Failure, failure_of, read_retry_after
 from mainstay_core.wire.routes import JobApi, Request, explain, read_answer
+from mainstay_operator.leadership import forbid_nothing
 from mainstay_operator.metrics import Metrics
 
 TIMEOUT_S = 8.0
@@ -22,12 +23,20 @@ class ApiClient(JobApi):
         url: base url.
         read_token: returns the token to present, anew at every request.
         metrics: where requests are counted.
+        forbid: returns why nothing may be changed now; '' if it may. Asked before each change.
     """
 
-    def __init__(self, url: str, read_token: Callable[[], str], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        url: str,
+        read_token: Callable[[], str],
+        metrics: Metrics,
+        forbid: Callable[[], str] = forbid_nothing,
+    ) -> None:
         self._url = url.rstrip("/")
         self._read_token = read_token
         self._metrics = metrics
+        self._forbid = forbid
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> ApiClient:
@@ -42,6 +51,10 @@ class ApiClient(JobApi):
     async def send(self, request: Request) -> Any:
         """Send a request with the token of now."""
         assert self._session is not None
+        why_not = self._forbid() if request.method != "GET" else ""
+        if why_not:
+            what = f"{request.method} {request.path}"
+            raise ApiError(f"{what}: not sent: {why_not}", Failure.UNREACHED)
         try:
             headers = {"Authorization": f"Bearer {self._read_token()}"}
             async with self._session.request(

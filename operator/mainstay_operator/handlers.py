@@ -25,7 +25,7 @@ from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
 from mainstay_operator.elector import Elector, await_turn, is_done_before, run_as_leader
 from mainstay_operator.jobs import Jobs
-from mainstay_operator.kube import KubeClient, forbid_nothing
+from mainstay_operator.kube import KubeClient
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.namespaces import await_answer, await_open
 from mainstay_operator.node_cache import NodeCache
@@ -93,6 +93,13 @@ class Operator:
         assert self._jobs is not None
         return self._jobs
 
+    def _forbid(self) -> str:
+        """Return why nothing may be changed now, in the cluster or at the api; '' if it may.
+
+        A process that stood still for long may lead no more before it finds out.
+        """
+        return self._elector.forbid() if self._elector is not None else ""
+
     def register(self) -> kopf.OperatorRegistry:
         """Return a registry with all handlers."""
         registry = kopf.OperatorRegistry()
@@ -119,7 +126,7 @@ class Operator:
         settings.scanning.disabled = bool(own.namespace_list)
         self._pods = kwargs["pods_by_job"]
         self._kube = await self._stack.enter_async_context(self.new_client())
-        line = ApiClient(own.api_url, own.read_token, metrics)
+        line = ApiClient(own.api_url, own.read_token, metrics, self._forbid)
         api = await self._stack.enter_async_context(line)
         records = Records(api)
         self._jobs = Jobs(
@@ -157,8 +164,7 @@ class Operator:
             burst=own.burst,
             timeout_s=own.kube_timeout_s,
             metrics=self.metrics,
-            # A process that stood still for long may lead no more before it finds out.
-            forbid=self._elector.forbid if self._elector is not None else forbid_nothing,
+            forbid=self._forbid,
         )
 
     def check(self) -> tuple[str, dict[str, Any]]:
@@ -171,7 +177,7 @@ class Operator:
             now_s=time.monotonic(),
         )
         return problem, {
-            "leads": self._elector is None or not self._elector.forbid(),
+            "leads": not self._forbid(),
             "resync_age_s": round(self.metrics.resync_age_s(), 3),
             "slowest_look_s": round(jobs.slowest_s(), 3) if jobs is not None else 0.0,
             "jobs": jobs.num_jobs if jobs is not None else 0,

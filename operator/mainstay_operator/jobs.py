@@ -90,6 +90,7 @@ class Jobs:
         """Learn that a job is no more."""
         self._shown_since.add(uid)
         self._records.forget(uid)
+        self._actuator.drop_job(uid)
         reconciler = self._reconcilers.pop(uid, None)
         task = self._tasks.pop(uid, None)
         if task is not None:

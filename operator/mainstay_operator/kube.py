@@ -21,6 +21,7 @@ from kubernetes.aio import client, config
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.job.spec import API_VERSION, PLURAL
 from mainstay_core.pool.conditions import code_of
+from mainstay_operator.leadership import forbid_nothing
 from mainstay_operator.metrics import Metrics
 from mainstay_operator.resources import FIELD_MANAGER
 
@@ -98,11 +99,6 @@ class Bucket:
         self.at_s = now_s
         self.level -= 1.0
         return max(0.0, -self.level / self.qps)
-
-
-def forbid_nothing() -> str:
-    """Return that everything may be written: there is no other operator."""
-    return ""
 
 
 class KubeClient:

@@ -8,9 +8,9 @@ own clock from when it *saw* the last change. No clock is compared with another 
 clock runs faster than the other by more than ``duration_s / renew_s``. Two who claim the Lease at
 once do so from the same version of it, and the API server lets one of them.
 
-A Lease that somebody deletes is no end of its term: who has seen it waits as if it were there, and
-its holder stops to lead. Only who comes in the moment in which there is none takes it at once, as
-it would a new one.
+A Lease that somebody deletes or empties is no end of its term: who has seen it waits as if it were
+there, and its holder stops to lead. Only who comes in the moment in which there is none, or an
+empty one, takes it at once, as it would a new one. Who held it ends its term by giving it back.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ class Candidate:
     """No other process has it, not even the next one of the same pod."""
     timing: LeaseTiming
     seen: LeaseRecord | None = None
-    """None until there was a Lease."""
+    """None until there was a Lease that somebody held or gave back."""
     is_gone: bool = True
-    """Whether the last look found no Lease."""
+    """Whether the last look found no Lease, or an empty one."""
     changed_at_s: float = -math.inf
     """Own clock when it was seen changed."""
     renewed_at_s: float | None = None
     """Own clock when the last claim that succeeded was sent; None before the first one."""
 
     def after_look(self, found: LeaseRecord | None, now_s: float) -> Candidate:
-        """Return the candidate after it has read the Lease; None: there is none."""
+        """Return the candidate after it has read the Lease; None: there is none, or it is empty."""
         looked = replace(self, is_gone=found is None)
         if found is None or found == self.seen:
             return looked
@@ -119,13 +119,13 @@ class Candidate:
                 why = f"the Lease could not be renewed for {self.timing.renew_s:g} s"
                 return Verdict(step=Step.STOP, reason=why)
             if self.is_gone:
-                return Verdict(step=Step.STOP, reason="the Lease was deleted")
+                return Verdict(step=Step.STOP, reason="the Lease was deleted or emptied")
             if seen is not None and seen.holder != self.identity:
                 who = seen.holder or "nobody"
                 return Verdict(step=Step.STOP, reason=f"the Lease was taken away: {who} has it")
             return Verdict(step=Step.CLAIM, reason="the Lease is to be renewed")
         if seen is None:
-            return Verdict(step=Step.CLAIM, reason="there is no Lease yet")
+            return Verdict(step=Step.CLAIM, reason="nobody has had the Lease yet")
         if seen.holder in ("", self.identity):
             return Verdict(step=Step.CLAIM, reason="nobody else has the Lease")
         left_s = self.changed_at_s + min(seen.duration_s, MAX_DURATION_S) - now_s
@@ -144,13 +144,12 @@ class Candidate:
         """
         seen = self.seen or LeaseRecord()
         now, is_own = show_micro_time(wall_s), seen.holder == self.identity
-        is_first = self.seen is None or not (seen.holder or seen.transitions or seen.acquired)
         return LeaseRecord(
             holder=self.identity,
             duration_s=self.timing.duration_s,
             acquired=seen.acquired if is_own else now,
             renewed=now,
-            transitions=seen.transitions + (not is_own and not is_first),
+            transitions=seen.transitions + (not is_own and self.seen is not None),
         )
 
     def release(self, wall_s: float) -> LeaseRecord:
@@ -161,11 +160,15 @@ class Candidate:
 
 
 def read_lease(body: Mapping[str, Any] | None) -> LeaseRecord | None:
-    """Return the content of a Lease object; None of none."""
+    """Return the content of a Lease object; None of none, and of one that is empty.
+
+    One that names no holder is empty, unless who held it gave it back (:meth:`Candidate.release`):
+    it was never held, or somebody else has emptied it, whose holder may still lead.
+    """
     if body is None:
         return None
     spec = body.get("spec") or {}
-    return LeaseRecord(
+    record = LeaseRecord(
         holder=spec.get("holderIdentity") or "",
         duration_s=float(spec.get("leaseDurationSeconds") or RELEASED_S),
         acquired=spec.get("acquireTime") or "",
@@ -173,6 +176,8 @@ def read_lease(body: Mapping[str, Any] | None) -> LeaseRecord | None:
         transitions=int(spec.get("leaseTransitions") or 0),
         version=body["metadata"].get("resourceVersion") or "",
     )
+    is_given_back = record.duration_s == RELEASED_S and bool(record.acquired)
+    return record if record.holder or is_given_back else None
 
 
 def show_lease(record: LeaseRecord) -> dict[str, Any]:
@@ -190,3 +195,8 @@ def show_lease(record: LeaseRecord) -> dict[str, Any]:
 def show_micro_time(at_s: float) -> str:
     """Return a wall clock as a Lease has it: with microseconds."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def forbid_nothing() -> str:
+    """Return that everything may be changed: there is no other operator."""
+    return ""

@@ -17,6 +17,7 @@ from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
+from mainstay_operator.kube import KubeError
 from mainstay_operator.ownership import TakenName
 from mainstay_operator.status import find_condition
 
@@ -145,8 +146,23 @@ def of_crash(told: ToldCrash | None, since_s: float) -> list[Note]:
     ]
 
 
-def of_repair(repair: Repair, made: list[ObservedPod], errors: list[Exception]) -> list[Note]:
-    """Return what is told of a repair that was carried out."""
+def of_repair(
+    repair: Repair,
+    made: list[ObservedPod],
+    errors: list[Exception],
+    *,
+    before: Repair | None,
+    told: Collection[tuple[int, str]],
+) -> list[Note]:
+    """Return what is told of a repair that was carried out.
+
+    Args:
+        repair: what was to be done.
+        made: pods that were made.
+        errors: why other pods were not made, or not ended.
+        before: the repair of the pass before.
+        told: status and code of the refusals that were told before, and go on.
+    """
     notes = []
     if made:
         names = _names(p.name for p in made)
@@ -164,20 +180,34 @@ def of_repair(repair: Repair, made: list[ObservedPod], errors: list[Exception]) 
         for end in repair.end
         if end.force
     ]
-    if repair.counts.not_made:
+    if repair.counts.not_made and not (before is not None and before.counts.not_made):
         notes.append(
             Note(reason="ReplacementsExhausted", message=repair.reason, key="", warning=True)
         )
-    for error in errors:
-        taken = isinstance(error, NameTakenError)
-        notes.append(
-            Note(
-                reason="NameTaken" if taken else "PodActionFailed",
-                message=f"a pod could not be made or ended: {error}",
-                warning=True,
-            )
-        )
+    notes += [
+        Note(reason="NameTaken", message=f"a pod could not be made: {error}", warning=True)
+        for error in errors
+        if isinstance(error, NameTakenError)
+    ]
+    for kind, alike in group_refusals(errors).items():
+        if kind in told:
+            continue
+        message = f"{count(len(alike), 'pod')} could not be made or ended: {alike[0]}"
+        notes.append(Note(reason="PodActionFailed", message=message, warning=True))
     return notes
+
+
+def group_refusals(errors: Iterable[Exception]) -> dict[tuple[int, str], list[Exception]]:
+    """Return errors by status and code of the Kubernetes API's answer.
+
+    Their texts differ by the pod, and by what a quota has left. A name that is taken is no refusal.
+    """
+    groups: dict[tuple[int, str], list[Exception]] = {}
+    for error in errors:
+        if not isinstance(error, NameTakenError):
+            key = (error.status, error.code) if isinstance(error, KubeError) else (0, "")
+            groups.setdefault(key, []).append(error)
+    return groups
 
 
 def of_taken_names(taken: Iterable[TakenName], told: Collection[TakenName]) -> list[Note]:

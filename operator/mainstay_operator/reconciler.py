@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from mainstay_core.base.backoff import doubled_s
 from mainstay_core.base.logs import about
 from mainstay_core.base.words import count
 from mainstay_core.job.phase import TERMINAL
@@ -21,7 +22,7 @@ from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.counts import count_pods, find_problems
 from mainstay_core.pool.losses import Loss, PodDemand, demand_of
 from mainstay_core.pool.memory import PoolMemory
-from mainstay_core.pool.observed import ObservedNode
+from mainstay_core.pool.observed import ObservedNode, PodPhase
 from mainstay_core.pool.repair import Repair, plan_repair
 from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.recoveries import Recovery
@@ -141,7 +142,7 @@ class Reconciler:
                 self._began_s, self.passed_at_s = None, time.monotonic()
             if done:
                 return
-            pause_s = self._pause_s() if not failures else min(MAX_BACKOFF_S, 0.5 * 2**failures)
+            pause_s = self._pause_s() if not failures else doubled_s(0.5, failures, MAX_BACKOFF_S)
             try:
                 await asyncio.wait_for(self._wake.wait(), pause_s)
                 await asyncio.sleep(COALESCE_S)
@@ -163,6 +164,7 @@ class Reconciler:
             return True
         if not view.ours:
             return False
+        await self._actuator.tell_again(view)
         if view.invalid and not self._has_begun:
             await self._write_status()
             return False
@@ -170,8 +172,8 @@ class Reconciler:
         names = await self._keep_objects(now_s)
         await self._resync(now_s)
         await self._report_losses()
-        await submission.try_template(view, state, self._actuator, names, self.pods.list())
-        await self._ask_api()
+        if await submission.try_template(view, state, self._actuator, names, self.pods.list()):
+            await self._ask_api()
         # A change that cannot be used changes nothing. An operator that has not seen the job before
         # that change makes no pods, as it does not know what they were.
         if view.job is not None and state.demand is not None and not state.api_problem:
@@ -271,8 +273,11 @@ class Reconciler:
 
     async def _fetch_demand(self) -> None:
         state = self._state
-        demand = demand_of(await self._api.fetch_pods(self.view.uid))
-        state.known = (state.known & {p.uid for p in self.pods.list()}) | {*demand.living}
+        demand, pods = demand_of(await self._api.fetch_pods(self.view.uid)), self.pods.list()
+        if state.demand is None:
+            # Whom the api gave up before this operator came, it has taken for living before.
+            state.known |= {p.uid for p in pods if p.phase is PodPhase.RUNNING}
+        state.known = (state.known & {p.uid for p in pods}) | {*demand.living}
         state.demand = replace(demand, known=frozenset(state.known))
         state.memory = state.memory.after_hearing(demand)
         state.demand_at_s = time.time()
@@ -310,9 +315,9 @@ class Reconciler:
                 return
             assert state.demand is not None
             repair = plan(memory=state.memory, demand=state.demand)
-        if state.repair is None or repair.counts != state.repair.counts:
+        before, state.repair = state.repair, repair
+        if before is None or repair.counts != before.counts:
             log_decision(view, "Repair", repair.reason)
-        state.repair = repair
         notes = self._account(repair.losses)
         told = await self._report_facts(repair)
         # Without what they need beside them, pods would get what is somebody else's.
@@ -327,7 +332,12 @@ class Reconciler:
         state.record = replace(state.record, made=state.record.made + len(made))
         errors += await self._actuator.end_pods(view, repair.end)
         state.taken |= {e.index for e in errors if isinstance(e, NameTakenError)}
-        notes += narrator.of_repair(repair, made, errors)
+        told_of = state.action_problems
+        notes += narrator.of_repair(repair, made, errors, before=before, told=told_of)
+        if errors:
+            state.action_problems |= narrator.group_refusals(errors).keys()
+        elif make or not repair.make:
+            state.action_problems = frozenset()
         notes += narrator.of_container_ends(pods, state.reported_ends)
         state.memory = state.memory.after_look([*pods, *made], nodes, repair.losses, told=told)
         await self._actuator.tell(view, notes)
@@ -338,7 +348,7 @@ class Reconciler:
         refusals = [str(e) for e in errors if not isinstance(e, NameTakenError)]
         state.make_problem = refusals[0] if refusals else ""
         state.make_failures = state.make_failures + 1 if refusals else 0
-        pause_s = min(MAX_BACKOFF_S, 2.0**state.make_failures) if refusals else 0.0
+        pause_s = doubled_s(1.0, state.make_failures, MAX_BACKOFF_S) if refusals else 0.0
         state.make_at_s = now_s + pause_s
 
     def _account(self, losses: tuple[Loss, ...]) -> list[Note]:
@@ -451,8 +461,8 @@ class Reconciler:
     async def _tell_once(self, notes: Sequence[Note]) -> None:
         """Make Events of what was not told yet."""
         new = [n for n in notes if (n.reason, n.key) not in self._state.told]
-        self._state.told |= {(n.reason, n.key) for n in new}
         await self._actuator.tell(self.view, new)
+        self._state.told |= {(n.reason, n.key) for n in new}
 
     def _seen(self) -> ObservedJob:
         state, view = self._state, self.view

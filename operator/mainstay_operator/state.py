@@ -32,7 +32,8 @@ class ReconcilerState:
     demand: PodDemand | None = None
     demand_at_s: float = 0.0
     known: set[PodUid] = field(default_factory=set)
-    """Pods that the api has ever taken for living."""
+    """Pods that the api has ever taken for living; of those that ran before this operator came it
+    is assumed."""
     page: JobPage | None = None
     """What the api said of the job last."""
     page_at_s: float = 0.0
@@ -70,6 +71,9 @@ class ReconcilerState:
     make_failures: int = 0
     make_at_s: float = 0.0
     """No pod is made before."""
+    action_problems: frozenset[tuple[int, str]] = frozenset()
+    """Status and code of what the Kubernetes API has refused since pods were last as they should
+    be, or could be made so."""
     status: Mapping[str, Any] = field(default_factory=dict)
     status_at_s: float = 0.0
     recoveries_reported: int = -1

@@ -13,6 +13,7 @@ from mainstay_core.wire.api import ApiError
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
 from mainstay_operator.decisions import log_decision
+from mainstay_operator.kube import KubeError
 from mainstay_operator.resources import JobView, ObjectNames
 from mainstay_operator.state import ReconcilerState
 
@@ -28,27 +29,36 @@ async def try_template(
     actuator: Actuator,
     names: ObjectNames,
     pods: Iterable[ObservedPod],
-) -> None:
+) -> bool:
     """Make a pod on trial of a template that is new, and keep a bad one from the api.
 
     A job that runs has a template that served: an API server that has become stricter does not stop
     it. A bad one is tried again now and then, as the API server may have changed.
+
+    Returns:
+        Whether the template has been tried. If not, the Kubernetes API has no answer now: the job
+        is kept from the api until the next pass, or it would begin with a template of which nobody
+        knows, and not be tried again.
     """
     if view.job is None:
-        return  # a change that is refused already
+        return True  # a change that is refused already
     now_s = time.time()
     made_of = (view.template, view.option("supervisor"), view.template_problem)
     is_late = bool(state.template_problem) and now_s - state.tried_at_s > TRIED_AGAIN_S
     if (state.tried != made_of or is_late) and not (view.runs or state.taken_names):
-        problem: str | None = view.template_problem
-        if not problem:
-            problem = await actuator.try_pod(view, actuator.pod_options(names, pods))
-        if problem is not None:
-            if state.template_problem and not problem:
-                state.submitted, state.refused = -1, ""
-            state.tried, state.tried_at_s, state.template_problem = made_of, now_s, problem
+        problem = view.template_problem
+        try:
+            if not problem:
+                problem = await actuator.try_pod(view, actuator.pod_options(names, pods))
+        except KubeError as error:
+            state.api_problem = f"whether a pod can be made of spec.template is not known: {error}"
+            return False
+        if state.template_problem and not problem:
+            state.submitted, state.refused = -1, ""
+        state.tried, state.tried_at_s, state.template_problem = made_of, now_s, problem
     if state.template_problem:
         state.refused, state.submitted = state.template_problem, view.generation
+    return True
 
 
 async def submit(view: JobView, state: ReconcilerState, api: ApiClient) -> None:

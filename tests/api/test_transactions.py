@@ -391,6 +391,37 @@ def test_silence_of_all_is_nobodys_fault() -> None:
     assert set(behind.values()) == {0.0}
 
 
+class UnreadStore(RedisStore):
+    """A store that takes heartbeats, and reads no job while it is told so."""
+
+    is_shut = False
+
+    async def load(self, uid: JobUid) -> Snapshot | None:
+        if self.is_shut:
+            raise StoreUnavailableError("it is slow")
+        return await super().load(uid)
+
+
+def test_a_heartbeat_that_was_taken_is_answered_though_nobody_can_read_how_the_job_is_called(
+    shared_redis: Any,
+) -> None:
+    async def beat() -> None:
+        store = UnreadStore(shared_redis.url)
+        api = Transactions(store, SETTINGS, Metrics())
+        uid = config("unread").job
+        await api.create(config("unread"), {})
+        await Crew("unread", api).register(0)
+        heartbeat = Heartbeat(pod=PodUid("pod-0"), slots=())
+        for store.is_shut in (True, True, False):
+            await api.job(uid).take_heartbeat(heartbeat)
+        labels = {"job": uid, "namespace": "", "name": "unread"}
+        counted = api.metrics.registry.get_sample_value("mainstay_heartbeats_total", labels)
+        assert counted == 3
+        await closing(api)
+
+    asyncio.run(beat())
+
+
 def test_a_heartbeat_of_a_pod_that_never_registered_is_not_taken(
     new_transactions: Callable[..., Transactions],
 ) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tests.operator.test_kube import POD, Answer, with_server
 
+from mainstay_core.wire.api import ApiError
+from mainstay_operator.api_client import ApiClient
 from mainstay_operator.elector import Elector, LeadershipLostError, await_turn, run_as_leader
 from mainstay_operator.kube import KubeClient, KubeError
 from mainstay_operator.leadership import LeaseTiming
@@ -22,7 +24,9 @@ CONFLICT: Answer = (409, {"reason": "Conflict", "message": "there is another ver
 
 
 def lease(holder: str, version: str = "1") -> Answer:
-    spec = {"holderIdentity": holder, "leaseDurationSeconds": 60, "leaseTransitions": 3}
+    """A Lease that somebody holds; '': that was given back."""
+    spec = {"holderIdentity": holder, "leaseTransitions": 3, "acquireTime": "then"}
+    spec["leaseDurationSeconds"] = 60 if holder else 1
     metadata = {"namespace": "n", "name": "operator", "resourceVersion": version}
     return (200, {"kind": "Lease", "metadata": metadata, "spec": spec})
 
@@ -58,6 +62,12 @@ def test_a_lease_is_made_where_there_is_none_or_taken_over_its_version(play: Any
     assert [b["metadata"]["resourceVersion"] for b in bodies if b] == ["1", "2"]
     assert bodies[-1]["spec"]["leaseTransitions"] == 4
 
+    # It is there, and empty: as the chart makes it, or as somebody left it.
+    for spec in ({}, {"spec": None}, {"spec": {"holderIdentity": ""}}):
+        emptied = {"metadata": {"namespace": "n", "name": "operator", "resourceVersion": "1"}}
+        _, _, bodies = play([(200, {**emptied, **spec}), lease("me", "2")])
+        assert bodies[-1]["metadata"]["resourceVersion"] == "1"
+
 
 def test_who_has_lost_the_lease_acts_no_more(play: Any) -> None:
     elector, told, _ = play([MISSING, lease("me"), CONFLICT, lease("other", "2")], "hold")
@@ -65,7 +75,7 @@ def test_who_has_lost_the_lease_acts_no_more(play: Any) -> None:
     assert elector.forbid() == told[0]
 
     elector, told, bodies = play([MISSING, lease("me"), MISSING], "hold", "release")
-    assert (told[0], elector.forbid()) == ("the Lease was deleted", "the Lease was deleted")
+    assert told[0] == elector.forbid() == "the Lease was deleted or emptied"
     assert len(bodies) == 3, "what it does not have it does not give back, nor make anew"
 
 
@@ -102,6 +112,18 @@ def test_who_does_not_lead_reads_and_writes_nothing(
 
     found, bodies = with_server(tmp_path, monkeypatch, [(200, POD)], act)
     assert (found, len(bodies)) == (POD, 1)
+
+
+def test_who_does_not_lead_changes_nothing_at_the_api() -> None:
+    async def act() -> None:
+        url = "http://127.0.0.1:1"  # nobody answers, and nobody is asked
+        async with ApiClient(url, lambda: "token", Metrics(), lambda: "it waits") as api:
+            with pytest.raises(ApiError, match="not sent: it waits"):
+                await api.stop_job("u")
+            with pytest.raises(ApiError, match="not reached"):
+                await api.fetch_pods("u")
+
+    asyncio.run(act())
 
 
 class Play(Elector):

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_a_term_counts_from_when_its_renewal_was_sent() -> None:
         "the Lease could not be renewed for 10 s",
     )
     gone = leading.after_look(None, 101.0).decide(101.0)
-    assert (gone.step, gone.reason) == (Step.STOP, "the Lease was deleted")
+    assert (gone.step, gone.reason) == (Step.STOP, "the Lease was deleted or emptied")
     lost = leading.after_look(OTHERS, 101.0).decide(101.0)
     assert (lost.step, lost.reason) == (Step.STOP, "the Lease was taken away: other has it")
 
@@ -94,8 +95,29 @@ def test_a_lease_object_is_written_and_read_back() -> None:
     assert read_lease(body) == record
     assert "holderIdentity" not in show_lease(replace(record, holder=""))
     assert read_lease(None) is None
-    empty = {"metadata": {"resourceVersion": "1"}, "spec": None}
-    assert read_lease(empty) == LeaseRecord(version="1")
+    given_back = replace(ME.after_claim(record, 0.0).release(2.0), version="10")
+    body = {"metadata": {"resourceVersion": "10"}, "spec": show_lease(given_back)}
+    assert read_lease(body) == given_back
+
+
+@pytest.mark.parametrize("spec", [{}, None, {"holderIdentity": ""}, {"holderIdentity": None}])
+def test_a_lease_that_somebody_has_emptied_is_taken_when_its_holders_term_is_over(
+    spec: dict[str, Any] | None,
+) -> None:
+    held = show_lease(replace(OTHERS, acquired="2026-01-01T00:00:00.000000Z"))
+    if spec:
+        spec = {**held, **spec}
+    emptied = read_lease({"metadata": {"resourceVersion": "8"}, "spec": spec})
+
+    waiting = ME.after_look(OTHERS, 100.0).after_look(emptied, 101.0)
+    assert waiting.decide(114.9).step is Step.WAIT, "its holder may not have seen it yet"
+    assert waiting.decide(115.0).step is Step.CLAIM
+    assert waiting.claim(0.0).transitions == 5
+    # Its holder stops, and who has seen nothing else takes it as a new one.
+    assert ME.after_claim(ME.claim(0.0), 100.0).after_look(emptied, 101.0).decide(101.0).step is (
+        Step.STOP
+    )
+    assert ME.after_look(emptied, 101.0).decide(101.0).step is Step.CLAIM
 
 
 # --- whole elections ------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ContainerEnd, ObservedPod
+from mainstay_core.pool.repair import Repair, RepairCounts
 from mainstay_core.wire.page import JobPage
 from mainstay_core.wire.recoveries import read_recovery
 from mainstay_operator import narrator
@@ -298,3 +299,15 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "MAINSTAY_FORCE_DELETE_S" in shown
     assert "MAINSTAY_RESYNC_S" in shown
+
+
+def test_a_budget_of_repairs_that_is_used_up_is_told_of_once() -> None:
+    enough = Repair()
+    used_up = Repair(counts=RepairCounts(not_made=2), reason="8 repairs in 600 s")
+
+    def told(repair: Repair, before: Repair | None) -> list[str]:
+        notes = narrator.of_repair(repair, [], [], before=before, told=())
+        return [note.reason for note in notes]
+
+    assert told(used_up, None) == told(used_up, enough) == ["ReplacementsExhausted"]
+    assert told(used_up, used_up) == told(enough, used_up) == []

@@ -8,6 +8,7 @@ step: it is told, and training goes on.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -38,6 +39,14 @@ from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.host_copy import HostCopy
 
 logger = logging.getLogger(__name__)
+
+_REMEDIES = {
+    errno.ENOSPC: "; free some room there",
+    errno.EDQUOT: "; free some room there, or raise the quota",
+    errno.EMFILE: "; allow trainers more descriptors (ulimit -n)",
+    errno.ENFILE: "; allow this machine more descriptors (fs.file-max)",
+}
+"""What to do about a storage's refusal, where its own words do not say."""
 
 OnOutcome = Callable[[int, str], None]
 """(newest complete version, why one is late or failed: empty when it is complete)."""
@@ -281,7 +290,7 @@ class Checkpointing:
     def _failed(self, version: int, who: str, error: BaseException) -> None:
         if isinstance(error, OSError) and error.strerror:
             where = error.filename or self._config.checkpoint_dir
-            cause = f"{error.strerror} ({where})"
+            cause = f"{error.strerror} ({where}){_REMEDIES.get(error.errno or 0, '')}"
         else:
             cause = brief(error)
         why = f"the checkpoint of step {version} is not written by {who}: {cause}"

@@ -65,14 +65,15 @@ def convert(directory: Path, keys: Keys = ()) -> str:
     signs = keys and not has_format_1(directory) and not is_signed(read_small(directory / MANIFEST))
     if (has_format_1(directory) or signs) and old.exists():
         raise IntegrityError(f"{old.name} is there from an earlier conversion; delete it first")
-    if has_format_1(directory):
-        _write_anew(directory, version, keys)
-        done = "converted"
-    elif signs:
-        _sign(directory, version, keys)
-        done = "signed"
-    else:
+    if not (has_format_1(directory) or signs):
         return "nothing to do"
+    write, done = (_sign, "signed") if signs else (_write_anew, "converted")
+    try:
+        write(directory, version, keys)
+    except BaseException:
+        with contextlib.suppress(OSError):  # a disk that is full has room again
+            remove(_attempt_of(directory, version))
+        raise
     directory.rename(old)
     _attempt_of(directory, version).rename(directory)
     sync(directory.parent)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.errors import IntegrityError, OwnershipError
 from mainstay_core.planning.program import Op
 from mainstay_core.rank.disk_room import Stored, plan_room
-from mainstay_core.rank.saves import find_outdated, quorum_number
+from mainstay_core.rank.saves import ends_attempt, find_outdated
 from mainstay_core.wire.checkpoint_manifest import (
     MANIFEST,
     PART,
@@ -175,9 +174,9 @@ class CheckpointDirectory:
     ) -> None:
         """Write and sync a part; an abandoned one of the same name is replaced.
 
-        Every other attempt is removed first, as nobody writes it any more; but not one of a newer
-        quorum, as this rank may be one that the others have given up. If this one fails, it is
-        abandoned and removed: without this part it is worth nothing.
+        Every other attempt that this one ends (:func:`~mainstay_core.rank.saves.ends_attempt`) is
+        removed first. If this one fails, it is abandoned and removed: without this part it is worth
+        nothing.
 
         Args:
             version: which one.
@@ -196,7 +195,7 @@ class CheckpointDirectory:
         attempt = self._unfinished(version, nonce)
         reached(Op.CHECKPOINT_WRITE)
         self.claim()
-        self._remove_attempts(attempt, quorum_number(nonce))
+        self._remove_attempts(attempt, lambda other: ends_attempt(nonce, other))
         if room_bytes:
             self._make_room(room_bytes, attempt)
         directory = attempt / part_name(part.stage, part.inner)
@@ -244,11 +243,14 @@ class CheckpointDirectory:
         with contextlib.suppress(OSError):  # another rank was first
             remove(self._unfinished(version, nonce))
 
-    def _remove_attempts(self, attempt: Path, number: float) -> None:
-        """Remove every other attempt of quorums up to the one with a number."""
+    def _remove_attempts(self, attempt: Path, ends: Callable[[str], bool]) -> None:
+        """Remove the other attempts that an attempt ends, by their nonces."""
         for path, (_, kind) in self._entries(self._root):
-            newer = quorum_number(path.name.partition(".tmp-")[2]) > number
-            if kind in ("tmp", "gone") and path != attempt and not newer:
+            if kind == "tmp":
+                is_over = path != attempt and ends(path.name.partition(".tmp-")[2])
+            else:
+                is_over = kind == "gone"
+            if is_over:
                 with contextlib.suppress(OSError):  # another rank was first
                     remove(path)
 
@@ -266,7 +268,7 @@ class CheckpointDirectory:
         needed_bytes = max(needed_bytes, newest.size_bytes if newest else 0)
         if shutil.disk_usage(self._root).free < needed_bytes:
             # One of a newer quorum may be left from an earlier run: quorums are counted anew then.
-            self._remove_attempts(attempt, math.inf)
+            self._remove_attempts(attempt, lambda _: True)
         free_bytes = shutil.disk_usage(self._root).free
         plan = plan_room([*self._good(), *self._put_asides()], needed_bytes, free_bytes)
         if not plan.remove:

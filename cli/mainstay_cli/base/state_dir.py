@@ -139,8 +139,11 @@ class StateDir:
         runs = home() / "runs"
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = runs / f".{record.name}.{os.getpid()}"
-        scratch.write_text(text)
-        scratch.replace(runs / f"{record.name}.json")
+        try:
+            scratch.write_text(text)
+            scratch.replace(runs / f"{record.name}.json")
+        finally:
+            scratch.unlink(missing_ok=True)  # as a full disk leaves it
 
 
 def find_record(name: str | None) -> RunRecord:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import math
 import os
 import resource
 import shutil
@@ -21,6 +22,7 @@ from mainstay_cli.base.exits import MachineError, UsageError
 from mainstay_cli.local.shortage import MIB, free_mib
 from mainstay_core.base.words import count
 from mainstay_core.job.spec import TrainingJob
+from mainstay_core.wire.checkpoint_manifest import parse_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,17 +99,30 @@ def check_disk(job: TrainingJob, directory: Path, needs: Needs) -> None:
     Raises:
         MachineError: less is free than ``needs`` asks for.
     """
-    checkpoint = job.spec.checkpoint
-    # One more than are kept: the next one is written before the oldest goes.
-    copies_mib = (checkpoint.keep + 1) * _num_writers(job) * needs.copy_memory_mib
-    own_mib = needs.disk_mib if checkpoint.storage else needs.disk_mib + copies_mib
+    storage = job.spec.checkpoint.storage
+    copies_mib = _num_more_versions(job) * _num_writers(job) * needs.copy_memory_mib
+    own_mib = needs.disk_mib if storage else needs.disk_mib + copies_mib
     _check_room(directory, own_mib, "a run needs", "choose another place with --state-dir")
-    if checkpoint.storage and copies_mib:
+    if storage and copies_mib:
         wanted_mib = max(needs.disk_mib, copies_mib)
         what = f"checkpoints of {count(_num_writers(job), 'part')} need"
-        _check_room(
-            Path(checkpoint.storage), wanted_mib, what, "choose another spec.checkpoint.storage"
-        )
+        _check_room(Path(storage), wanted_mib, what, "choose another spec.checkpoint.storage")
+
+
+def _num_more_versions(job: TrainingJob) -> int:
+    """Return how many versions there will be at once, beside those that the storage has already."""
+    every, checkpoint = job.shape.checkpoint_every_steps, job.spec.checkpoint
+    if not every:
+        return 0
+    due = math.ceil(job.shape.steps / every)
+    try:
+        names = os.listdir(checkpoint.storage) if checkpoint.storage else []
+    except OSError:
+        names = []  # not there yet; a run that may not list it says so when it saves
+    versions = [named for name in names if (named := parse_name(name)) is not None]
+    there = sum(kind == "" for _, kind in versions)
+    # One more than are kept: the next one is written before the oldest goes.
+    return max(1, min(checkpoint.keep + 1, due + there) - there)
 
 
 def _check_room(directory: Path, wanted_mib: int, what: str, other: str) -> None:

@@ -25,7 +25,7 @@ import yaml
 from mainstay_cli.base import network
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError
-from mainstay_cli.base.logs import last_line
+from mainstay_cli.base.logs import last_line, read_since
 from mainstay_cli.base.state_dir import RunRecord, StateDir
 from mainstay_cli.local import manifests, preflight, shortage
 from mainstay_cli.local.faults import ProcessFaults
@@ -85,26 +85,26 @@ def run_job(
     Raises:
         CliError: it cannot be run here, failed, or was interrupted.
     """
-    search = manifests.search_path(file.path)
-    needs = preflight.Needs.from_environment()
-    preflight.check_entrypoint(file.job, search)
-    preflight.check_memory(file.job, needs)
-    preflight.check_descriptors(file.job, needs)
-    redis_server = preflight.find_redis_server()
-    port = preflight.choose_port(options.api_port)
-    with StateDir(options.state_dir) as state:
-        preflight.check_disk(file.job, state.path, needs)
-        try:
+    try:
+        search = manifests.search_path(file.path)
+        needs = preflight.Needs.from_environment()
+        preflight.check_entrypoint(file.job, search)
+        preflight.check_memory(file.job, needs)
+        preflight.check_descriptors(file.job, needs)
+        redis_server = preflight.find_redis_server()
+        port = preflight.choose_port(options.api_port)
+        with StateDir(options.state_dir) as state:
+            preflight.check_disk(file.job, state.path, needs)
             run = _LocalRun(file, faults, state, port, redis_server, progress, options)
             return asyncio.run(run.run())
-        except BaseExceptionGroup as group:
-            first = _first_of(group)
-            raise _name_shortage(first, state) or first from group
-        except (ApiError, OSError) as error:
-            named = _name_shortage(error, state)
-            if named is None:
-                raise
-            raise named from error
+    except BaseExceptionGroup as group:
+        first = _first_of(group)
+        raise _name_shortage(first, options.state_dir) or first from group
+    except (ApiError, OSError) as error:
+        named = _name_shortage(error, options.state_dir)
+        if named is None:
+            raise
+        raise named from error
 
 
 class _Interrupts:
@@ -236,7 +236,9 @@ class _LocalRun:
                     await asyncio.wait_for(asyncio.shield(watching), STOP_GRACE_S)
                 raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
             pool.stop()
-            closing = asyncio.create_task(self._close(client, uid, pool, monitor, await watching))
+            closing = asyncio.create_task(
+                self._close(client, uid, pool, monitor, await watching, interrupts.first)
+            )
             keeping = background[:1]  # nothing else of it matters to a job that has ended
             try:
                 await _until_either([closing], keeping)
@@ -252,15 +254,25 @@ class _LocalRun:
                 task.cancel()
 
     async def _close(
-        self, client: ApiClient, uid: str, pool: LocalPool, monitor: Monitor, job: JobState
+        self,
+        client: ApiClient,
+        uid: str,
+        pool: LocalPool,
+        monitor: Monitor,
+        job: JobState,
+        interrupted: asyncio.Event,
     ) -> RunResult:
-        """Ask for what is left of a job that has ended, and write its report."""
+        """Ask for what is left of a job that has ended, and write its report.
+
+        Raises:
+            CliError: the api is away when somebody has pressed Ctrl-C.
+        """
         # Supervisors tell the last of the ledger before they leave; then the report is whole.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(pool.wait_ended(), GOODBYE_S)
-        report = dict(await _ask(lambda: client.fetch(uid, "report")))
-        recoveries = list(await _ask(monitor.fetch_recoveries))
-        await _ask(monitor.show_rest)
+        report = dict(await _ask(lambda: client.fetch(uid, "report"), interrupted))
+        recoveries = list(await _ask(monitor.fetch_recoveries, interrupted))
+        await _ask(monitor.show_rest, interrupted)
         write_report(report, self._state.path / "report.json")
         if self._options.report is not None:
             write_report(report, self._options.report)
@@ -347,26 +359,36 @@ class _LocalRun:
 async def _watch_forge(forge: Forge, state: StateDir) -> None:
     await asyncio.shield(forge.child.ended)
     log = state.logs / "forge.log"
-    raise CliError(f"the forge of trainers ended: {last_line(log)} (see {log})", ExitCode.FAILED)
+    lacks = shortage.find_in(read_since(log, 0))
+    cause = f"; {shortage.explain(lacks, [state.path])}" if lacks else ""
+    why = f"the forge of trainers ended: {last_line(log)} (see {log}){cause}"
+    raise CliError(why, ExitCode.FAILED)
 
 
-async def _ask(question: Callable[[], Awaitable[T]]) -> T:
-    """Ask the api until it answers: it may be away just now, and is started again."""
+async def _ask(question: Callable[[], Awaitable[T]], interrupted: asyncio.Event) -> T:
+    """Ask the api until it answers: it may be away just now, and is started again.
+
+    Raises:
+        CliError: it is away, and nobody wants to wait for it any more.
+    """
     while True:
         try:
             return await question()
         except ApiError as error:
             if not error.is_away:
                 raise
+            if interrupted.is_set():
+                why = f"interrupted: the job has ended, and its report is not written: {error}"
+                raise CliError(why, ExitCode.INTERRUPTED) from error
         await asyncio.sleep(ASK_AGAIN_S)
 
 
-def _name_shortage(error: BaseException, state: StateDir) -> MachineError | None:
+def _name_shortage(error: BaseException, place: Path) -> MachineError | None:
     """Return an error that names what this machine lacks, if that is what an error comes from."""
     lacks = None if isinstance(error, CliError) else shortage.of_error(error)
     if lacks is None:
         return None
-    return MachineError(f"{shortage.explain(lacks, [state.path])} ({error})")
+    return MachineError(f"{shortage.explain(lacks, [place])} ({error})")
 
 
 async def _until_either(

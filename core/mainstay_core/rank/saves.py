@@ -41,6 +41,21 @@ def quorum_number(nonce: str) -> int:
     return int(number) if mark and number.isascii() and number.isdecimal() else 0
 
 
+def ends_attempt(nonce: str, other: str) -> bool:
+    """Return whether an attempt that begins ends another one, whose parts nobody needs any more.
+
+    It does if the other one is of its own quorum, or of an older one. Two quorums share an id after
+    the store fell back to an older state, and neither is older: ranks that hold different ones
+    would remove each other's parts. Both attempts stay, and the votes choose
+    (:attr:`Attempt.order`).
+
+    Args:
+        nonce: of the attempt that begins.
+        other: nonce of the other one.
+    """
+    return other == nonce or quorum_number(other) < max(1, quorum_number(nonce))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saves:
     """The state of durable checkpoints, according to the statuses of all members."""

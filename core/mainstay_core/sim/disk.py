@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mainstay_core.rank.saves import find_outdated, quorum_number
+from mainstay_core.rank.saves import ends_attempt, find_outdated
 from mainstay_core.sim.engine import Violation
 from mainstay_core.wire.votes import Commit
 
@@ -39,7 +39,7 @@ class Disk:
     complete: dict[int, dict[int, Part]] = field(default_factory=dict)
     unfinished: dict[tuple[int, str], dict[int, Part]] = field(default_factory=dict)
     abandoned: set[tuple[int, str]] = field(default_factory=set)
-    """Attempts that were removed, as one of a quorum at least as new began."""
+    """Attempts that were removed, as one that ends them began."""
     torn: set[int] = field(default_factory=set)
     """A look at the sizes tells."""
     flipped: set[int] = field(default_factory=set)
@@ -55,9 +55,8 @@ class Disk:
         return max((v for v in self.complete if v not in self.torn), default=0)
 
     def abandon_others(self, version: int, nonce: str) -> None:
-        """Remove every attempt but this one, which begins, and those of newer quorums."""
-        number = quorum_number(nonce)
-        for key in [key for key in self.unfinished if quorum_number(key[1]) <= number]:
+        """Remove every other attempt that this one, which begins, ends."""
+        for key in [key for key in self.unfinished if ends_attempt(nonce, key[1])]:
             if key != (version, nonce):
                 del self.unfinished[key]
                 self.abandoned.add(key)

@@ -101,3 +101,11 @@ def test_the_newest_run_is_found_and_known_to_live(tmp_path: Path) -> None:
     assert not is_running(find_record("first"))
     with pytest.raises(UsageError, match=r"no job third in .*; known: first, second"):
         find_record("third")
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, home: Path) -> None:
+    runs = home / "runs"
+    (runs / "demo.json").mkdir(parents=True)
+    with StateDir(tmp_path / "a") as state, pytest.raises(OSError, match="demo"):
+        state.write_record(record(state, "demo", 1.0))
+    assert [path.name for path in runs.iterdir()] == ["demo.json"]

@@ -11,6 +11,7 @@ from mainstay_cli.base import network
 from mainstay_cli.base.exits import ExitCode, MachineError, UsageError
 from mainstay_cli.local import manifests, preflight
 from mainstay_core.job.spec import TrainingJob, parse_training_job
+from mainstay_core.wire.checkpoint_manifest import version_name
 
 
 def job(entrypoint: str = "mainstay_train.models.llama:workload", **spec: object) -> TrainingJob:
@@ -52,7 +53,7 @@ def test_checkpoints_need_room_where_they_go(
     free = {tmp_path: 100, storage: 89}
     monkeypatch.setattr(preflight, "free_mib", free.__getitem__)
     needs = preflight.Needs(disk_mib=10, copy_memory_mib=15)
-    parts = {"parallelism": {"stages": 2}}
+    parts = {"parallelism": {"stages": 2}, "training": {"steps": 60, "lanes": 2}}
     every = {"everySteps": 5}
     # Three versions of two parts, the one that is being written included.
     preflight.check_disk(job(**parts, checkpoint=every), tmp_path, needs)
@@ -64,8 +65,29 @@ def test_checkpoints_need_room_where_they_go(
         preflight.check_disk(elsewhere, tmp_path, needs)
     free |= {tmp_path: 10, storage: 90}
     preflight.check_disk(elsewhere, tmp_path, needs)
+    # A version that is there goes when the one after the next comes.
+    for version, more in ((5, 60), (10, 30), (15, 30)):
+        (storage / version_name(version)).mkdir(parents=True)
+        free[storage] = more
+        preflight.check_disk(elsewhere, tmp_path, needs)
+        free[storage] = more - 1
+        with pytest.raises(MachineError, match="checkpoints of 2 parts"):
+            preflight.check_disk(elsewhere, tmp_path, needs)
     free[storage] = 0
     preflight.check_disk(job(checkpoint={"storage": str(storage)}), tmp_path, needs)  # none written
+
+
+@pytest.mark.parametrize(("steps", "versions"), [(5, 1), (6, 2), (10, 2), (11, 3), (60, 3)])
+def test_a_short_run_needs_room_for_no_more_versions_than_it_writes(
+    steps: int, versions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = job(training={"steps": steps, "lanes": 2}, checkpoint={"everySteps": 5})
+    needs = preflight.Needs(disk_mib=10, copy_memory_mib=15)
+    monkeypatch.setattr(preflight, "free_mib", lambda _: 10 + 15 * versions)
+    preflight.check_disk(short, tmp_path, needs)
+    monkeypatch.setattr(preflight, "free_mib", lambda _: 9 + 15 * versions)
+    with pytest.raises(MachineError, match="too little disk space"):
+        preflight.check_disk(short, tmp_path, needs)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from tests.core.plans import make_plan, slot_of
 
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.rank import checkpoints
 from mainstay_core.rank.events import RenameCheckpoint, SendFact, WriteCheckpoint
-from mainstay_core.rank.saves import Attempt, Saves, judge_saves, writer_of
+from mainstay_core.rank.saves import Attempt, Saves, ends_attempt, judge_saves, writer_of
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.votes import Commit, SaveStatus
@@ -178,3 +179,11 @@ def test_of_two_attempts_that_are_safe_that_of_the_newer_quorum_counts() -> None
         for nonce in ("9_b", "10_a", "9_b", "10_a")
     )
     assert judge_saves(PLAN, statuses).safe == Attempt(version=20, nonce="10_a")
+
+
+@pytest.mark.parametrize(
+    ("other", "ends"),
+    [("9_a", True), ("10_a", True), ("10_b", False), ("11_a", False), ("5eed", True)],
+)
+def test_an_attempt_ends_those_of_its_quorum_and_of_older_ones(other: str, ends: bool) -> None:
+    assert ends_attempt("10_a", other) is ends

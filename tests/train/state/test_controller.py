@@ -1,6 +1,8 @@
 """What a trainer does about checkpoints: in the background, and whatever the storage does."""
 
+import errno
 import logging
+import os
 import resource
 import shutil
 import threading
@@ -433,6 +435,16 @@ def test_a_failed_attempt_is_removed_at_once(trainer, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert versions_in(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, "free some room"), (errno.EMFILE, "ulimit -n")]
+)
+def test_a_shortage_is_told_with_what_to_do(trainer, number, remedy):
+    trainer.checkpoints._failed(10, "r0.s0", OSError(number, os.strerror(number), "/store/x"))
+    ((_, why),) = trainer.told
+    assert f"{os.strerror(number)} (/store/x); " in why
+    assert remedy in why
 
 
 def test_the_next_attempt_removes_what_a_dead_writer_left_before_it_writes(tmp_path):

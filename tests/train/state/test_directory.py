@@ -417,6 +417,13 @@ def test_a_rank_that_was_given_up_removes_no_attempt_of_a_newer_quorum(tmp_path)
     write_part(directory, 6, "10_new", 1, states[1])
     assert attempts() == ["step-00000006.tmp-10_new"]
 
+    # The store fell back, and another quorum got the same id: neither removes what the other wrote.
+    for nonce in ("10_other", "10_new"):
+        write_part(directory, 6, nonce, 0, states[0])
+        assert attempts() == ["step-00000006.tmp-10_new", "step-00000006.tmp-10_other"]
+    complete(directory, 6, "10_new", 2)
+    assert attempts() == []
+
 
 @pytest.mark.root
 def test_what_an_earlier_run_left_makes_room_though_its_quorum_had_a_higher_number(small_disk):
