@@ -22,7 +22,7 @@ from torch import distributed
 
 
 class _Addresses(distributed.Store):
-    """What gloo takes for a store: each rank sets its own address and waits for all others'."""
+    """The addresses of a group as the store that gloo wants: each rank sets its own, gets all."""
 
     def __init__(self, exchange: Callable[[str, bytes], list[bytes]]) -> None:
         super().__init__()

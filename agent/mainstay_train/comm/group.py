@@ -100,7 +100,7 @@ RANK = struct.Struct("!I")
 
 
 class Meeting(Protocol):
-    """Where the ranks of a group tell each other how they are reached: the quorum's gather."""
+    """The meeting place at which ranks tell each other how they are reached: a quorum's gather."""
 
     def meet(
         self, key: str, body: bytes, size: int, ended: Callable[[], str | None]

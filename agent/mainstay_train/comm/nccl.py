@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 class _Ids(distributed.Store):
-    """What NCCL takes for a store: one rank sets a communicator's id, for which all others ask."""
+    """The ids of communicators as the store that NCCL wants: one rank sets an id, the others get it."""
 
     def __init__(self, exchange: Callable[[str, bytes], list[bytes]]) -> None:
         super().__init__()
