@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 class _Ids(distributed.Store):
-    """The ids of communicators as the store that NCCL wants: one rank sets an id, the others get it."""
+    """The ids of communicators as NCCL's store: one rank sets an id, all others get it."""
 
     def __init__(self, exchange: Callable[[str, bytes], list[bytes]]) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 import contextlib
 import random
+import signal
 import socket
 import threading
 
@@ -8,13 +9,11 @@ import torch
 from tests.train.crew import ADDRESS, make_group
 
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_train.comm.group import Message
+from mainstay_train.comm.group import BACKENDS, Message
 from mainstay_train.state import heal
 
 SIZE = 4
-BACKENDS = ("gloo", "strict")
-
-both = pytest.mark.parametrize("backend", BACKENDS)
+both = pytest.mark.parametrize("backend", ["gloo", "strict"])
 
 
 def receive(group, tensor, peer, tag=0):
@@ -316,6 +315,35 @@ def test_a_peer_that_was_there_and_never_calls_ends_the_connecting(crew, backend
     worker = crew.fork(_connect_without_the_peer, crew.store, backend)
 
     assert worker.hear().startswith("test: ")
+
+
+def _connect_until_shut(pipe, store):
+    group = make_group(store, 0, 2, connect_s=100, backend="strict")
+    connect = BACKENDS["strict"].connect
+
+    def tell(process_group, bound):
+        pipe.send("connects")
+        connect(process_group, bound)
+
+    BACKENDS["strict"].connect = tell
+    threading.Thread(target=lambda: (pipe.recv(), group.shutdown("shut")), daemon=True).start()
+    try:
+        group.connect()
+    except GroupEnded as end:
+        pipe.send(str(end))
+
+
+def test_connecting_that_waits_for_a_peer_is_ended_by_an_abort(crew):
+    """As with NCCL, whose communicator is initialized without blocking for this."""
+    peer = crew.fork(_meet_and_be_killed, crew.store, "strict")
+    assert peer.hear() == "its address is known"
+    peer.signal(signal.SIGSTOP)
+    worker = crew.fork(_connect_until_shut, crew.store)
+    assert worker.hear() == "connects"
+
+    worker.say("shut")
+
+    assert worker.hear() == "shut"
 
 
 def _exchange_until_shut(pipe, store, rank, rounds, seed, backend):
