@@ -10,7 +10,7 @@ import torch
 from tests.strict.transport import Leg, Operation, Transport
 from torch import distributed
 
-from mainstay_train.comm.group import Exchange
+from mainstay_train.comm.group import Meet
 from mainstay_train.comm.nccl import Nccl
 
 
@@ -53,15 +53,15 @@ class StrictWork(distributed._Work):  # type: ignore[name-defined,misc]
 class StrictGroup(distributed.ProcessGroup):
     """What of a process group the product uses, and DTensor on an inner mesh."""
 
-    def __init__(self, exchange: Exchange, rank: int, size: int, address: str) -> None:
+    def __init__(self, meet: Meet, rank: int, size: int, address: str) -> None:
         super().__init__(rank, size)
-        self._exchange, self._address = exchange, address
+        self._meet, self._address = meet, address
         self.transport = Transport(rank, size)
         self._joined: list[Leg] | None = None
 
     def connect(self, timeout_s: float) -> None:
         """Meet all ranks."""
-        self.transport.connect(self._exchange, self._address, timeout_s)
+        self.transport.connect(self._meet, self._address, timeout_s)
 
     def abort(self) -> None:
         """End all operations, without an error."""
@@ -107,7 +107,7 @@ class StrictGroup(distributed.ProcessGroup):
         input_sizes: Sequence[int],
         _opts: Any = None,
     ) -> Any:
-        """Exchange pieces of flat tensors."""
+        """Meet pieces of flat tensors."""
         coming = torch.split(output, list(output_sizes))
         going = torch.split(given, list(input_sizes))
         me = self.rank()
@@ -182,7 +182,7 @@ class Strict(Nccl):
 
     def create(
         self,
-        exchange: Exchange,
+        meet: Meet,
         rank: int,
         size: int,
         *,
@@ -192,7 +192,7 @@ class Strict(Nccl):
     ) -> Any:
         """Make a group that has not met yet."""
         del connect, operation
-        return StrictGroup(exchange, rank, size, address)
+        return StrictGroup(meet, rank, size, address)
 
     def connect(self, group: Any, connect: timedelta) -> None:
         """Meet all ranks."""

@@ -24,9 +24,9 @@ from torch import distributed
 class _Addresses(distributed.Store):
     """The addresses of a group as the store that gloo wants: each rank sets its own, gets all."""
 
-    def __init__(self, exchange: Callable[[str, bytes], list[bytes]]) -> None:
+    def __init__(self, meet: Callable[[str, bytes], list[bytes]]) -> None:
         super().__init__()
-        self._exchange = exchange
+        self._meet = meet
         self._own = b""
         self._all: list[bytes] = []
 
@@ -42,8 +42,8 @@ class _Addresses(distributed.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all ranks have set their addresses."""
-        del keys, timeout  # the exchange ends with the group
-        self._all = self._all or self._exchange("addresses", self._own)
+        del keys, timeout  # the meeting ends with the group
+        self._all = self._all or self._meet("addresses", self._own)
 
 
 class Gloo:
@@ -55,7 +55,7 @@ class Gloo:
 
     def create(
         self,
-        exchange: Callable[[str, bytes], list[bytes]],
+        meet: Callable[[str, bytes], list[bytes]],
         rank: int,
         size: int,
         *,
@@ -67,7 +67,7 @@ class Gloo:
         options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = connect
-        group = distributed.ProcessGroupGloo(_Addresses(exchange), rank, size, options)
+        group = distributed.ProcessGroupGloo(_Addresses(meet), rank, size, options)
         group._set_default_timeout(operation)
         return group
 

@@ -92,7 +92,7 @@ class Pending(NamedTuple):
         return bool(self.work.is_completed())
 
 
-Exchange = Callable[[str, bytes], list[bytes]]
+Meet = Callable[[str, bytes], list[bytes]]
 """Gives every rank of a group this one's bytes under a key, and returns those of all, by rank."""
 
 RANK = struct.Struct("!I")
@@ -136,7 +136,7 @@ class Backend(Protocol):
 
     def create(
         self,
-        exchange: Exchange,
+        meet: Meet,
         rank: int,
         size: int,
         *,
@@ -144,10 +144,10 @@ class Backend(Protocol):
         connect: timedelta,
         operation: timedelta,
     ) -> Any:
-        """Make torch's process group. What it waits for, an end of the exchange or a socket ends.
+        """Make torch's process group. What it waits for, an end of the meeting or a shut socket ends.
 
         Args:
-            exchange: tells all ranks how to reach each other.
+            meet: tells all ranks how to reach each other.
             rank: this process's number in the group.
             size: number of ranks.
             address: local address to bind data sockets to.
@@ -232,7 +232,7 @@ class Group:
                 self._before = open_sockets()
         try:
             self._group = self._backend.create(
-                self._exchange_addresses,
+                self._meet,
                 self.rank,
                 self.size,
                 address=self._address,
@@ -281,7 +281,7 @@ class Group:
                 return ""
         return self._ended or f"{self.name}: {backend_problem(error)}"
 
-    def _exchange_addresses(self, key: str, body: bytes) -> list[bytes]:
+    def _meet(self, key: str, body: bytes) -> list[bytes]:
         """Give every rank this one's bytes; return those of all, by rank. :meth:`shutdown` ends it.
 
         Raises:

@@ -39,17 +39,17 @@ SETTINGS = {
 class _Ids(distributed.Store):
     """The ids of communicators as NCCL's store: one rank sets an id, all others get it."""
 
-    def __init__(self, exchange: Callable[[str, bytes], list[bytes]]) -> None:
+    def __init__(self, meet: Callable[[str, bytes], list[bytes]]) -> None:
         super().__init__()
-        self._exchange = exchange
+        self._meet = meet
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # C++ gives bytes
         """Give the value to all others; waits until they have asked for it."""
-        self._exchange(key, bytes(value))
+        self._meet(key, bytes(value))
 
     def get(self, key: str) -> bytes:
         """Return the value of the rank that sets it."""
-        return max(self._exchange(key, b""))
+        return max(self._meet(key, b""))
 
 
 class Nccl:
@@ -61,7 +61,7 @@ class Nccl:
 
     def create(
         self,
-        exchange: Callable[[str, bytes], list[bytes]],
+        meet: Callable[[str, bytes], list[bytes]],
         rank: int,
         size: int,
         *,
@@ -76,7 +76,7 @@ class Nccl:
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = operation
         options.config.blocking = 0
-        return distributed.ProcessGroupNCCL(_Ids(exchange), rank, size, options)
+        return distributed.ProcessGroupNCCL(_Ids(meet), rank, size, options)
 
     def connect(self, group: Any, connect: timedelta) -> None:
         """Initialize the communicator and wait until a first sum over all ranks is there.
