@@ -144,7 +144,7 @@ class Backend(Protocol):
         connect: timedelta,
         operation: timedelta,
     ) -> Any:
-        """Make torch's process group. What it waits for, an end of the meeting or a shut socket ends.
+        """Make torch's process group. An end of the meeting, or of its sockets, ends the making.
 
         Args:
             meet: tells all ranks how to reach each other.
