@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch.distributed import TCPStore
+
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm.group import Group
 
 ADDRESS = "127.0.0.1"
+LOOK = timedelta(seconds=0.05)
+"""Between two looks whether a group that meets has been shut."""
+
+
+class StoreMeeting:
+    """Ranks that have no quorum meet at a store of torch's.
+
+    Args:
+        store: ``host:port`` of it.
+    """
+
+    def __init__(self, store: str) -> None:
+        host, _, port = store.rpartition(":")
+        self._store = TCPStore(host, int(port), None, False, wait_for_workers=False)
+
+    def meet(
+        self, key: str, body: bytes, size: int, ended: Callable[[], str | None]
+    ) -> list[bytes]:
+        """Give this rank's bytes and return those of all."""
+        number = self._store.add(f"{key}/number", 1) - 1
+        self._store.set(f"{key}/{number}", body)  # type: ignore[arg-type]  # bytes are taken
+        keys = [f"{key}/{n}" for n in range(size)]
+        while True:
+            why = ended()
+            if why:
+                raise GroupEnded(why)
+            if self._store.check(keys):
+                return [self._store.get(each) for each in keys]
+            try:
+                self._store.wait(keys, LOOK)
+            except RuntimeError:
+                continue
+
+    def wake(self) -> None:
+        """Do nothing: it looks again and again."""
 
 
 def make_group(name: str, store: str, rank: int, size: int, timeout_s: float = 120.0) -> Group:
@@ -19,7 +60,7 @@ def make_group(name: str, store: str, rank: int, size: int, timeout_s: float = 1
     """
     return Group(
         name=name,
-        store=store,
+        meeting=StoreMeeting(store),
         rank=rank,
         size=size,
         address=ADDRESS,

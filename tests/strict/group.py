@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from tests.strict.transport import Leg, Operation, Transport
 from torch import distributed
-from torch.distributed import PrefixStore
 
+from mainstay_train.comm.group import Meet
 from mainstay_train.comm.nccl import Nccl
 
 
@@ -53,15 +53,15 @@ class StrictWork(distributed._Work):  # type: ignore[name-defined,misc]
 class StrictGroup(distributed.ProcessGroup):
     """What of a process group the product uses, and DTensor on an inner mesh."""
 
-    def __init__(self, store: PrefixStore, rank: int, size: int, address: str) -> None:
+    def __init__(self, meet: Meet, rank: int, size: int, address: str) -> None:
         super().__init__(rank, size)
-        self._store, self._address = store, address
+        self._meet, self._address = meet, address
         self.transport = Transport(rank, size)
         self._joined: list[Leg] | None = None
 
     def connect(self, timeout_s: float) -> None:
         """Meet all ranks."""
-        self.transport.connect(self._store, self._address, timeout_s)
+        self.transport.connect(self._meet, self._address, timeout_s)
 
     def abort(self) -> None:
         """End all operations, without an error."""
@@ -107,7 +107,7 @@ class StrictGroup(distributed.ProcessGroup):
         input_sizes: Sequence[int],
         _opts: Any = None,
     ) -> Any:
-        """Exchange pieces of flat tensors."""
+        """Meet pieces of flat tensors."""
         coming = torch.split(output, list(output_sizes))
         going = torch.split(given, list(input_sizes))
         me = self.rank()
@@ -182,7 +182,7 @@ class Strict(Nccl):
 
     def create(
         self,
-        store: PrefixStore,
+        meet: Meet,
         rank: int,
         size: int,
         *,
@@ -192,7 +192,7 @@ class Strict(Nccl):
     ) -> Any:
         """Make a group that has not met yet."""
         del connect, operation
-        return StrictGroup(store, rank, size, address)
+        return StrictGroup(meet, rank, size, address)
 
     def connect(self, group: Any, connect: timedelta) -> None:
         """Meet all ranks."""
@@ -201,7 +201,3 @@ class Strict(Nccl):
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself: it is in host memory."""
         return tensor
-
-    def keys(self, rank: int) -> Sequence[str]:
-        """The key of the rank's address."""
-        return (f"strict/{rank}",)

@@ -9,9 +9,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 HEADER = struct.Struct("!cQ")
 READY, DATA = b"R", b"D"
@@ -19,14 +18,6 @@ READY, DATA = b"R", b"D"
 HELLO = struct.Struct("!I")
 GARBAGE = 0xA5
 """In what an aborted receive leaves."""
-
-
-class Keys(Protocol):
-    """A store in which ranks find each other's addresses."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -76,18 +67,24 @@ class Transport:
         self.problem = ""
         """Why operations do not go on, for who asks."""
 
-    def connect(self, keys: Keys, address: str, timeout_s: float) -> None:
+    def connect(
+        self, exchange: Callable[[str, bytes], list[bytes]], address: str, timeout_s: float
+    ) -> None:
         """Meet all ranks; blocks until they are there.
 
         Raises:
             RuntimeError: aborted, or not within ``timeout_s``.
         """
-        deadline_s = time.monotonic() + timeout_s
         with socket.create_server((address, 0)) as server:
+            own = f"{address}:{server.getsockname()[1]}".encode()
+            addresses = exchange("strict", own)
+            deadline_s = time.monotonic() + timeout_s
             server.settimeout(0.05)
-            keys.set(f"strict/{self.rank}", f"{address}:{server.getsockname()[1]}")
             for peer in range(self.rank):
-                self._lines[peer] = _Line(self._call(keys, peer, deadline_s))
+                host, _, port = addresses[peer].decode().rpartition(":")
+                sock = socket.create_connection((host, int(port)), timeout_s)
+                sock.sendall(HELLO.pack(self.rank))
+                self._lines[peer] = _Line(sock)
             while len(self._lines) < self.size - 1:
                 self._go_on(deadline_s)
                 with contextlib.suppress(TimeoutError):
@@ -99,15 +96,6 @@ class Transport:
             line.sock.setblocking(False)
             line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         threading.Thread(target=self._run, name="strict", daemon=True).start()
-
-    def _call(self, keys: Keys, peer: int, deadline_s: float) -> socket.socket:
-        while not keys.check([f"strict/{peer}"]):
-            self._go_on(deadline_s)
-            time.sleep(0.005)
-        host, _, port = keys.get(f"strict/{peer}").decode().rpartition(":")
-        sock = socket.create_connection((host, int(port)), deadline_s - time.monotonic())
-        sock.sendall(HELLO.pack(self.rank))
-        return sock
 
     def _go_on(self, deadline_s: float) -> None:
         if self._aborted:

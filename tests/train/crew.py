@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.groups import StoreMeeting
 from torch.distributed import TCPStore
 
 from mainstay_train.comm.group import BACKENDS, Group
@@ -145,7 +146,6 @@ def make_group(
     size: int,
     name: str = "test",
     connect_s: float = 30.0,
-    former: Sequence[tuple[str, int]] = (),
     backend: str = "gloo",
 ) -> Group:
     """A group that is not connected yet.
@@ -156,7 +156,6 @@ def make_group(
         size: number of ranks.
         name: key prefix.
         connect_s: how long connecting may take.
-        former: (name, rank) of groups that this process has left.
         backend: one of the product's, or ``strict``.
     """
     if backend == "strict":
@@ -165,12 +164,11 @@ def make_group(
         BACKENDS.setdefault(backend, Strict())
     return Group(
         name=name,
-        store=store,
+        meeting=StoreMeeting(store),
         rank=rank,
         size=size,
         address=ADDRESS,
         backend=backend,
         timeout_s=200,
         connect_s=connect_s,
-        former=former,
     )

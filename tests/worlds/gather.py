@@ -27,9 +27,9 @@ class Line:
         self.to_member: deque[Any] = deque()
         self.is_open = True
 
-    def post(self, key: str, body: object) -> None:
+    def post(self, key: str, body: object, of: int | None = None) -> None:
         """Post a body; raises QuorumAborted once the quorum has ended."""
-        self._say(self.client.post(key, body))
+        self._say(self.client.post(key, body, of))
 
     def leave(self) -> None:
         self._say(self.client.leave())

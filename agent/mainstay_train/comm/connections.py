@@ -7,9 +7,8 @@ end them; the main thread then comes back from whatever it waits in.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from mainstay_core.rank.connections import QuorumConnections
 from mainstay_core.wire.plan import Chain, Plan
@@ -17,17 +16,6 @@ from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.gather_client import GatherClient
 from mainstay_train.comm.group import Group
-
-MAX_FORMER = 64
-"""Groups whose keys are still to be deleted from their stores, most of which are not used again."""
-
-
-class _Former(NamedTuple):
-    """A group that this process has left."""
-
-    store: str
-    name: str
-    rank: int
 
 
 class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
@@ -47,7 +35,6 @@ class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
         """Called (any thread) with a plan, as JSON, that came another way than by the uplink."""
         self.ended = False
         """Whether the job is over: there will be no further plan."""
-        self._former: deque[_Former] = deque(maxlen=MAX_FORMER)
 
     def end(self) -> None:
         """The job is over (any thread): wake whoever waits for a plan."""
@@ -79,23 +66,14 @@ class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
         return ChainGroups(name, pipeline, mesh)
 
     def _group(self, name: str, plan: Plan, rank: int, size: int) -> Group:
-        store = plan.rendezvous.store
-        former = [f for f in self._former if f.store == store and f.name != name]
-        for done in former:
-            self._former.remove(done)
+        del plan
         return Group(
             name=name,
-            store=store,
+            meeting=self.gather(),
             rank=rank,
             size=size,
             address=self._settings.address,
             backend=self._backend,
             timeout_s=self._settings.config.operation_timeout_s,
             connect_s=self._settings.config.connect_s,
-            former=[(f.name, f.rank) for f in former],
         )
-
-    def _drop(self, group: Group | ChainGroups) -> None:
-        """What a group left in its store is deleted when that store is used next."""
-        for each in group.groups if isinstance(group, ChainGroups) else (group,):
-            self._former.append(_Former(each.store, each.name, each.rank))

@@ -28,6 +28,7 @@ from mainstay_core.gather.frames import (
     decode_for_member,
     encode,
 )
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_net.caller import prove
 from mainstay_train.base import job_secret, network_cut
 
@@ -117,6 +118,42 @@ class GatherClient:
         with self._changed:
             self._changed.wait_for(lambda: self._protocol.may_take(key))
             return list(self._protocol.take(key))
+
+    def meet(
+        self, key: str, body: bytes, size: int, ended: Callable[[], str | None]
+    ) -> list[bytes]:
+        """Give this member's bytes and return those of all who post the key; blocks until then.
+
+        Args:
+            key: for some of the members.
+            body: of this member.
+            size: how many they are.
+            ended: why nothing comes of it any more; asked again after :meth:`wake`.
+
+        Returns:
+            The bytes in the order of the members' indices.
+
+        Raises:
+            GroupEnded: ``ended`` gave a reason, or the quorum has ended.
+        """
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._protocol.may_post or ended())
+                _raise_if(ended())
+                message = self._protocol.post(key, body, size)
+            with contextlib.suppress(OSError):  # the reader learns why
+                self._send(message)
+            with self._changed:
+                self._changed.wait_for(lambda: self._protocol.may_take(key) or ended())
+                _raise_if(ended())
+                return list(self._protocol.take(key))
+        except QuorumAborted as end:
+            raise GroupEnded(end.why) from end
+
+    def wake(self) -> None:
+        """Have whoever meets here ask again whether anything can come of it."""
+        with self._changed:
+            self._changed.notify_all()
 
     def abort(self, why: str, suspects: tuple[int, ...] = ()) -> None:
         """End the quorum for everybody, naming suspects, and shut this side."""
@@ -223,3 +260,8 @@ class GatherClient:
                 self._on_abort(end.why, end.suspects)
             except Exception:
                 logger.exception("on_abort failed")
+
+
+def _raise_if(ended: str | None) -> None:
+    if ended:
+        raise GroupEnded(ended)

@@ -13,16 +13,37 @@ a write: a wait may hang, and whoever waits has to look.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore
 
-PREFIX = "0"
-"""Under it gloo's ranks leave their addresses in a group's store."""
+
+class _Addresses(distributed.Store):
+    """The addresses of a group as the store that gloo wants: each rank sets its own, gets all."""
+
+    def __init__(self, meet: Callable[[str, bytes], list[bytes]]) -> None:
+        super().__init__()
+        self._meet = meet
+        self._own = b""
+        self._all: list[bytes] = []
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # C++ gives bytes
+        """Take this rank's address; the key ends in its rank."""
+        del key
+        self._own = bytes(value)
+
+    def get(self, key: str) -> bytes:
+        """Return a rank's address."""
+        self.wait([key])
+        return self._all[int(key.rpartition("/")[2])]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all ranks have set their addresses."""
+        del keys, timeout  # the meeting ends with the group
+        self._all = self._all or self._meet("addresses", self._own)
 
 
 class Gloo:
@@ -34,7 +55,7 @@ class Gloo:
 
     def create(
         self,
-        store: PrefixStore,
+        meet: Callable[[str, bytes], list[bytes]],
         rank: int,
         size: int,
         *,
@@ -46,7 +67,7 @@ class Gloo:
         options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = connect
-        group = distributed.ProcessGroupGloo(store, rank, size, options)
+        group = distributed.ProcessGroupGloo(_Addresses(meet), rank, size, options)
         group._set_default_timeout(operation)
         return group
 
@@ -66,7 +87,3 @@ class Gloo:
 
     def abort(self, group: Any) -> None:
         """Do nothing: the group's sockets are shut instead."""
-
-    def keys(self, rank: int) -> Sequence[str]:
-        """The key of the rank's address."""
-        return (f"{PREFIX}/{rank}",)

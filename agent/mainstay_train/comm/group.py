@@ -1,7 +1,7 @@
 """Process groups whose blocked operations another thread can end.
 
-A :class:`Group` is what is the same for every backend: it meets the other ranks at a
-store, runs operations, and can be ended at any time by any thread. A
+A :class:`Group` is what is the same for every backend: it meets the other ranks at
+the quorum's gather, runs operations, and can be ended at any time by any thread. A
 :class:`Backend` (:mod:`gloo`, :mod:`nccl`) makes the process group of torch and says how
 its operations behave.
 
@@ -17,8 +17,9 @@ killed can still leave an operation of gloo that never ends; therefore a wait fo
 collective looks every ``LOOK_S`` whether the group has ended and leaves the operation
 behind if it must. A process that cannot be got out of an ended group ends itself.
 
-The store is in a pod's launcher, never in a trainer, and every group has a
-prefix of its own: keys of an older quorum are never seen again.
+The ranks tell each other their addresses by the gather, which stands already and ends
+with the quorum. A store of torch's would be one more thing to reach in a recovery, and
+its client asks the DNS for the name of whoever it calls.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import logging
 import os
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,11 +38,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore, TCPStore
 
 from mainstay_core.base.errors import brief
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_train.base import network_cut
 from mainstay_train.base.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
 from mainstay_train.comm import gloo, nccl
 
@@ -68,10 +68,6 @@ def backend_problem(error: RuntimeError) -> str:
     return re.sub(r"^(\[[^\]]*\]\s*)+", "", brief(error)).partition(". This is typically")[0]
 
 
-def _ready(rank: int) -> str:
-    return f"ready/{rank}"
-
-
 class Message(NamedTuple):
     """A tensor to send to a peer, or to fill with what the peer sends."""
 
@@ -96,6 +92,30 @@ class Pending(NamedTuple):
         return bool(self.work.is_completed())
 
 
+Meet = Callable[[str, bytes], list[bytes]]
+"""Gives every rank of a group this one's bytes under a key, and returns those of all, by rank."""
+
+RANK = struct.Struct("!I")
+"""Before what a rank gives to the others."""
+
+
+class Meeting(Protocol):
+    """The meeting place at which ranks tell each other how they are reached: a quorum's gather."""
+
+    def meet(
+        self, key: str, body: bytes, size: int, ended: Callable[[], str | None]
+    ) -> list[bytes]:
+        """Give this rank's bytes and return those of all ``size``; blocks until all are there.
+
+        Raises:
+            GroupEnded: ``ended`` gave a reason, or the quorum has ended.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Have whoever meets here ask ``ended`` again."""
+
+
 class Backend(Protocol):
     """A library that carries a group's tensors."""
 
@@ -116,7 +136,7 @@ class Backend(Protocol):
 
     def create(
         self,
-        store: PrefixStore,
+        meet: Meet,
         rank: int,
         size: int,
         *,
@@ -124,10 +144,10 @@ class Backend(Protocol):
         connect: timedelta,
         operation: timedelta,
     ) -> Any:
-        """Make torch's process group. What it waits for, a shut store or socket ends.
+        """Make torch's process group. An end of the meeting, or of its sockets, ends the making.
 
         Args:
-            store: the rendezvous store, under the group's prefix.
+            meet: tells all ranks how to reach each other.
             rank: this process's number in the group.
             size: number of ranks.
             address: local address to bind data sockets to.
@@ -153,9 +173,6 @@ class Backend(Protocol):
     def abort(self, group: Any) -> None:
         """End the operations of a process group by the backend's own means, if it has any."""
 
-    def keys(self, rank: int) -> Sequence[str]:
-        """Keys that a rank leaves in the group's store."""
-
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (gloo.Gloo(), nccl.Nccl())}
 
@@ -167,39 +184,35 @@ class Group:
 
     Args:
         name: key prefix, unique to this membership.
-        store: ``host:port`` of the rendezvous store.
+        meeting: where its ranks learn how to reach each other.
         rank: this process's number in the group.
         size: number of ranks.
         address: local address to bind data sockets to.
         backend: ``gloo`` or ``nccl``.
         timeout_s: back-stop of a single operation.
-        connect_s: how long reaching the store, and then the ranks, may take; then it fails.
-        former: (name, rank) of groups that this process has left for good, at the same store:
-            what it wrote there for them is deleted.
+        connect_s: how long connecting may take once all ranks are there; then it fails.
     """
 
     def __init__(
         self,
         *,
         name: str,
-        store: str,
+        meeting: Meeting,
         rank: int,
         size: int,
         address: str,
         backend: str,
         timeout_s: float,
         connect_s: float = 10.0,
-        former: Sequence[tuple[str, int]] = (),
     ) -> None:
-        self.name, self.rank, self.size, self.store = name, rank, size, store
-        self._former, self._address = tuple(former), address
+        self.name, self.rank, self.size, self._meeting = name, rank, size, meeting
+        self._address = address
         self._backend, self._timeout = BACKENDS[backend], timedelta(seconds=timeout_s)
         self._connect_s = connect_s
         self._before: frozenset[OpenSocket] | None = None
         self._own: frozenset[OpenSocket] | None = None
         self._ended: str | None = None
         self._group: Any = None
-        self._scoped: PrefixStore | None = None
         self._met = False
         """Whether all ranks were there."""
         self._ended_at_s = 0.0
@@ -218,14 +231,14 @@ class Group:
             with socket_lock:
                 self._before = open_sockets()
         try:
-            store = self._reach_store()
-            # Shut while the store's connection was not there yet: nothing would end what follows.
-            self.check()
-            scoped = self._scoped = PrefixStore(self.name, store)
-            scoped.set(_ready(self.rank), "1")
-            self._tidy(store)
-            self._await_all(scoped)
-            self._group = self._create(scoped)
+            self._group = self._backend.create(
+                self._meet,
+                self.rank,
+                self.size,
+                address=self._address,
+                connect=timedelta(seconds=self._connect_s),
+                operation=self._timeout,
+            )
         except RuntimeError as error:
             raise GroupEnded(self.ended or f"{self.name}: {backend_problem(error)}") from error
         finally:
@@ -248,12 +261,6 @@ class Group:
         return self._backend.name
 
     @property
-    def keys(self) -> PrefixStore:
-        """The store under this group's prefix; there once connected."""
-        assert self._scoped is not None, "connected first"
-        return self._scoped
-
-    @property
     def process_group(self) -> Any:
         """The backend's process group, for collectives that a user's code starts; once connected.
 
@@ -274,47 +281,16 @@ class Group:
                 return ""
         return self._ended or f"{self.name}: {backend_problem(error)}"
 
-    def _reach_store(self) -> TCPStore:
-        """Connect to the rendezvous store.
+    def _meet(self, key: str, body: bytes) -> list[bytes]:
+        """Give every rank this one's bytes; return those of all, by rank. :meth:`shutdown` ends it.
 
-        The store's client keeps trying when it is refused, and nothing can end that
-        from outside; so a store that died is found by a plain connection first.
+        Raises:
+            GroupEnded: the group ended before all were there.
         """
-        host, _, port = self.store.rpartition(":")
-        try:
-            network_cut.refuse()
-            socket.create_connection((host, int(port)), self._connect_s).close()
-        except OSError as error:
-            raise GroupEnded(f"{self.name}: store {self.store}: {error}") from error
-        patience = timedelta(seconds=self._connect_s)
-        store = TCPStore(host, int(port), None, False, patience, wait_for_workers=False)
-        store.set_timeout(self._timeout)
-        return store
-
-    def _await_all(self, store: PrefixStore) -> None:
-        """Wait until every rank is about to connect: a wait that :meth:`shutdown` can end.
-
-        The connecting itself cannot be ended while it waits for a peer to call, as it
-        has no connection that could be shut. With all ranks there it takes
-        milliseconds, so it gets a short timeout of its own.
-        """
-        store.wait([_ready(rank) for rank in range(self.size)], self._timeout)
-
-    def _tidy(self, store: TCPStore) -> None:
-        """Delete what is left of former groups, while the others of this one are awaited."""
-        for name, rank in self._former:
-            for key in (_ready(rank), *self._backend.keys(rank)):
-                store.delete_key(f"{name}/{key}")
-
-    def _create(self, store: PrefixStore) -> Any:
-        return self._backend.create(
-            store,
-            self.rank,
-            self.size,
-            address=self._address,
-            connect=timedelta(seconds=self._connect_s),
-            operation=self._timeout,
-        )
+        self.check()
+        mine = RANK.pack(self.rank) + body
+        bodies = self._meeting.meet(f"{self.name}/{key}", mine, self.size, lambda: self._ended)
+        return [body[RANK.size :] for body in sorted(bodies, key=lambda body: body[: RANK.size])]
 
     def shutdown(self, why: str) -> None:
         """End every operation that waits here, and all later ones; returns at once."""
@@ -323,6 +299,7 @@ class Group:
                 self._ended, self._ended_at_s = why, time.monotonic()
                 self._watch()
             self._shut_all()
+        self._meeting.wake()
 
     def _shut_all(self) -> None:
         if self._group is not None:

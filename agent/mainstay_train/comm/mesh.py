@@ -95,7 +95,7 @@ def enter(group: Group) -> None:
     kind = backend_type.NCCL if group.backend == "nccl" else backend_type.GLOO
     entered: Any = group.process_group
     if not isinstance(entered, distributed.ProcessGroup):  # a backend, which torch wants in one
-        entered = distributed.ProcessGroup(group.keys, group.rank, group.size)
+        entered = distributed.ProcessGroup(distributed.HashStore(), group.rank, group.size)
         entered._set_default_backend(kind)
         for device in ("cuda",) if group.backend == "nccl" else ("cpu", "cuda"):
             entered._register_backend(torch.device(device), kind, group.process_group)

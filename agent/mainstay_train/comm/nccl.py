@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore
 
 LOOK_S = 0.001
 """Between two looks whether all ranks have met."""
@@ -37,6 +36,22 @@ SETTINGS = {
 """How torch treats failures, read from the environment when a group is made."""
 
 
+class _Ids(distributed.Store):
+    """The ids of communicators as NCCL's store: one rank sets an id, all others get it."""
+
+    def __init__(self, meet: Callable[[str, bytes], list[bytes]]) -> None:
+        super().__init__()
+        self._meet = meet
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # C++ gives bytes
+        """Give the value to all others; waits until they have asked for it."""
+        self._meet(key, bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of the rank that sets it."""
+        return max(self._meet(key, b""))
+
+
 class Nccl:
     """Makes NCCL's process groups; :class:`~mainstay_train.comm.group.Backend`."""
 
@@ -46,7 +61,7 @@ class Nccl:
 
     def create(
         self,
-        store: PrefixStore,
+        meet: Callable[[str, bytes], list[bytes]],
         rank: int,
         size: int,
         *,
@@ -61,7 +76,7 @@ class Nccl:
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = operation
         options.config.blocking = 0
-        return distributed.ProcessGroupNCCL(store, rank, size, options)
+        return distributed.ProcessGroupNCCL(_Ids(meet), rank, size, options)
 
     def connect(self, group: Any, connect: timedelta) -> None:
         """Initialize the communicator and wait until a first sum over all ranks is there.
@@ -95,8 +110,3 @@ class Nccl:
     def abort(self, group: Any) -> None:
         """End the group's operations."""
         group.abort()
-
-    def keys(self, rank: int) -> Sequence[str]:
-        """None that would have to be deleted."""
-        del rank
-        return ()

@@ -29,8 +29,9 @@ from enum import IntEnum
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import PREFIX, pack
 
-VERSION = 2
-"""Of what pods say to each other first. In version 1 the first frame carried a proof of its own."""
+VERSION = 3
+"""Of the protocol between pods. In version 1 the first frame carried a proof of its own; in version
+2 the ranks of a group did not meet by the gather."""
 NONCE_BYTES = 32
 """As long as the digest: no two connections of a job's life draw the same."""
 DIGEST_BYTES = 32

@@ -76,8 +76,13 @@ class ClientProtocol(Generic[Body]):
         self._has_joined = True
         return self._join
 
-    def post(self, key: str, body: Body) -> Post[Body]:
+    def post(self, key: str, body: Body, of: int | None = None) -> Post[Body]:
         """Return what gives this member's body for ``key``.
+
+        Args:
+            key: what is gathered.
+            body: of this member.
+            of: how many members post the key; None: all.
 
         Raises:
             QuorumAborted: the quorum has ended.
@@ -89,7 +94,7 @@ class ClientProtocol(Generic[Body]):
         if key in self._posted:
             raise LocalProtocolError(f"{key} was posted before")
         self._posted.add(key)
-        return Post(key=key, body=body)
+        return Post(key=key, body=body, of=of)
 
     def take(self, key: str) -> tuple[Body, ...]:
         """Return all members' bodies for ``key`` in the order of their indices, once.

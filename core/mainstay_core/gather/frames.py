@@ -48,6 +48,8 @@ class Post(Generic[Body]):
 
     key: str
     body: Body
+    of: int | None = None
+    """How many members post this key; None: all of the quorum. Only they get what is gathered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered(Generic[Body]):
-    """The bodies of all members for one key, in the order of their indices."""
+    """The bodies of all who post one key, in the order of their indices."""
 
     key: str
     bodies: tuple[Body, ...]
@@ -87,6 +89,7 @@ class _Keyed:
     """The head of a frame whose body is about one key."""
 
     key: Name
+    of: Index | None = None
 
 
 def encode(message: Join | Post[bytes] | Abort | Leave | Gathered[bytes] | Newer) -> bytes:
@@ -96,7 +99,8 @@ def encode(message: Join | Post[bytes] | Abort | Leave | Gathered[bytes] | Newer
             head = {name: getattr(message, name) for name in Join.__dataclass_fields__}
             return pack({"kind": "join", **head})
         case Post():
-            return pack({"kind": "post", "key": message.key}, message.body)
+            of = {} if message.of is None else {"of": message.of}
+            return pack({"kind": "post", "key": message.key, **of}, message.body)
         case Abort():
             suspects = list(message.suspects)
             return pack({"kind": "abort", "why": message.why, "suspects": suspects})
@@ -122,7 +126,8 @@ def decode_for_server(frame: Frame) -> Join | Post[bytes] | Abort | Leave:
         case "join":
             return codec.decode(Join, frame.head)
         case "post":
-            return Post(key=codec.decode(_Keyed, frame.head, "Post").key, body=frame.body)
+            head = codec.decode(_Keyed, frame.head, "Post")
+            return Post(key=head.key, body=frame.body, of=head.of)
         case "abort":
             return codec.decode(Abort, frame.head)
         case "leave":

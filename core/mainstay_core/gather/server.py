@@ -3,12 +3,13 @@
 Every quorum has one *room*:
 
 * Every member joins once and posts a body for each key. When all have posted a key,
-  each gets all bodies in the order of the members' indices.
+  each gets all bodies in the order of the members' indices. A key may be for some of the
+  members alone, as many as each of its posts says: so the ranks of a group meet.
 * When a joined member's connection ends or a member says :class:`~.frames.Abort`, the
   room is dead: all others are told at once, and whoever comes later is told on arrival.
 * A member that says :class:`~.frames.Leave` has moved on together with the others (a
-  planned plan, the end of the job). Nobody is interrupted, but no key can complete that
-  it has not posted: such a post is answered by an abort without suspects.
+  planned plan, the end of the job). Nobody is interrupted, but no key for all can complete
+  that it has not posted: such a post is answered by an abort without suspects.
 
 Every room ends with its first member's connection, so nothing has to be expired; the
 names of dead rooms are remembered.
@@ -58,6 +59,8 @@ class _Room(Generic[Connection, Body]):
     """Every life that has ever joined, so that no other takes its place."""
     posts: dict[str, dict[int, Body]] = field(default_factory=dict)
     """Bodies by index of every key that is not complete."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """How many members post a key that is not complete and not for all."""
     left: set[int] = field(default_factory=set)
     """Indices of the members that moved on: keys that they did not post can never complete."""
 
@@ -192,13 +195,18 @@ class ServerProtocol(Generic[Connection, Body]):
         if death is not None:
             return [Send((connection,), death)]
         posts = room.posts.setdefault(post.key, {})
+        wrong = _why_not_post(room, post)
+        if wrong:
+            return self.refuse(connection, RemoteProtocolError(wrong))
         posts[member.index] = post.body
-        if len(posts) == room.size:
+        if len(posts) == (post.of or room.size):
             del room.posts[post.key]
-            bodies = tuple(posts[index] for index in range(room.size))
-            return [Send(tuple(room.members.values()), Gathered(key=post.key, bodies=bodies))]
+            room.parts.pop(post.key, None)
+            indices = sorted(posts)
+            gathered = Gathered(key=post.key, bodies=tuple(posts[index] for index in indices))
+            return [Send(tuple(room.members[i] for i in indices if i in room.members), gathered)]
         gone = room.left - posts.keys()
-        if gone:
+        if gone and post.of is None:
             return self._kill(room.quorum, Abort(why=f"member {min(gone)} has moved on"))
         return []
 
@@ -208,7 +216,8 @@ class ServerProtocol(Generic[Connection, Body]):
         room = member.room
         member.has_left = True
         room.left.add(member.index)
-        if all(member.index in posts for posts in room.posts.values()):
+        for_all = (posts for key, posts in room.posts.items() if key not in room.parts)
+        if all(member.index in posts for posts in for_all):
             return []
         why = f"member {member.index} has moved on"
         return self._kill(room.quorum, Abort(why=why), spare=connection)
@@ -225,3 +234,15 @@ class ServerProtocol(Generic[Connection, Body]):
         room = self._rooms.pop(quorum, None)
         others = tuple(m for m in room.members.values() if m != spare) if room else ()
         return [Send(others, death)] if others else []
+
+
+def _why_not_post(room: _Room[Connection, Body], post: Post[Body]) -> str:
+    """Take note of how many members post the key; return why this one may not, or nothing."""
+    if post.of is not None and not 1 <= post.of <= room.size:
+        return f"{post.key} is for {post.of} of {room.size} members"
+    begun = bool(room.posts[post.key])
+    if begun and room.parts.get(post.key) != post.of:
+        return f"{post.key} is for {room.parts.get(post.key, 'all')} members, not {post.of}"
+    if post.of is not None:
+        room.parts[post.key] = post.of
+    return ""

@@ -106,10 +106,6 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
     def _chain_groups(self, name: str, plan: Plan, chain: Chain) -> ChainT:
         """Return what connects this rank's chain, not connected yet."""
 
-    @abstractmethod
-    def _drop(self, group: GroupT | ChainT) -> None:
-        """Take note of a group that is left for good."""
-
     # Plans --------------------------------------------------------------------------
 
     def see(self, plan: Plan) -> None:
@@ -149,8 +145,6 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             if self._gather is not None:
                 self._gather.leave()
             self._end_reduce("this trainer has moved on")
-            if self._reduce_group is not None:
-                self._drop(self._reduce_group)
             self._gather = self._reduce_group = None
 
     def leave(self) -> None:
@@ -285,7 +279,6 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
     def _end_pipeline(self, why: str) -> None:
         if self._pipeline is not None:
             self._pipeline.shutdown(why)
-            self._drop(self._pipeline)
         self._pipeline = self._pipeline_key = None
 
 

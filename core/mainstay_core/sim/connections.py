@@ -66,9 +66,6 @@ class Connections(QuorumConnections[GatherClient, Group, Group]):
             connect_s=self._connect_s,
         )
 
-    def _drop(self, group: Group) -> None:
-        """What a group leaves in its store disturbs nobody here."""
-
 
 def _ignore(plan: Plan) -> None:
     del plan

@@ -140,7 +140,7 @@ def test_another_version_is_refused_by_name_on_both_sides() -> None:
     older = bytearray(listener().received(caller().hello))
     older[4] = VERSION - 1
     with pytest.raises(
-        RemoteProtocolError, match=r"speaks version 1 .* suspend the job and resume"
+        RemoteProtocolError, match=rf"speaks version {VERSION - 1} .* suspend the job and resume"
     ):
         caller().answered(bytes(older))
 

@@ -29,6 +29,7 @@ SAID = {
         b"",
     ),
     Post(key="vote/7/0", body=b"yes"): (b'{"kind":"post","key":"vote/7/0"}', b"yes"),
+    Post(key="meet", body=b"at", of=2): (b'{"kind":"post","key":"meet","of":2}', b"at"),
     Abort(why="a reset", suspects=(2, 0)): (
         b'{"kind":"abort","why":"a reset","suspects":[2,0]}',
         b"",

@@ -23,6 +23,8 @@ from mainstay_core.gather.server import Send, ServerProtocol
 QUORUMS = {"q1-a": 3, "q2-a": 3, "q2-b": 2, "q3-a": 4}
 """Names of all quorums, and how many members each has."""
 KEYS = ("settle", "vote/0/0", "vote/1/0")
+MEET, MEETING = "meet", (0, 1)
+"""A key that only these members post, by index."""
 NUM_SEEDS, NUM_MOVES = 200, 250
 
 
@@ -86,6 +88,11 @@ class Twin:
             return [(member.number, self.deaths[quorum])]
         posts = self.posts.setdefault((quorum, message.key), {})
         posts[index] = message.body
+        if message.of is not None:
+            if len(posts) < message.of:
+                return []
+            whole = Gathered(key=MEET, bodies=tuple(posts[i] for i in MEETING))
+            return [(m.number, whole) for m in self._present(quorum) if m.join.index in MEETING]
         if len(posts) == QUORUMS[quorum]:
             bodies = tuple(posts[i] for i in range(QUORUMS[quorum]))
             whole = Gathered(key=message.key, bodies=bodies)
@@ -102,8 +109,8 @@ class Twin:
             if member.number in self.gone and member.number not in self.left:
                 return Abort(why=f"the connection of member {index} ended", suspects=(index,))
         moved = {i for i, m in seats.items() if m.number in self.left}
-        for (name, _), posts in self.posts.items():
-            missing = moved - posts.keys()
+        for (name, key), posts in self.posts.items():
+            missing = moved - posts.keys() if key != MEET else None
             if name == quorum and missing and len(posts) < QUORUMS[quorum]:
                 return Abort(why=f"member {min(missing)} has moved on")
         if all(m.number in self.gone for m in seats.values()):
@@ -185,11 +192,12 @@ class Star:
         if client.ended is not None:
             self.check_ended(member)
         elif roll < 0.9:
-            key = self.rng.choice(KEYS)
+            key = self.rng.choice((*KEYS, MEET) if member.join.index in MEETING else KEYS)
             if key in member.posted:
                 self.take(member, key)
             else:
-                member.line.post(key, f"{member.join.quorum}/{member.join.incarnation}/{key}")
+                of = len(MEETING) if key == MEET else None
+                member.line.post(key, f"{member.join.quorum}/{member.join.incarnation}/{key}", of)
                 member.posted.add(key)
         else:
             member.ends_itself = True
@@ -201,11 +209,15 @@ class Star:
         bodies = member.client.take(key)
         quorum, lives = member.join.quorum, self.twin.lives[member.join.quorum]
         expected = tuple(
-            f"{quorum}/{lives[index].join.incarnation}/{key}" for index in range(QUORUMS[quorum])
+            f"{quorum}/{lives[index].join.incarnation}/{key}" for index in self.parties(quorum, key)
         )
         assert bodies == expected, "every member's own words in this quorum, by index"
-        self.happened.add("gathered")
+        self.happened.add("met" if key == MEET else "gathered")
         member.taken.add(key)
+
+    @staticmethod
+    def parties(quorum: str, key: str) -> range:
+        return range(len(MEETING) if key == MEET else QUORUMS[quorum])
 
     def hold(self) -> None:
         number = self.rng.randrange(1, 5)
@@ -264,8 +276,10 @@ class Star:
             assert quorum not in self.twin.deaths
             for key in member.posted - member.taken:
                 if not member.client.may_take(key):
-                    late = set(range(QUORUMS[quorum])) - self.twin.posts[quorum, key].keys()
+                    late = set(self.parties(quorum, key)) - self.twin.posts[quorum, key].keys()
                     present = {m.join.index for m in self.twin._present(quorum)}
+                    if key == MEET:  # who has moved on meets elsewhere, as do the others soon
+                        present |= late
                     absent = set(range(QUORUMS[quorum])) - self.twin.lives[quorum].keys()
                     assert late <= present | absent
 
@@ -283,6 +297,7 @@ def run_all() -> set[str]:
 def test_every_member_gets_what_the_rules_say_whatever_the_order() -> None:
     assert run_all() >= {
         "gathered",
+        "met",
         "newer plan",
         "why",
         "the connection of member  ended",

@@ -45,6 +45,38 @@ def test_all_get_all_bodies_in_index_order_once_the_last_has_posted() -> None:
     ]
 
 
+def test_a_key_for_some_is_gathered_from_them_and_told_to_them() -> None:
+    server = make_room()
+
+    assert server.received("c", Post(key="meet", body="2", of=2)) == []
+    assert server.received("a", Post(key="meet", body="0", of=2)) == [
+        Send(("a", "c"), Gathered(key="meet", bodies=("0", "2")))
+    ]
+
+
+def test_who_moves_on_does_not_end_a_key_for_some() -> None:
+    server = make_room()
+    server.received("a", Post(key="meet", body="0", of=2))
+
+    assert server.received("b", Leave()) == []
+    assert server.received("c", Post(key="meet", body="2", of=2)) == [
+        Send(("a", "c"), Gathered(key="meet", bodies=("0", "2")))
+    ]
+
+
+@pytest.mark.parametrize("of", [0, 4, 3, None])
+def test_posts_of_a_key_agree_for_how_many_it_is(of: int | None) -> None:
+    server = make_room()
+    server.received("a", Post(key="meet", body="0", of=2))
+
+    (told, closed) = server.received("b", Post(key="meet", body="1", of=of))
+
+    assert isinstance(told, Send)
+    assert isinstance(told.message, Abort)
+    assert "meet is for" in told.message.why
+    assert closed == Close("b")
+
+
 def test_keys_do_not_wait_for_each_other() -> None:
     server = make_room("ab")
     server.received("a", post("one", "1"))

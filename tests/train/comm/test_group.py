@@ -1,21 +1,19 @@
 import contextlib
 import random
+import signal
 import socket
 import threading
 
 import pytest
 import torch
 from tests.train.crew import ADDRESS, make_group
-from torch.distributed import PrefixStore, TCPStore
 
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_train.comm.group import Message
+from mainstay_train.comm.group import BACKENDS, Message
 from mainstay_train.state import heal
 
 SIZE = 4
-BACKENDS = ("gloo", "strict")
-
-both = pytest.mark.parametrize("backend", BACKENDS)
+both = pytest.mark.parametrize("backend", ["gloo", "strict"])
 
 
 def receive(group, tensor, peer, tag=0):
@@ -282,11 +280,25 @@ def test_a_socket_that_got_the_number_of_a_closed_one_survives(crew):
     assert worker.hear() == [True] * 8
 
 
+def _meet_and_be_killed(pipe, store, backend):
+    group = make_group(store, 1, 2, backend=backend)
+    meeting, told = group._meeting, []
+
+    class Tells:
+        def meet(self, key, body, size, ended):
+            def posted():
+                if not told:
+                    told.append(pipe.send("its address is known"))
+                return ended()
+
+            return meeting.meet(key, body, size, posted)
+
+    group._meeting = Tells()
+    group.connect()
+
+
 def _connect_without_the_peer(pipe, store, backend):
-    host, _, port = store.rpartition(":")
     group = make_group(store, 0, 2, connect_s=0.5, backend=backend)
-    peer = PrefixStore(group.name, TCPStore(host, int(port), is_master=False))
-    peer.set("ready/1", "1")
     try:
         group.connect()
     except GroupEnded as end:
@@ -296,30 +308,42 @@ def _connect_without_the_peer(pipe, store, backend):
 @both
 def test_a_peer_that_was_there_and_never_calls_ends_the_connecting(crew, backend):
     """It may have been told to leave, or died, just before it connected."""
+    peer = crew.fork(_meet_and_be_killed, crew.store, backend)
+    assert peer.hear() == "its address is known"
+    peer.kill()
 
     worker = crew.fork(_connect_without_the_peer, crew.store, backend)
 
     assert worker.hear().startswith("test: ")
 
 
-def _form_three_times(pipe, store, rank, backend):
-    former: list[tuple[str, int]] = []
-    for number in range(3):
-        group = make_group(store, rank, 2, f"group-{number}", former=former, backend=backend)
+def _connect_until_shut(pipe, store):
+    group = make_group(store, 0, 2, connect_s=100, backend="strict")
+    connect = BACKENDS["strict"].connect
+
+    def tell(process_group, bound):
+        pipe.send("connects")
+        connect(process_group, bound)
+
+    BACKENDS["strict"].connect = tell
+    threading.Thread(target=lambda: (pipe.recv(), group.shutdown("shut")), daemon=True).start()
+    try:
         group.connect()
-        exchange(group)
-        group.shutdown("over")
-        former = [(group.name, rank)]
-    pipe.send(None)
+    except GroupEnded as end:
+        pipe.send(str(end))
 
 
-@both
-def test_what_a_former_group_left_in_the_store_is_deleted(crew, backend):
-    workers = [crew.fork(_form_three_times, crew.store, rank, backend) for rank in range(2)]
-    assert [w.hear() for w in workers] == [None, None]
-    host, _, port = crew.store.rpartition(":")
-    keys = TCPStore(host, int(port), None, False, wait_for_workers=False).list_keys()
-    assert sorted({key.partition("/")[0] for key in keys}) == ["group-2"]
+def test_connecting_that_waits_for_a_peer_is_ended_by_an_abort(crew):
+    """As with NCCL, whose communicator is initialized without blocking for this."""
+    peer = crew.fork(_meet_and_be_killed, crew.store, "strict")
+    assert peer.hear() == "its address is known"
+    peer.signal(signal.SIGSTOP)
+    worker = crew.fork(_connect_until_shut, crew.store)
+    assert worker.hear() == "connects"
+
+    worker.say("shut")
+
+    assert worker.hear() == "shut"
 
 
 def _exchange_until_shut(pipe, store, rank, rounds, seed, backend):

@@ -1,12 +1,12 @@
 """The inner mesh: DTensor over groups that are ended and formed again; slices and digests."""
 
-import dataclasses
 import os
 import signal
 import threading
 
 import pytest
 import torch
+from benchmarks.support.groups import StoreMeeting
 from tests.core.plans import make_plan
 from tests.train.crew import ADDRESS, make_group
 from torch import nn
@@ -147,12 +147,9 @@ def run_place(pipe, store, stages, size, position):
     )
     lives = [f"{p}.1" for p in range(stages * size)]
     plan = make_plan({0: lives}, ranks_per_stage=size, quorum=stages)
-    rendezvous = dataclasses.replace(plan.rendezvous, store=store)
     connections = Connections(settings, "gloo")
-    connections.adopted, connections.index = (
-        dataclasses.replace(plan, rendezvous=rendezvous),
-        position,
-    )
+    connections.adopted, connections.index = plan, position
+    connections._gather = StoreMeeting(store)
     stage, index = divmod(position, size)
     engine = Engine.build(
         workload.load("", SMALL),
