@@ -269,7 +269,7 @@ class Neighbour(Release):
             limits_cpu="6",
             limits_memory="4Gi",
         )
-        self.allow_pods(2)
+        self.allow_pods(3)
 
 
 def make_job(platform: Release, name: str, steps: int, *gates: int, **spec: Any) -> Object:

@@ -431,7 +431,7 @@ def test_an_uninstalled_release_leaves_its_neighbour_and_the_crd_alone(
     helm(platform, "uninstall", "mainstay", "--wait", "--timeout", "2m")
     wait_for(lambda: objects_of_releases(platform.cluster) == others, "the release's end, alone")
 
-    # All that the other one does goes on, in a quota that its two pods use up.
+    # All that the other one does goes on.
     assert pods() == first
     assert other.job(twin.name)["status"]["recovery"]["total"] == calm
     twin.lose_pod()
