@@ -18,8 +18,8 @@ def test_the_pods_of_two_releases_are_made(control_plane: ControlPlane) -> None:
     """What admission refuses is refused to the controllers: no pod would be there."""
     api = control_plane.api
     enforced = {"pod-security.kubernetes.io/enforce": "restricted"}
-    for _ in range(2):
-        namespace = control_plane.make_namespace(None, **enforced)
+    namespaces = [control_plane.make_namespace(None, **enforced) for _ in range(2)]
+    for namespace in namespaces:
         base = f"/api/v1/namespaces/{namespace}"
         body = {"metadata": {"name": "all"}, "spec": {"hard": QUOTA}}
         api.create(f"{base}/resourcequotas", body)
@@ -35,6 +35,12 @@ def test_the_pods_of_two_releases_are_made(control_plane: ControlPlane) -> None:
             api.wait(path, lambda found, count=count: has_pods(found, count), f"{path}: no pods")
         used = api.get(f"{base}/resourcequotas/all")["status"]["used"]
         assert used["limits.cpu"] == "8"
+    # A namespace that two releases serve would have two operators, each with an api of its own.
+    serve = ["--set", f"crds.enabled=false,watchNamespaces={{{namespaces[1]}}}"]
+    options = [*serve, "-n", namespaces[0]]
+    said = control_plane.helm("install", "another", str(CHART), *options, check=False)
+    assert "cannot be imported into the current release" in said
+    assert f'in namespace "{namespaces[1]}" exists' in said
 
 
 def is_counted(quota: Object | None) -> bool:

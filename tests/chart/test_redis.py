@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.chart.charts import CHART, container_of, find, render
+from tests.cluster.client import Object
 from tests.cluster.control_plane import ControlPlane
 
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
@@ -35,6 +36,7 @@ class Release:
         self.claim = f"{base}/persistentvolumeclaims/mainstay-redis"
         apps = f"/apis/apps/v1/namespaces/{self.namespace}"
         self.store = f"{apps}/statefulsets/mainstay-redis"
+        self.pod = f"{base}/pods/mainstay-redis-0"
 
     def helm(self, action: str, *values: str) -> str:
         given = [word for value in ("crds.enabled=false", *values) for word in ("--set", value)]
@@ -43,6 +45,16 @@ class Release:
     def uninstall(self) -> None:
         self.plane.helm("uninstall", self.name, "-n", self.namespace)
         self.plane.api.wait(self.claim, lambda found: found is None)
+
+
+def keeps_data_in(source: str) -> Callable[[Object | None], bool]:
+    """Whether a pod's data are in a volume of this kind."""
+
+    def look(pod: Object | None) -> bool:
+        volumes = (pod or {}).get("spec", {}).get("volumes", [])
+        return any(volume["name"] == "data" and source in volume for volume in volumes)
+
+    return look
 
 
 @pytest.fixture
@@ -78,6 +90,8 @@ def test_without_a_default_class_helm_says_what_is_missing_and_an_upgrade_mends_
     assert [volume for volume in volumes if volume["name"] == "data"] == [
         {"name": "data", "emptyDir": {}}
     ]
+    # A StatefulSet waits for its pods one by one: the one that waits for the claim must not stay.
+    api.wait(release.pod, keeps_data_in("emptyDir"), "the pod waits for a claim that is gone")
 
 
 def test_a_class_that_does_not_exist_is_told(
@@ -123,7 +137,7 @@ def test_helm_asks_for_no_class_where_it_is_told_or_may_not(
 def test_an_older_release_keeps_the_claims_of_its_statefulset(
     control_plane: ControlPlane, release: Release, storage_class: str
 ) -> None:
-    """Before, the claim was the StatefulSet's own, which nobody may change."""
+    """Before, the claim was the StatefulSet's own and pods came one by one: neither may change."""
     api = control_plane.api
     older = find(render(control_plane, release.namespace), "StatefulSet", "mainstay-redis")
     older["metadata"]["annotations"] = {
@@ -131,6 +145,7 @@ def test_an_older_release_keeps_the_claims_of_its_statefulset(
         "meta.helm.sh/release-namespace": release.namespace,
     }
     del older["spec"]["template"]["spec"]["volumes"]
+    older["spec"]["podManagementPolicy"] = "OrderedReady"
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "8Gi"}}}
     older["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}, "spec": spec}]
     older["spec"]["persistentVolumeClaimRetentionPolicy"] = {"whenDeleted": "Delete"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,18 @@ from tests.cluster import building, toolbox
 from tests.cluster.client import Object
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import reason_told
-from tests.cluster.release import CORPUS, JOBS, MODEL, SYSTEM, TRAINING_JOBS, Platform, make_job
+from tests.cluster.release import (
+    CORPUS,
+    JOBS,
+    MODEL,
+    NUM_PODS,
+    OTHER_SYSTEM,
+    SYSTEM,
+    Neighbour,
+    Platform,
+    Release,
+    make_job,
+)
 from tests.e2e.harness import local_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(900)]
@@ -23,7 +35,7 @@ STEPS = 27
 GIVE_UP_S = 240.0
 POLL_S = 0.1
 OWNED = ("pods", "services", "serviceaccounts", "secrets")
-PODS = f"/api/v1/namespaces/{JOBS}/pods"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +58,41 @@ def platform(cluster: Callable[[int], Cluster]) -> Platform:
         made = Platform(cluster(3), toolbox.say_to_stdout)
     made.install()
     return made
+
+
+@pytest.fixture(scope="module")
+def neighbour(platform: Platform) -> Neighbour:
+    """A second release, installed with the store's volume as it comes: nobody makes volumes."""
+    made = Neighbour(platform.cluster)
+    made.install(wait=False)
+    return made
+
+
+@pytest.fixture(scope="module")
+def twin(neighbour: Neighbour) -> Story:
+    """A job of the second release, of the same name as one of the first; it stands at a gate."""
+    helm(neighbour, *remedy(neighbour))
+    spec = {
+        "training": {"steps": 8, "seed": 12, "lanes": 2, "shardsPerLane": 1},
+        "parallelism": {"replicas": 2, "minReplicas": 1, "stages": 1},
+        "spares": {"replicas": 0},
+        # It stands for as long as the other release's tests take.
+        "detection": {"hangSeconds": 3600},
+    }
+    return Story(neighbour, "changes", 8, (3,), **spec)
+
+
+def helm(release: Release, action: str, *words: str) -> str:
+    return release.cluster.helm(action, *words, "-n", release.namespace)
+
+
+def remedy(release: Release) -> list[str]:
+    """What the notes say to do where there is no volume to be had: a helm command's words."""
+    notes = helm(release, "get", "notes", "mainstay")
+    (line,) = (line for line in notes.splitlines() if "persistence.enabled=false" in line)
+    program, *words = shlex.split(line.replace("CHART", str(release.chart)), comments=True)
+    assert program == "helm"
+    return words
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
@@ -71,7 +118,7 @@ class Story:
     """One job, and what happens to it while it stands at a gate."""
 
     def __init__(
-        self, platform: Platform, name: str, steps: int, gates: Sequence[int], **spec: Any
+        self, platform: Release, name: str, steps: int, gates: Sequence[int], **spec: Any
     ) -> None:
         self.platform = platform
         self.name = name
@@ -90,23 +137,34 @@ class Story:
     def go_on(self, gate: int, then: int | None = None) -> None:
         """Pass a gate; the fault must be recovered from, and all pods be there again.
 
-        The last join may only end beyond the next gate.
+        The last join may only end beyond the next gate. So may a hand-over: all is done by then but
+        the first step of the quorum that it has made.
         """
         self.platform.open_gates(gate)
         if then is not None:
             self.stand_at(then)
 
+        def num_recovered(status: Object) -> int:
+            recovery = status.get("recovery", {})
+            made = status.get("quorum", {}).get("id")
+            handed = [
+                active
+                for active in recovery.get("active", [])
+                if active["method"] == "hand-over" and active["quorum"] == made
+            ]
+            return int(recovery.get("total", 0)) + len(handed)
+
         def is_repaired(job: Object | None) -> bool:
             status = (job or {}).get("status", {})
-            pods, recovery = status.get("pods", {}), status.get("recovery", {})
+            pods = status.get("pods", {})
             return (
-                recovery.get("total", 0) > self.num_recoveries
+                num_recovered(status) > self.num_recoveries
                 and pods.get("ready") == pods.get("wanted") == 4
                 and condition_of(job, "SparesAvailable") == "True"
             )
 
         job = self.platform.wait(self.name, is_repaired, f"not whole after gate {gate}")
-        self.num_recoveries = job["status"]["recovery"]["total"]
+        self.num_recoveries = num_recovered(job["status"])
 
     def serving(self, but_on: Sequence[str] = ()) -> Object:
         """A pod that holds a rank, on none of these nodes."""
@@ -119,6 +177,11 @@ class Story:
 
         found: Object = wait_for(find, "a pod that serves")
         return found
+
+    def lose_pod(self, grace: bool = False) -> None:
+        """Delete a pod that holds a rank; without grace nobody is told before."""
+        path = f"{self.platform.pods_path}/{self.serving()['metadata']['name']}"
+        self.platform.api.delete(path, **({} if grace else {"gracePeriodSeconds": "0"}))
 
     def finish(self) -> Any:
         """Wait until the job is complete and no step of it was lost; return its final digests."""
@@ -133,7 +196,8 @@ class Story:
 
     def restarts(self, pod: Object) -> dict[str, int]:
         """How often each of a pod's containers was started again."""
-        status = self.platform.api.get(f"{PODS}/{pod['metadata']['name']}")["status"]
+        path = f"{self.platform.pods_path}/{pod['metadata']['name']}"
+        status = self.platform.api.get(path)["status"]
         listed = [*status["containerStatuses"], *status["initContainerStatuses"]]
         return {c["name"]: c["restartCount"] for c in listed}
 
@@ -176,7 +240,7 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
     nodes = {pod["spec"]["nodeName"] for pod in platform.pods("story")}
     assert len(nodes) == 3, nodes
 
-    platform.api.delete(f"{PODS}/{story.serving()['metadata']['name']}")
+    story.lose_pod(grace=True)
     story.go_on(3, then=7)
 
     victim = story.serving()
@@ -194,8 +258,7 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
     story.go_on(11, then=15)
 
     kill(platform, "operator")
-    name = story.serving()["metadata"]["name"]
-    platform.api.delete(f"{PODS}/{name}", gracePeriodSeconds="0")
+    story.lose_pod()
     story.go_on(15, then=19)
 
     platform.cluster.kill_node(story.serving(but_on=[platform.home])["spec"]["nodeName"])
@@ -214,10 +277,34 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
     assert int(row.split()[5]) >= len(GATES)
 
 
-def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
-    platform: Platform, expected: Any
+def test_without_a_storage_class_the_notes_say_what_starts_the_store(
+    neighbour: Neighbour, request: pytest.FixtureRequest
 ) -> None:
-    """An upgrade, an operator that is away for a whole failure, a suspension."""
+    """Nothing is deleted by hand."""
+    apps = f"/apis/apps/v1/namespaces/{OTHER_SYSTEM}/statefulsets"
+    notes = helm(neighbour, "get", "notes", "mainstay")
+    assert "The CRD is not part of this release. It is there: another release has it" in notes
+    assert "this cluster has no default StorageClass" in notes
+    pod = f"/api/v1/namespaces/{OTHER_SYSTEM}/pods/mainstay-redis-0"
+    neighbour.api.wait(pod, lambda found: condition_of(found, "PodScheduled") == "False")
+    made = neighbour.api.get(f"{apps}/mainstay-redis")["metadata"]["uid"]
+    request.getfixturevalue("twin")
+    neighbour.api.wait(
+        f"{apps}/mainstay-redis",
+        lambda found: found and found["status"].get("readyReplicas") == 1,
+        "the store does not start",
+    )
+    assert neighbour.api.get(f"{apps}/mainstay-redis")["metadata"]["uid"] == made
+    assert "StorageClass" not in helm(neighbour, "get", "notes", "mainstay")
+
+
+def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
+    platform: Platform, expected: Any, twin: Story
+) -> None:
+    """An upgrade, an operator that is away for a whole failure, a suspension.
+
+    A job of the same name trains beside it, served by another release.
+    """
     platform.cluster.scale(3)
     saved = {"checkpoint": {"everySteps": 1000, "storage": "/checkpoints"}}
     story = Story(platform, "changes", STEPS, (3, 7, 11, 15, 19), **saved)
@@ -244,7 +331,7 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     platform.api.patch(operator, {"spec": {"replicas": 0}})
     platform.api.wait(operator, lambda found: "replicas" not in (found or {})["status"])
     kill(platform, "operator")
-    platform.api.delete(f"{PODS}/{story.serving()['metadata']['name']}", gracePeriodSeconds="0")
+    story.lose_pod()
     platform.open_gates(7)
     # Nobody has made another pod: the others go on without it.
     story.stand_at(11)
@@ -256,7 +343,7 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     platform.open_gates(15)
     story.stand_at(19)
 
-    path = f"{TRAINING_JOBS}/changes"
+    path = f"{platform.jobs_path}/changes"
     platform.api.patch(path, {"spec": {"suspend": True}})
     # Held until then: the few steps that are left take less time than a plan.
     wait_for(lambda: platform.fetch(story.uid, "plan")["plan"]["pause"], "the pausing plan")
@@ -269,25 +356,35 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     wait_for(lambda: platform.pods("changes"), "the pods of the resumed job")
     assert supervisor_tags(platform.pods("changes")) == {building.NEXT_TAG}
     assert story.finish() == expected
+    assert story.uid in platform.served()
+    wait_for(lambda: twin.platform.served() == {twin.uid}, "the other release's job, and no other")
+    assert twin.uid not in platform.served()
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize(
+    ("times", "room"), [(2, NUM_PODS), pytest.param(5, 5, marks=pytest.mark.chaos)]
+)
 def test_a_job_that_is_deleted_and_applied_again_trains_each_time(
-    platform: Platform, times: int
+    platform: Platform, times: int, room: int
 ) -> None:
-    """Kubelets keep an immutable Secret as they read it, for as long as pods name it."""
+    """Kubelets keep an immutable Secret as they read it, for as long as pods name it.
+
+    With room for no more pods than it has, a job waits for the end of the one before.
+    """
     platform.cluster.scale(3)
+    platform.allow_pods(room)
     for left in reversed(range(times)):
         story = Story(platform, "again", 8, (3,), spares={"replicas": 2})
         story.stand_at(3)
-        assert len(platform.pods("again")) == 5
+        # One pod is enough to train; the others come as soon as the quota lets them.
+        wait_for(lambda: len(platform.pods("again")) == 5, "all pods")
         if not left:
             # Who comes later proves the same secret as those who are there.
-            platform.api.delete(f"{PODS}/{story.serving()['metadata']['name']}")
+            story.lose_pod(grace=True)
             platform.open_gates(3)
             story.finish()
             assert platform.job("again")["status"]["recovery"]["total"]
-        platform.api.delete(f"{TRAINING_JOBS}/again")
+        platform.api.delete(f"{platform.jobs_path}/again")
         platform.wait("again", lambda job: job is None, "the job is not gone")
 
 
@@ -300,7 +397,7 @@ def test_a_deleted_job_leaves_nothing_though_the_store_is_gone(platform: Platfor
     kill(platform, "redis")
     for name in ("story", "changes", "orphan"):
         with contextlib.suppress(AssertionError):
-            platform.api.delete(f"{TRAINING_JOBS}/{name}")
+            platform.api.delete(f"{platform.jobs_path}/{name}")
     for name in ("story", "changes", "orphan"):
         platform.wait(name, lambda job: job is None, "the job is not gone")
 
@@ -315,17 +412,48 @@ def test_a_deleted_job_leaves_nothing_though_the_store_is_gone(platform: Platfor
     wait_for(lambda: not left(), "the objects' end")
 
 
-def test_an_uninstalled_release_leaves_the_crd_alone(platform: Platform) -> None:
-    platform.cluster.helm("uninstall", "mainstay", "-n", SYSTEM, "--wait", "--timeout", "2m")
+def test_an_uninstalled_release_leaves_its_neighbour_and_the_crd_alone(
+    platform: Platform, twin: Story
+) -> None:
+    platform.cluster.scale(3)
+    twin.stand_at(3)
+    other = twin.platform
+
+    def pods() -> set[str]:
+        return {pod["metadata"]["uid"] for pod in other.pods(twin.name)}
+
+    first = pods()
+    assert len(first) == 2
+    calm = other.job(twin.name)["status"]["recovery"]["total"]
+    before = objects_of_releases(platform.cluster)
+    others = {name for name in before if OTHER_SYSTEM in name or other.jobs in name}
+    assert others < before
+    helm(platform, "uninstall", "mainstay", "--wait", "--timeout", "2m")
+    wait_for(lambda: objects_of_releases(platform.cluster) == others, "the release's end, alone")
+
+    # All that the other one does goes on.
+    assert pods() == first
+    assert other.job(twin.name)["status"]["recovery"]["total"] == calm
+    twin.lose_pod()
+    wait_for(lambda: len(pods() - first) == 1 and len(pods()) == 2, "another pod")
+    other.open_gates(3)
+    twin.finish()
+    # It may take the CRD over, as nobody has it now.
+    adopt = ["--reset-then-reuse-values", "--take-ownership", "--set", "crds.enabled=true"]
+    helm(other, "upgrade", "mainstay", str(other.chart), *adopt)
+    helm(other, "uninstall", "mainstay")
+    (crd,) = other.api.list(CRDS)
+    assert crd["metadata"]["name"] == "trainingjobs.mainstay.dev"
+    assert crd["metadata"]["annotations"]["meta.helm.sh/release-namespace"] == OTHER_SYSTEM
+
+
+def objects_of_releases(cluster: Cluster) -> set[str]:
+    """The namespaces and names of what releases of this name have made."""
     kinds = "deploy,sts,svc,sa,secret,cm,role,rolebinding,pdb,pvc,networkpolicy"
-    own = ["-l", "app.kubernetes.io/instance=mainstay", "-A", "-o", "name"]
-
-    def left() -> str:
-        wide = "clusterrole,clusterrolebinding"
-        wide += ",validatingadmissionpolicy,validatingadmissionpolicybinding"
-        wide = platform.cluster.kubectl("get", wide, *own[:2], *own[3:])
-        return platform.cluster.kubectl("get", kinds, *own) + wide
-
-    wait_for(lambda: not left(), "the release's end")
-    crds = platform.api.list("/apis/apiextensions.k8s.io/v1/customresourcedefinitions")
-    assert [crd["metadata"]["name"] for crd in crds] == ["trainingjobs.mainstay.dev"]
+    wide = "clusterrole,clusterrolebinding,validatingadmissionpolicy,"
+    wide += "validatingadmissionpolicybinding"
+    parts = '{.metadata.namespace}{" "}{.kind}{" "}{.metadata.name}{"\\n"}'
+    told = ["-l", "app.kubernetes.io/instance=mainstay", "-o"]
+    told.append(f"jsonpath={{range .items[*]}}{parts}{{end}}")
+    lines = cluster.kubectl("get", kinds, "-A", *told) + cluster.kubectl("get", wide, *told)
+    return {line.strip() for line in lines.splitlines()}

@@ -150,10 +150,14 @@ annotations:
 {{- toJson $sources }}
 {{- end }}
 
+{{- /* The StatefulSet as it is in the cluster, {} if there is none. */}}
+{{- define "mainstay.redisMade" -}}
+{{- lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-redis" (include "mainstay.fullname" .)) | default dict | toJson }}
+{{- end }}
+
 {{- /* The claim templates of a StatefulSet that an older version of this chart has made: they stay, nobody may change them. */}}
 {{- define "mainstay.redisKeptClaims" -}}
-{{- $made := lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-redis" (include "mainstay.fullname" .)) | default dict }}
-{{- dig "spec" "volumeClaimTemplates" list $made | toJson }}
+{{- dig "spec" "volumeClaimTemplates" list (include "mainstay.redisMade" . | fromJson) | toJson }}
 {{- end }}
 
 {{- /* What is missing for the volume of Redis, and what to do: empty if nothing is. Helm asks the cluster. */}}
