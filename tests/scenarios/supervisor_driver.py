@@ -243,7 +243,7 @@ class SupervisorDriver(Driver):
         for slot in state.slots:
             said = f"slot {slot.index} {slot.phase}"
             said += f", {slot.restarts} restarts since it worked" if slot.restarts else ""
-            slots.append(said + (", done" if slot.done else ""))
+            slots.append(said + (", has failed" if slot.has_failed else ""))
         notes = []
         if state.plan is not None:
             notes.append(f"holds {state.plan.quorum}")

@@ -11,8 +11,9 @@ table owns the transitions of a slot::
 
 Invariants: every fork draws a new incarnation for its slot, and no event of another incarnation
 changes the slot. A trainer is never forked after the job's end, nor after exit code 0 (done) or 10
-(the user's mistake). The end of a trainer that said hello is told once, and repeated with every
-heartbeat while the newest plan still names that incarnation: a fault is a state, not an event
+(the user's mistake). Another one follows a trainer that has said that it finished, if its process
+is lost before the job's end. The end of a trainer that said hello is told once, and repeated with
+every heartbeat while the newest plan still names that incarnation: a fault is a state, not an event
 (protocol section 8).
 """
 
@@ -59,7 +60,7 @@ from mainstay_core.supervisor.slots import (
     with_phase,
 )
 from mainstay_core.supervisor.state import SIGKILL, SlotPhase, SlotState, SupervisorState
-from mainstay_core.wire.facts import Parked, TrainerDown
+from mainstay_core.wire.facts import Finished, Parked, TrainerDown
 from mainstay_core.wire.plan import Plan
 
 
@@ -120,7 +121,7 @@ def _launcher_lost(state: SupervisorState, event: object, now_s: float) -> Trans
             slot, tell = report_down(state, slot, why, False, now_s)
             actions.append(tell)
         restarts = slot.restarts + lived
-        over = slot.done or restarts > state.settings.max_restarts
+        over = slot.has_failed or restarts > state.settings.max_restarts
         phase = SlotPhase.GIVEN_UP if over else SlotPhase.DOWN
         slots.append(replace(slot, phase=phase, incarnation=None, pid=0, restarts=restarts))
     state = replace(state, slots=tuple(slots), launcher_up=False)
@@ -246,14 +247,13 @@ def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
                 incarnation=incarnation,
                 restarts=slot.restarts + restart,
                 pid=0,
-                done=False,
                 status=None,
                 killed_for="",
                 lost_at_s=0.0,
                 crash=None,
                 new_steps=0,
                 parked=None,
-                final=None,
+                final=slot.final if isinstance(slot.final, Finished) else None,
             ),
         )
     return Transition(state, tuple(actions))
@@ -268,7 +268,7 @@ def readiness(state: SupervisorState) -> str:
         return state.ending or "it leaves"
     if not state.launcher_up:
         return "no launcher is connected"
-    down = [s for s in state.slots if s.phase is not SlotPhase.UP and not s.done]
+    down = [s for s in state.slots if s.phase is not SlotPhase.UP and not s.has_failed]
     return ", ".join(f"slot {s.index} is {s.phase}" for s in down)
 
 

@@ -38,7 +38,6 @@ from mainstay_core.supervisor.state import (
     SupervisorState,
 )
 from mainstay_core.wire.facts import (
-    Adopted,
     Failed,
     Finished,
     Parked,
@@ -72,7 +71,7 @@ def slot_step(state: SupervisorState, event: Any, now_s: float) -> Transition:
     slot = state.slots[event.slot]
     if event.incarnation != slot.incarnation:
         if isinstance(event, FactSeen) and isinstance(event.fact, LAST_WORDS):
-            return Transition(state, (SendFact(event.fact),), "last words of a former life")
+            return _last_words_before(state, slot, event.fact)
         if isinstance(event, Crashed):
             return _crashed_before(state, slot, event)
         return Transition(state, (), f"{type(event).__name__} of a former life is ignored")
@@ -159,12 +158,8 @@ def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
         return Transition(state, (), f"parked quorum is older than {plan.quorum}: not told")
     if isinstance(fact, Parked):
         slot = replace(slot, parked=fact)
-    elif isinstance(fact, LAST_WORDS):
-        slot = replace(slot, done=True, final=fact)
-    elif isinstance(fact, Paused):
+    elif isinstance(fact, (*LAST_WORDS, Paused)):
         slot = replace(slot, final=fact)
-    elif isinstance(fact, Adopted):
-        slot = replace(slot, done=False)  # it had finished; a restart needs it again
     slot = replace(slot, alive_at_s=now_s)
     return Transition(put(state, slot), (SendFact(fact),), f"slot {slot.index}: {fact.kind}")
 
@@ -184,6 +179,15 @@ def _last_words(
     if not isinstance(event.fact, LAST_WORDS):
         return Transition(state)
     return _fact(state, slot, event, now_s)
+
+
+def _last_words_before(
+    state: SupervisorState, slot: SlotState, fact: Finished | Failed
+) -> Transition:
+    """Take a fact of a trainer whose slot has another one by now."""
+    if isinstance(fact, Finished) and slot.final is None:
+        state = put(state, replace(slot, final=fact))
+    return Transition(state, (SendFact(fact),), "last words of a former life")
 
 
 def _committed(
@@ -261,7 +265,12 @@ def _ignored(state: SupervisorState, slot: SlotState, event: object, now_s: floa
 
 
 def _may_restart(state: SupervisorState, slot: SlotState) -> bool:
-    over = slot.done or state.ending or state.leaving is not None
+    """Return whether another trainer follows one that ends.
+
+    Another one follows a trainer that has finished, too: as long as the job is not over, the others
+    may die before they finish, and then the job goes on from a checkpoint with all of them.
+    """
+    over = slot.has_failed or state.ending or state.leaving is not None
     return not over and slot.restarts < state.settings.max_restarts
 
 

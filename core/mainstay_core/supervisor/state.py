@@ -82,9 +82,6 @@ class SlotState:
     new_steps: int = 0
     """Steps above all former ones that this life has committed."""
     restart_at_s: float = 0.0
-    done: bool = False
-    """Whether the trainer has said that it finished or failed. Its end is then no reason to fork
-    another."""
     status: SlotStatus | None = None
     alive_at_s: float = 0.0
     """When it last said anything."""
@@ -104,7 +101,13 @@ class SlotState:
     """The fact that it gave up its quorum, until a newer plan arrives."""
     final: Finished | Failed | Paused | None = None
     """Its last words: that it finished, failed or pauses. They are repeated to an api that has lost
-    them."""
+    them. That a former life finished is kept until this one has last words of its own: it says what
+    the final state is, whoever computes it again."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the trainer has said that it cannot go on: another one would say the same."""
+        return isinstance(self.final, Failed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

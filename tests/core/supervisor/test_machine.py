@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.worlds.facts import make_fact
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
@@ -42,7 +41,7 @@ from mainstay_core.supervisor.machine import initial, next_due_s, readiness, ste
 from mainstay_core.supervisor.slots import line_of
 from mainstay_core.supervisor.state import SlotPhase, SupervisorLimits
 from mainstay_core.wire.crashes import Crash
-from mainstay_core.wire.facts import Adopted, FactKind, Finished, Parked, SlotStatus
+from mainstay_core.wire.facts import Adopted, FactKind, Failed, Finished, Parked, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
 POD = PodUid("pod-1")
@@ -89,6 +88,12 @@ class Pod:
     def status(self, *, progress: int, waiting: bool = False, after_s: float = 0.0) -> list[Any]:
         status = SlotStatus(index=0, phase="computing", step=7, progress=progress, waiting=waiting)
         return self.feed(StatusSeen(0, self.life(), status), after_s)
+
+    def finish(self) -> Finished:
+        """Have slot 0's trainer say that it has finished; return what it said."""
+        fact = Finished(pod=POD, slot=0, incarnation=self.life())
+        assert self.feed(FactSeen(0, self.life(), fact)) == [SendFact(fact)]
+        return fact
 
     def crash(self, code: int | None = 1, number: int | None = None) -> list[Any]:
         return self.feed(Exited(0, self.life(), code, number))
@@ -216,15 +221,46 @@ def test_a_trainer_that_is_done_is_not_restarted(code: int) -> None:
     assert pod.phase() is SlotPhase.GIVEN_UP
 
 
-@pytest.mark.parametrize("kind", [FactKind.FINISHED, FactKind.FAILED])
-def test_who_said_that_it_finished_or_failed_is_not_restarted_whatever_its_code(
-    kind: FactKind,
-) -> None:
+def test_who_said_that_it_failed_is_not_restarted_whatever_its_code() -> None:
     pod = Pod().bring_up()
-    fact = make_fact(kind, pod=POD, slot=0, incarnation=pod.life())
+    fact = Failed(pod=POD, slot=0, incarnation=pod.life())
     assert pod.feed(FactSeen(0, pod.life(), fact)) == [SendFact(fact)]
     assert told(pod.feed(SocketEnded(0, pod.life()))) == [(FactKind.TRAINER_DOWN, 0, False)]
     assert pod.crash(1) == []
+    assert pod.phase() is SlotPhase.GIVEN_UP
+
+
+def test_who_said_that_it_finished_is_restarted_while_the_job_goes_on() -> None:
+    """The others may die before they finish, and go back to a checkpoint together with it."""
+    pod = Pod().bring_up()
+    life = pod.finish().incarnation
+    assert told(pod.feed(SocketEnded(0, life))) == [(FactKind.TRAINER_DOWN, 0, True)]
+    assert len(of(pod.crash(None, 9), Fork)) == 1
+    pod = Pod().bring_up()
+    pod.finish()
+    pod.feed(LauncherLost())
+    assert len(of(pod.feed(LauncherUp()), Fork)) == 1
+
+
+def test_who_said_that_it_finished_is_not_restarted_once_the_job_is_over() -> None:
+    pod = Pod().bring_up()
+    pod.finish()
+    pod.feed(Ended("all steps are applied", 0))
+    assert of(pod.crash(None, 9), Fork) == []
+    assert pod.phase() is SlotPhase.GIVEN_UP
+
+
+def test_that_a_trainer_finished_is_repeated_when_another_one_has_taken_its_slot() -> None:
+    """An api that lost it would have that position computed once more."""
+    pod = Pod().bring_up()
+    finished = pod.finish()
+    pod.crash(None, 9)
+    pod.say_hello()
+    up, again = pod.feed(Registered(SETTINGS))
+    assert (up.fact.kind, up.fact.incarnation) == (FactKind.TRAINER_UP, pod.life())
+    assert again == SendFact(finished)
+    pod.feed(LauncherLost())
+    assert SendFact(finished) in pod.feed(Registered(SETTINGS))
 
 
 def test_last_words_that_are_read_after_the_exit_still_count() -> None:
@@ -239,6 +275,7 @@ def test_last_words_that_are_read_after_the_exit_still_count() -> None:
     assert pod.life() != life
     assert pod.feed(FactSeen(0, life, finished)) == [SendFact(finished)]
     assert pod.feed(FactSeen(0, life, parked(life, 1))) == []
+    assert pod.feed(Registered(SETTINGS))[0] == SendFact(finished), "and are repeated"
 
 
 def test_restarts_are_delayed_twice_as_long_each_time_then_given_up() -> None:
@@ -422,9 +459,7 @@ def test_a_parked_quorum_is_told_until_a_plan_that_was_not_planned() -> None:
 
 def test_who_had_finished_and_adopts_a_newer_plan_is_restarted_when_it_dies() -> None:
     pod = Pod().bring_up()
-    life = pod.life()
-    finished = Finished(pod=POD, slot=0, incarnation=life)
-    pod.feed(FactSeen(0, life, finished))
+    life = pod.finish().incarnation
     pod.feed(FactSeen(0, life, Adopted(pod=POD, slot=0, incarnation=life)))
     assert len(of(pod.crash(None, 9), Fork)) == 1
 
