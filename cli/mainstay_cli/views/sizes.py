@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from mainstay_core.base.words import count
+from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job.rank_sizes import RankSizes, largest
 
 MAX_ROWS = 40
@@ -63,16 +63,6 @@ def describe_sizes(ranks: Sequence[RankSizes]) -> list[str]:
             "all"
         )
     return lines
-
-
-def show_bytes(size: int) -> str:
-    """Return a number of bytes for people, e.g. 1.5 MiB."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def _value(rank: RankSizes, line: str) -> int:

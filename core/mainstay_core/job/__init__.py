@@ -17,6 +17,7 @@
 - ``llama_passes``: the memory of each pass through a block of the built-in model
 - ``llama_sizes``: what the built-in model's blocks take
 - ``rank_sizes``: what each rank holds, and what it sends in a step
+- ``size_summary``: the same in sentences, as far as the specification tells
 - ``shared_memory``: the size of a pod's memory-backed volume
 - ``protections``: which protections a job has, and why not the others
 """

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mainstay_cli.views.sizes import MAX_ROWS, describe_sizes, show_bytes
+from mainstay_cli.views.sizes import MAX_ROWS, describe_sizes
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job import llama_sizes
 from mainstay_core.job.rank_sizes import home_loads, rank_sizes
@@ -54,9 +54,3 @@ def test_of_many_ranks_the_largest_of_each_position_is_shown():
     assert row.split()[0] == "most"
     assert f"{MAX_ROWS:.1f} MiB" in row
     assert f"{MAX_ROWS + 1} ranks" in note
-
-
-def test_bytes_are_shown_in_units_of_1024():
-    assert [show_bytes(n) for n in (0, 1023, 1536, 3 << 30)] == [
-        "0 B", "1023 B", "1.5 KiB", "3.0 GiB",
-    ]  # fmt: skip

@@ -107,39 +107,29 @@ class Case:
         ).to_job_config(JobUid("sizes"))
 
 
+MIXER = "examples/custom_model.py:workload"
 CASES = {
-    "a user's blocks, measured": Case(
-        {"width": 32, "layers": 3}, stages=2, entrypoint="examples/custom_model.py:workload"
-    ),
-    "a user's blocks, measured, recompute": Case(
-        {"width": 32, "layers": 3},
-        recompute=True,
-        entrypoint="examples/custom_model.py:workload",
-    ),
     "one rank": Case(SMALL, lanes=1, replicas=1, shards_per_lane=1, micro_batches=1),
-    "two replicas": Case(SMALL),
     "bfloat16": Case({**SMALL, "dtype": "bfloat16"}, stages=2),
     "three stages, several shards": Case(SMALL, stages=3, shards_per_lane=3, micro_batches=3),
     "recompute": Case(SMALL, stages=2, recompute=True),
-    "recompute in bfloat16": Case({**SMALL, "dtype": "bfloat16"}, recompute=True),
     "a lane without a replica": Case(SMALL, lanes=3, replicas=2, shards_per_lane=3),
     "two inner ranks": Case({**SMALL, "vocab": 301}, stages=2, inner=2),
     "two inner ranks, recompute": Case({**SMALL, "dtype": "bfloat16"}, inner=2, recompute=True),
-    "long sequence": Case({**SMALL, "sequence": 160, "microBatchSize": 1}, stages=2),
-    "dropout": Case({**SMALL, "dropout": 0.1}),
-    "large matrices": Case({**SMALL, "dim": 256, "sequence": 8, "hidden": 700}),
+    "long sequence": Case({**SMALL, "sequence": 160, "microBatchSize": 1}),
+    "large matrices": Case({**SMALL, "dim": 256, "sequence": 8, "hidden": 700, "layers": 1}),
+    "measured": Case({"width": 32, "layers": 3}, stages=2, entrypoint=MIXER),
+    "measured, recompute": Case({"width": 32, "layers": 3}, recompute=True, entrypoint=MIXER),
 }
 
 
 BLOCKS = [
-    (1, {}),
     (1, {"dtype": "bfloat16", "dropout": 0.1}),
     (1, {"dropout": 0.1, "kvHeads": 1}),
     (1, {"microBatchSize": 1, "kvHeads": 4, "dtype": "bfloat16"}),
     (1, {"sequence": 200, "hidden": 33, "vocab": 1000}),
-    (2, {"sequence": 200, "dtype": "bfloat16"}),
     (2, {"kvHeads": 4, "dropout": 0.1}),
-    (2, {"microBatchSize": 1, "vocab": 301}),
+    (2, {"microBatchSize": 1, "vocab": 301, "dtype": "bfloat16"}),
 ]
 """Ranks of a stage, and what differs from the small model."""
 
