@@ -220,13 +220,13 @@ class _Probe:
             parameters=tuple(param.numel for param in block.layout.params),
             moments_bytes=sum(_size(flat.tensor) for flat in moments),
             output_bytes=size,
-            kept_bytes=kept,
-            pending_bytes=pending,
+            kept_bytes=max(0, kept),  # below 0 where the output is a view of the input
+            pending_bytes=max(0, pending),
             plain_forward_bytes=0 if last else plain_forward,
             forward_bytes=forward,
-            backward_bytes=backward,
-            weights_bytes=weights,
-            constant_bytes=constant,
+            backward_bytes=max(0, backward),
+            weights_bytes=max(0, weights),
+            constant_bytes=max(0, constant),
             sent_forward_bytes=sent_forward,
             sent_backward_bytes=sent_backward,
         )

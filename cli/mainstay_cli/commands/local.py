@@ -96,8 +96,7 @@ def run(
         bool, typer.Option("--json", help="With --dry-run: print JSON, all in bytes.")
     ] = False,
 ) -> None:
-    if as_json and not dry_run:
-        raise UsageError("--json: is for --dry-run; a run writes its report with --report")
+    _check_dry_run(dry_run, as_json=as_json, report=report, resume=resume)
     job_file = manifests.load_job(file, name)
     if dry_run:
         _load_faults(job_file, faults)
@@ -126,6 +125,20 @@ def run_demo() -> None:
     progress = PlainProgress(every_steps=5)
     _log_warnings(progress)
     demo.run(progress)
+
+
+def _check_dry_run(
+    dry_run: bool, *, as_json: bool, report: Path | None, resume: Path | None
+) -> None:
+    """Refuse options that would have no effect."""
+    if as_json and not dry_run:
+        raise UsageError("--json: is for --dry-run; a run writes its report with --report")
+    if dry_run and report:
+        raise UsageError("--report: there is none of a --dry-run; use --json for its numbers")
+    if dry_run and resume:
+        raise UsageError(
+            "--resume: a --dry-run reads no checkpoint, and sizes are the same; omit it"
+        )
 
 
 def _load_faults(file: manifests.JobFile, faults: Path | None) -> tuple[FaultPoint, ...]:

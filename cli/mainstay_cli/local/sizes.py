@@ -94,12 +94,13 @@ def _measure(file: manifests.JobFile) -> tuple[ModelSizes, ...]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     try:
-        measured = codec.loads(Measurement, result.stdout)
+        # The last line: a library may have printed others.
+        measured = codec.loads(Measurement, (result.stdout.splitlines() or [""])[-1])
     except MalformedError as error:
         last = (result.stderr.strip().splitlines() or ["it was killed"])[-1]
         raise MachineError(
-            f"the blocks cannot be measured here: {last}; it takes a Python with torch (extra "
-            "`train`), and the memory of one block"
+            f"the blocks cannot be measured here: {last} (it takes a Python with torch, extra "
+            "`train`, and the memory of one block)"
         ) from error
     if measured.problem:
         raise UsageError(f"{file.path}: {measured.problem}")

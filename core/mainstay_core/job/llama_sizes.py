@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.words import quote
+from mainstay_core.base.words import MAX_QUOTED, quote
 from mainstay_core.job import model_sizes
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.llama_passes import (
@@ -98,7 +98,7 @@ def _read(config: Mapping[str, Any], ranks: int, inner: int) -> LlamaShape:
     for key in config:
         if key not in KEYS:
             raise InvalidSpecError(
-                f"{PATH}.{key}", f"is unknown (valid: {', '.join(sorted(KEYS))})"
+                f"{PATH}.{str(key)[:MAX_QUOTED]}", f"is unknown (valid: {', '.join(sorted(KEYS))})"
             )
     model_sizes.check_config(config)
     size = model_sizes.sizes_in(config)

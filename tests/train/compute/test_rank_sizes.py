@@ -35,7 +35,8 @@ from mainstay_train.exact.reduction import Grid
 from mainstay_train.model import workload
 from mainstay_train.models import attention, llama_config
 
-TOLERANCE = 0.05
+TOLERANCE = 0.01
+"""Said is 5 %. Scalars and the like are left out; a term that is missing is more than this."""
 SMALL = {
     "dim": 32, "layers": 3, "heads": 4, "kvHeads": 2, "hidden": 96, "sequence": 40,
     "microBatchSize": 2,
