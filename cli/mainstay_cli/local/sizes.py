@@ -17,7 +17,7 @@ from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.job import llama_sizes, model_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion, ModelSizes
 from mainstay_core.job.rank_sizes import RankSizes, rank_sizes
-from mainstay_core.planning.loads import first_loads
+from mainstay_core.planning.shares import first_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,11 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
     is_measured = job.spec.workload.entrypoint != model_sizes.BUILT_IN
     try:
         models = _measure(file) if is_measured else _by_formula(file)
-        loads = first_loads(job.shape, _redundancy(file))
+        shares = first_shares(job.shape, _redundancy(file))
         ranks = [
             rank
             for model in models
-            for rank in rank_sizes(model, job.shape, loads, recompute=job.spec.runtime.recompute)
+            for rank in rank_sizes(model, job.shape, shares, recompute=job.spec.runtime.recompute)
         ]
     except InvalidSpecError as error:
         raise UsageError(f"{file.path}: {error}") from error

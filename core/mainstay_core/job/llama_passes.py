@@ -76,7 +76,7 @@ class Memory:
         return peak
 
 
-class Units:
+class TensorSizes:
     """The sizes of the tensors of a layer on one rank, in bytes."""
 
     def __init__(self, c: LlamaShape) -> None:
@@ -106,7 +106,7 @@ class Units:
         self.constants = mask + 8 * c.sequence * (width // 2)
 
 
-def _norm(m: Memory, u: Units, *, keeps: bool) -> None:
+def _norm(m: Memory, u: TensorSizes, *, keeps: bool) -> None:
     """Normalise: adds the output and, where it is kept, the normalised input and its scale."""
     if u.narrow:
         m.touch(3 * u.wide, u.act, u.scale)
@@ -117,7 +117,7 @@ def _norm(m: Memory, u: Units, *, keeps: bool) -> None:
         m.take(u.wide, u.scale)
 
 
-def _norm_backward(m: Memory, u: Units) -> None:
+def _norm_backward(m: Memory, u: TensorSizes) -> None:
     """Take the gradient of the output back: leaves it in fp32, and the input's gradient."""
     if u.narrow:
         m.take(u.wide)
@@ -129,7 +129,7 @@ def _norm_backward(m: Memory, u: Units) -> None:
     m.drop(u.scale)
 
 
-def _attend(m: Memory, u: Units, *, keeps: bool) -> None:
+def _attend(m: Memory, u: TensorSizes, *, keeps: bool) -> None:
     """Attend: adds the heads' outputs and, where it is kept, what the backward needs."""
     if u.narrow:
         m.touch(2 * u.rotated_wide, u.rotated)
@@ -152,7 +152,7 @@ def _attend(m: Memory, u: Units, *, keeps: bool) -> None:
         m.drop(u.rotated)
 
 
-def _attend_backward(m: Memory, u: Units) -> None:
+def _attend_backward(m: Memory, u: TensorSizes) -> None:
     """Turn the gradient of the heads' outputs into that of queries, keys and values."""
     m.touch(u.query)
     m.take(u.key, u.scores)
@@ -187,7 +187,7 @@ def _attend_backward(m: Memory, u: Units) -> None:
     m.drop(u.rotated)
 
 
-def _drop(m: Memory, u: Units, c: LlamaShape, *, keeps: bool) -> int:
+def _drop(m: Memory, u: TensorSizes, c: LlamaShape, *, keeps: bool) -> int:
     """Drop out at random: adds the output and, where it is kept, which elements are.
 
     Returns:
@@ -203,7 +203,7 @@ def _drop(m: Memory, u: Units, c: LlamaShape, *, keeps: bool) -> int:
     return u.act
 
 
-def _drop_backward(m: Memory, u: Units, c: LlamaShape) -> None:
+def _drop_backward(m: Memory, u: TensorSizes, c: LlamaShape) -> None:
     """Make the gradient of the input; which elements were kept is no longer needed."""
     if c.drops:
         m.take(u.act)
@@ -214,7 +214,7 @@ class Kind(ABC):
     """A kind of block on one rank: what its passes make and let go of, in the order of its code."""
 
     def __init__(self, c: LlamaShape, accumulates: bool) -> None:
-        self.c, self.u, self.accumulates = c, Units(c), accumulates
+        self.c, self.u, self.accumulates = c, TensorSizes(c), accumulates
 
     @property
     @abstractmethod

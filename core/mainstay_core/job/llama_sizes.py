@@ -22,7 +22,7 @@ from mainstay_core.job.llama_passes import (
     Memory,
     ParallelEmbedding,
     ParallelLayer,
-    Units,
+    TensorSizes,
 )
 
 PATH = "spec.workload.config"
@@ -73,7 +73,7 @@ def sizes_of(
     first = _sizes(kinds[0](c, accumulates), EMBEDDING, cost=costs[0])
     middle = _sizes(kinds[1](c, accumulates), "layers", cost=costs[1])
     last = _sizes(Head(c, accumulates), HEAD, cost=costs[-1])
-    u = Units(c)
+    u = TensorSizes(c)
     ring = 2 * (c.ranks - 1)
     summed = u.act * ring // c.ranks
     gathered = c.tokens * c.most_rows * c.width * (c.ranks - 1)

@@ -23,7 +23,7 @@ WIDE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaLoad:
+class ReplicaShare:
     """The work of one replica in a step."""
 
     replica: int
@@ -97,7 +97,7 @@ def largest(ranks: Sequence[RankSizes]) -> RankSizes:
 def rank_sizes(
     model: ModelSizes,
     shape: JobShape,
-    loads: Sequence[ReplicaLoad],
+    shares: Sequence[ReplicaShare],
     *,
     recompute: bool,
     replicas: Collection[int] | None = None,
@@ -107,7 +107,7 @@ def rank_sizes(
     Args:
         model: what the blocks take on these ranks.
         shape: degrees of the job.
-        loads: work of each replica; all of them are there.
+        shares: work of each replica; all of them are there.
         recompute: whether forwards run again in the backward.
         replicas: those whose ranks are computed; None: all.
 
@@ -122,11 +122,11 @@ def rank_sizes(
         StageSizes(model, cut, shape, number, recompute=recompute)
         for number, cut in enumerate(cuts)
     ]
-    num_partials = sum(load.num_partials for load in loads)
+    num_partials = sum(share.num_partials for share in shares)
     return tuple(
-        stage.rank(load, len(loads), num_partials)
-        for load in loads
-        if replicas is None or load.replica in replicas
+        stage.rank(share, len(shares), num_partials)
+        for share in shares
+        if replicas is None or share.replica in replicas
         for stage in stages
     )
 
@@ -147,25 +147,25 @@ class StageSizes:
         self.input_bytes = model.blocks[cut.start - 1].output_bytes if number else 0
         self.input_bytes = self.input_bytes or model.tokens_bytes
 
-    def rank(self, load: ReplicaLoad, num_cells: int, num_partials: int) -> RankSizes:
+    def rank(self, share: ReplicaShare, num_cells: int, num_partials: int) -> RankSizes:
         """Return the sizes of the stage's rank in one replica.
 
         Args:
-            load: work of the replica.
+            share: work of the replica.
             num_cells: cells of the stage.
             num_partials: partials that all of them have.
         """
-        own = owned_elements(self.sizes, load.replica, num_cells)
-        num_flows = load.num_types * self.shape.micro_batches
+        own = owned_elements(self.sizes, share.replica, num_cells)
+        num_flows = share.num_types * self.shape.micro_batches
         width = self.model.width_bytes
         buffers = self.size * WIDE_BYTES
-        others = num_partials - load.num_partials
-        scattered = load.num_partials * (self.size - own)
+        others = num_partials - share.num_partials
+        scattered = share.num_partials * (self.size - own)
         gathered = own * (num_cells - 1)
         # Scatter and gather use the same buffers: each is as large as the larger needs it.
         scratch = max(scattered, gathered) + max(others * own, self.size - own) + own + CHUNK
         return RankSizes(
-            replica=load.replica,
+            replica=share.replica,
             stage=self.number,
             inner=self.model.inner,
             num_parameters=sum(sum(block.parameters) for block in self.blocks),
@@ -173,7 +173,7 @@ class StageSizes:
             masters_bytes=buffers,
             moments_bytes=sum(block.moments_bytes for block in self.blocks),
             gradients_bytes=2 * buffers + max(self.sizes) * WIDE_BYTES,
-            partials_bytes=load.num_partials * buffers,
+            partials_bytes=share.num_partials * buffers,
             reduction_bytes=scratch * WIDE_BYTES,
             activations_bytes=self.activations(num_flows),
             sent_pipeline_bytes=num_flows * (self.output_bytes + self.returned_bytes),
@@ -315,15 +315,15 @@ def owned_elements(sizes: Sequence[int], index: int, num_cells: int) -> int:
     return owned
 
 
-def home_loads(shape: JobShape) -> tuple[ReplicaLoad, ...]:
-    """Return the loads where each lane has a replica; else bounds of them.
+def even_shares(shape: JobShape) -> tuple[ReplicaShare, ...]:
+    """Return the shares where each lane has a replica; else bounds of them.
 
     With fewer replicas than lanes the types of the others are spread evenly, and each may be a
     partial of its own.
     """
     num_types = -(-shape.num_types // shape.replicas)
     return tuple(
-        ReplicaLoad(
+        ReplicaShare(
             replica=replica,
             num_types=num_types,
             num_partials=1 + num_types - shape.shards_per_lane,

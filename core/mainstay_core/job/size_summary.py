@@ -11,7 +11,7 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job import model_sizes
 from mainstay_core.job.llama_sizes import sizes_of
-from mainstay_core.job.rank_sizes import RankSizes, home_loads, rank_sizes
+from mainstay_core.job.rank_sizes import RankSizes, even_shares, rank_sizes
 
 MEASURED_BY = "`mainstay local run FILE --dry-run`"
 """The command that computes or measures the sizes of all ranks."""
@@ -74,14 +74,14 @@ def _ranks(config: Mapping[str, Any], shape: JobShape, *, recompute: bool) -> li
     num_blocks = model_sizes.num_blocks(config)
     if shape.stages * num_blocks**2 > model_sizes.MAX_CUTS:
         return []
-    loads = home_loads(shape)
+    shares = even_shares(shape)
     ranks = [
         rank
         for inner in sorted({0, shape.ranks_per_stage - 1})
         for rank in rank_sizes(
             sizes_of(config, shape.ranks_per_stage, inner, accumulates=shape.micro_batches > 1),
             shape,
-            loads,
+            shares,
             recompute=recompute,
             replicas=(0,),
         )

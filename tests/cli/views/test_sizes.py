@@ -5,7 +5,7 @@ from dataclasses import replace
 from mainstay_cli.views.sizes import MAX_ROWS, describe_sizes
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job import llama_sizes
-from mainstay_core.job.rank_sizes import home_loads, rank_sizes
+from mainstay_core.job.rank_sizes import even_shares, rank_sizes
 
 CONFIG = {"dim": 64, "layers": 4, "heads": 4, "kvHeads": 2, "hidden": 176, "sequence": 64}
 
@@ -21,7 +21,7 @@ def ranks_of(replicas, stages=1, inner=1, **config):
         for rank in rank_sizes(
             llama_sizes.sizes_of({**CONFIG, **config}, inner, index, accumulates=False),
             shape,
-            home_loads(shape),
+            even_shares(shape),
             recompute=False,
         )
     ]

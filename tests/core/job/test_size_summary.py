@@ -7,7 +7,7 @@ import pytest
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job import llama_sizes
 from mainstay_core.job.model_sizes import BUILT_IN
-from mainstay_core.job.rank_sizes import home_loads, rank_sizes
+from mainstay_core.job.rank_sizes import even_shares, rank_sizes
 from mainstay_core.job.size_summary import SizeSummary, summarize_sizes
 
 SMALL = {"dim": 16, "layers": 3, "heads": 4, "kvHeads": 2, "hidden": 32, "vocab": 300}
@@ -30,7 +30,7 @@ def test_the_rank_that_holds_the_most_is_told_and_each_one_is_there() -> None:
     assert len(found.ranks) == 2
     sizes = llama_sizes.sizes_of(SMALL, 1, 0, accumulates=False)
     shape = shape_of()
-    both = rank_sizes(sizes, shape, home_loads(shape), recompute=False, replicas=(0,))
+    both = rank_sizes(sizes, shape, even_shares(shape), recompute=False, replicas=(0,))
     most = max(range(2), key=lambda stage: both[stage].memory_bytes)
     assert (
         found.message

@@ -13,7 +13,7 @@ from mainstay_core.job.rank_sizes import (
     CHUNK,
     RankSizes,
     StageSizes,
-    home_loads,
+    even_shares,
     largest,
     owned_elements,
     rank_sizes,
@@ -21,10 +21,10 @@ from mainstay_core.job.rank_sizes import (
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.planning.assignment import plan_reordering
-from mainstay_core.planning.loads import first_loads
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.planning.placement import plan_placement
 from mainstay_core.planning.program import compile_compute, schedule_1f1b
+from mainstay_core.planning.shares import first_shares
 from mainstay_core.rank.settle import Supply
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute import measure
@@ -231,8 +231,8 @@ def said(case, config, inner):
     else:
         model = workload.load(config.entrypoint, config.workload)
         sizes = measure.measure(model, inner_mesh(config, "cpu", inner), accumulates=accumulates)
-    loads = first_loads(config.shape, None)
-    return rank_sizes(sizes, config.shape, loads, recompute=case.recompute)
+    shares = first_shares(config.shape, None)
+    return rank_sizes(sizes, config.shape, shares, recompute=case.recompute)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -275,7 +275,7 @@ def test_largest_is_taken_line_by_line():
     assert most.reduction_bytes == max(r.reduction_bytes for r in ranks)
     bound = rank_sizes(
         llama_sizes.sizes_of(case.config, 1, 0, accumulates=True), case.job().shape,
-        home_loads(case.job().shape), recompute=False,
+        even_shares(case.job().shape), recompute=False,
     )  # fmt: skip
     assert all(
         size <= largest(bound).as_json()[line]

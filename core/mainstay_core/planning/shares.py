@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.rank_sizes import ReplicaLoad
+from mainstay_core.job.rank_sizes import ReplicaShare
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.planning.placement import plan_placement
 
 
-def first_loads(shape: JobShape, redundancy: int | None) -> tuple[ReplicaLoad, ...]:
+def first_shares(shape: JobShape, redundancy: int | None) -> tuple[ReplicaShare, ...]:
     """Return the work of each replica of a job's first plan, by replica.
 
     Args:
@@ -27,7 +27,7 @@ def first_loads(shape: JobShape, redundancy: int | None) -> tuple[ReplicaLoad, .
     for shard_type, replica in enumerate(outcome.suppliers):
         types[replica].append(shard_type)
     return tuple(
-        ReplicaLoad(
+        ReplicaShare(
             replica=replica,
             num_types=len(mine),
             num_partials=len(grow_all((), mine, shape.shards_per_lane)),
