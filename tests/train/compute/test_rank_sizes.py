@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job import llama_sizes, model_sizes
+from mainstay_core.job.block_sizes import Measurement, MeasureQuestion
 from mainstay_core.job.rank_sizes import (
     CHUNK,
     RankSizes,
@@ -330,3 +332,25 @@ def walked(stage, flows):
 def test_keys_and_types_are_those_of_the_model():
     assert {*llama_config._KEYS, "data"} == llama_sizes.KEYS
     assert {name: t.itemsize for name, t in workload.DTYPES.items()} == llama_sizes.WIDTHS
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"entrypoint": "examples/own_loop.py:train"}, "is a training loop of its own"),
+        ({"config": {"widht": 3}}, "workload.config.widht: is unknown"),
+        ({"ranks_per_stage": 2}, "no block of the workload has a `parallelize`"),
+        ({"args": ("x",)}, "calling the entrypoint: AssertionError: this model takes no arguments"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(changes, problem):
+    question = MeasureQuestion(**({"entrypoint": MIXER, "config": {}} | changes))
+    answer = measure.answer(question)
+    assert problem in answer.problem
+    assert answer.models == ()
+
+
+def test_a_measurement_travels_as_it_is():
+    answer = measure.answer(MeasureQuestion(entrypoint=MIXER, config={"width": 16, "layers": 1}))
+    assert answer.problem == ""
+    assert codec.loads(Measurement, codec.dumps(answer)) == answer
