@@ -8,6 +8,8 @@ from typing import Any
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
 from mainstay_core.job.pod_templates import SUPERVISOR
+from mainstay_core.job.size_summary import summarize_sizes
+from mainstay_core.job.spec import TrainingJob
 from mainstay_core.pool.conditions import INVALID_SPEC, ConditionType, State, code_of
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
@@ -68,6 +70,16 @@ def of_refusal(refused: str, generation: int) -> list[Note]:
     message = f"{refused}; the job goes on as it was"
     key = f"{generation}/{refused}"
     return [Note(reason="ChangeRefused", message=message, key=key, warning=True)]
+
+
+def of_sizes(job: TrainingJob) -> tuple[list[Note], tuple[str, ...]]:
+    """Return what is told of the sizes of a job's ranks, and what is logged besides: each rank."""
+    workload = job.spec.workload
+    found = summarize_sizes(
+        workload.entrypoint, workload.config, job.shape, recompute=job.spec.runtime.recompute
+    )
+    note = Note(reason="Sizes", message=found.message, warning=found.is_wrong)
+    return [note], found.ranks
 
 
 def of_losses(losses: Iterable[Loss]) -> list[Note]:

@@ -172,7 +172,11 @@ class Reconciler:
         names = await self._keep_objects(now_s)
         await self._resync(now_s)
         await self._report_losses()
-        if await submission.try_template(view, state, self._actuator, names, self.pods.list()):
+        tried = await submission.try_template(
+            view, state, self._actuator, names, self.pods.list()
+        )
+        await self._tell_sizes()
+        if tried:
             await self._ask_api()
         # A change that cannot be used changes nothing. An operator that has not seen the job before
         # that change makes no pods, as it does not know what they were.
@@ -204,6 +208,17 @@ class Reconciler:
             state.min_available = -1
             await self._actuator.tell(view, notes)
         return state.names
+
+    async def _tell_sizes(self) -> None:
+        """Say what the ranks of a job take, before it begins and when its specification changes."""
+        view, state = self.view, self._state
+        if view.job is None or self._has_begun or state.sized == view.generation:
+            return
+        state.sized = view.generation
+        notes, ranks = narrator.of_sizes(view.job)
+        for rank in ranks:
+            log_decision(view, "RankSizes", rank)
+        await self._tell_once(notes)
 
     # --- what is seen -----------------------------------------------------------------------------
 

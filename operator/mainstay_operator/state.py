@@ -44,6 +44,8 @@ class ReconcilerState:
     """The api is not asked before: it wants to be asked less."""
     submitted: int = -1
     """Generation that the api was given last."""
+    sized: int = -1
+    """Generation of which the sizes of ranks were told last."""
     refused: str = ""
     """Why the api did not take the job as it is now, or why it was not given to it."""
     tried: tuple[Any, ...] | None = None

@@ -11,6 +11,7 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.pod_templates import check_template
 from mainstay_core.job.shared_memory import plan_shared_memory
+from mainstay_core.job.size_summary import summarize_sizes
 from mainstay_core.job.spec import parse_training_job
 
 
@@ -40,6 +41,9 @@ class Spec:
         assert codec.loads(JobConfig, written.encode()) == config, "its pods read something else"
         assert 0 < job.num_worker_pods <= job.num_pods
         plan_shared_memory(config.entrypoint, config.workload, config.shape, by_nccl=True)
+        summarize_sizes(
+            config.entrypoint, config.workload, config.shape, recompute=config.recompute
+        )
         if job.spec.template:
             try:
                 check_template(job.spec)

@@ -60,7 +60,9 @@ def test_a_job_that_trains_says_so_in_one_line(served: ServedNamespace) -> None:
     logged = [read(line) for line in served.operator.log().splitlines()]
     own = [pairs for pairs in logged if pairs.get("job") == f"{served.namespace}/trains"]
     decisions = [pairs["decision"] for pairs in own if "decision" in pairs]
-    assert decisions[:2] == ["Keep", "Submit"]
+    assert decisions[:3] == ["Keep", "Sizes", "Submit"]
+    (sizes,) = served.events("Sizes")
+    assert "is not known here, as the model is that of package.module:workload" in sizes["message"]
     assert decisions.count("Started") == 1
     assert {pairs["uid"] for pairs in own} == {job.uid}
     line = served.plane.kubectl("-n", served.namespace, "get", "mtj", "trains")

@@ -12,6 +12,8 @@ from tests.operator.test_builders import view
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
+from mainstay_core.job.model_sizes import BUILT_IN
+from mainstay_core.job.spec import parse_training_job
 from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.losses import Loss, LossCause
@@ -20,7 +22,7 @@ from mainstay_core.pool.repair import Repair, RepairCounts
 from mainstay_core.wire.page import JobPage
 from mainstay_core.wire.recoveries import read_recovery
 from mainstay_operator import narrator
-from mainstay_operator.events import Note, build_event
+from mainstay_operator.events import MAX_MESSAGE, Note, build_event
 from mainstay_operator.kube import Bucket
 from mainstay_operator.ownership import TakenName
 from mainstay_operator.settings import parse
@@ -205,6 +207,29 @@ def test_the_way_of_a_job_is_told() -> None:
     late = status_of("Failed", "DeadlineExceeded", "too late")
     assert progress(running, late) == [("Failed", "DeadlineExceeded: too late")]
     assert progress(late, status_of("Failed", "Stopped", "it was stopped")) == []
+
+
+def test_the_sizes_of_a_job_s_ranks_are_told() -> None:
+    spec = {
+        "training": {"steps": 1, "lanes": 2},
+        "parallelism": {"stages": 3},
+        "workload": {"entrypoint": BUILT_IN, "config": {}},
+    }
+    job = {
+        "apiVersion": "mainstay.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "sized"},
+        "spec": spec,
+    }
+    (note,), ranks = narrator.of_sizes(parse_training_job(job))
+    assert (note.reason, note.warning, len(ranks)) == ("Sizes", False, 3)
+    assert note.message.startswith("of the 3 ranks of a replica the one that holds the most: ")
+    assert len(note.message) < MAX_MESSAGE
+
+    spec["parallelism"] = {"stages": 11}
+    (note,), ranks = narrator.of_sizes(parse_training_job(job))
+    assert (note.warning, ranks) == (True, ())
+    assert "spec.parallelism.stages" in note.message
 
 
 def test_each_refusal_of_a_specification_is_told() -> None:

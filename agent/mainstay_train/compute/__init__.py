@@ -2,4 +2,5 @@
 
 - ``engine``: state, partials and reducer of one cell, and what computes with them
 - ``interpreter``: runs the compute part of a step's program
+- ``measure``: measures what a workload's blocks take, by one micro-batch
 """

@@ -15,6 +15,7 @@ import typer
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError, UsageError
 from mainstay_cli.local import checkpoint_files
 from mainstay_cli.local.checkpoint_files import Found
+from mainstay_core.base.words import show_bytes
 from mainstay_core.wire.checkpoint_manifest import shown, version_name
 
 app = typer.Typer(
@@ -218,7 +219,7 @@ def _digests_of(directory: Path) -> _Verdict:
 def _line(item: Found) -> str:
     manifest = item.manifest
     age = _age(time.time() - manifest.created_at_s) if manifest else ""
-    size = _size(manifest.size_bytes) if manifest else ""
+    size = show_bytes(manifest.size_bytes) if manifest else ""
     parts = str(len(manifest.parts)) if manifest else ""
     job = shown(manifest.job) if manifest else item.path.name
     if manifest:
@@ -250,12 +251,3 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
-
-
-def _size(size_bytes: int) -> str:
-    size, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import logging
 import sys
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Annotated
 import typer
 
 from mainstay_cli.base import state_dir
-from mainstay_cli.base.exits import CliError, ExitCode
+from mainstay_cli.base.exits import CliError, ExitCode, UsageError
 from mainstay_cli.commands import demo
-from mainstay_cli.local import checkpoint_files, manifests
+from mainstay_cli.local import checkpoint_files, manifests, sizes
 from mainstay_cli.local import run as local_run
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_crash, describe_recovery
+from mainstay_cli.views.sizes import describe_sizes
 from mainstay_core.base.words import count
+from mainstay_core.faults.points import FaultPoint
 
 app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
 
@@ -39,7 +42,8 @@ class Ui(enum.StrEnum):
     "  mainstay local run examples/quickstart.yaml\n\n"
     "  mainstay local run examples/demo.yaml --faults examples/demo-faults.yaml "
     "--report report.json\n\n"
-    "  mainstay local run longer.yaml --resume ~/.mainstay/jobs/demo",
+    "  mainstay local run longer.yaml --resume ~/.mainstay/jobs/demo\n\n"
+    "  mainstay local run examples/quickstart.yaml --dry-run",
 )
 def run(
     file: Annotated[Path, typer.Argument(help="A TrainingJob in YAML.")],
@@ -79,13 +83,29 @@ def run(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the api answering after the end, until Ctrl-C.")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Start nothing: check FILE, and print what each rank would hold in memory and "
+            "send in a step. By formulas for the built-in model; blocks of your own are measured "
+            "by one micro-batch.",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: print JSON, all in bytes.")
+    ] = False,
 ) -> None:
+    _check_dry_run(dry_run, as_json=as_json, report=report, resume=resume)
     job_file = manifests.load_job(file, name)
+    if dry_run:
+        _load_faults(job_file, faults)
+        _print_sizes(sizes.compute_sizes(job_file), as_json=as_json)
+        return
     directory = state or state_dir.home() / "jobs" / job_file.job.metadata.name
     if resume is not None:
         job_file = checkpoint_files.resume_job(job_file, resume, directory, _warn)
-    job = job_file.job
-    points = manifests.load_faults(faults, job.shape, job.spec.spares.replicas) if faults else ()
+    points = _load_faults(job_file, faults)
     options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report, keep=keep)
     with _progress(ui) as progress:
         _log_warnings(progress)
@@ -105,6 +125,38 @@ def run_demo() -> None:
     progress = PlainProgress(every_steps=5)
     _log_warnings(progress)
     demo.run(progress)
+
+
+def _check_dry_run(
+    dry_run: bool, *, as_json: bool, report: Path | None, resume: Path | None
+) -> None:
+    """Refuse options that would have no effect."""
+    if as_json and not dry_run:
+        raise UsageError("--json: is for --dry-run; a run writes its report with --report")
+    if dry_run and report:
+        raise UsageError("--report: there is none of a --dry-run; use --json for its numbers")
+    if dry_run and resume:
+        raise UsageError(
+            "--resume: a --dry-run reads no checkpoint, and sizes are the same; omit it"
+        )
+
+
+def _load_faults(file: manifests.JobFile, faults: Path | None) -> tuple[FaultPoint, ...]:
+    if faults is None:
+        return ()
+    return manifests.load_faults(faults, file.job.shape, file.job.spec.spares.replicas)
+
+
+def _print_sizes(found: sizes.JobSizes, *, as_json: bool) -> None:
+    how = "measured" if found.is_measured else "computed"
+    if as_json:
+        ranks = [rank.as_json() for rank in found.ranks]
+        print(json.dumps({"sizes": how, "ranks": ranks}, indent=1))
+        return
+    by = "by one micro-batch through each block" if found.is_measured else "by formulas"
+    print(f"what each rank holds, and sends in a step, {how} {by}:")
+    for line in describe_sizes(found.ranks):
+        print(f"  {line}")
 
 
 def _warn(text: str) -> None:

@@ -15,5 +15,6 @@
 - ``pool``: keeps as many pods as the job needs, by the operator's decision
 - ``faults``: carries out injected faults on Redis and the api
 - ``runs``: finds the runs that a command can ask about
+- ``sizes``: computes what the ranks of a job would hold and send
 - ``checkpoint_files``: finds durable checkpoints and the jobs that may go on from them
 """

@@ -3,5 +3,6 @@
 - ``monitor``: follows a job through the api
 - ``progress``: prints steps, recoveries and warnings, line by line
 - ``live``: a live table
+- ``sizes``: a table of what ranks hold and send
 - ``faults``: short texts for an injected fault
 """

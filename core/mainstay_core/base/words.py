@@ -30,3 +30,13 @@ def quote(value: object) -> str:
     if value is None or isinstance(value, str | int | float):
         return repr(value)[:MAX_QUOTED]
     return f"a value of type {type(value).__name__}"
+
+
+def show_bytes(size: int) -> str:
+    """Return a number of bytes for people, e.g. 1.5 MiB."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

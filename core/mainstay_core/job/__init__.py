@@ -13,6 +13,11 @@
 - ``object_names``: the names of what a job has in a cluster beside its pods
 - ``pod_templates``: what a cluster asks of a job's pod template
 - ``model_sizes``: the size of the built-in model, computed without torch
+- ``block_sizes``: what one block takes on a rank, computed or measured
+- ``llama_passes``: the memory of each pass through a block of the built-in model
+- ``llama_sizes``: what the built-in model's blocks take
+- ``rank_sizes``: what each rank holds, and what it sends in a step
+- ``size_summary``: the same in sentences, as far as the specification tells
 - ``shared_memory``: the size of a pod's memory-backed volume
 - ``protections``: which protections a job has, and why not the others
 """

@@ -49,7 +49,7 @@ def check_config(config: Mapping[str, Any]) -> None:
     Raises:
         InvalidSpecError: a size is not a whole number above 0.
     """
-    for key, value in _sizes(config).items():
+    for key, value in sizes_in(config).items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidSpecError(
                 f"spec.workload.config.{key}", f"is {value!r}, must be a whole number above 0"
@@ -58,7 +58,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 def num_blocks(config: Mapping[str, Any]) -> int:
     """Return the number of blocks, which is the largest number of stages of the built-in model."""
-    return int(_sizes(config)["layers"]) + 2
+    return int(sizes_in(config)["layers"]) + 2
 
 
 def blocks_of(config: Mapping[str, Any]) -> tuple[BlockSize, ...]:
@@ -68,7 +68,7 @@ def blocks_of(config: Mapping[str, Any]) -> tuple[BlockSize, ...]:
         InvalidSpecError: see :func:`check_config`.
     """
     check_config(config)
-    size = _sizes(config)
+    size = sizes_in(config)
     dim, hidden, vocab = size["dim"], size["hidden"], size["vocab"]
     heads_width = dim // size["heads"] * (size["heads"] + 2 * size["kvHeads"])
     matrices = dim * (heads_width + dim + 3 * hidden)
@@ -91,5 +91,6 @@ def largest_state(blocks: tuple[BlockSize, ...], stages: int, ranks_per_stage: i
     )
 
 
-def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+def sizes_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes that a configuration gives, with defaults, unchecked."""
     return {key: config[key] if config.get(key) is not None else _SIZES[key] for key in _SIZES}

@@ -4,5 +4,6 @@
 - ``chaining``: which living cells form whole replicas
 - ``assignment``: who computes each shard type after replicas were lost or came back
 - ``partials``: how a cell groups the gradients of the types that it computed
+- ``shares``: the work of each replica when a job begins
 - ``program``: the typed actions of one rank in one step
 """

@@ -1,4 +1,4 @@
-from mainstay_core.base.words import MAX_QUOTED, count, quote
+from mainstay_core.base.words import MAX_QUOTED, count, quote, show_bytes
 
 
 def test_one_of_a_thing_is_singular() -> None:
@@ -13,3 +13,9 @@ def test_a_quoted_value_is_short_whatever_it_is() -> None:
     assert quote(-(10**5000)) == "an integer of 16610 bits"
     assert quote(["x"] * 1000) == "a value of type list"
     assert len(quote("x" * 1000)) == MAX_QUOTED
+
+
+def test_bytes_are_shown_in_units_of_1024() -> None:
+    assert [show_bytes(n) for n in (0, 1023, 1536, 3 << 30)] == [
+        "0 B", "1023 B", "1.5 KiB", "3.0 GiB",
+    ]  # fmt: skip

@@ -1,0 +1,107 @@
+"""Computes what the ranks of a job would hold and send; nothing of the job is started.
+
+Formulas are for the built-in model. A user's blocks are measured by a process with torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from mainstay_cli.base.exits import MachineError, UsageError
+from mainstay_cli.local import manifests, preflight
+from mainstay_core.base import codec
+from mainstay_core.base.errors import InvalidSpecError, MalformedError
+from mainstay_core.job import llama_sizes, model_sizes
+from mainstay_core.job.block_sizes import Measurement, MeasureQuestion, ModelSizes
+from mainstay_core.job.rank_sizes import RankSizes, rank_sizes
+from mainstay_core.planning.shares import first_shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSizes:
+    """The sizes of all ranks of a job, and how they are known."""
+
+    ranks: tuple[RankSizes, ...]
+    is_measured: bool
+    """Of blocks that one micro-batch was taken through, not by formulas."""
+
+
+def compute_sizes(file: manifests.JobFile) -> JobSizes:
+    """Return the sizes of all ranks of a job's first plan.
+
+    Raises:
+        UsageError: the job cannot be used, or its blocks fail.
+        MachineError: a user's blocks cannot be measured here.
+    """
+    job = file.job
+    preflight.check_entrypoint(job, manifests.search_path(file.path))
+    is_measured = job.spec.workload.entrypoint != model_sizes.BUILT_IN
+    try:
+        models = _measure(file) if is_measured else _by_formula(file)
+        shares = first_shares(job.shape, _redundancy(file))
+        ranks = [
+            rank
+            for model in models
+            for rank in rank_sizes(model, job.shape, shares, recompute=job.spec.runtime.recompute)
+        ]
+    except InvalidSpecError as error:
+        raise UsageError(f"{file.path}: {error}") from error
+    ranks.sort(key=lambda rank: (rank.replica, rank.stage, rank.inner))
+    return JobSizes(ranks=tuple(ranks), is_measured=is_measured)
+
+
+def _redundancy(file: manifests.JobFile) -> int | None:
+    redundancy = file.job.spec.redundancy
+    return None if redundancy == "Auto" else redundancy
+
+
+def _by_formula(file: manifests.JobFile) -> tuple[ModelSizes, ...]:
+    shape, args = file.job.shape, list(file.job.spec.workload.args)
+    if args:
+        raise InvalidSpecError("spec.workload.args", f"the built-in Llama takes none, got {args}")
+    return tuple(
+        llama_sizes.sizes_of(
+            file.job.spec.workload.config,
+            shape.ranks_per_stage,
+            inner,
+            accumulates=shape.micro_batches > 1,
+        )
+        for inner in range(shape.ranks_per_stage)
+    )
+
+
+def _measure(file: manifests.JobFile) -> tuple[ModelSizes, ...]:
+    """Have a process with torch take a micro-batch through the user's blocks."""
+    job = file.job
+    question = MeasureQuestion(
+        entrypoint=job.spec.workload.entrypoint,
+        config=job.spec.workload.config,
+        args=job.spec.workload.args,
+        ranks_per_stage=job.shape.ranks_per_stage,
+        accumulates=job.shape.micro_batches > 1,
+        seed=job.shape.seed,
+    )
+    paths = [*map(str, manifests.search_path(file.path)), os.environ.get("PYTHONPATH", "")]
+    result = subprocess.run(
+        [sys.executable, "-m", "mainstay_train.compute.measure"],
+        input=codec.dumps(question),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
+    try:
+        # The last line: a library may have printed others.
+        measured = codec.loads(Measurement, (result.stdout.splitlines() or [""])[-1])
+    except MalformedError as error:
+        last = (result.stderr.strip().splitlines() or ["it was killed"])[-1]
+        raise MachineError(
+            f"the blocks cannot be measured here: {last} (it takes a Python with torch, extra "
+            "`train`, and the memory of one block)"
+        ) from error
+    if measured.problem:
+        raise UsageError(f"{file.path}: {measured.problem}")
+    return measured.models

@@ -1,0 +1,177 @@
+"""Computes what the blocks of the built-in Llama take on a rank, from ``workload.config`` alone.
+
+What one micro-batch takes in a block is in ``llama_passes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.words import MAX_QUOTED, quote
+from mainstay_core.job import model_sizes
+from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.llama_passes import (
+    Embedding,
+    Head,
+    Kind,
+    Layer,
+    LlamaShape,
+    Memory,
+    ParallelEmbedding,
+    ParallelLayer,
+    TensorSizes,
+)
+
+PATH = "spec.workload.config"
+EMBEDDING, HEAD = "embedding", "head"
+"""Names of the first and the last block."""
+BYTE_VALUES = 256
+"""Tokens are bytes of text: the vocabulary holds all of them."""
+TOKEN_BYTES = 8
+"""A token is an int64."""
+PAD = 32
+"""Parameters start at multiples of so many elements of a block's buffer."""
+WIDTHS = {"float32": 4, "bfloat16": 2}
+"""Bytes of an element of activations, by ``dtype``."""
+KEYS = frozenset(
+    {
+        "dim", "layers", "heads", "kvHeads", "hidden", "vocab", "sequence", "microBatchSize",
+        "ropeBase", "dropout", "dtype", "lr", "warmupSteps", "decaySteps", "weightDecay",
+        "clipNorm", "data",
+    }
+)  # fmt: skip
+"""Keys of ``workload.config`` that the built-in model takes."""
+
+
+def padded(numel: int) -> int:
+    """Return the elements that a parameter takes in its block's buffer."""
+    return -(-numel // PAD) * PAD
+
+
+def sizes_of(
+    config: Mapping[str, Any], ranks_per_stage: int, inner: int, *, accumulates: bool
+) -> ModelSizes:
+    """Return what the built-in model's blocks take on the ranks with one inner index.
+
+    Args:
+        config: ``workload.config``.
+        ranks_per_stage: ranks that share a stage.
+        inner: which of them.
+        accumulates: whether a shard type has several micro-batches.
+
+    Raises:
+        InvalidSpecError: the configuration cannot be used.
+    """
+    c = _read(config, ranks_per_stage, inner)
+    costs = [block.cost for block in model_sizes.blocks_of(config)]
+    kinds: tuple[type[Kind], type[Kind]] = (Embedding, Layer)
+    if c.ranks > 1:
+        kinds = (ParallelEmbedding, ParallelLayer)
+    first = _sizes(kinds[0](c, accumulates), EMBEDDING, cost=costs[0])
+    middle = _sizes(kinds[1](c, accumulates), "layers", cost=costs[1])
+    last = _sizes(Head(c, accumulates), HEAD, cost=costs[-1])
+    u = TensorSizes(c)
+    ring = 2 * (c.ranks - 1)
+    summed = u.act * ring // c.ranks
+    gathered = c.tokens * c.most_rows * c.width * (c.ranks - 1)
+    if c.ranks > 1:
+        # Sums over the ranks of a stage, by a ring: two in a layer, forward and backward.
+        first = replace(first, sent_forward_bytes=summed)
+        middle = replace(middle, sent_forward_bytes=2 * summed, sent_backward_bytes=2 * summed)
+        last = replace(last, sent_forward_bytes=gathered, sent_backward_bytes=summed)
+    layers = [replace(middle, name=f"layers.{index}") for index in range(c.layers)]
+    # Mask and rotations are made by the first layer of a process, for all.
+    layers[0] = replace(layers[0], constant_bytes=u.constants)
+    return ModelSizes(
+        inner=inner,
+        width_bytes=c.width,
+        tokens_bytes=TOKEN_BYTES * c.tokens,
+        targets_bytes=TOKEN_BYTES * c.tokens,
+        blocks=(first, *layers, last),
+    )
+
+
+def _read(config: Mapping[str, Any], ranks: int, inner: int) -> LlamaShape:
+    for key in config:
+        if key not in KEYS:
+            raise InvalidSpecError(
+                f"{PATH}.{str(key)[:MAX_QUOTED]}", f"is unknown (valid: {', '.join(sorted(KEYS))})"
+            )
+    model_sizes.check_config(config)
+    size = model_sizes.sizes_in(config)
+    given = {key: value for key, value in config.items() if value is not None}
+    batch, dropout = given.get("microBatchSize", 1), given.get("dropout", 0.0)
+    dtype = given.get("dtype", "float32")
+    dim, heads, kv_heads, hidden = size["dim"], size["heads"], size["kvHeads"], size["hidden"]
+    _require(type(batch) is int and batch > 0, "microBatchSize", batch, "a whole number above 0")
+    _require(
+        isinstance(dtype, str) and dtype in WIDTHS, "dtype", dtype, f"one of {', '.join(WIDTHS)}"
+    )
+    is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
+    _require(is_number and 0 <= dropout < 1, "dropout", dropout, "within 0 and below 1")
+    _require(dim % heads == 0, "heads", heads, f"a divisor of dim ({dim})")
+    _require(dim // heads % 2 == 0, "heads", heads, "such that dim / heads is even (rotary)")
+    _require(heads % kv_heads == 0, "kvHeads", kv_heads, f"a divisor of heads ({heads})")
+    _require(size["vocab"] >= BYTE_VALUES, "vocab", size["vocab"], f"at least {BYTE_VALUES}")
+    if ranks > 1:
+        for key, value in (("kvHeads", kv_heads), ("heads", heads), ("hidden", hidden)):
+            _require(value % ranks == 0, key, value, f"a multiple of ranksPerStage ({ranks})")
+    return LlamaShape(
+        dim=dim,
+        layers=size["layers"],
+        heads=heads,
+        kv_heads=kv_heads,
+        hidden=hidden,
+        vocab=size["vocab"],
+        sequence=size["sequence"],
+        batch=batch,
+        width=WIDTHS[dtype],
+        drops=dropout > 0,
+        ranks=ranks,
+        inner=inner,
+    )
+
+
+def _require(holds: bool, key: str, value: object, right: str) -> None:
+    if not holds:
+        raise InvalidSpecError(f"{PATH}.{key}", f"is {quote(value)}, must be {right}")
+
+
+def _sizes(kind: Kind, name: str, *, cost: float) -> BlockSizes:
+    """Return the sizes of a block by taking a micro-batch through it."""
+    u = kind.u
+    output = 0 if name == HEAD else u.act
+    plain, m = Memory(), Memory()
+    if output:
+        kind.forward(plain, keeps=False)
+    kind.forward(m, keeps=True)
+    forward = m.restart()
+    kept = m.now - output
+    m.drop(output)
+    m.restart()
+    m.take(output)  # of the output's gradient
+    kind.backward(m)
+    backward = m.restart()
+    m.drop(0 if name == EMBEDDING else u.act)
+    pending = m.now
+    m.restart()
+    kind.weights(m)
+    parameters = kind.parameters
+    return BlockSizes(
+        name=name,
+        cost=cost,
+        parameters=parameters,
+        # AdamW: two moments in fp32, and a count of steps for each parameter.
+        moments_bytes=8 * sum(map(padded, parameters)) + 4 * len(parameters),
+        output_bytes=output,
+        kept_bytes=kept,
+        pending_bytes=pending,
+        plain_forward_bytes=plain.peak,
+        forward_bytes=forward,
+        backward_bytes=backward,
+        weights_bytes=m.peak,
+        constant_bytes=0,
+    )

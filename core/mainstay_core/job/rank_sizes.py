@@ -1,0 +1,332 @@
+"""Computes what each rank of a job holds in memory, and what it sends in a step.
+
+Each line of :class:`RankSizes` has one function or property here. What a block takes comes from
+``llama_sizes``, or from a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.llama_sizes import padded
+from mainstay_core.job.stages import stage_blocks
+
+CHUNK = 65_536
+"""Elements of a chunk: what has one owner in the reduction (``mainstay_train.exact.layout``)."""
+WIDE_BYTES = 4
+"""Masters, gradients and partials are fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaShare:
+    """The work of one replica in a step."""
+
+    replica: int
+    num_types: int
+    """Shard types that it computes."""
+    num_partials: int
+    """Buffers in which their gradients are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSizes:
+    """The sizes of what one rank holds, and of what it sends in a step without a fault."""
+
+    replica: int
+    stage: int
+    inner: int
+    num_parameters: int
+    parameters_bytes: int
+    """Parameters that blocks compute with, where they are no masters: 0 in fp32."""
+    masters_bytes: int
+    moments_bytes: int
+    gradients_bytes: int
+    """The gradient being computed, the reduced one, and a scaled one of the largest block."""
+    partials_bytes: int
+    reduction_bytes: int
+    """What the reduction packs, receives and adds up."""
+    activations_bytes: int
+    """The most at any time of forward and backward: what waits for a backward, what was sent in
+    this step, and what the block at hand takes to compute."""
+    sent_pipeline_bytes: int
+    """Activations and their gradients, to neighbouring stages in a step."""
+    sent_reduction_bytes: int
+    """Gradients, to the other cells of the stage in a step."""
+    sent_inner_bytes: int
+    """To the other ranks of the cell in a step; those of a ring."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """All that it holds."""
+        return (
+            self.parameters_bytes
+            + self.masters_bytes
+            + self.moments_bytes
+            + self.gradients_bytes
+            + self.partials_bytes
+            + self.reduction_bytes
+            + self.activations_bytes
+        )
+
+    @property
+    def sent_bytes(self) -> int:
+        """All that it sends in a step; votes and settle reports, some KiB, are left out."""
+        return self.sent_pipeline_bytes + self.sent_reduction_bytes + self.sent_inner_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the lines and the sums."""
+        return {**asdict(self), "memory_bytes": self.memory_bytes, "sent_bytes": self.sent_bytes}
+
+
+def largest(ranks: Sequence[RankSizes]) -> RankSizes:
+    """Return the most that any of the ranks has, line by line, under the place of the first.
+
+    Args:
+        ranks: at least one.
+    """
+    lines = [f.name for f in fields(RankSizes) if f.name not in ("replica", "stage", "inner")]
+    most = {line: max(getattr(rank, line) for rank in ranks) for line in lines}
+    return replace(ranks[0], **most)
+
+
+def rank_sizes(
+    model: ModelSizes,
+    shape: JobShape,
+    shares: Sequence[ReplicaShare],
+    *,
+    recompute: bool,
+    replicas: Collection[int] | None = None,
+) -> tuple[RankSizes, ...]:
+    """Return the sizes of all ranks with the model's inner index, by replica and stage.
+
+    Args:
+        model: what the blocks take on these ranks.
+        shape: degrees of the job.
+        shares: work of each replica; all of them are there.
+        recompute: whether forwards run again in the backward.
+        replicas: those whose ranks are computed; None: all.
+
+    Raises:
+        InvalidSpecError: there are more stages than blocks.
+    """
+    try:
+        cuts = stage_blocks([block.cost for block in model.blocks], shape.stages)
+    except ValueError as error:
+        raise InvalidSpecError("spec.parallelism.stages", str(error)) from error
+    stages = [
+        StageSizes(model, cut, shape, number, recompute=recompute)
+        for number, cut in enumerate(cuts)
+    ]
+    num_partials = sum(share.num_partials for share in shares)
+    return tuple(
+        stage.rank(share, len(shares), num_partials)
+        for share in shares
+        if replicas is None or share.replica in replicas
+        for stage in stages
+    )
+
+
+class StageSizes:
+    """One stage of a model on one rank."""
+
+    def __init__(
+        self, model: ModelSizes, cut: range, shape: JobShape, number: int, *, recompute: bool
+    ) -> None:
+        self.model, self.shape, self.number, self.recompute = model, shape, number, recompute
+        self.blocks = [model.blocks[i] for i in cut]
+        self.sizes = [sum(map(padded, block.parameters)) for block in self.blocks]
+        self.size = sum(self.sizes)
+        """Elements of a flat buffer."""
+        self.constant_bytes = _constants(model.blocks, cut)
+        self.is_last = number == shape.stages - 1
+        self.input_bytes = model.blocks[cut.start - 1].output_bytes if number else 0
+        self.input_bytes = self.input_bytes or model.tokens_bytes
+
+    def rank(self, share: ReplicaShare, num_cells: int, num_partials: int) -> RankSizes:
+        """Return the sizes of the stage's rank in one replica.
+
+        Args:
+            share: work of the replica.
+            num_cells: cells of the stage.
+            num_partials: partials that all of them have.
+        """
+        own = owned_elements(self.sizes, share.replica, num_cells)
+        num_flows = share.num_types * self.shape.micro_batches
+        width = self.model.width_bytes
+        buffers = self.size * WIDE_BYTES
+        others = num_partials - share.num_partials
+        scattered = share.num_partials * (self.size - own)
+        gathered = own * (num_cells - 1)
+        # Scatter and gather use the same buffers: each is as large as the larger needs it.
+        scratch = max(scattered, gathered) + max(others * own, self.size - own) + own + CHUNK
+        return RankSizes(
+            replica=share.replica,
+            stage=self.number,
+            inner=self.model.inner,
+            num_parameters=sum(sum(block.parameters) for block in self.blocks),
+            parameters_bytes=0 if width == WIDE_BYTES else self.size * width,
+            masters_bytes=buffers,
+            moments_bytes=sum(block.moments_bytes for block in self.blocks),
+            gradients_bytes=2 * buffers + max(self.sizes) * WIDE_BYTES,
+            partials_bytes=share.num_partials * buffers,
+            reduction_bytes=scratch * WIDE_BYTES,
+            activations_bytes=self.activations(num_flows),
+            sent_pipeline_bytes=num_flows * (self.output_bytes + self.returned_bytes),
+            sent_reduction_bytes=WIDE_BYTES * (scattered + gathered),
+            sent_inner_bytes=num_flows * sum(map(self._sent_inner, self.blocks)),
+        )
+
+    @property
+    def output_bytes(self) -> int:
+        """What a micro-batch sends to the next stage."""
+        return 0 if self.is_last else self.blocks[-1].output_bytes
+
+    @property
+    def returned_bytes(self) -> int:
+        """What a micro-batch sends back to the stage before."""
+        return self.input_bytes if self.number else 0
+
+    def _sent_inner(self, block: BlockSizes) -> int:
+        forwards = 2 if self.recompute and block.output_bytes else 1
+        return forwards * block.sent_forward_bytes + block.sent_backward_bytes
+
+    def activations(self, num_flows: int) -> int:
+        """Return the most bytes at any time of a step's forward and backward.
+
+        1F1B has at most ``stages - stage`` micro-batches under way, and what was sent stays until
+        the program's end. So the most is there when the last forward has begun, or with the
+        backward after it: from then on each backward lets go of more than it sends.
+
+        Args:
+            num_flows: micro-batches of the step.
+        """
+        under_way = min(num_flows, self.shape.stages - self.number)
+        waiting = (under_way - 1) * self.waiting_bytes
+        sent = (num_flows - under_way) * (self.output_bytes + self.returned_bytes)
+        busiest = max(*self.forward_peaks(), *self.backward_peaks(), *self.weights_peaks())
+        return self.constant_bytes + sent + waiting + busiest
+
+    @property
+    def _batch_bytes(self) -> int:
+        """What a micro-batch brings besides the stage's input: the first stage has its targets as
+        well, the last one its targets and, if it is another, its tokens.
+        """
+        if not self.number:
+            return self.model.targets_bytes
+        return self.model.tokens_bytes + self.model.targets_bytes if self.is_last else 0
+
+    @property
+    def _passed_bytes(self) -> int:
+        """Input of the stage and outputs of its blocks, of one micro-batch."""
+        return self._batch_bytes + self.input_bytes + sum(b.output_bytes for b in self.blocks)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What a micro-batch holds between its forward and its backward."""
+        return self._passed_bytes + sum(self._taped(block) for block in self.blocks)
+
+    def _taped(self, block: BlockSizes) -> int:
+        """What a block keeps of a forward: nothing where it runs again. The loss comes just before
+        its backward and is always kept.
+        """
+        return 0 if self.recompute and block.output_bytes else block.kept_bytes
+
+    def forward_peaks(self) -> list[int]:
+        """The most while each block computes its forward."""
+        now, peaks = self._batch_bytes + self.input_bytes, []
+        for block in self.blocks:
+            again = self.recompute and block.output_bytes
+            peaks.append(now + (block.plain_forward_bytes if again else block.forward_bytes))
+            now += self._taped(block) + block.output_bytes
+        return peaks
+
+    def backward_peaks(self) -> list[int]:
+        """The most while each block computes its backward, and its forward again.
+
+        With recompute all blocks of the stage run their forward again before the first backward,
+        and each makes its output anew.
+        """
+        again = [b.output_bytes if self.recompute else 0 for b in self.blocks]
+        now, peaks = self._passed_bytes, []
+        # The gradient of the stage's output is there while forwards run again.
+        came = self.blocks[-1].output_bytes
+        now += sum(b.kept_bytes for b in self.blocks if not b.output_bytes) if self.recompute else 0
+        for block in self.blocks:
+            if self.recompute and block.output_bytes:
+                peaks.append(now + came + block.forward_bytes)
+            if not self.recompute or block.output_bytes:
+                now += block.kept_bytes
+            now += block.output_bytes if self.recompute else 0
+        for block, output in zip(reversed(self.blocks), reversed(again), strict=True):
+            now -= block.kept_bytes
+            peaks.append(now + block.backward_bytes)
+            now += block.pending_bytes - output
+        return peaks
+
+    def weights_peaks(self) -> list[int]:
+        """The most while each block's weights get their gradients, block by block."""
+        now = self._passed_bytes + sum(block.pending_bytes for block in self.blocks)
+        now += self.returned_bytes
+        peaks = []
+        for block in self.blocks:
+            peaks.append(now - block.pending_bytes + block.weights_bytes)
+            now -= block.pending_bytes
+        return peaks
+
+
+def _constants(blocks: Sequence[BlockSizes], cut: range) -> int:
+    """Return what a stage's blocks make once and keep.
+
+    A block that made nothing in a process where a like one had run before uses what that one made.
+    """
+    made: dict[tuple[int, ...], int] = {}
+    for block in blocks:
+        made.setdefault(block.parameters, block.constant_bytes)
+    total, seen = 0, set()
+    for block in (blocks[i] for i in cut):
+        shared = 0 if block.parameters in seen else made[block.parameters]
+        total += block.constant_bytes or shared
+        seen.add(block.parameters)
+    return total
+
+
+def owned_elements(sizes: Sequence[int], index: int, num_cells: int) -> int:
+    """Return the elements that a cell owns in the reduction: every ``num_cells``-th chunk.
+
+    Args:
+        sizes: elements of each block of the stage; chunks begin anew at each.
+        index: of the cell in its stage.
+        num_cells: cells of the stage.
+    """
+    owned = chunks = 0
+    for size in sizes:
+        whole, rest = divmod(size, CHUNK)
+        # Chunks of this block whose number in the stage is the index, modulo the cells.
+        first = (index - chunks) % num_cells
+        owned += CHUNK * len(range(first, whole, num_cells))
+        if rest and (chunks + whole) % num_cells == index:
+            owned += rest
+        chunks += whole + bool(rest)
+    return owned
+
+
+def even_shares(shape: JobShape) -> tuple[ReplicaShare, ...]:
+    """Return the shares where each lane has a replica; else bounds of them.
+
+    With fewer replicas than lanes the types of the others are spread evenly, and each may be a
+    partial of its own.
+    """
+    num_types = -(-shape.num_types // shape.replicas)
+    return tuple(
+        ReplicaShare(
+            replica=replica,
+            num_types=num_types,
+            num_partials=1 + num_types - shape.shards_per_lane,
+        )
+        for replica in range(shape.replicas)
+    )

@@ -1,0 +1,54 @@
+"""``mainstay local run --dry-run``: mistakes are told as by a run, and nothing is started."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mainstay_cli.base.exits import UsageError
+from mainstay_cli.local import manifests, sizes
+
+ROOT = Path(__file__).parents[3]
+QUICKSTART = yaml.safe_load((ROOT / "examples/quickstart.yaml").read_text())
+
+
+def computed(tmp_path, path, value):
+    job = yaml.safe_load(yaml.safe_dump(QUICKSTART))
+    *parents, last = path.split(".")
+    section = job["spec"]
+    for name in parents:
+        section = section[name]
+    section[last] = value
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    return sizes.compute_sizes(manifests.load_job(file))
+
+
+def test_every_rank_of_the_first_plan_is_told(tmp_path):
+    found = computed(tmp_path, "parallelism.stages", 3)
+    assert not found.is_measured
+    assert [(r.replica, r.stage) for r in found.ranks] == [
+        (r, s) for r in (0, 1) for s in (0, 1, 2)
+    ]
+    assert sum(r.num_parameters for r in found.ranks[:3]) == 217_664
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("parallelism.stages", 7, "spec.parallelism.stages: stages is 7 but the model has 6"),
+        ("workload.config.dim", 30, "spec.workload.config.heads: is 4, must be a divisor of dim"),
+        ("workload.config.layer", 3, "spec.workload.config.layer: is unknown"),
+        ("workload.config.dtype", ["a"], "spec.workload.config.dtype: is a value of type list"),
+        ("workload.config.dropout", True, "spec.workload.config.dropout: is True"),
+        ("workload.config.microBatchSize", 0, "spec.workload.config.microBatchSize: is 0"),
+        ("parallelism.ranksPerStage", 4, "spec.workload.config.kvHeads: is 2, must be a multiple"),
+        ("workload.config.vocab", 200, "spec.workload.config.vocab: is 200, must be at least 256"),
+        ("workload.args", ["x"], "spec.workload.args"),
+        ("workload.entrypoint", "nowhere:model", "spec.workload.entrypoint: there is no module"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_named(tmp_path, path, value, problem):
+    with pytest.raises(UsageError, match=r"job\.yaml|entrypoint") as refused:
+        computed(tmp_path, path, value)
+    assert problem in str(refused.value)

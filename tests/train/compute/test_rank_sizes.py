@@ -1,0 +1,356 @@
+"""What is said of a rank's memory and traffic is what a rank of that job holds and sends."""
+
+import dataclasses
+import gc
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from mainstay_core.base import codec
+from mainstay_core.base.ids import JobUid
+from mainstay_core.job import llama_sizes, model_sizes
+from mainstay_core.job.block_sizes import Measurement, MeasureQuestion
+from mainstay_core.job.rank_sizes import (
+    CHUNK,
+    RankSizes,
+    StageSizes,
+    even_shares,
+    largest,
+    owned_elements,
+    rank_sizes,
+)
+from mainstay_core.job.spec import parse_training_job
+from mainstay_core.job.stages import stage_blocks
+from mainstay_core.planning.assignment import plan_reordering
+from mainstay_core.planning.partials import grow_all
+from mainstay_core.planning.placement import plan_placement
+from mainstay_core.planning.program import compile_compute, schedule_1f1b
+from mainstay_core.planning.shares import first_shares
+from mainstay_core.rank.settle import Supply
+from mainstay_train.comm.mesh import InnerMesh
+from mainstay_train.compute import measure
+from mainstay_train.compute.engine import Engine, inner_mesh
+from mainstay_train.exact import layout as exact_layout
+from mainstay_train.exact.layout import BlockLayout, StageLayout
+from mainstay_train.exact.reduction import Grid
+from mainstay_train.model import workload
+from mainstay_train.models import attention, llama_config
+
+TOLERANCE = 0.01
+"""Said is 5 %. Scalars and the like are left out; a term that is missing is more than this."""
+SMALL = {
+    "dim": 32, "layers": 3, "heads": 4, "kvHeads": 2, "hidden": 96, "sequence": 40,
+    "microBatchSize": 2,
+}  # fmt: skip
+
+
+class PlayedGroup:
+    """A group whose peers are not there: it counts what is sent, and holds it as a real one."""
+
+    def __init__(self):
+        self.sent = 0
+
+    def send(self, tensor, peer, tag):
+        del peer, tag
+        self.sent += tensor.nbytes
+        return tensor
+
+    def receive(self, tensor, peer, tag):
+        del peer, tag
+        tensor.zero_()
+
+    def finish(self, work):
+        del work
+
+    def exchange(self, received, sent, received_sizes, sent_sizes):
+        assert received.numel() == sum(received_sizes)
+        assert sent.numel() == sum(sent_sizes)
+        self.sent += sent.nbytes
+        received.zero_()
+
+
+@dataclass
+class Case:
+    config: dict
+    stages: int = 1
+    inner: int = 1
+    recompute: bool = False
+    lanes: int = 2
+    replicas: int = 2
+    shards_per_lane: int = 2
+    micro_batches: int = 2
+    entrypoint: str = model_sizes.BUILT_IN
+
+    def job(self):
+        return parse_training_job(
+            {
+                "apiVersion": "mainstay.dev/v1alpha1",
+                "kind": "TrainingJob",
+                "metadata": {"name": "sizes"},
+                "spec": {
+                    "training": {
+                        "steps": 1,
+                        "lanes": self.lanes,
+                        "shardsPerLane": self.shards_per_lane,
+                    },
+                    "parallelism": {
+                        "replicas": self.replicas,
+                        "stages": self.stages,
+                        "ranksPerStage": self.inner,
+                    },
+                    "pipeline": {"microBatches": self.micro_batches},
+                    "runtime": {"recompute": self.recompute, "device": "CPU"},
+                    "workload": {
+                        "entrypoint": self.entrypoint,
+                        "config": self.config,
+                    },
+                },
+            }
+        ).to_job_config(JobUid("sizes"))
+
+
+MIXER = "examples/custom_model.py:workload"
+CASES = {
+    "one rank": Case(SMALL, lanes=1, replicas=1, shards_per_lane=1, micro_batches=1),
+    "bfloat16": Case({**SMALL, "dtype": "bfloat16"}, stages=2),
+    "three stages, several shards": Case(SMALL, stages=3, shards_per_lane=3, micro_batches=3),
+    "recompute": Case(SMALL, stages=2, recompute=True),
+    "a lane without a replica": Case(SMALL, lanes=3, replicas=2, shards_per_lane=3),
+    "two inner ranks": Case({**SMALL, "vocab": 301}, stages=2, inner=2),
+    "two inner ranks, recompute": Case({**SMALL, "dtype": "bfloat16"}, inner=2, recompute=True),
+    "long sequence": Case({**SMALL, "sequence": 160, "microBatchSize": 1}),
+    "large matrices": Case({**SMALL, "dim": 256, "sequence": 8, "hidden": 700, "layers": 1}),
+    "measured": Case({"width": 32, "layers": 3}, stages=2, entrypoint=MIXER),
+    "measured, recompute": Case({"width": 32, "layers": 3}, recompute=True, entrypoint=MIXER),
+}
+
+
+BLOCKS = [
+    (1, {"dtype": "bfloat16", "dropout": 0.1}),
+    (1, {"dropout": 0.1, "kvHeads": 1}),
+    (1, {"microBatchSize": 1, "kvHeads": 4, "dtype": "bfloat16"}),
+    (1, {"sequence": 200, "hidden": 33, "vocab": 1000}),
+    (2, {"kvHeads": 4, "dropout": 0.1}),
+    (2, {"microBatchSize": 1, "vocab": 301, "dtype": "bfloat16"}),
+]
+"""Ranks of a stage, and what differs from the small model."""
+
+
+def forget_constants():
+    """Have masks and rotations made again: they last as long as a process."""
+    attention._causal_mask.cache_clear()
+    attention._rotations.cache_clear()
+
+
+def types_of(config):
+    """Shard types of each replica, as the first plan has them."""
+    shape = config.shape
+    hosts = plan_placement(shape.lanes, shape.shards_per_lane, None).hosts
+    suppliers = plan_reordering(
+        hosts, range(shape.replicas), None, shape.shards_per_lane, shape.lanes
+    ).suppliers
+    return [[t for t, r in enumerate(suppliers) if r == mine] for mine in range(shape.replicas)]
+
+
+def storages(thing):
+    """Bytes of all tensors that an object leads to, each memory once."""
+    found, seen, todo = {}, set(), [thing]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or isinstance(value, type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif type(value).__module__.startswith("mainstay") or isinstance(
+            value, dict | list | tuple
+        ):
+            todo += gc.get_referents(value)
+    return found
+
+
+def run(case, config, replica, stage, inner):
+    """Allocate a rank and run its step; return what it holds and sends."""
+    shape = config.shape
+    model = workload.load(config.entrypoint, config.workload)
+    mesh = inner_mesh(config, "cpu", inner)
+    if mesh.size > 1:
+        measure.play_collectives(mesh)
+    engine = Engine.build(
+        model, config, stage=stage, num_stages=shape.stages, device="cpu",
+        hook=[].append, inner=mesh,
+    )  # fmt: skip
+    engine.state.initialize(0)
+    types = types_of(config)
+    program = compile_compute(types[replica], shape.micro_batches, stage, shape.stages)
+    engine.interpreter.run(program, 0, PlayedGroup())
+    engine.drop_held()  # its buffers stay: what comes next is activations alone
+    forget_constants()
+    pipeline, cells = PlayedGroup(), PlayedGroup()
+    with measure.LiveBytes(mesh.size) as live:
+        engine.interpreter.run(program, 0, pipeline)
+        activations, sent_inner = live.peak, live.sent
+    table = [
+        Supply(index=index, partial=partial)
+        for index, mine in enumerate(types)
+        for partial in grow_all((), mine, shape.shards_per_lane)
+    ]
+    members = range(shape.replicas)
+    engine.reducer.reduce(
+        cells if shape.replicas > 1 else None, sorted(table, key=lambda s: s.partial),
+        [*members], replica, engine.store.partials,
+    )  # fmt: skip
+    state, store, reducer = engine.state, engine.store, engine.reducer
+    of_reducer = storages(reducer)
+    reduced = of_reducer.pop(reducer.reduced.data_ptr())
+    compute = [b.compute for b in state.blocks if b.compute is not b.masters]
+    scaled = {
+        p.grad.untyped_storage() for t in state.state_tensors() if (p := t.tensor).grad is not None
+    }
+    return RankSizes(
+        replica=replica,
+        stage=stage,
+        inner=inner,
+        num_parameters=sum(block.layout.num_parameters for block in state.blocks),
+        parameters_bytes=sum(flat.nbytes for flat in compute),
+        masters_bytes=sum(f.tensor.nbytes for f in state.flats() if f.kind == "master"),
+        moments_bytes=sum(f.tensor.nbytes for f in state.flats() if f.kind != "master"),
+        gradients_bytes=store.scratch.nbytes + reduced + max(s.nbytes() for s in scaled),
+        partials_bytes=sum(flat.nbytes for flat in store.partials.values()),
+        reduction_bytes=sum(of_reducer.values()),
+        activations_bytes=activations,
+        sent_pipeline_bytes=pipeline.sent,
+        sent_reduction_bytes=cells.sent,
+        sent_inner_bytes=sent_inner,
+    )
+
+
+def said(case, config, inner):
+    accumulates = case.micro_batches > 1
+    if case.entrypoint == model_sizes.BUILT_IN:
+        sizes = llama_sizes.sizes_of(config.workload, case.inner, inner, accumulates=accumulates)
+    else:
+        model = workload.load(config.entrypoint, config.workload)
+        sizes = measure.measure(model, inner_mesh(config, "cpu", inner), accumulates=accumulates)
+    shares = first_shares(config.shape, None)
+    return rank_sizes(sizes, config.shape, shares, recompute=case.recompute)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_line_is_what_a_rank_really_holds_and_sends(name):
+    case = CASES[name]
+    config = case.job()
+    inner = case.inner - 1
+    mine = [r for r in said(case, config, inner) if r.replica == case.replicas - 1]
+    assert len(mine) == case.stages
+    for expected in mine:
+        real = run(case, config, expected.replica, expected.stage, inner).as_json()
+        for line, size in expected.as_json().items():
+            assert size == pytest.approx(real[line], rel=TOLERANCE), (line, expected, real)
+
+
+@pytest.mark.parametrize(("ranks", "more"), BLOCKS)
+def test_formulas_of_each_block_are_what_is_measured(ranks, more):
+    config = {**SMALL, "layers": 1, **more}
+    mesh = InnerMesh(size=ranks, index=ranks - 1)
+    forget_constants()
+    measured = measure.measure(workload.load("", config), mesh)
+    computed = llama_sizes.sizes_of(config, ranks, mesh.index, accumulates=True)
+    assert (measured.width_bytes, measured.tokens_bytes, measured.targets_bytes) == (
+        computed.width_bytes, computed.tokens_bytes, computed.targets_bytes,
+    )  # fmt: skip
+    for block, known in zip(measured.blocks, computed.blocks, strict=True):
+        assert sorted(known.parameters) == sorted(block.parameters)
+        for line in dataclasses.fields(block):
+            real, size = getattr(block, line.name), getattr(known, line.name)
+            if line.name.endswith("_bytes"):
+                # Scalars and a vocabulary's padding are left out.
+                assert size == pytest.approx(real, rel=0.01, abs=600), (block.name, line.name)
+
+
+def test_largest_is_taken_line_by_line():
+    case = CASES["a lane without a replica"]
+    ranks = said(case, case.job(), 0)
+    most = largest(ranks)
+    assert most.partials_bytes == max(r.partials_bytes for r in ranks)
+    assert most.reduction_bytes == max(r.reduction_bytes for r in ranks)
+    bound = rank_sizes(
+        llama_sizes.sizes_of(case.config, 1, 0, accumulates=True), case.job().shape,
+        even_shares(case.job().shape), recompute=False,
+    )  # fmt: skip
+    assert all(
+        size <= largest(bound).as_json()[line]
+        for line, size in most.as_json().items()
+        if line.endswith("_bytes")
+    )
+
+
+def test_owned_chunks_are_those_of_the_reduction():
+    layout = StageLayout(
+        blocks=(
+            BlockLayout.of("first", {"weight": (70_000,), "bias": (17,)}),
+            BlockLayout.of("second", {"weight": (400, 500)}),
+            BlockLayout.of("third", {"weight": (5,)}),
+        )
+    )
+    sizes = [block.size for block in layout.blocks]
+    for cells in range(1, 9):
+        owned = tuple(owned_elements(sizes, index, cells) for index in range(cells))
+        assert owned == Grid.of(layout, cells).sizes
+    assert CHUNK == exact_layout.CHUNK
+    assert llama_sizes.PAD == exact_layout.PAD
+
+
+def test_the_most_is_there_when_the_last_forward_has_begun():
+    """The closed form against a walk through the program, action by action."""
+    case = CASES["three stages, several shards"]
+    for recompute in (False, True):
+        for flows in range(1, 9):
+            shape = dataclasses.replace(case.job().shape, lanes=1, replicas=1)
+            sizes = llama_sizes.sizes_of(case.config, 1, 0, accumulates=True)
+            for number, cut in enumerate(stage_blocks([b.cost for b in sizes.blocks], 3)):
+                stage = StageSizes(sizes, cut, shape, number, recompute=recompute)
+                assert stage.activations(flows) == walked(stage, flows)
+
+
+def walked(stage, flows):
+    forwards, backwards, peaks = 0, 0, []
+    for is_forward, _ in schedule_1f1b(flows, stage.number, stage.shape.stages):
+        sent = backwards * (stage.output_bytes + stage.returned_bytes)
+        under_way = forwards - backwards
+        if is_forward:
+            peaks.append(sent + under_way * stage.waiting_bytes + max(stage.forward_peaks()))
+            forwards += 1
+        else:
+            rest = sent + (under_way - 1) * stage.waiting_bytes
+            peaks.append(rest + max(*stage.backward_peaks(), *stage.weights_peaks()))
+            backwards += 1
+    return stage.constant_bytes + max(peaks)
+
+
+def test_keys_and_types_are_those_of_the_model():
+    assert {*llama_config._KEYS, "data"} == llama_sizes.KEYS
+    assert {name: t.itemsize for name, t in workload.DTYPES.items()} == llama_sizes.WIDTHS
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"entrypoint": "examples/own_loop.py:train"}, "is a training loop of its own"),
+        ({"config": {"widht": 3}}, "workload.config.widht: is unknown"),
+        ({"ranks_per_stage": 2}, "no block of the workload has a `parallelize`"),
+        ({"args": ("x",)}, "calling the entrypoint: AssertionError: this model takes no arguments"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(changes, problem):
+    question = MeasureQuestion(**({"entrypoint": MIXER, "config": {}} | changes))
+    answer = measure.answer(question)
+    assert problem in answer.problem
+    assert answer.models == ()
+
+
+def test_a_measurement_travels_as_it_is():
+    answer = measure.answer(MeasureQuestion(entrypoint=MIXER, config={"width": 16, "layers": 1}))
+    assert answer.problem == ""
+    assert codec.loads(Measurement, codec.dumps(answer)) == answer
