@@ -172,9 +172,7 @@ class Reconciler:
         names = await self._keep_objects(now_s)
         await self._resync(now_s)
         await self._report_losses()
-        tried = await submission.try_template(
-            view, state, self._actuator, names, self.pods.list()
-        )
+        tried = await submission.try_template(view, state, self._actuator, names, self.pods.list())
         await self._tell_sizes()
         if tried:
             await self._ask_api()
