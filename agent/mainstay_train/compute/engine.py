@@ -212,16 +212,22 @@ class Engine:
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
         """
-        self.reducer.reduce(group, table, members, index, self.store.partials)
-        self.sent = tuple(
-            PartialDigest(
-                partial=supply.partial,
-                slot=slot,
-                digest=self._gradient.digest(self.store.partials[supply.partial]).hex(),
+        partials = self.store.partials
+        sent: list[PartialDigest] = []
+
+        def describe() -> None:
+            sent.extend(
+                PartialDigest(
+                    partial=supply.partial,
+                    slot=slot,
+                    digest=self._gradient.digest(partials[supply.partial]).hex(),
+                )
+                for supply in table
+                if supply.index == index
             )
-            for supply in table
-            if supply.index == index
-        )
+
+        self.reducer.reduce(group, table, members, index, partials, meanwhile=describe)
+        self.sent = tuple(sent)
 
     def stats(self, table: Sequence[Supply], index: int) -> tuple[TypeStat, ...]:
         """Of the types that the table credits to member ``index``."""
