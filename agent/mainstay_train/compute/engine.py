@@ -169,7 +169,7 @@ class Engine:
             micro_batches=config.shape.micro_batches,
             state=state,
             store=store,
-            reducer=Reducer(state.layout, device),
+            reducer=Reducer(state.layout, device, config.bucket_bytes),
             type_stats=stats,
             interpreter=interpreter,
             inner=inner,

@@ -24,14 +24,12 @@ from typing import NamedTuple
 
 import torch
 
+from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_train.comm.group import Exchange, Group
 from mainstay_train.exact.layout import CHUNK, StageLayout
-
-BUCKET_BYTES = 4 * 1024 * 1024
-"""Of a stage's gradient: what is packed, exchanged and summed at a time."""
 
 _IN_FLIGHT = 2
 """Sets of scratch: a bucket may be on its way while the one before it is summed."""
@@ -83,7 +81,7 @@ class PartialStore:
 
 
 class Ordering(NamedTuple):
-    """How the cells of a stage share a bucket's chunks, as one of them sees it.
+    """The order in which a bucket's chunks travel, as one of the cells sees it.
 
     ``granule`` elements move together: the largest number of which all chunks of the
     bucket are multiples.
@@ -191,7 +189,7 @@ def _rows(flat: torch.Tensor, length: int) -> torch.Tensor:
 
 
 class _Turns(NamedTuple):
-    """What the members supply: in turn k every one of them sends its k-th partial of the table."""
+    """The partials of a table by turns: in turn k every member sends its k-th one."""
 
     own: tuple[torch.Tensor, ...]
     """This cell's, flat over the stage."""
