@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -22,8 +23,11 @@ import torch
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
 
-BATCH = 16 * CHUNK
-"""Elements that are widened at a time: 8 MiB as int64, which a last-level cache holds."""
+BATCH_ON_CPU = 4 * CHUNK
+"""Elements that are widened at a time: 2 MiB as int64, which a core's caches hold."""
+
+BATCH = 64 * CHUNK
+"""The same on other devices, 32 MiB: there the start of an operation is what costs."""
 
 GRANULE = 32
 """Pieces of a flat buffer start at multiples of so many elements (``layout.PAD``)."""
@@ -52,7 +56,7 @@ def tensor_digest(name: str, tensor: torch.Tensor, offset: int = 0) -> Digest:
     num_chunks = -(-(start + words.numel()) // CHUNK) - first
     keys, key_sums = _tables(words.device)
     sums = torch.empty(_NUM_MIXERS, num_chunks, dtype=torch.int64, device=words.device)
-    for row, count, low, high in _stretches(words.numel(), start):
+    for row, count, low, high in _stretches(words.numel(), start, batch_for(words.device)):
         begin = (first + row) * CHUNK + low - start
         piece = words[begin : begin + count * (high - low)].view(count, high - low)
         into = sums[:, row : row + count]
@@ -129,6 +133,11 @@ def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Digest:
     return digest.total(tensor_digest(name, tensor) for name, tensor in named)
 
 
+def batch_for(device: torch.device) -> int:
+    """Elements that are widened at a time there."""
+    return BATCH_ON_CPU if device.type == "cpu" else BATCH
+
+
 class Piece(NamedTuple):
     """A tensor that lies in a flat buffer."""
 
@@ -157,6 +166,8 @@ class _Batch(NamedTuple):
     stop: int
     width: int
     """Elements of the longest row, rounded up to granules."""
+    start: int | None
+    """First element in the buffer, of rows that lie there one behind the other."""
     granules: torch.Tensor
     """[rows, 1]: where they start in the buffer."""
     lengths: torch.Tensor | None
@@ -172,14 +183,14 @@ class FlatDigest:
     Args:
         pieces: what lies in the buffer; the rest of it does not count.
         device: where the buffers are.
-        batch: elements that are widened at a time.
+        batch: elements that are widened at a time, unless as many as suit the device.
     """
 
     def __init__(
         self,
         pieces: Iterable[Piece],
         device: torch.device | str = "cpu",
-        batch: int = BATCH,
+        batch: int | None = None,
     ) -> None:
         self._device = torch.device(device)
         rows = sorted(
@@ -192,7 +203,7 @@ class FlatDigest:
             key=lambda row: -row.length,
         )
         self._num_rows = len(rows)
-        self._batches = _batches(rows, batch, self._device)
+        self._batches = _batches(rows, batch or batch_for(self._device), self._device)
         self._keys = _drawn(
             self._tensor([_signed(row.base[m]) for row in rows] for m in range(_NUM_MIXERS)),
             self._tensor([row.chunk for row in rows]),
@@ -214,24 +225,35 @@ class FlatDigest:
         if not self._batches:
             return torch.zeros(_NUM_MIXERS, dtype=torch.int64, device=self._device)
         keys, _ = _tables(self._device)
-        positions = _positions(self._device)
-        granules = flat.detach().view(torch.int32).view(-1, GRANULE)
+        words = flat.detach().view(torch.int32)
         sums = torch.empty(_NUM_MIXERS, self._num_rows, dtype=torch.int64, device=self._device)
         for batch in self._batches:
-            index = batch.granules + positions[: batch.width // GRANULE]
-            if batch.lengths is not None:  # a short row's tail: read from anywhere, then dropped
-                index.clamp_(max=granules.shape[0] - 1)
-            picked = _scratch(self._device, torch.int32, index.numel() * GRANULE)
-            torch.index_select(granules, 0, index.view(-1), out=picked.view(-1, GRANULE))
-            wide = _widened(picked.view(torch.uint32).view(-1, batch.width))
-            if batch.lengths is not None:
-                wide.masked_fill_(positions[: batch.width] >= batch.lengths, 0)
+            if batch.start is None:
+                wide = _gathered(words, batch)
+            else:
+                rows = (batch.stop - batch.first, batch.width)
+                within = words[batch.start : batch.start + rows[0] * rows[1]]
+                wide = _widened(within.view(torch.uint32).view(rows))
             _multiply(wide, keys[:, : batch.width], sums[:, batch.first : batch.stop])
         return (sums * self._keys).sum(1) + self._of_zeros
 
     def digest(self, flat: torch.Tensor) -> Digest:
         """The digest of a buffer; argument as of :meth:`sums`."""
         return added([self.sums(flat)])
+
+
+def _gathered(words: torch.Tensor, batch: _Batch) -> torch.Tensor:
+    """Rows from anywhere in a buffer side by side, widened, and zero beyond their lengths."""
+    granules, positions = words.view(-1, GRANULE), _positions(words.device)
+    index = batch.granules + positions[: batch.width // GRANULE]
+    if batch.lengths is not None:  # a short row's tail: read from anywhere, then dropped
+        index.clamp_(max=granules.shape[0] - 1)
+    picked = _scratch(words.device, torch.int32, index.numel() * GRANULE)
+    torch.index_select(granules, 0, index.view(-1), out=picked.view(-1, GRANULE))
+    wide = _widened(picked.view(torch.uint32).view(-1, batch.width))
+    if batch.lengths is not None:
+        wide.masked_fill_(positions[: batch.width] >= batch.lengths, 0)
+    return wide
 
 
 def added(sums: Sequence[torch.Tensor]) -> Digest:
@@ -253,12 +275,14 @@ def _batches(rows: Sequence[_Row], size: int, device: torch.device) -> list[_Bat
             stop = next((i for i in range(first, stop) if rows[i].length < CHUNK), stop)
         within = rows[first:stop]
         uneven = any(row.length != width for row in within)
+        consecutive = all(b.start - a.start == width for a, b in pairwise(within))
         lengths = [[row.length] for row in within]
         batches.append(
             _Batch(
                 first=first,
                 stop=stop,
                 width=width,
+                start=None if uneven or not consecutive else within[0].start,
                 granules=torch.tensor([[row.start // GRANULE] for row in within], device=device),
                 lengths=torch.tensor(lengths, device=device) if uneven else None,
             )
@@ -287,7 +311,7 @@ def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return flat.view(torch.uint32), size // 4
 
 
-def _stretches(count: int, start: int) -> list[tuple[int, int, int, int]]:
+def _stretches(count: int, start: int, batch: int) -> list[tuple[int, int, int, int]]:
     """Cut words into runs of chunks: (first chunk, chunks, first and one past the last position).
 
     Only the first and the last chunk may be there in part; chunks count from the first one.
@@ -297,7 +321,7 @@ def _stretches(count: int, start: int) -> list[tuple[int, int, int, int]]:
     tail = stop % CHUNK != 0 and not (head and last == 0)
     stretches = [(0, 1, start % CHUNK, min(stop, CHUNK))] if head else []
     whole = range(int(head), last if tail else last + 1)
-    step = BATCH // CHUNK
+    step = batch // CHUNK
     stretches += [
         (row, min(step, whole.stop - row), 0, CHUNK) for row in range(whole.start, whole.stop, step)
     ]

@@ -256,9 +256,9 @@ class StageState:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._params: list[StateTensor] = []
         self._flats: list[StateTensor] = []
-        self._own = [_whole_masters(block, copies=False) for block in self.blocks]
-        """By block: digests of the masters that this rank alone holds, parts of tensors aside."""
-        self._copies = [_whole_masters(block, copies=True) for block in self.blocks]
+        self._own = _whole_masters(self.blocks, copies=False)
+        """Of the masters that this rank alone holds; parts of tensors have digests of their own."""
+        self._copies = _whole_masters(self.blocks, copies=True)
         for block in self.blocks:
             self._add(block, factory)
 
@@ -281,7 +281,7 @@ class StageState:
         """Of the masters, by model-wide parameter name."""
         parts = Shared.of(t for t in self._params if t.kind == "master" and t.part is not None)
         own, copies = (
-            digests.added([d.sums(b.masters) for b, d in zip(self.blocks, whole, strict=True)])
+            digests.added([known.sums(block.masters) for block, known in whole])
             for whole in (self._own, self._copies)
         )
         return Shared(own + parts.own, copies + parts.copies)
@@ -345,13 +345,22 @@ class StageState:
         self._flats += [StateTensor(block.name, kind, flat) for kind, flat in flats.items()]
 
 
-def _whole_masters(block: StatePart, *, copies: bool) -> digests.FlatDigest:
-    pieces = (
-        digests.Piece(f"master:{param.name}", param.offset, param.numel)
-        for param in block.layout.params
-        if param.part is None and param.copy == copies
+def _whole_masters(
+    blocks: Iterable[StatePart], *, copies: bool
+) -> list[tuple[StatePart, digests.FlatDigest]]:
+    """The digests of the blocks that hold whole tensors, copies of them or not."""
+    by_block = (
+        (
+            block,
+            [
+                digests.Piece(f"master:{param.name}", param.offset, param.numel)
+                for param in block.layout.params
+                if param.part is None and param.copy == copies
+            ],
+        )
+        for block in blocks
     )
-    return digests.FlatDigest(pieces, block.device)
+    return [(block, digests.FlatDigest(held, block.device)) for block, held in by_block if held]
 
 
 def _state_structure(

@@ -156,7 +156,7 @@ def test_a_flat_buffer_has_the_digest_of_its_pieces_whatever_lies_between_them(s
         end = start + -(-numel // 32) * 32
     flat = _bits(torch.float32, end, seed)
     rng.shuffle(pieces)
-    batch = rng.choice([32, CHUNK, 3 * CHUNK, digests.BATCH])
+    batch = rng.choice([32, CHUNK, 3 * CHUNK, digests.BATCH, None])
 
     found = digests.FlatDigest(pieces, batch=batch)
 
@@ -186,33 +186,30 @@ class _Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _operations(numel, names, batch, gap=0):
-    """Operations of a digest of ``names`` pieces, and the batches that it takes."""
-    each = numel // names
-    pieces = [digests.Piece(f"layer.{n}", n * each, each - gap) for n in range(names)]
+def _operations(numel, names, batch, *, every=1, gap=0):
+    """Operations of a digest of ``names`` pieces, of which only each ``every``th counts."""
+    each = numel * every // names
+    pieces = [digests.Piece(f"layer.{n}", n * each, each // every - gap) for n in range(names)]
     known = digests.FlatDigest(pieces, batch=batch)
-    flat = torch.ones(numel)
+    flat = torch.ones(numel * every)
     known.digest(flat)  # what is allocated once is there
     with _Operations() as seen:
         known.digest(flat)
-    return seen.count, -(-numel // batch)
+    return seen.count
 
 
-def test_operations_are_counted_by_batches_alone():
-    few, more = _operations(16 * CHUNK, 1, 4 * CHUNK), _operations(16 * CHUNK, 1, CHUNK)
-    per_batch = (more[0] - few[0]) / (more[1] - few[1])
-    fixed = few[0] - per_batch * few[1]
-    for numel, names, batch in [
-        (16 * CHUNK, 16, 4 * CHUNK),
-        (64 * CHUNK, 4, 16 * CHUNK),
-        (64 * CHUNK, 64, 4 * CHUNK),
-        (64 * CHUNK, 2, 64 * CHUNK),
-        (16 * CHUNK, 2048, 4 * CHUNK),
-    ]:
-        count, batches = _operations(numel, names, batch)
-        assert count == fixed + per_batch * batches
-    masked = {_operations(16 * CHUNK, names, 4 * CHUNK, gap=5) for names in (128, 2048)}
-    assert len(masked) == 1  # of pieces that are no whole number of granules
+@pytest.mark.parametrize(
+    ("options", "small_pieces"),
+    [({}, 2048), ({"every": 2}, 2048), ({"gap": 5}, 128)],
+    ids=["side by side", "apart", "uneven"],
+)
+def test_operations_are_counted_by_batches_alone(options, small_pieces):
+    few, names = 16 * CHUNK, 16
+    one, four = (_operations(few, names, few // n, **options) for n in (1, 4))
+    per_batch = (four - one) / 3
+    for numel, pieces, batches in [(few, small_pieces, 4), (4 * few, 64, 1), (4 * few, 64, 4)]:
+        found = _operations(numel, pieces, numel // batches, **options)
+        assert found == one + (batches - 1) * per_batch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
