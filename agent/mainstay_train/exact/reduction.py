@@ -146,6 +146,20 @@ class Bucket(NamedTuple):
         """Which set of scratch it uses."""
         return self.number % _IN_FLIGHT
 
+    def pack(self, flat: torch.Tensor, first: int, stop: int, into: torch.Tensor) -> None:
+        """Copy a part of the bucket on its way outward.
+
+        Args:
+            flat: the stage's flat buffer.
+            first: first element of the part, in outward order.
+            stop: one past its last.
+            into: flat, as long as the part.
+        """
+        granule = self.ordering.granule
+        order = self.ordering.outward[first // granule : stop // granule]
+        rows = _rows(flat[self.start : self.stop], granule)
+        torch.index_select(rows, 0, order, out=_rows(into, granule))
+
 
 def cut(
     lengths: Sequence[int],
@@ -325,12 +339,7 @@ class Reducer:
             senders = turns.senders(turn)
             packed = self._buffer("packed", bucket, turn, bucket.stop - bucket.start)
             if senders[rank]:
-                torch.index_select(
-                    _rows(turns.own[turn][bucket.start : bucket.stop], ordering.granule),
-                    0,
-                    ordering.outward,
-                    out=_rows(packed, ordering.granule),
-                )
+                bucket.pack(turns.own[turn], own, bucket.stop - bucket.start, packed[own:])
             received_sizes = [own * sends for sends in senders]
             sent_sizes = [size * senders[rank] for size in ordering.sizes]
             sent_sizes[rank] = received_sizes[rank] = 0
@@ -342,17 +351,18 @@ class Reducer:
     def _sum_own(self, bucket: Bucket, turns: _Turns, rank: int) -> None:
         """Ordered sum of this cell's chunks of a bucket, in the first part of its "parts"."""
         own = bucket.ordering.sizes[rank]
-        terms = []
+        parts = self._buffer("parts", bucket, 0, bucket.stop - bucket.start)
+        terms: list[tuple[int, torch.Tensor]] = []
         for lane, peer, turn in turns.terms:
-            if peer == rank:
-                term = self._buffer("packed", bucket, turn, own)
+            if peer == rank:  # not packed before now, so that it is in a cache
+                term = self._buffer("packed", bucket, turn, own) if terms else parts[:own]
+                bucket.pack(turns.own[turn], 0, own, term)
             else:
                 senders = turns.senders(turn)
                 before = sum(senders[other] for other in range(peer) if other != rank)
                 received = self._buffer("received", bucket, turn, (before + 1) * own)
                 term = received[before * own :]
             terms.append((lane, term))
-        parts = self._buffer("parts", bucket, 0, bucket.stop - bucket.start)
         self._sum(terms, parts[:own])
 
     def _sum(self, terms: Iterable[tuple[int, torch.Tensor]], into: torch.Tensor) -> None:
