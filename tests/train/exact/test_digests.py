@@ -4,7 +4,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.train.operations import Operations
 
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
@@ -174,18 +174,6 @@ def test_nothing_has_the_digest_of_nothing():
     assert digests.added([]) == Digest.zero()
 
 
-class _Operations(TorchDispatchMode):
-    """Counts what is asked of torch."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def _operations(numel, names, batch, *, every=1, gap=0):
     """Operations of a digest of ``names`` pieces, of which only each ``every``th counts."""
     each = numel * every // names
@@ -193,7 +181,7 @@ def _operations(numel, names, batch, *, every=1, gap=0):
     known = digests.FlatDigest(pieces, batch=batch)
     flat = torch.ones(numel * every)
     known.digest(flat)  # what is allocated once is there
-    with _Operations() as seen:
+    with Operations() as seen:
         known.digest(flat)
     return seen.count
 

@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.train.operations import Operations
 
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.rank.connections import GroupEnded
@@ -350,18 +350,6 @@ def test_buckets_overtake_nobody_and_one_is_on_its_way_while_another_is_summed()
         thread.join()
     # The next scatter and the gathers of the two before it; what was to be done meanwhile was.
     assert seen == [(3, 0, [1])] * 2
-
-
-class Operations(TorchDispatchMode):
-    """Counts what is asked of torch."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 class Echo:
