@@ -58,6 +58,7 @@ def make_config(
         workload={**MODEL, "dtype": dtype},
         device="cpu",
         recompute=recompute,
+        bucket_bytes=1,  # a chunk each: a loss may fall between any two
         checkpoint_dir=str(checkpoints or ""),
         faults=tuple(faults),
     )

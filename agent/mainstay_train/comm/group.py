@@ -33,6 +33,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
@@ -114,6 +115,18 @@ class Meeting(Protocol):
 
     def wake(self) -> None:
         """Have whoever meets here ask ``ended`` again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """An all-to-all on its way."""
+
+    work: Any
+    received: torch.Tensor
+    staged: torch.Tensor
+    """What the backend receives into."""
+    sent: torch.Tensor
+    """What the backend reads: kept until it is over."""
 
 
 class Backend(Protocol):
@@ -327,30 +340,56 @@ class Group:
         """Whether the others have met this rank here."""
         return self._met and self._ended is None
 
-    def exchange(
+    def start_exchange(
         self,
         received: torch.Tensor,
         sent: torch.Tensor,
         received_sizes: Sequence[int],
         sent_sizes: Sequence[int],
-    ) -> None:
-        """All-to-all of flat tensors: ``sent`` is cut by destination, ``received`` by source.
+    ) -> Exchange:
+        """Start an all-to-all of flat tensors; all ranks start theirs in one order.
+
+        Args:
+            received: cut by source; there after :meth:`finish_exchange`.
+            sent: cut by destination; it may not change before that.
+            received_sizes: elements by source.
+            sent_sizes: elements by destination.
+
+        Raises:
+            GroupEnded: the group has ended.
+        """
+        stage_in, stage_out = self._backend.staged(sent), self._backend.staged(received)
+        work = self._start(
+            lambda: self._group.alltoall_base(
+                stage_out, stage_in, list(received_sizes), list(sent_sizes)
+            )
+        )
+        return Exchange(work, received, stage_out, stage_in)
+
+    def finish_exchange(self, exchange: Exchange) -> None:
+        """Wait for what :meth:`start_exchange` started.
 
         Raises:
             GroupEnded: the group ended before it completed.
         """
-        if self.size == 1:
-            received.copy_(sent)
-            return
-        stage_in, stage_out = self._backend.staged(sent), self._backend.staged(received)
-        self._run(
-            lambda: self._group.alltoall_base(
-                stage_out, stage_in, list(received_sizes), list(sent_sizes)
-            ),
-            looks=True,
-        )
-        if stage_out is not received:
-            received.copy_(stage_out)
+        self._run(lambda: exchange.work, looks=True)
+        if exchange.staged is not exchange.received:
+            exchange.received.copy_(exchange.staged)
+
+    def abandon(self, exchanges: Sequence[Exchange]) -> None:
+        """End exchanges that nobody will finish, and with them the group.
+
+        One that does not end is left behind. It may still write to its tensors.
+        """
+        self.shutdown("an exchange was given up")
+        deadline_s = time.monotonic() + LEAVE_S
+        for exchange in exchanges:
+            work = exchange.work
+            while not work.is_completed() and time.monotonic() < deadline_s:
+                with contextlib.suppress(RuntimeError):  # why it failed, another one has told
+                    work.wait(timedelta(seconds=LOOK_S))
+            if not work.is_completed():
+                _left_behind.append((self._group, work))
 
     def send(self, message: Message) -> Pending:
         """Start sending; the tensor may change once :meth:`finish` has returned.

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import Slot
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import compile_compute
@@ -21,6 +20,7 @@ from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute.interpreter import Hook, Interpreter
 from mainstay_train.exact import digests, optimizer
+from mainstay_train.exact.digests import FlatDigest, Piece
 from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
 from mainstay_train.exact.reduction import PartialStore, Reducer
 from mainstay_train.model.workload import Workload, user_code
@@ -110,6 +110,17 @@ class Engine:
     inner: InnerMesh = SINGLE
     _masters: Shared | None = None
     """Of the masters as they were last applied."""
+    _gradient: FlatDigest = field(init=False)
+    """Of a flat gradient, reduced or a partial, by block."""
+
+    def __post_init__(self) -> None:
+        layout = self.state.layout
+        place = f"@{self.inner.index}" if self.inner.size > 1 else ""
+        pieces = (
+            Piece(f"gradient:{block.name}{place}", offset, block.size)
+            for block, offset in zip(layout.blocks, layout.offsets, strict=True)
+        )
+        self._gradient = FlatDigest(pieces, self.reducer.reduced.device)
 
     @classmethod
     def build(
@@ -158,7 +169,7 @@ class Engine:
             micro_batches=config.shape.micro_batches,
             state=state,
             store=store,
-            reducer=Reducer(state.layout, device),
+            reducer=Reducer(state.layout, device, config.bucket_bytes),
             type_stats=stats,
             interpreter=interpreter,
             inner=inner,
@@ -199,16 +210,22 @@ class Engine:
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
         """
-        self.reducer.reduce(group, table, members, index, self.store.partials)
-        self.sent = tuple(
-            PartialDigest(
-                partial=supply.partial,
-                slot=slot,
-                digest=self._flat_digest(self.store.partials[supply.partial]).hex(),
+        partials = self.store.partials
+        sent: list[PartialDigest] = []
+
+        def describe() -> None:
+            sent.extend(
+                PartialDigest(
+                    partial=supply.partial,
+                    slot=slot,
+                    digest=self._gradient.digest(partials[supply.partial]).hex(),
+                )
+                for supply in table
+                if supply.index == index
             )
-            for supply in table
-            if supply.index == index
-        )
+
+        self.reducer.reduce(group, table, members, index, partials, meanwhile=describe)
+        self.sent = tuple(sent)
 
     def stats(self, table: Sequence[Supply], index: int) -> tuple[TypeStat, ...]:
         """Of the types that the table credits to member ``index``."""
@@ -226,7 +243,7 @@ class Engine:
 
     def gradient_digest(self) -> str:
         """Digest of the reduced gradient."""
-        return self._flat_digest(self.reducer.reduced).hex()
+        return self._gradient.digest(self.reducer.reduced).hex()
 
     def apply(self, commit: Commit, learning_rate: float) -> str:
         """Apply the reduced gradient; returns the digest of the masters after it."""
@@ -297,9 +314,3 @@ class Engine:
 
     def _reduced_blocks(self) -> list[torch.Tensor]:
         return self.state.layout.block_views(self.reducer.reduced)
-
-    def _flat_digest(self, flat: torch.Tensor) -> Digest:
-        place = f"@{self.inner.index}" if self.inner.size > 1 else ""
-        names = (f"gradient:{block.name}{place}" for block in self.state.layout.blocks)
-        views = self.state.layout.block_views(flat)
-        return digests.digest_tensors(zip(names, views, strict=True))

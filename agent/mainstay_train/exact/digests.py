@@ -1,32 +1,45 @@
 """The digest of ``mainstay_core.base.digest`` in torch: the same sums, a thousand times faster.
 
-int64 arithmetic in torch wraps modulo 2^64 on CPU and CUDA alike, which is all
-the definition needs. Work goes by chunks of 65,536 elements that stay in cache:
-widen to int64 as unsigned, multiply by the mixers' key tables and sum.
+int64 arithmetic in torch wraps modulo 2^64 on CPU and CUDA alike, which is all the
+definition needs. Elements are widened to int64 as unsigned words, a batch of chunks at a
+time, and multiplied by the mixers' tables of element keys; then each chunk's sums are
+multiplied by the chunk's own keys. The number of tensor operations grows with the
+batches, never with the chunks.
+
+:class:`FlatDigest` does that for flat buffers whose layout is known beforehand,
+:func:`tensor_digest` for any tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
 
-Spans = list[tuple[int, int, int]]
-"""(chunk, first and one past the last position in it)."""
+BATCH_ON_CPU = 4 * CHUNK
+"""Elements that are widened at a time: 2 MiB as int64, which a core's caches hold."""
+
+BATCH = 64 * CHUNK
+"""The same on other devices, 32 MiB: there the start of an operation is what costs."""
+
+GRANULE = 32
+"""Pieces of a flat buffer start at multiples of so many elements (``layout.PAD``)."""
+
+_FEW = 4
+"""Keys of so many chunks are drawn in Python: cheaper than starting tensor operations for them."""
 
 _MASK = (1 << 64) - 1
 _NUM_MIXERS = len(digest.MIXER_SEEDS)
-_BATCH = 32
-"""Chunks per kernel launch on CUDA; bounds the int64 copy to 16 MiB."""
 
 
-def tensor_digest(
-    name: str, tensor: torch.Tensor, offset: int = 0, *, once: bool = False
-) -> Digest:
+def tensor_digest(name: str, tensor: torch.Tensor, offset: int = 0) -> Digest:
     """The digest of ``tensor``, a slice of the tensor called ``name``.
 
     Args:
@@ -34,14 +47,23 @@ def tensor_digest(
         tensor: Any shape, elements of 1, 2, 4, 8 or 16 (complex) bytes; read in
             row-major order as bit patterns, so -0.0 and 0.0 differ and NaNs count.
         offset: Index of its first element in the whole tensor.
-        once: No other tensor will have this name: nothing is kept for the next one.
     """
     words, per_element = _words(tensor)
     if words.numel() == 0:
         return Digest.zero()
     start = offset * per_element
-    spans, sums = (_digest_cuda if words.is_cuda else _digest_cpu)(words, start)
-    return _combine(name, spans, sums, digest.chunk_key if once else _chunk_key)
+    first = start // CHUNK
+    num_chunks = -(-(start + words.numel()) // CHUNK) - first
+    keys, key_sums = _tables(words.device)
+    sums = torch.empty(_NUM_MIXERS, num_chunks, dtype=torch.int64, device=words.device)
+    for row, count, low, high in _stretches(words.numel(), start, batch_for(words.device)):
+        begin = (first + row) * CHUNK + low - start
+        piece = words[begin : begin + count * (high - low)].view(count, high - low)
+        into = sums[:, row : row + count]
+        _multiply(_widened(piece), keys[:, low:high], into)
+        # sum K (bits + 1) = sum K bits + sum K; the second comes from running sums.
+        into += (key_sums[:, high] - key_sums[:, low]).unsqueeze(1)
+    return _keyed(name, first, sums)
 
 
 def warm_up(device: str | torch.device = "cpu") -> None:
@@ -67,21 +89,19 @@ def rows_digest(name: str, rows: torch.Tensor, start: int, row_length: int) -> D
     start, row_length = start * per_element, row_length * per_element
     keys, _ = _tables(words.device)
     last = start + (rows.shape[0] - 1) * row_length + words.shape[1]
-    spans = [(chunk, 0, 0) for chunk in range(start // CHUNK, -(-last // CHUNK))]
-    sums = torch.zeros(len(spans), _NUM_MIXERS, dtype=torch.int64, device=words.device)
-    mask = _unsigned_mask(words)
-    for row, (chunk, _, _) in enumerate(spans):
-        for piece, offset in _pieces_in(words, start - chunk * CHUNK, row_length):
+    first = start // CHUNK
+    num_chunks = -(-last // CHUNK) - first
+    sums = torch.zeros(_NUM_MIXERS, num_chunks, dtype=torch.int64, device=words.device)
+    for chunk in range(num_chunks):
+        for piece, offset in _pieces_in(words, start - (first + chunk) * CHUNK, row_length):
             wide = piece.to(torch.int64)
-            if mask is not None:
-                wide.bitwise_and_(mask)
             wide += 1
             for mixer in range(_NUM_MIXERS):
                 factors = keys[mixer].as_strided(
                     piece.shape, (row_length, 1), keys[mixer].storage_offset() + offset
                 )
-                sums[row, mixer] += (wide * factors).sum()
-    return _combine(name, spans, sums.tolist(), _chunk_key)
+                sums[mixer, chunk] += (wide * factors).sum()
+    return _keyed(name, first, sums)
 
 
 def _pieces_in(words: torch.Tensor, start: int, row_length: int) -> list[tuple[torch.Tensor, int]]:
@@ -113,8 +133,172 @@ def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Digest:
     return digest.total(tensor_digest(name, tensor) for name, tensor in named)
 
 
+def batch_for(device: torch.device) -> int:
+    """Elements that are widened at a time there."""
+    return BATCH_ON_CPU if device.type == "cpu" else BATCH
+
+
+class Piece(NamedTuple):
+    """A tensor that lies in a flat buffer."""
+
+    name: str
+    """Its identity in the sum."""
+    start: int
+    """Its first element in the buffer. Invariant: a multiple of :data:`GRANULE`."""
+    numel: int
+
+
+class _Row(NamedTuple):
+    """A chunk of a piece."""
+
+    length: int
+    start: int
+    """Its first element in the buffer."""
+    base: tuple[int, ...]
+    """What its keys are drawn from, by mixer."""
+    chunk: int
+
+
+class _Batch(NamedTuple):
+    """Rows that are digested together."""
+
+    first: int
+    stop: int
+    width: int
+    """Elements of the longest row, rounded up to granules."""
+    start: int | None
+    """First element in the buffer, of rows that lie there one behind the other."""
+    granules: torch.Tensor
+    """[rows, 1]: where they start in the buffer."""
+    lengths: torch.Tensor | None
+    """[rows, 1]; None where all are as long as the width."""
+
+
+class FlatDigest:
+    """The digest of the pieces of a flat buffer, for all buffers of one layout.
+
+    Chunks of all pieces go together, longest first, so that one batch holds as many
+    small pieces as large ones take. Keys come with the layout: they are drawn once.
+
+    Args:
+        pieces: what lies in the buffer; the rest of it does not count.
+        device: where the buffers are.
+        batch: elements that are widened at a time, unless as many as suit the device.
+    """
+
+    def __init__(
+        self,
+        pieces: Iterable[Piece],
+        device: torch.device | str = "cpu",
+        batch: int | None = None,
+    ) -> None:
+        self._device = torch.device(device)
+        rows = sorted(
+            (
+                _Row(min(CHUNK, piece.numel - at), piece.start + at, base, at // CHUNK)
+                for piece in pieces
+                for base in (_bases(piece.name),)
+                for at in range(0, piece.numel, CHUNK)
+            ),
+            key=lambda row: -row.length,
+        )
+        self._num_rows = len(rows)
+        self._batches = _batches(rows, batch or batch_for(self._device), self._device)
+        self._keys = _drawn(
+            self._tensor([_signed(row.base[m]) for row in rows] for m in range(_NUM_MIXERS)),
+            self._tensor([row.chunk for row in rows]),
+        )
+        _, key_sums = _tables(self._device)
+        lengths = self._tensor([row.length for row in rows])
+        # sum K (bits + 1) = sum K bits + sum K, and the second is the layout's.
+        self._of_zeros = (self._keys * key_sums[:, lengths]).sum(1)
+
+    def _tensor(self, values: Iterable[object]) -> torch.Tensor:
+        return torch.tensor([*values], dtype=torch.int64, device=self._device)
+
+    def sums(self, flat: torch.Tensor) -> torch.Tensor:
+        """Both sums, [mixers], where the buffer is: see :func:`added`.
+
+        Args:
+            flat: elements of 4 bytes, contiguous, a whole number of granules.
+        """
+        if not self._batches:
+            return torch.zeros(_NUM_MIXERS, dtype=torch.int64, device=self._device)
+        keys, _ = _tables(self._device)
+        words = flat.detach().view(torch.int32)
+        sums = torch.empty(_NUM_MIXERS, self._num_rows, dtype=torch.int64, device=self._device)
+        for batch in self._batches:
+            if batch.start is None:
+                wide = _gathered(words, batch)
+            else:
+                rows = (batch.stop - batch.first, batch.width)
+                within = words[batch.start : batch.start + rows[0] * rows[1]]
+                wide = _widened(within.view(torch.uint32).view(rows))
+            _multiply(wide, keys[:, : batch.width], sums[:, batch.first : batch.stop])
+        return (sums * self._keys).sum(1) + self._of_zeros
+
+    def digest(self, flat: torch.Tensor) -> Digest:
+        """The digest of a buffer; argument as of :meth:`sums`."""
+        return added([self.sums(flat)])
+
+
+def _gathered(words: torch.Tensor, batch: _Batch) -> torch.Tensor:
+    """Rows from anywhere in a buffer side by side, widened, and zero beyond their lengths."""
+    granules, positions = words.view(-1, GRANULE), _positions(words.device)
+    index = batch.granules + positions[: batch.width // GRANULE]
+    if batch.lengths is not None:  # a short row's tail: read from anywhere, then dropped
+        index.clamp_(max=granules.shape[0] - 1)
+    picked = _scratch(words.device, torch.int32, index.numel() * GRANULE)
+    torch.index_select(granules, 0, index.view(-1), out=picked.view(-1, GRANULE))
+    wide = _widened(picked.view(torch.uint32).view(-1, batch.width))
+    if batch.lengths is not None:
+        wide.masked_fill_(positions[: batch.width] >= batch.lengths, 0)
+    return wide
+
+
+def added(sums: Sequence[torch.Tensor]) -> Digest:
+    """The digest that several :meth:`FlatDigest.sums` make up: the only look at the device."""
+    if not sums:
+        return Digest.zero()
+    first, second = torch.stack([*sums]).sum(0).tolist()
+    return Digest(first & _MASK, second & _MASK)
+
+
+def _batches(rows: Sequence[_Row], size: int, device: torch.device) -> list[_Batch]:
+    """Cut rows, longest first, so that a batch has at most ``size`` elements or one row."""
+    batches = []
+    first = 0
+    while first < len(rows):
+        width = -(-rows[first].length // GRANULE) * GRANULE
+        stop = min(len(rows), first + max(1, size // width))
+        if rows[first].length == CHUNK:  # whole chunks need no mask: they stay apart
+            stop = next((i for i in range(first, stop) if rows[i].length < CHUNK), stop)
+        within = rows[first:stop]
+        uneven = any(row.length != width for row in within)
+        consecutive = all(b.start - a.start == width for a, b in pairwise(within))
+        lengths = [[row.length] for row in within]
+        batches.append(
+            _Batch(
+                first=first,
+                stop=stop,
+                width=width,
+                start=None if uneven or not consecutive else within[0].start,
+                granules=torch.tensor([[row.start // GRANULE] for row in within], device=device),
+                lengths=torch.tensor(lengths, device=device) if uneven else None,
+            )
+        )
+        first = stop
+    return batches
+
+
+@lru_cache(maxsize=16)
+def _positions(device: torch.device) -> torch.Tensor:
+    """The positions in a chunk."""
+    return torch.arange(CHUNK, device=device)
+
+
 def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """(flat integer words of at most 4 bytes, words per element)."""
+    """(flat unsigned words of at most 4 bytes, words per element)."""
     flat = tensor.detach()
     if flat.is_complex():
         flat = torch.view_as_real(flat)
@@ -123,79 +307,105 @@ def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     if size == 1:
         return flat.view(torch.uint8), 1
     if size == 2:
-        return flat.view(torch.int16), 1
-    return flat.view(torch.int32), size // 4
+        return flat.view(torch.uint16), 1
+    return flat.view(torch.uint32), size // 4
 
 
-def _digest_cpu(words: torch.Tensor, start: int) -> tuple[Spans, list[list[int]]]:
-    keys, key_sums = _tables(words.device)
-    spans = _spans(words.numel(), start)
-    wide = torch.empty(min(CHUNK, words.numel()), dtype=torch.int64)
-    sums = torch.empty(len(spans), _NUM_MIXERS, dtype=torch.int64)
-    mask = _unsigned_mask(words)
-    for row, (chunk, low, high) in zip(sums.unbind(), spans, strict=True):
-        begin, whole = chunk * CHUNK + low - start, high - low == CHUNK
-        piece = wide if whole else wide[: high - low]
-        piece.copy_(words[begin : begin + high - low])
-        if mask is not None:
-            piece.bitwise_and_(mask)
-        torch.mv(keys if whole else keys[:, low:high], piece, out=row)
-    # sum K (bits + 1) = sum K bits + sum K; the second comes from running sums.
-    ends = key_sums[:, [high for _, _, high in spans]]
-    sums += (ends - key_sums[:, [low for _, low, _ in spans]]).t()
-    return spans, sums.tolist()
+def _stretches(count: int, start: int, batch: int) -> list[tuple[int, int, int, int]]:
+    """Cut words into runs of chunks: (first chunk, chunks, first and one past the last position).
 
-
-def _digest_cuda(words: torch.Tensor, start: int) -> tuple[Spans, list[list[int]]]:
-    keys, key_sums = _tables(words.device)
-    spans = _spans(words.numel(), start)
-    sums = torch.empty(len(spans), _NUM_MIXERS, dtype=torch.int64, device=words.device)
-    mask = _unsigned_mask(words)
-    row = 0
-    while row < len(spans):
-        chunk, low, high = spans[row]
-        count = 1
-        if high - low == CHUNK:  # whole chunks go together
-            while row + count < len(spans) and count < _BATCH:
-                if spans[row + count][2] != CHUNK:
-                    break
-                count += 1
-        begin = chunk * CHUNK + low - start
-        piece = words[begin : begin + count * (high - low)].view(count, high - low).to(torch.int64)
-        if mask is not None:
-            piece.bitwise_and_(mask)
-        for mixer in range(_NUM_MIXERS):
-            sums[row : row + count, mixer] = (piece * keys[mixer, low:high]).sum(1)
-        sums[row : row + count] += key_sums[:, high] - key_sums[:, low]
-        row += count
-    return spans, sums.tolist()
-
-
-def _spans(count: int, start: int) -> Spans:
-    """What covers the words."""
-    stop = start + count
-    return [
-        (chunk, max(start - chunk * CHUNK, 0), min(stop - chunk * CHUNK, CHUNK))
-        for chunk in range(start // CHUNK, -(-stop // CHUNK))
+    Only the first and the last chunk may be there in part; chunks count from the first one.
+    """
+    stop, last = start % CHUNK + count, (start % CHUNK + count - 1) // CHUNK
+    head = start % CHUNK != 0 or stop < CHUNK
+    tail = stop % CHUNK != 0 and not (head and last == 0)
+    stretches = [(0, 1, start % CHUNK, min(stop, CHUNK))] if head else []
+    whole = range(int(head), last if tail else last + 1)
+    step = batch // CHUNK
+    stretches += [
+        (row, min(step, whole.stop - row), 0, CHUNK) for row in range(whole.start, whole.stop, step)
     ]
+    if tail:
+        stretches.append((last, 1, 0, stop - last * CHUNK))
+    return stretches
 
 
-def _combine(
-    name: str, spans: Spans, sums: list[list[int]], chunk_key: Callable[[str, int, int], int]
-) -> Digest:
-    totals = [0] * _NUM_MIXERS
-    for (chunk, _, _), row in zip(spans, sums, strict=True):
-        for mixer, value in enumerate(row):
-            totals[mixer] += chunk_key(name, chunk, mixer) * value
-    return Digest(totals[0] & _MASK, totals[1] & _MASK)
+def _widened(words: torch.Tensor) -> torch.Tensor:
+    """Unsigned words as int64, in memory that the thread's next call writes to again."""
+    wide = _scratch(words.device, torch.int64, words.numel()).view(words.shape)
+    return wide.copy_(words)
 
 
-_chunk_key = lru_cache(maxsize=1 << 16)(digest.chunk_key)
+def _multiply(wide: torch.Tensor, keys: torch.Tensor, into: torch.Tensor) -> None:
+    """The sum of key times word, by mixer and row.
+
+    Args:
+        wide: [rows, width].
+        keys: [mixers, width].
+        into: [mixers, rows].
+    """
+    for mixer in range(_NUM_MIXERS):
+        if wide.device.type == "cpu":
+            torch.mv(wide, keys[mixer], out=into[mixer])
+        else:  # there is no product of integer matrices
+            torch.sum(wide * keys[mixer], 1, out=into[mixer])
 
 
-def _unsigned_mask(words: torch.Tensor) -> int | None:
-    """What makes a sign-extended word unsigned again; bytes are unsigned already."""
-    return {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}.get(words.dtype)
+def _keyed(name: str, first: int, sums: torch.Tensor) -> Digest:
+    """The digest of consecutive chunks of one tensor from their sums, [mixers, chunks]."""
+    num_chunks = sums.shape[1]
+    if num_chunks <= _FEW:
+        totals = [
+            sum(digest.chunk_key(name, first + i, mixer) * value for i, value in enumerate(row))
+            for mixer, row in enumerate(sums.tolist())
+        ]
+        return Digest(totals[0] & _MASK, totals[1] & _MASK)
+    bases = torch.tensor([[_signed(base)] for base in _bases(name)], device=sums.device)
+    chunks = torch.arange(first, first + num_chunks, device=sums.device)
+    return added([(sums * _drawn(bases, chunks)).sum(1)])
+
+
+def _bases(name: str) -> tuple[int, ...]:
+    """What a tensor's chunk keys are drawn from, by mixer."""
+    key = digest.tensor_key(name)
+    return tuple(digest.splitmix64(key ^ seed) for seed in digest.MIXER_SEEDS)
+
+
+def _drawn(bases: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
+    """``digest.chunk_key`` of many chunks: [mixers, n] from [mixers, n or 1] and [n]."""
+    z = bases + chunks + _signed(0x9E3779B97F4A7C15)
+    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    return (z ^ _shifted(z, 31)) | 1
+
+
+def _shifted(z: torch.Tensor, count: int) -> torch.Tensor:
+    """Shift int64 to the right as if it were unsigned."""
+    return (z >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(value: int) -> int:
+    """Return the int64 with the bits of an unsigned number."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+class _Scratches(threading.local):
+    """Memory that a thread's digests use again and again: fresh pages cost more than the work."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+
+
+_scratches = _Scratches()
+
+
+def _scratch(device: torch.device, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    if device.type != "cpu":  # its allocator keeps memory by itself
+        return torch.empty(numel, dtype=dtype, device=device)
+    kept = _scratches.kept.get((device, dtype))
+    if kept is None or kept.numel() < numel:
+        kept = _scratches.kept[device, dtype] = torch.empty(numel, dtype=dtype)
+    return kept[:numel]
 
 
 @lru_cache(maxsize=16)

@@ -256,6 +256,9 @@ class StageState:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._params: list[StateTensor] = []
         self._flats: list[StateTensor] = []
+        self._own = _whole_masters(self.blocks, copies=False)
+        """Of the masters that this rank alone holds; parts of tensors have digests of their own."""
+        self._copies = _whole_masters(self.blocks, copies=True)
         for block in self.blocks:
             self._add(block, factory)
 
@@ -276,7 +279,12 @@ class StageState:
 
     def masters_digest(self) -> Shared:
         """Of the masters, by model-wide parameter name."""
-        return Shared.of(t for t in self._params if t.kind == "master")
+        parts = Shared.of(t for t in self._params if t.kind == "master" and t.part is not None)
+        own, copies = (
+            digests.added([known.sums(block.masters) for block, known in whole])
+            for whole in (self._own, self._copies)
+        )
+        return Shared(own + parts.own, copies + parts.copies)
 
     def refresh(self) -> None:
         """Renew compute parameters after masters were written from outside (heal, load)."""
@@ -335,6 +343,24 @@ class StageState:
         self._optimizers.append(optimizer)
         self._flats.append(StateTensor(block.name, "master", block.masters))
         self._flats += [StateTensor(block.name, kind, flat) for kind, flat in flats.items()]
+
+
+def _whole_masters(
+    blocks: Iterable[StatePart], *, copies: bool
+) -> list[tuple[StatePart, digests.FlatDigest]]:
+    """The digests of the blocks that hold whole tensors, copies of them or not."""
+    by_block = (
+        (
+            block,
+            [
+                digests.Piece(f"master:{param.name}", param.offset, param.numel)
+                for param in block.layout.params
+                if param.part is None and param.copy == copies
+            ],
+        )
+        for block in blocks
+    )
+    return [(block, digests.FlatDigest(held, block.device)) for block, held in by_block if held]
 
 
 def _state_structure(

@@ -63,10 +63,8 @@ def consumed_digest(address: Address, batch: Batch) -> Digest:
     digest of the consumed data, whoever consumed which part.
     """
     name = f"data:{address.step}/{address.type}/{address.micro_batch}"
-    tokens = digests.tensor_digest(name, batch.tokens, once=True)
-    return tokens + digests.tensor_digest(
-        name, batch.targets, offset=batch.tokens.numel(), once=True
-    )
+    tokens = digests.tensor_digest(name, batch.tokens)
+    return tokens + digests.tensor_digest(name, batch.targets, offset=batch.tokens.numel())
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class LoopTraining:
             micro_batches=self.config.shape.micro_batches,
             state=state,
             store=PartialStore(state.layout, shards_per_lane, device),
-            reducer=Reducer(state.layout, device),
+            reducer=Reducer(state.layout, device, self.config.bucket_bytes),
         )
         return self.engine
 

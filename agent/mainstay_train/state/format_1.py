@@ -120,7 +120,7 @@ def read_part(part: Path) -> tuple[PartOfFormat1, dict[str, torch.Tensor]]:
     if tensors.keys() != described.tensors.keys():
         raise IntegrityError(f"{part.name} does not hold the tensors that it describes")
     for name, tensor in tensors.items():
-        if digests.tensor_digest(name, tensor, once=True).hex() != described.tensors[name]:
+        if digests.tensor_digest(name, tensor).hex() != described.tensors[name]:
             raise IntegrityError(f"{part.name}: {name} does not have its digest")
     # In the order of the description: that of the model.
     return described, {name: tensors[name] for name in described.tensors}

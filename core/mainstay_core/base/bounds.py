@@ -22,6 +22,8 @@ MAX_TYPES = 1 << 20
 """Shard types of a step."""
 MAX_BLOCKS = 65_536
 """Blocks of a stage."""
+MAX_BUCKET_BYTES = 1 << 30
+"""Of a gradient, reduced at a time. Larger ones win nothing: little is left to overlap with."""
 MAX_AT_ONCE = 10_000
 """Facts that a provider tells in one request: as many pods may be gone at once."""
 MAX_TOLD = 1024

@@ -54,6 +54,7 @@ _PATHS = {
     "device": "spec.runtime.device",
     "backend": "spec.runtime.backend",
     "recompute": "spec.runtime.recompute",
+    "bucket_bytes": "spec.runtime.bucketMebibytes",
     "redundancy": "spec.redundancy",
     "checkpoint_dir": "spec.checkpoint.storage",
     "checkpoint_keep": "spec.checkpoint.keep",

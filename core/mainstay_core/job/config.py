@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
+    MAX_BUCKET_BYTES,
     MAX_FAULTS,
     Count,
     Document,
@@ -23,6 +24,9 @@ from mainstay_core.base.bounds import (
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.faults.points import FaultPoint
+
+BUCKET_BYTES = 4 * 1024 * 1024
+"""What is summed stays in a last-level cache, and an exchange is worth its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class JobConfig:
     """``gloo``, ``nccl`` or ``auto`` (nccl on cuda with a device per rank, else gloo)."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
+    bucket_bytes: Annotated[int, Range(1, MAX_BUCKET_BYTES)] = BUCKET_BYTES
+    """What of a stage's gradient is packed, exchanged and summed at a time; one chunk at least."""
     redundancy: Index | None = None
     """Hosts per shard type; None chooses."""
     checkpoint_dir: Text = ""

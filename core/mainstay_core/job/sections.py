@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 import pydantic
 import pydantic.alias_generators
 
+from mainstay_core.base.bounds import MAX_BUCKET_BYTES
+from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.types import (
     AbsolutePath,
     Amounts,
@@ -33,6 +35,7 @@ from mainstay_core.job.types import (
 MAX_AUTO_SHARDS_PER_LANE = 16
 """With 16, a step after one loss among 64 lanes is 1.06x; more types cost more than they win."""
 MAX_ARGS = 256
+MEBIBYTE = 1024 * 1024
 DEFAULT_MANAGER = "mainstay.dev/operator"
 """``managedBy`` of the jobs that Mainstay's own operator takes care of."""
 
@@ -137,6 +140,12 @@ class Runtime(Section):
     """How ranks talk. Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
+    bucket_mebibytes: Annotated[int, pydantic.Field(ge=1, le=MAX_BUCKET_BYTES // MEBIBYTE)] = (
+        BUCKET_BYTES // MEBIBYTE
+    )
+    """How much of a stage's gradient is packed, exchanged and summed at a time, while its
+    neighbours are on their way. Scratch of a rank: eight buckets, and four more for each further
+    partial that a cell sends. It never changes the bits."""
 
 
 class ContainerResources(Section):

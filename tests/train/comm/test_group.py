@@ -20,11 +20,15 @@ def receive(group, tensor, peer, tag=0):
     group.finish(group.receive(Message(tensor, peer, tag)))
 
 
+def swap(group, received, sent, received_sizes, sent_sizes):
+    group.finish_exchange(group.start_exchange(received, sent, received_sizes, sent_sizes))
+
+
 def exchange(group, value=0):
     """All-to-all of one number to each; returns what came."""
     sent = torch.tensor([float(value + 10 * peer) for peer in range(group.size)])
     received = torch.empty(group.size)
-    group.exchange(received, sent, [1] * group.size, [1] * group.size)
+    swap(group, received, sent, [1] * group.size, [1] * group.size)
     return received.tolist()
 
 
@@ -35,7 +39,7 @@ def _exchange_unequal(pipe, store, rank, backend):
     sent = torch.cat([torch.full((n,), float(10 * rank + to)) for to, n in enumerate(sizes[rank])])
     incoming = [sizes[source][rank] for source in range(3)]
     received = torch.empty(sum(incoming))
-    group.exchange(received, sent, incoming, sizes[rank])
+    swap(group, received, sent, incoming, sizes[rank])
     pipe.send(received.tolist())
 
 
@@ -47,6 +51,47 @@ def test_exchange_cuts_by_destination_and_joins_by_source(crew, backend):
         [1.0, 1.0, 21.0, 21.0],
         [12.0, 22.0, 22.0],
     ]
+
+
+def _exchange_several_at_once(pipe, store, rank):
+    group = make_group(store, rank, 3)
+    group.connect()
+    started = []
+    for number in range(5):
+        sent = torch.arange(6.0) + 10 * rank + 100 * number
+        started.append(group.start_exchange(torch.empty(6), sent, [2] * 3, [2] * 3))
+    for exchange in reversed(started):
+        group.finish_exchange(exchange)
+    pipe.send([exchange.received.tolist() for exchange in started])
+
+
+def test_exchanges_that_are_on_their_way_together_do_not_mix(crew):
+    workers = [crew.fork(_exchange_several_at_once, crew.store, rank) for rank in range(3)]
+    for rank, worker in enumerate(workers):
+        assert worker.hear() == [
+            [100.0 * n + 10 * peer + 2 * rank + i for peer in range(3) for i in range(2)]
+            for n in range(5)
+        ]
+
+
+def _abandon(pipe, store, rank):
+    """Rank 1 never answers; rank 0 lets go of what it has started, and ends in good order."""
+    group = make_group(store, rank, 2)
+    group.connect()
+    if rank == 0:
+        started = [
+            group.start_exchange(torch.empty(2), torch.zeros(2), [1, 1], [1, 1]) for _ in range(3)
+        ]
+        group.abandon(started)
+        pipe.send([exchange.work.is_completed() for exchange in started])
+    pipe.recv()
+
+
+def test_abandoned_exchanges_end(crew):
+    workers = [crew.fork(_abandon, crew.store, rank) for rank in range(2)]
+    assert workers[0].hear() == [True, True, True]
+    for worker in workers:
+        worker.say()
 
 
 def _send_under_two_tags(pipe, store, rank):
@@ -361,7 +406,7 @@ def _exchange_until_shut(pipe, store, rank, rounds, seed, backend):
         sizes = [0, 3000] if rank == 0 else [3000, 0]
         with contextlib.suppress(GroupEnded):
             while True:
-                group.exchange(received, sent, sizes, sizes)
+                swap(group, received, sent, sizes, sizes)
         timer.join()
         pipe.send("ended")
         pipe.recv()

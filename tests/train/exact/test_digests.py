@@ -1,8 +1,10 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
+from tests.train.operations import Operations
 
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
@@ -98,6 +100,104 @@ def test_whole_tensors_sum():
     a, b = _bits(torch.float32, 10, 6), _bits(torch.bfloat16, 20, 7)
     both = digests.digest_tensors([("a", a), ("b", b)])
     assert both == digests.tensor_digest("a", a) + digests.tensor_digest("b", b)
+
+
+def _by_chunks(name, tensor):
+    """The definition in numpy, chunk by chunk: one name, one key at a time."""
+    words = tensor.view(torch.int32).numpy().view(np.uint32).astype(np.uint64)
+    totals = [0, 0]
+    for mixer in range(2):
+        keys = np.frombuffer(digest.element_keys(mixer), dtype=np.uint64)
+        for chunk, start in enumerate(range(0, len(words), CHUNK)):
+            piece = words[start : start + CHUNK]
+            inner = int((keys[: len(piece)] * (piece + np.uint64(1))).sum())
+            totals[mixer] += digest.chunk_key(name, chunk, mixer) * inner
+    return Digest(totals[0] % 2**64, totals[1] % 2**64)
+
+
+def _pattern(count):
+    words = torch.arange(count, dtype=torch.int64) * 2654435761 % 2**32
+    return (words - 2**31).to(torch.int32)
+
+
+def test_digests_are_the_ones_that_were_ever_written():
+    words = _pattern(40 * CHUNK + 1000)
+    floats, halves = words.view(torch.float32), words.view(torch.bfloat16)
+    doubles, raw = words[: 6 * CHUNK + 2].view(torch.float64), words.view(torch.uint8)
+    columns = words[: 300 * 700].view(300, 700)[:, 350:]
+    found = [
+        digests.tensor_digest("master:w", floats),
+        digests.FlatDigest([digests.Piece("master:w", 0, len(words))]).digest(
+            torch.cat([floats, torch.ones(24)])  # up to the next granule
+        ),
+        digests.tensor_digest("param:w", halves[: 5 * CHUNK + 77], 3 * CHUNK - 5),
+        digests.tensor_digest("x", doubles, CHUNK - 1),
+        digests.tensor_digest("b", raw[: CHUNK + 3]),
+        digests.rows_digest("r", columns, 350, 700),
+    ]
+    assert [one.hex() for one in found] == [
+        "ff2bbace2bd8cd1e5960f1179ccedebc",
+        "ff2bbace2bd8cd1e5960f1179ccedebc",
+        "29402ad536f7af1bbe89bf48e5084323",
+        "d1dd3df02ef4c6a9e17293f9f5918aa9",
+        "f53fb9cfa541d0a58d9785e10ed94bdf",
+        "448aa611fe68db2c8e24bb907d98a6e6",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flat_buffer_has_the_digest_of_its_pieces_whatever_lies_between_them(seed):
+    rng = random.Random(seed)
+    pieces, end = [], 0
+    for number in range(rng.randrange(1, 12)):
+        numel = rng.choice([1, 31, 32, 500, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 40])
+        start = end + 32 * rng.randrange(3)
+        pieces.append(digests.Piece(f"layer.{number}", start, numel))
+        end = start + -(-numel // 32) * 32
+    flat = _bits(torch.float32, end, seed)
+    rng.shuffle(pieces)
+    batch = rng.choice([32, CHUNK, 3 * CHUNK, digests.BATCH, None])
+
+    found = digests.FlatDigest(pieces, batch=batch)
+
+    for _ in range(2):  # the second time in memory that the first has written to
+        twin = [_by_chunks(p.name, flat[p.start : p.start + p.numel]) for p in pieces]
+        assert found.digest(flat) == digest.total(twin)
+        flat = flat.flip(0)
+    assert digests.tensor_digest("all", flat) == _by_chunks("all", flat)
+
+
+def test_nothing_has_the_digest_of_nothing():
+    assert digests.FlatDigest([]).digest(torch.empty(0)) == Digest.zero()
+    empty = digests.FlatDigest([digests.Piece("w", 0, 0)])
+    assert empty.digest(torch.zeros(32)) == Digest.zero()
+    assert digests.added([]) == Digest.zero()
+
+
+def _operations(numel, names, batch, *, every=1, gap=0):
+    """Operations of a digest of ``names`` pieces, of which only each ``every``th counts."""
+    each = numel * every // names
+    pieces = [digests.Piece(f"layer.{n}", n * each, each // every - gap) for n in range(names)]
+    known = digests.FlatDigest(pieces, batch=batch)
+    flat = torch.ones(numel * every)
+    known.digest(flat)  # what is allocated once is there
+    with Operations() as seen:
+        known.digest(flat)
+    return seen.count
+
+
+@pytest.mark.parametrize(
+    ("options", "small_pieces"),
+    [({}, 2048), ({"every": 2}, 2048), ({"gap": 5}, 128)],
+    ids=["side by side", "apart", "uneven"],
+)
+def test_operations_are_counted_by_batches_alone(options, small_pieces):
+    few, names = 16 * CHUNK, 16
+    one, four = (_operations(few, names, few // n, **options) for n in (1, 4))
+    per_batch = (four - one) / 3
+    for numel, pieces, batches in [(few, small_pieces, 4), (4 * few, 64, 1), (4 * few, 64, 4)]:
+        found = _operations(numel, pieces, numel // batches, **options)
+        assert found == one + (batches - 1) * per_batch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

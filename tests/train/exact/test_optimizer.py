@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mainstay_train.exact import layout, numerics, optimizer
+from mainstay_core.base import digest
+from mainstay_train.exact import digests, layout, numerics, optimizer
 from mainstay_train.model import blocks
 
 
@@ -156,6 +157,16 @@ def test_norms_go_by_chunk_and_block_in_fp64():
     exact = math.fsum(float(v) ** 2 for v in flat)
     assert abs(sum(chunks) - exact) < 1e-9 * exact
     assert optimizer.chunk_norms_sq(torch.empty(0)) == []
+
+
+def test_the_masters_have_the_digest_of_their_tensors_one_by_one():
+    state = _state()
+    state.initialize(5)
+    masters = [t for t in state.state_tensors() if t.kind == "master"]
+    expected = digest.total(digests.tensor_digest(t.id, t.tensor) for t in masters)
+    assert state.masters_digest() == optimizer.Shared(expected, digest.Digest.zero())
+    state.flats()[0].tensor[31] += 1.0
+    assert state.masters_digest().own != expected
 
 
 def test_the_learning_rate_warms_up_and_decays_by_the_step_alone():

@@ -4,13 +4,14 @@ import threading
 import numpy as np
 import pytest
 import torch
+from tests.train.operations import Operations
 
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.plan import Partial
-from mainstay_train.exact.layout import BlockLayout, StageLayout
-from mainstay_train.exact.reduction import Grid, PartialStore, Reducer
+from mainstay_train.exact.layout import CHUNK, BlockLayout, StageLayout
+from mainstay_train.exact.reduction import PartialStore, Reducer, cut
 
 LAYOUT = StageLayout(
     blocks=(
@@ -93,31 +94,55 @@ def random_table(rng, stores, lanes, shards_per_lane):
 
 
 class Hall:
-    """Where the cells of one stage, a thread each, exchange: the group of a stage in-process."""
+    """Where the cells of one stage, a thread each, exchange: the group of a stage in-process.
+
+    It has no buffers: until an exchange is finished, what is sent is read from where it
+    lies, and what is received there may be anything.
+    """
 
     def __init__(self, size):
-        self._barrier = threading.Barrier(size)
-        self._posted = {}
+        self._size, self._changed = size, threading.Condition()
+        self._posted, self._taken = {}, {}
 
     def cell(self, rank):
         return Cell(self, rank)
 
-    def swap(self, rank, pieces):
-        self._posted[rank] = pieces
-        self._barrier.wait()
-        received = torch.cat([self._posted[r][rank] for r in sorted(self._posted)])
-        self._barrier.wait()
-        return received
+    def post(self, number, rank, pieces):
+        with self._changed:
+            self._posted[number, rank] = pieces
+            self._changed.notify_all()
+
+    def take(self, number, rank, received):
+        everybody = [(number, peer) for peer in range(self._size)]
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._posted.keys() >= set(everybody), 30)
+            received.copy_(torch.cat([self._posted[key][rank] for key in everybody]))
+            self._taken[number, rank] = True
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._taken.keys() >= set(everybody), 30)
 
 
 class Cell:
     def __init__(self, hall, rank):
-        self._hall, self._rank = hall, rank
+        self._hall, self._rank, self._count = hall, rank, 0
+        self.most = 0
+        """Exchanges that were on their way together."""
+        self._open = 0
 
-    def exchange(self, received, sent, received_sizes, sent_sizes):
+    def start_exchange(self, received, sent, received_sizes, sent_sizes):
         assert sum(sent_sizes) == sent.numel()
         assert sum(received_sizes) == received.numel()
-        received.copy_(self._hall.swap(self._rank, sent.split(list(sent_sizes))))
+        received.fill_(float("nan"))
+        self._hall.post(self._count, self._rank, sent.split(list(sent_sizes)))
+        self._count += 1
+        self._open += 1
+        self.most = max(self.most, self._open)
+        return self._count - 1, received
+
+    def finish_exchange(self, exchange):
+        number, received = exchange
+        self._hall.take(number, self._rank, received)
+        self._open -= 1
 
 
 def reduce_all(stores, table, reducers):
@@ -187,23 +212,41 @@ def test_a_reduction_leaves_partials_as_they_were_also_when_it_is_interrupted():
     before = [{p: t.clone() for p, t in store.partials.items()} for store in stores]
 
     class Broken:
-        """Ends in its nth exchange, after having written to what it was to receive into."""
+        """Ends in its nth exchange. What is on its way then is written to much later."""
 
         def __init__(self, completes):
             self._left = completes
+            self.abandoned = []
 
-        def exchange(self, received, sent, received_sizes, sent_sizes):
+        def start_exchange(self, received, sent, received_sizes, sent_sizes):
             del sent, received_sizes, sent_sizes
-            received.fill_(float("nan"))
+            return [received]
+
+        def finish_exchange(self, exchange):
+            exchange[0].fill_(float("nan"))
             if self._left == 0:
                 raise GroupEnded("a member is gone")
             self._left -= 1
 
-    reducers = [Reducer(LAYOUT) for _ in stores]
-    for completes in (0, 1):
+        def abandon(self, exchanges):
+            self.abandoned += [received for (received,) in exchanges]
+
+    reducers = [Reducer(LAYOUT, bucket_bytes=4 * 65_536) for _ in stores]
+    late = []
+    for completes in range(8):
         for index, store in enumerate(stores):
+            group = Broken(completes)
             with pytest.raises(GroupEnded):
-                reducers[index].reduce(Broken(completes), table, [0, 1], index, store.partials)
+                reducers[index].reduce(group, table, [0, 1], index, store.partials)
+            assert group.abandoned
+            late += group.abandoned
+
+    def writes_late(*_):
+        for received in late:
+            received.fill_(float("nan"))
+
+    for reducer in reducers:
+        reducer._place = lambda *args, place=reducer._place: (writes_late(), place(*args))
     for result in reduce_all(stores, table, reducers):
         assert torch.equal(bits(result), bits(sum_by_rule_3(flats, 2, 2)))
     for store, kept in zip(stores, before, strict=True):
@@ -254,15 +297,100 @@ def test_buffers_are_reused_and_never_shared():
 
 
 @pytest.mark.parametrize("num_cells", [1, 2, 3, 8])
-def test_every_element_has_one_owner_and_owners_depend_on_the_grid_alone(num_cells):
-    grid = Grid.of(LAYOUT, num_cells)
-    owner = torch.full((LAYOUT.size,), -1)
-    for cell, spans in enumerate(grid.spans):
-        for start, stop in spans:
-            assert (owner[start:stop] == -1).all()
-            owner[start:stop] = cell
-    assert (owner >= 0).all()
-    assert grid.sizes == tuple(int((owner == cell).sum()) for cell in range(num_cells))
+@pytest.mark.parametrize("chunks", [1, 3, 100])
+def test_every_element_has_one_owner_and_owners_depend_on_the_grid_alone(num_cells, chunks):
+    lengths = [chunk.stop - chunk.start for chunk in LAYOUT.chunks()]
+    expected = torch.full((LAYOUT.size,), -1)
     for chunk in LAYOUT.chunks():
         base = LAYOUT.offsets[chunk.block]
-        assert owner[base + chunk.start] == chunk.index % num_cells
+        expected[base + chunk.start : base + chunk.stop] = chunk.index % num_cells
+    for rank in range(num_cells):
+        owner = torch.full((LAYOUT.size,), -1)
+        for bucket in cut(lengths, chunks * CHUNK * 4, num_cells, rank):
+            ordering = bucket.ordering
+            order = [rank, *(peer for peer in range(num_cells) if peer != rank)]
+            by_part = torch.cat([torch.full((ordering.sizes[peer],), peer) for peer in order])
+            placed = by_part.view(-1, ordering.granule)[ordering.home].view(-1)
+            owner[bucket.start : bucket.stop] = placed
+            assert torch.equal(ordering.outward[ordering.home], torch.arange(len(ordering.home)))
+        assert torch.equal(owner, expected)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 4 * CHUNK, 8 * CHUNK, 12 * CHUNK])
+def test_the_bits_do_not_depend_on_the_size_of_buckets(bucket_bytes):
+    flats = gradients(6, 4)
+    stores = [filled(flats, types, 2) for types in ((0, 1, 4), (2, 5), (3,))]
+    table = random_table(random.Random(2), stores, 3, 2)
+    expected = bits(sum_by_rule_3(flats, 3, 2))
+    for _ in range(2):
+        reducers = [Reducer(LAYOUT, bucket_bytes=bucket_bytes) for _ in stores]
+        for result in reduce_all(stores, table, reducers):
+            assert torch.equal(bits(result), expected)
+
+
+def test_buckets_overtake_nobody_and_one_is_on_its_way_while_another_is_summed():
+    flats = gradients(2, 4)
+    stores = [filled(flats, (i,), 1) for i in range(2)]
+    table = random_table(random.Random(0), stores, 2, 1)
+    hall, seen = Hall(2), []
+
+    def run(index):
+        cell = hall.cell(index)
+        reducer = Reducer(LAYOUT, bucket_bytes=4 * CHUNK)
+        begun = []
+        reducer.reduce(
+            cell, table, [0, 1], index, stores[index].partials, lambda: begun.append(cell._open)
+        )
+        seen.append((cell.most, cell._open, begun))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # The next scatter and the gathers of the two before it; what was to be done meanwhile was.
+    assert seen == [(3, 0, [1])] * 2
+
+
+class Echo:
+    """A group of which nothing comes back: it does for counting."""
+
+    def start_exchange(self, received, sent, received_sizes, sent_sizes):
+        del received, sent, received_sizes, sent_sizes
+
+    def finish_exchange(self, exchange):
+        del exchange
+
+
+def _operations(num_parameters, num_blocks, num_buckets, num_cells):
+    """Operations of a reduction, without memory: its tensors have no elements to speak of."""
+    layout = StageLayout(
+        blocks=tuple(
+            BlockLayout.of(f"b{i}", {"w": (num_parameters // num_blocks,)})
+            for i in range(num_blocks)
+        )
+    )
+    num_chunks = len(layout.chunks())
+    each = -(-num_chunks // num_buckets)
+    assert -(-num_chunks // each) == num_buckets
+    reducer = Reducer(layout, "meta", 4 * CHUNK * each)
+    table = [Supply(partial=Partial(lane=i, first=i, last=i), index=i) for i in range(num_cells)]
+    own = {table[0].partial: layout.allocate(device="meta")}
+    members = list(range(num_cells))
+    group = None if num_cells == 1 else Echo()
+    reducer.reduce(group, table, members, 0, own)  # what is allocated once is there
+    with Operations() as seen:
+        reducer.reduce(group, table, members, 0, own)
+    return seen.count
+
+
+@pytest.mark.parametrize("num_cells", [1, 2, 4])
+def test_operations_are_counted_by_buckets_alone(num_cells):
+    """At 10^6 and at 10^8 parameters, with few blocks and with many: a + b x buckets."""
+    small = [_operations(1_000_000, 1, buckets, num_cells) for buckets in (1, 2, 4)]
+    per_bucket = small[1] - small[0]
+    assert small[2] == small[0] + 3 * per_bucket
+    for num_blocks in (1, 16):
+        for buckets in (1, 2, 4):
+            found = _operations(100_000_000, num_blocks, buckets, num_cells)
+            assert found == small[0] + (buckets - 1) * per_bucket

@@ -1,0 +1,214 @@
+"""Measures what the chunk grid costs a rank's processor: reduction, norms and digests of a step.
+
+    python benchmarks/grid.py [--ranks 2] [--rounds 20] [--bucket-mebibytes 4] [--width 256]
+
+Each round does every part in both forms, by buckets and chunk by chunk as it once was, one after
+the other. ``ms`` is the processor time of the thread, median: other work on the machine hardly
+changes it. ``operations`` are those that reach torch's dispatcher, views among them: what the
+host does when the arithmetic is a GPU's, and so digests go in a GPU's batches there. The other
+ranks are played: nothing is sent. Both forms must have the same digests, or the benchmark fails.
+"""
+
+from __future__ import annotations
+
+from mainstay_train.base import environment
+
+environment.prepare()  # before torch is imported
+
+import argparse  # noqa: E402
+import os  # noqa: E402
+import statistics  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+from support import by_chunk  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from mainstay_core.base.digest import Digest  # noqa: E402
+from mainstay_core.rank.settle import Supply  # noqa: E402
+from mainstay_core.wire.plan import Partial  # noqa: E402
+from mainstay_train.exact import digests, numerics, optimizer  # noqa: E402
+from mainstay_train.exact.digests import FlatDigest, Piece  # noqa: E402
+from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402
+from mainstay_train.exact.reduction import Reducer  # noqa: E402
+
+WARM_UP_ROUNDS = 2
+LAYERS = 4
+MEBIBYTE = 1024 * 1024
+Form = Callable[[], object]
+
+
+class Operations(TorchDispatchMode):
+    """Counts what reaches torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Played:
+    """A group whose other ranks send zeros, at once and at no cost."""
+
+    def __init__(self) -> None:
+        self._zeroed: set[int] = set()
+
+    def start_exchange(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: Sequence[int],
+        sent_sizes: Sequence[int],
+    ) -> None:
+        """Nothing is on its way."""
+        del sent, received_sizes, sent_sizes
+        if received.data_ptr() not in self._zeroed:
+            self._zeroed.add(received.data_ptr())
+            received.zero_()
+
+    def finish_exchange(self, exchange: None) -> None:
+        """It is over already."""
+
+
+def make_layout(width: int) -> StageLayout:
+    """A Llama's blocks; 256 wide they have 3.5e6 parameters."""
+    hidden = width * 11 // 4
+    layer = {
+        "attention_norm": (width,),
+        "qkv": (3 * width, width),
+        "out": (width, width),
+        "ffn_norm": (width,),
+        "gate_up": (2 * hidden, width),
+        "down": (width, hidden),
+    }
+    return StageLayout(
+        blocks=(
+            BlockLayout.of("embedding", {"weight": (1200, width)}),
+            *(BlockLayout.of(f"layers.{i}", layer) for i in range(LAYERS)),
+        )
+    )
+
+
+def make_parts(
+    layout: StageLayout, ranks: int, bucket_bytes: int, batch: int | None = None
+) -> dict[str, tuple[Form, Form]]:
+    """By part of a step: by buckets, and chunk by chunk."""
+    group = None if ranks == 1 else Played()
+    table = [Supply(partial=Partial(lane=i, first=i, last=i), index=i) for i in range(ranks)]
+    own = {table[0].partial: layout.allocate().normal_()}
+    members = list(range(ranks))
+    reducer, chunk_reducer = Reducer(layout, "cpu", bucket_bytes), by_chunk.ChunkReducer(layout)
+    sent, reduced, masters = (layout.allocate().normal_() for _ in range(3))
+    gradient_pieces = (
+        Piece(f"gradient:{block.name}", offset, block.size)
+        for block, offset in zip(layout.blocks, layout.offsets, strict=True)
+    )
+    gradients = FlatDigest(gradient_pieces, batch=batch)
+    by_block = [
+        FlatDigest(
+            [Piece(f"master:{p.name}", p.offset, p.numel) for p in block.params], batch=batch
+        )
+        for block in layout.blocks
+    ]
+
+    def norms() -> object:
+        return optimizer.block_norms_sq(layout.block_views(reduced))
+
+    def flat_by_chunk(flat: torch.Tensor) -> Digest:
+        names = (f"gradient:{block.name}" for block in layout.blocks)
+        return by_chunk.digest_tensors(zip(names, layout.block_views(flat), strict=True))
+
+    def masters_by_bucket() -> Digest:
+        views = layout.block_views(masters)
+        return digests.added([d.sums(v) for d, v in zip(by_block, views, strict=True)])
+
+    def masters_by_chunk() -> Digest:
+        views = layout.views(masters)
+        return by_chunk.digest_tensors((f"master:{name}", v) for name, v in views.items())
+
+    return {
+        "reduction": (
+            lambda: reducer.reduce(group, table, members, 0, own),  # type: ignore[arg-type]
+            lambda: chunk_reducer.reduce(group, table, members, 0, own),
+        ),
+        "norms": (norms, norms),
+        "digest of the partial": (lambda: gradients.digest(sent), lambda: flat_by_chunk(sent)),
+        "digest of the gradient": (
+            lambda: gradients.digest(reduced),
+            lambda: flat_by_chunk(reduced),
+        ),
+        "digest of the masters": (masters_by_bucket, masters_by_chunk),
+    }
+
+
+def measure(form: Form) -> float:
+    """Return the thread's processor time, in seconds."""
+    began = time.thread_time()
+    form()
+    return time.thread_time() - began
+
+
+def count(form: Form) -> int:
+    """Return the operations that reach the dispatcher."""
+    with Operations() as seen:
+        form()
+    return seen.count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--bucket-mebibytes", type=int, default=4)
+    parser.add_argument("--width", type=int, default=256)
+    args = parser.parse_args()
+    numerics.setup("cpu")
+    digests.warm_up()
+    layout = make_layout(args.width)
+    parts = make_parts(layout, args.ranks, args.bucket_mebibytes * MEBIBYTE)
+    for name, (form, former) in parts.items():
+        found, expected = form(), former()
+        equal = torch.equal(found, expected) if name == "reduction" else found == expected  # type: ignore[arg-type]
+        if not equal:
+            raise SystemExit(f"{name}: the forms differ")
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in parts}
+    for turn in range(args.rounds + WARM_UP_ROUNDS):
+        for name, (form, former) in parts.items():
+            if turn % 2:
+                row = (measure(form), measure(former))
+            else:  # whoever comes second finds the data in a cache
+                later = measure(former)
+                row = (measure(form), later)
+            if turn >= WARM_UP_ROUNDS:
+                times[name].append(row)
+    print(f"{layout.size} elements, {args.ranks} ranks, buckets of {args.bucket_mebibytes} MiB;")
+    print(f"load average {os.getloadavg()[0]:.1f}\n")
+    print("| part | ms by chunk | ms by bucket | ratio | operations by chunk | by bucket | ratio |")
+    print("| --- |" + " --- |" * 6)
+    totals = [0.0] * 4
+    counted = make_parts(layout, args.ranks, args.bucket_mebibytes * MEBIBYTE, digests.BATCH)
+    for name, (form, former) in counted.items():
+        form()  # what is allocated once is there
+        ms = [statistics.median(t[i] for t in times[name]) * 1e3 for i in (1, 0)]
+        asked = [count(former), count(form)]
+        show(name, *ms, *asked)
+        totals = [a + b for a, b in zip(totals, [*ms, *asked], strict=True)]
+    show("together", *totals)
+
+
+def show(name: str, before: float, after: float, asked: float, asks: float) -> None:
+    """Print a row of the table."""
+    print(
+        f"| {name} | {before:.2f} | {after:.2f} | {before / after:.2f} "
+        f"| {asked:.0f} | {asks:.0f} | {asked / asks:.2f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
