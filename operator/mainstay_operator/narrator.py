@@ -76,7 +76,11 @@ def of_sizes(job: TrainingJob) -> tuple[list[Note], tuple[str, ...]]:
     """Return what is told of the sizes of a job's ranks, and what is logged besides: each rank."""
     workload = job.spec.workload
     found = summarize_sizes(
-        workload.entrypoint, workload.config, job.shape, recompute=job.spec.runtime.recompute
+        workload.entrypoint,
+        workload.config,
+        job.shape,
+        recompute=job.spec.runtime.recompute,
+        bucket_bytes=job.spec.runtime.bucket_bytes,
     )
     note = Note(reason="Sizes", message=found.message, warning=found.is_wrong)
     return [note], found.ranks

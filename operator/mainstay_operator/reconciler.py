@@ -172,9 +172,8 @@ class Reconciler:
         names = await self._keep_objects(now_s)
         await self._resync(now_s)
         await self._report_losses()
-        tried = await submission.try_template(view, state, self._actuator, names, self.pods.list())
-        await self._tell_sizes()
-        if tried:
+        if await submission.try_template(view, state, self._actuator, names, self.pods.list()):
+            await self._tell_sizes()
             await self._ask_api()
         # A change that cannot be used changes nothing. An operator that has not seen the job before
         # that change makes no pods, as it does not know what they were.

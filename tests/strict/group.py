@@ -10,7 +10,7 @@ import torch
 from tests.strict.transport import Leg, Operation, Transport
 from torch import distributed
 
-from mainstay_train.comm.group import Meet
+from mainstay_train.comm.backend import Meet
 from mainstay_train.comm.nccl import Nccl
 
 

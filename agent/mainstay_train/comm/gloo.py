@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from torch import distributed
 
+from mainstay_train.comm.backend import Meet
+
 
 class _Addresses(distributed.Store):
     """The addresses of a group as the store that gloo wants: each rank sets its own, gets all."""
 
-    def __init__(self, meet: Callable[[str, bytes], list[bytes]]) -> None:
+    def __init__(self, meet: Meet) -> None:
         super().__init__()
         self._meet = meet
         self._own = b""
@@ -47,7 +49,7 @@ class _Addresses(distributed.Store):
 
 
 class Gloo:
-    """Makes gloo's process groups; :class:`~mainstay_train.comm.group.Backend`."""
+    """Makes gloo's process groups; :class:`~mainstay_train.comm.backend.Backend`."""
 
     name = "gloo"
     ends_by_sockets = True
@@ -55,7 +57,7 @@ class Gloo:
 
     def create(
         self,
-        meet: Callable[[str, bytes], list[bytes]],
+        meet: Meet,
         rank: int,
         size: int,
         *,

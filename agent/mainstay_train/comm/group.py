@@ -2,8 +2,8 @@
 
 A :class:`Group` is what is the same for every backend: it meets the other ranks at
 the quorum's gather, runs operations, and can be ended at any time by any thread. A
-:class:`Backend` (:mod:`gloo`, :mod:`nccl`) makes the process group of torch and says how
-its operations behave.
+:class:`~mainstay_train.comm.backend.Backend` (:mod:`gloo`, :mod:`nccl`) makes the process
+group of torch and says how its operations behave.
 
 Callers may rely on this: an operation that returned has its result, and one that could not
 raises :class:`GroupEnded`. A backend gives less. NCCL's operations end without an error when
@@ -44,6 +44,7 @@ from mainstay_core.base.errors import brief
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.base.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
 from mainstay_train.comm import gloo, nccl
+from mainstay_train.comm.backend import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +94,6 @@ class Pending(NamedTuple):
         return bool(self.work.is_completed())
 
 
-Meet = Callable[[str, bytes], list[bytes]]
-"""Gives every rank of a group this one's bytes under a key, and returns those of all, by rank."""
-
 RANK = struct.Struct("!I")
 """Before what a rank gives to the others."""
 
@@ -127,64 +125,6 @@ class Exchange:
     """What the backend receives into."""
     sent: torch.Tensor
     """What the backend reads: kept until it is over."""
-
-
-class Backend(Protocol):
-    """A library that carries a group's tensors."""
-
-    @property
-    def name(self) -> str:
-        """Its name, as in ``runtime.backend``."""
-
-    @property
-    def ends_by_sockets(self) -> bool:
-        """Whether operations end when the group's sockets are shut; else :meth:`abort` ends them.
-
-        The sockets then also tell whether a peer is gone.
-        """
-
-    @property
-    def waits_can_hang(self) -> bool:
-        """Whether a wait may never end although the group was ended."""
-
-    def create(
-        self,
-        meet: Meet,
-        rank: int,
-        size: int,
-        *,
-        address: str,
-        connect: timedelta,
-        operation: timedelta,
-    ) -> Any:
-        """Make torch's process group. An end of the meeting, or of its sockets, ends the making.
-
-        Args:
-            meet: tells all ranks how to reach each other.
-            rank: this process's number in the group.
-            size: number of ranks.
-            address: local address to bind data sockets to.
-            connect: how long connecting may take.
-            operation: how long one operation may take.
-        """
-
-    def connect(self, group: Any, connect: timedelta) -> None:
-        """Wait until all ranks have met, as far as :meth:`create` has not; :meth:`abort` ends it.
-
-        Raises:
-            RuntimeError: not within ``connect``.
-        """
-
-    def together(
-        self, group: Any, send: Callable[[], Any], receive: Callable[[], Any]
-    ) -> tuple[Any, Any]:
-        """Start a send and a receive so that neither waits for the other; return their works."""
-
-    def staged(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor where the backend can reach it: itself, or a copy in host memory."""
-
-    def abort(self, group: Any) -> None:
-        """End the operations of a process group by the backend's own means, if it has any."""
 
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (gloo.Gloo(), nccl.Nccl())}

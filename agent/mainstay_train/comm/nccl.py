@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from mainstay_train.comm.backend import Meet
+
 LOOK_S = 0.001
 """Between two looks whether all ranks have met."""
 
@@ -39,7 +41,7 @@ SETTINGS = {
 class _Ids(distributed.Store):
     """The ids of communicators as NCCL's store: one rank sets an id, all others get it."""
 
-    def __init__(self, meet: Callable[[str, bytes], list[bytes]]) -> None:
+    def __init__(self, meet: Meet) -> None:
         super().__init__()
         self._meet = meet
 
@@ -53,7 +55,7 @@ class _Ids(distributed.Store):
 
 
 class Nccl:
-    """Makes NCCL's process groups; :class:`~mainstay_train.comm.group.Backend`."""
+    """Makes NCCL's process groups; :class:`~mainstay_train.comm.backend.Backend`."""
 
     name = "nccl"
     ends_by_sockets = False
@@ -61,7 +63,7 @@ class Nccl:
 
     def create(
         self,
-        meet: Callable[[str, bytes], list[bytes]],
+        meet: Meet,
         rank: int,
         size: int,
         *,

@@ -45,7 +45,13 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
         ranks = [
             rank
             for model in models
-            for rank in rank_sizes(model, job.shape, shares, recompute=job.spec.runtime.recompute)
+            for rank in rank_sizes(
+                model,
+                job.shape,
+                shares,
+                recompute=job.spec.runtime.recompute,
+                bucket_bytes=job.spec.runtime.bucket_bytes,
+            )
         ]
     except InvalidSpecError as error:
         raise UsageError(f"{file.path}: {error}") from error

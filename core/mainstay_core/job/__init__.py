@@ -16,6 +16,7 @@
 - ``block_sizes``: what one block takes on a rank, computed or measured
 - ``llama_passes``: the memory of each pass through a block of the built-in model
 - ``llama_sizes``: what the built-in model's blocks take
+- ``reduction_sizes``: the memory in which a rank reduces gradients
 - ``rank_sizes``: what each rank holds, and what it sends in a step
 - ``size_summary``: the same in sentences, as far as the specification tells
 - ``shared_memory``: the size of a pod's memory-backed volume

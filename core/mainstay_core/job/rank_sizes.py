@@ -13,11 +13,11 @@ from typing import Any
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.llama_sizes import padded
+from mainstay_core.job.reduction_sizes import chunk_sizes, reduction_bytes
 from mainstay_core.job.stages import stage_blocks
 
-CHUNK = 65_536
-"""Elements of a chunk: what has one owner in the reduction (``mainstay_train.exact.layout``)."""
 WIDE_BYTES = 4
 """Masters, gradients and partials are fp32."""
 
@@ -49,7 +49,7 @@ class RankSizes:
     """The gradient being computed, the reduced one, and a scaled one of the largest block."""
     partials_bytes: int
     reduction_bytes: int
-    """What the reduction packs, receives and adds up."""
+    """What the reduction packs, receives and adds up, with the order in which it packs."""
     activations_bytes: int
     """The most at any time of forward and backward: what waits for a backward, what was sent in
     this step, and what the block at hand takes to compute."""
@@ -100,6 +100,7 @@ def rank_sizes(
     shares: Sequence[ReplicaShare],
     *,
     recompute: bool,
+    bucket_bytes: int = BUCKET_BYTES,
     replicas: Collection[int] | None = None,
 ) -> tuple[RankSizes, ...]:
     """Return the sizes of all ranks with the model's inner index, by replica and stage.
@@ -109,6 +110,7 @@ def rank_sizes(
         shape: degrees of the job.
         shares: work of each replica; all of them are there.
         recompute: whether forwards run again in the backward.
+        bucket_bytes: what is reduced at a time.
         replicas: those whose ranks are computed; None: all.
 
     Raises:
@@ -122,9 +124,9 @@ def rank_sizes(
         StageSizes(model, cut, shape, number, recompute=recompute)
         for number, cut in enumerate(cuts)
     ]
-    num_partials = sum(share.num_partials for share in shares)
+    num_partials = [share.num_partials for share in shares]
     return tuple(
-        stage.rank(share, len(shares), num_partials)
+        stage.rank(share, num_partials, bucket_bytes)
         for share in shares
         if replicas is None or share.replica in replicas
         for stage in stages
@@ -147,23 +149,23 @@ class StageSizes:
         self.input_bytes = model.blocks[cut.start - 1].output_bytes if number else 0
         self.input_bytes = self.input_bytes or model.tokens_bytes
 
-    def rank(self, share: ReplicaShare, num_cells: int, num_partials: int) -> RankSizes:
+    def rank(
+        self, share: ReplicaShare, num_partials: Sequence[int], bucket_bytes: int
+    ) -> RankSizes:
         """Return the sizes of the stage's rank in one replica.
 
         Args:
             share: work of the replica.
-            num_cells: cells of the stage.
-            num_partials: partials that all of them have.
+            num_partials: of each cell of the stage.
+            bucket_bytes: what is reduced at a time.
         """
+        num_cells = len(num_partials)
         own = owned_elements(self.sizes, share.replica, num_cells)
         num_flows = share.num_types * self.shape.micro_batches
         width = self.model.width_bytes
         buffers = self.size * WIDE_BYTES
-        others = num_partials - share.num_partials
         scattered = share.num_partials * (self.size - own)
         gathered = own * (num_cells - 1)
-        # Scatter and gather use the same buffers: each is as large as the larger needs it.
-        scratch = max(scattered, gathered) + max(others * own, self.size - own) + own + CHUNK
         return RankSizes(
             replica=share.replica,
             stage=self.number,
@@ -174,7 +176,13 @@ class StageSizes:
             moments_bytes=sum(block.moments_bytes for block in self.blocks),
             gradients_bytes=2 * buffers + max(self.sizes) * WIDE_BYTES,
             partials_bytes=share.num_partials * buffers,
-            reduction_bytes=scratch * WIDE_BYTES,
+            reduction_bytes=reduction_bytes(
+                self.sizes,
+                share.replica,
+                num_partials,
+                num_lanes=self.shape.lanes,
+                bucket_bytes=bucket_bytes,
+            ),
             activations_bytes=self.activations(num_flows),
             sent_pipeline_bytes=num_flows * (self.output_bytes + self.returned_bytes),
             sent_reduction_bytes=WIDE_BYTES * (scattered + gathered),
@@ -303,16 +311,7 @@ def owned_elements(sizes: Sequence[int], index: int, num_cells: int) -> int:
         index: of the cell in its stage.
         num_cells: cells of the stage.
     """
-    owned = chunks = 0
-    for size in sizes:
-        whole, rest = divmod(size, CHUNK)
-        # Chunks of this block whose number in the stage is the index, modulo the cells.
-        first = (index - chunks) % num_cells
-        owned += CHUNK * len(range(first, whole, num_cells))
-        if rest and (chunks + whole) % num_cells == index:
-            owned += rest
-        chunks += whole + bool(rest)
-    return owned
+    return sum(chunk_sizes(sizes)[index::num_cells])
 
 
 def even_shares(shape: JobShape) -> tuple[ReplicaShare, ...]:

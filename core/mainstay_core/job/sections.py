@@ -147,6 +147,11 @@ class Runtime(Section):
     neighbours are on their way. Scratch of a rank: eight buckets, and four more for each further
     partial that a cell sends. It never changes the bits."""
 
+    @property
+    def bucket_bytes(self) -> int:
+        """``bucketMebibytes`` in bytes."""
+        return self.bucket_mebibytes * MEBIBYTE
+
 
 class ContainerResources(Section):
     """Requests and limits of a container, as in a pod."""

@@ -10,6 +10,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job import model_sizes
+from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.llama_sizes import sizes_of
 from mainstay_core.job.rank_sizes import RankSizes, even_shares, rank_sizes
 
@@ -30,7 +31,12 @@ class SizeSummary:
 
 
 def summarize_sizes(
-    entrypoint: str, config: Mapping[str, Any], shape: JobShape, *, recompute: bool
+    entrypoint: str,
+    config: Mapping[str, Any],
+    shape: JobShape,
+    *,
+    recompute: bool,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> SizeSummary:
     """Return what the ranks of a job hold and send, by formulas; no code of a user runs here.
 
@@ -41,6 +47,7 @@ def summarize_sizes(
         config: of the workload.
         shape: degrees of the job.
         recompute: whether forwards run again in the backward.
+        bucket_bytes: what is reduced at a time.
     """
     if entrypoint != model_sizes.BUILT_IN:
         return SizeSummary(
@@ -48,7 +55,7 @@ def summarize_sizes(
             f"{entrypoint}; {MEASURED_BY} measures it"
         )
     try:
-        found = _ranks(config, shape, recompute=recompute)
+        found = _ranks(config, shape, recompute=recompute, bucket_bytes=bucket_bytes)
     except InvalidSpecError as error:
         return SizeSummary(message=f"what a rank holds is not known: {error}", is_wrong=True)
     if not found:
@@ -65,7 +72,9 @@ def summarize_sizes(
     )
 
 
-def _ranks(config: Mapping[str, Any], shape: JobShape, *, recompute: bool) -> list[RankSizes]:
+def _ranks(
+    config: Mapping[str, Any], shape: JobShape, *, recompute: bool, bucket_bytes: int
+) -> list[RankSizes]:
     """Return sizes of the first replica's ranks; none where the model is too deep to be cut here.
 
     Of a stage's ranks the first and the last are told: the others lie between them.
@@ -83,6 +92,7 @@ def _ranks(config: Mapping[str, Any], shape: JobShape, *, recompute: bool) -> li
             shape,
             shares,
             recompute=recompute,
+            bucket_bytes=bucket_bytes,
             replicas=(0,),
         )
     ]

@@ -26,7 +26,6 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.job.refusals import explain
 from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
-    MEBIBYTE,
     Checkpoint,
     Detection,
     Metadata,
@@ -169,7 +168,7 @@ class TrainingJob(Section):
             device=spec.runtime.device.lower(),
             backend=spec.runtime.backend.lower(),
             recompute=spec.runtime.recompute,
-            bucket_bytes=spec.runtime.bucket_mebibytes * MEBIBYTE,
+            bucket_bytes=spec.runtime.bucket_bytes,
             redundancy=None if redundancy == "Auto" else redundancy,
             checkpoint_dir=storage if spec.checkpoint.every_steps or resume_from else "",
             checkpoint_keep=spec.checkpoint.keep,

@@ -53,8 +53,8 @@ def test_exchange_cuts_by_destination_and_joins_by_source(crew, backend):
     ]
 
 
-def _exchange_several_at_once(pipe, store, rank):
-    group = make_group(store, rank, 3)
+def _exchange_several_at_once(pipe, store, rank, backend):
+    group = make_group(store, rank, 3, backend=backend)
     group.connect()
     started = []
     for number in range(5):
@@ -65,8 +65,9 @@ def _exchange_several_at_once(pipe, store, rank):
     pipe.send([exchange.received.tolist() for exchange in started])
 
 
-def test_exchanges_that_are_on_their_way_together_do_not_mix(crew):
-    workers = [crew.fork(_exchange_several_at_once, crew.store, rank) for rank in range(3)]
+@both
+def test_exchanges_that_are_on_their_way_together_do_not_mix(crew, backend):
+    workers = [crew.fork(_exchange_several_at_once, crew.store, rank, backend) for rank in range(3)]
     for rank, worker in enumerate(workers):
         assert worker.hear() == [
             [100.0 * n + 10 * peer + 2 * rank + i for peer in range(3) for i in range(2)]
@@ -74,9 +75,9 @@ def test_exchanges_that_are_on_their_way_together_do_not_mix(crew):
         ]
 
 
-def _abandon(pipe, store, rank):
+def _abandon(pipe, store, rank, backend):
     """Rank 1 never answers; rank 0 lets go of what it has started, and ends in good order."""
-    group = make_group(store, rank, 2)
+    group = make_group(store, rank, 2, backend=backend)
     group.connect()
     if rank == 0:
         started = [
@@ -87,8 +88,9 @@ def _abandon(pipe, store, rank):
     pipe.recv()
 
 
-def test_abandoned_exchanges_end(crew):
-    workers = [crew.fork(_abandon, crew.store, rank) for rank in range(2)]
+@both
+def test_abandoned_exchanges_end(crew, backend):
+    workers = [crew.fork(_abandon, crew.store, rank, backend) for rank in range(2)]
     assert workers[0].hear() == [True, True, True]
     for worker in workers:
         worker.say()

@@ -12,7 +12,6 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.job import llama_sizes, model_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion
 from mainstay_core.job.rank_sizes import (
-    CHUNK,
     RankSizes,
     StageSizes,
     even_shares,
@@ -20,6 +19,7 @@ from mainstay_core.job.rank_sizes import (
     owned_elements,
     rank_sizes,
 )
+from mainstay_core.job.reduction_sizes import CHUNK
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.planning.assignment import plan_reordering
@@ -28,12 +28,13 @@ from mainstay_core.planning.placement import plan_placement
 from mainstay_core.planning.program import compile_compute, schedule_1f1b
 from mainstay_core.planning.shares import first_shares
 from mainstay_core.rank.settle import Supply
+from mainstay_train.comm.group import Exchange, Pending
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute import measure
 from mainstay_train.compute.engine import Engine, inner_mesh
 from mainstay_train.exact import layout as exact_layout
 from mainstay_train.exact.layout import BlockLayout, StageLayout
-from mainstay_train.exact.reduction import Grid
+from mainstay_train.exact.reduction import cut
 from mainstay_train.model import workload
 from mainstay_train.models import attention, llama_config
 
@@ -51,23 +52,42 @@ class PlayedGroup:
     def __init__(self):
         self.sent = 0
 
-    def send(self, tensor, peer, tag):
-        del peer, tag
-        self.sent += tensor.nbytes
-        return tensor
+    @property
+    def pipeline(self):
+        return self
 
-    def receive(self, tensor, peer, tag):
-        del peer, tag
-        tensor.zero_()
+    def check(self):
+        """It stands."""
 
-    def finish(self, work):
-        del work
+    def send(self, message):
+        self.sent += message.tensor.nbytes
+        return Pending(Going(), message.tensor, None)
 
-    def exchange(self, received, sent, received_sizes, sent_sizes):
+    def receive(self, message):
+        message.tensor.zero_()
+        return Pending(Going(), message.tensor, message.tensor)
+
+    def send_and_receive(self, sent, received):
+        return self.send(sent), self.receive(received)
+
+    def finish(self, pending):
+        del pending
+
+    def start_exchange(self, received, sent, received_sizes, sent_sizes):
         assert received.numel() == sum(received_sizes)
         assert sent.numel() == sum(sent_sizes)
         self.sent += sent.nbytes
-        received.zero_()
+        return Exchange(Going(), received, received, sent)
+
+    def finish_exchange(self, exchange):
+        exchange.received.zero_()
+
+
+class Going:
+    """A transfer that takes to the end of the program, as gloo says of its own."""
+
+    def is_completed(self):
+        return False
 
 
 @dataclass
@@ -234,7 +254,9 @@ def said(case, config, inner):
         model = workload.load(config.entrypoint, config.workload)
         sizes = measure.measure(model, inner_mesh(config, "cpu", inner), accumulates=accumulates)
     shares = first_shares(config.shape, None)
-    return rank_sizes(sizes, config.shape, shares, recompute=case.recompute)
+    return rank_sizes(
+        sizes, config.shape, shares, recompute=case.recompute, bucket_bytes=config.bucket_bytes
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -297,7 +319,9 @@ def test_owned_chunks_are_those_of_the_reduction():
     sizes = [block.size for block in layout.blocks]
     for cells in range(1, 9):
         owned = tuple(owned_elements(sizes, index, cells) for index in range(cells))
-        assert owned == Grid.of(layout, cells).sizes
+        lengths = [chunk.stop - chunk.start for chunk in layout.chunks()]
+        (whole,) = cut(lengths, layout.size * 4 + (1 << 20), cells, 0)
+        assert owned == whole.ordering.sizes
     assert CHUNK == exact_layout.CHUNK
     assert llama_sizes.PAD == exact_layout.PAD
 
@@ -309,8 +333,8 @@ def test_the_most_is_there_when_the_last_forward_has_begun():
         for flows in range(1, 9):
             shape = dataclasses.replace(case.job().shape, lanes=1, replicas=1)
             sizes = llama_sizes.sizes_of(case.config, 1, 0, accumulates=True)
-            for number, cut in enumerate(stage_blocks([b.cost for b in sizes.blocks], 3)):
-                stage = StageSizes(sizes, cut, shape, number, recompute=recompute)
+            for number, blocks in enumerate(stage_blocks([b.cost for b in sizes.blocks], 3)):
+                stage = StageSizes(sizes, blocks, shape, number, recompute=recompute)
                 assert stage.activations(flows) == walked(stage, flows)
 
 
