@@ -58,7 +58,7 @@ def make_plan() -> Plan:
         chains=(Chain(replica=0, cells=(0,), formed_in=QUORUM),),
         suppliers=(0,),
         all_reduce_stack=1,
-        rendezvous=Rendezvous(pod=PodUid("pod"), gather="", store=""),
+        rendezvous=Rendezvous(pod=PodUid("pod"), gather=""),
         reason="",
     )
 

@@ -57,7 +57,7 @@ while True:
 """
 
 
-def addresses_of(run: LocalRun, store_too: bool) -> list[str]:
+def addresses_of(run: LocalRun) -> list[str]:
     """Return where the run's processes listen for each other, as ``host:port``."""
     inodes: dict[str, str] = {}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -69,7 +69,6 @@ def addresses_of(run: LocalRun, store_too: bool) -> list[str]:
     wanted: set[str] = set()
     plan = run.fetch("plan")["plan"]
     wanted |= {host["gather"] for host in plan["hosts"]}
-    stores = {host["store"] for host in plan["hosts"]}
     wanted.add(re.sub(r"^http://|/.*$", "", run.url))
     trainers = {int(m["pid"]) for m in run.fetch("members") if m["pid"]}
     for pid in trainers:
@@ -78,7 +77,7 @@ def addresses_of(run: LocalRun, store_too: bool) -> list[str]:
                 inode = re.match(r"socket:\[(\d+)\]", os.readlink(fd))
                 if inode and inode[1] in inodes and is_heal_server(inodes[inode[1]]):
                     wanted.add(inodes[inode[1]])
-    return sorted(wanted - stores | (stores if store_too else set()))
+    return sorted(wanted)
 
 
 def is_heal_server(address: str) -> bool:
@@ -121,7 +120,6 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="2 rounds of 5 seconds")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--store", action="store_true", help="the rendezvous stores as well")
     args = parser.parse_args()
     rounds, seconds = (2, 5.0) if args.quick else (args.rounds, args.seconds)
     print(f"load average before: {os.getloadavg()[0]:.1f}")
@@ -134,7 +132,7 @@ def main() -> int:
     with local_run(job) as run:
         run.members(LANES * STAGES)
         run.go_on(20)
-        ours = addresses_of(run, args.store)
+        ours = addresses_of(run)
         with nobodys(len(ours)) as theirs:
             for number in range(rounds):
                 times["nowhere"] += steps_during(run, seconds)

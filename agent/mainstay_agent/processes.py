@@ -109,9 +109,7 @@ class Processes:
 
     async def disconnect(self, for_s: float) -> None:
         """Cut the network of every process of the pod; returns when it is back."""
-        head = {"kind": "disconnect", "for_s": for_s}
-        self.send_trainers(tuple(self.trainers), head)
-        self.send_launcher(head)
+        self.send_trainers(tuple(self.trainers), {"kind": "disconnect", "for_s": for_s})
         await self._network.run(for_s)
 
     def kill_pod(self) -> None:

@@ -85,7 +85,6 @@ class Supervisor(Pod):
             self._client, self.conversation, settings.pod, self._processes, self.spawn
         )
         self._client.on_fault = self._injector.on_event
-        self._store = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -235,7 +234,7 @@ class Supervisor(Pod):
         elif peer.incarnation is not None:
             self._on_trainer_frame(peer, peer.incarnation, frame)
         elif frame.kind == "launcher-hello":
-            self._on_launcher(peer, frame)
+            self._on_launcher(peer)
         elif frame.kind == "hello":
             self._on_hello(peer, frame)
         elif frame.kind == "crash":
@@ -254,11 +253,10 @@ class Supervisor(Pod):
             self._processes.drop_trainer(peer)
             self.feed(SocketEnded(peer.slot, peer.incarnation))
 
-    def _on_launcher(self, peer: Peer, frame: Frame) -> None:
+    def _on_launcher(self, peer: Peer) -> None:
         if self.launcher is None:
             peer.is_launcher = True
             self._processes.launcher = peer
-            self._store = str(frame.head["store"])
         self.launcher_came(peer)
 
     def _on_launcher_frame(self, frame: Frame) -> None:
@@ -318,7 +316,6 @@ class Supervisor(Pod):
             name=self._settings.pod_name,
             address=self._settings.address,
             gather=self._gather_address,
-            store=self._store,
             num_slots=self._settings.num_slots,
             domain=self._settings.domain,
             pid=os.getpid(),

@@ -68,7 +68,7 @@ _PLAN = {
     "chains": [{"replica": 0, "cells": [0], "formed_in": {"id": 1, "nonce": "77aa01"}}],
     "suppliers": [0, 0],
     "all_reduce_stack": 2,
-    "rendezvous": {"pod": "demo-1-a1b2c3", "gather": "127.8.1.2:40001", "store": "127.8.1.2:40002"},
+    "rendezvous": {"pod": "demo-1-a1b2c3", "gather": "127.8.1.2:40001"},
     "reason": "every stage still has a living cell; 1 cell lost",
     "faults_fired": ["fault-0"],
     "created_at_s": 1767225700.0,

@@ -60,8 +60,8 @@ def quiet(looks: Sequence[Holding]) -> Holding:
 def roles(run_pid: int, members: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Pids by role, pods named by their lowest rank.
 
-    ``members`` are the ranks of the api; a pod is a launcher with its store and trainers, and a
-    supervisor; the forge is the launchers' parent.
+    ``members`` are the ranks of the api; a pod is a launcher with its trainers, and a supervisor;
+    the forge is the launchers' parent.
     """
     parents = _parents()
     found = {"local run": run_pid}
@@ -85,11 +85,6 @@ def roles(run_pid: int, members: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         found[f"launcher {rank}"] = launcher
         found[f"supervisor {rank}"] = environments[str(member["pod"])]
         found["forge"] = parents[launcher]
-        others = [p for p, parent in parents.items() if parent == launcher and p != trainer]
-        trainers = {int(m["pid"]) for m in members}
-        stores = [p for p in others if p not in trainers]
-        if len(stores) == 1:
-            found[f"store {rank}"] = stores[0]
     return found
 
 

@@ -53,7 +53,7 @@ def make_group(name: str, store: str, rank: int, size: int, timeout_s: float = 1
 
     Args:
         name: the same for all of its ranks, and new for each group of a store.
-        store: ``host:port`` of the rendezvous store.
+        store: ``host:port`` of the store where its ranks meet.
         rank: of this process.
         size: number of ranks.
         timeout_s: of one operation.

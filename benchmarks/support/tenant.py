@@ -42,7 +42,7 @@ def a_body(rng: random.Random, pod: str, number: int) -> tuple[str, Any]:
         "data": "", "loss": 1.0, "norm": 1.0, "tokens": 1, "step_s": 0.1, "replicas": 1,
     }  # fmt: skip
     registration = {
-        "pod": pod, "name": pod, "address": "127.0.0.1", "gather": "g:1", "store": "s:2",
+        "pod": pod, "name": pod, "address": "127.0.0.1", "gather": "g:1",
         "num_slots": 8, "pid": 1,
     }  # fmt: skip
     up = {"kind": "trainer-up", **fact, "fingerprint": {"torch": "2"}}

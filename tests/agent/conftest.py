@@ -209,9 +209,9 @@ class Pod:
             self.lines.append(Line(line))
             return self.lines[-1]
 
-    def launcher(self, store: str = "127.0.0.1:1") -> Line:
+    def launcher(self) -> Line:
         line = self.connect()
-        line.send(kind="launcher-hello", pid=os.getpid(), store=store)
+        line.send(kind="launcher-hello", pid=os.getpid())
         return line
 
     def trainer(self, launcher: Line, slot: int = 0) -> tuple[Line, str]:
@@ -311,7 +311,7 @@ class Forge:
 
     def launch(self, pod: Pod) -> int:
         """Launch the pod's launcher; return its pid."""
-        self.line.send(kind="launch", pod=pod.uid, pod_dir=str(pod.dir), address=ADDRESS)
+        self.line.send(kind="launch", pod=pod.uid, pod_dir=str(pod.dir))
         return int(self.line.expect("launched")["pid"])
 
     def close(self) -> None:

@@ -17,12 +17,12 @@ from mainstay_train.comm.gather_client import GatherClient
 
 def hosted(number: int, registrations: list[PodRegistration]) -> Plan:
     """A plan that says where these pods can be met."""
-    hosts = tuple(Rendezvous(pod=r.pod, gather=r.gather, store=r.store) for r in registrations)
+    hosts = tuple(Rendezvous(pod=r.pod, gather=r.gather) for r in registrations)
     return replace(plan(number), hosts=hosts)
 
 
 def test_neighbours_are_at_distances_that_double() -> None:
-    hosts = tuple(Rendezvous(pod=PodUid(f"p{i}"), gather=f"h{i}:1", store="") for i in range(10))
+    hosts = tuple(Rendezvous(pod=PodUid(f"p{i}"), gather=f"h{i}:1") for i in range(10))
     ten = replace(plan(1), hosts=hosts)
     assert ten.neighbours(PodUid("p0")) == ["h1:1", "h2:1", "h4:1", "h8:1"]
     assert ten.neighbours(PodUid("p7")) == ["h8:1", "h9:1", "h1:1", "h5:1"]
@@ -32,9 +32,7 @@ def test_neighbours_are_at_distances_that_double() -> None:
 
 def test_every_pod_is_reached_from_every_other() -> None:
     for size in range(1, 40):
-        hosts = tuple(
-            Rendezvous(pod=PodUid(f"p{i}"), gather=f"h{i}:1", store="") for i in range(size)
-        )
+        hosts = tuple(Rendezvous(pod=PodUid(f"p{i}"), gather=f"h{i}:1") for i in range(size))
         one = replace(plan(1), hosts=hosts)
         reached, rounds = {f"h{size // 2}:1"}, 0
         while len(reached) < size:

@@ -53,7 +53,7 @@ def plan(number: int, life: str = "x") -> Plan:
         chains=(Chain(replica=0, cells=(0,), formed_in=quorum),),
         suppliers=(0,),
         all_reduce_stack=1,
-        rendezvous=Rendezvous(pod=PodUid("p"), gather="127.0.0.1:1", store="127.0.0.1:2"),
+        rendezvous=Rendezvous(pod=PodUid("p"), gather="127.0.0.1:1"),
         reason="a test",
     )
 
@@ -72,10 +72,9 @@ def test_it_registers_when_the_launcher_is_there_and_forks_what_the_job_says(
     api: Any, make_pod: Any
 ) -> None:
     pod = make_pod(num_slots=2)
-    launcher = pod.launcher(store="127.0.0.1:77")
+    launcher = pod.launcher()
     registration = codec.decode(PodRegistration, api.next("pods"))
     assert (registration.pod, registration.num_slots) == (pod.uid, 2)
-    assert registration.store == "127.0.0.1:77"
     assert registration.pid == pod.process.pid
     forks = [launcher.expect("fork") for _ in range(2)]
     settings = codec.decode(TrainerSettings, forks[1]["settings"])
@@ -331,26 +330,12 @@ def test_a_trainer_that_nobody_asked_for_is_cut_off(api: Any, make_pod: Any) -> 
 def test_who_breaks_the_protocol_is_cut_off_and_the_others_go_on(api: Any, make_pod: Any) -> None:
     pod = make_pod()
     trainer, _ = pod.trainer(pod.launcher())
-    for head in ({"kind": "status"}, {"kind": "launcher-hello", "store": "x"}):
+    for head in ({"kind": "status"}, {"kind": "launcher-hello"}):
         line = pod.connect()
         line.send(**head)
         assert line.at_end()
     api.push("plan", codec.encode(plan(2)))
     trainer.expect("plan")
-
-
-def test_a_launcher_that_returns_is_registered_with_its_new_store(api: Any, make_pod: Any) -> None:
-    pod = make_pod()
-    launcher = pod.launcher(store="127.0.0.1:1")
-    pod.trainer(launcher)
-    assert api.next("pods")["store"] == "127.0.0.1:1"
-    api.next_fact("trainer-up")
-    launcher.socket.close()
-    fact = api.next_fact("trainer-down")
-    assert not fact.restarting
-    second = pod.launcher(store="127.0.0.1:2")
-    assert api.next("pods")["store"] == "127.0.0.1:2"
-    second.expect("fork")
 
 
 def test_quorums_gather_at_the_registered_address(api: Any, make_pod: Any) -> None:
@@ -404,7 +389,6 @@ def test_a_cut_network_ends_every_connection_and_comes_back(api: Any, make_pod: 
     assert trainer.expect("disconnect")["for_s"] == 0.5
     # Told of the cut before it goes on: it reaches nobody from here on.
     trainer.expect("resume")
-    assert launcher.expect("disconnect")["for_s"] == 0.5
     with pytest.raises(QuorumAborted):
         member.wait("key")
     member.close()

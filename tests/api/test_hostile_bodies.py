@@ -12,7 +12,6 @@ REGISTRATION = {
     "name": "pod-9",
     "address": "127.0.0.1",
     "gather": "pod-9:1",
-    "store": "pod-9:2",
     "num_slots": 1,
 }
 READ = (

@@ -312,7 +312,6 @@ def test_a_pod_restores_its_own_job_and_nobody_elses(town: Town) -> None:
             "name": pod_of_alpha.name,
             "address": "127.0.0.1",
             "gather": "a:1",
-            "store": "a:2",
             "num_slots": 1,
         }
         path = f"/v1/jobs/{town.uids['alpha']}/agent/pods"

@@ -64,9 +64,7 @@ class Crew:
 
     async def register(self, index: int) -> None:
         pod = PodUid(f"pod-{index}")
-        registration = PodRegistration(
-            pod=pod, name=pod, address="h", gather="g", store="s", num_slots=1
-        )
+        registration = PodRegistration(pod=pod, name=pod, address="h", gather="g", num_slots=1)
         event = PodRegistered(registration=registration)
         await self.transactions(index).apply(self.uid, event)
 

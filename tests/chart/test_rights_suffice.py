@@ -116,7 +116,6 @@ def live_through(plane: ControlPlane, world: InstalledChart, api: Api, namespace
             "name": pod.name,
             "address": "127.0.0.1",
             "gather": "a:1",
-            "store": "a:2",
             "num_slots": 1,
         }
         path = f"/v1/jobs/{uid}/agent/pods"

@@ -188,7 +188,6 @@ def register(api: Api, world: InstalledChart, namespace: str, uid: str, pod: str
                 "name": "alpha-0",
                 "address": "127.0.0.1",
                 "gather": "alpha-0:1",
-                "store": "alpha-0:2",
                 "num_slots": 1,
                 "pid": 1,
             },

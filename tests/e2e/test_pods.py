@@ -30,7 +30,7 @@ def trainers(job: LocalJob) -> set[int]:
 def test_a_launcher_and_all_its_trainers_are_killed_and_the_pod_lives_on(
     tmp_path: Path, corpus: Path, undisturbed: Any
 ) -> None:
-    """Twice: the quorum's store dies with its launcher, and later so does that of the next one."""
+    """Twice, and the pod may host the quorum's gather: that stands."""
     gates = tmp_path / "gates"
     gates.mkdir()
     spec = make_job(LAYOUT, NUM_STEPS, corpus, gates, [2, 5])

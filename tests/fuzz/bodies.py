@@ -206,7 +206,6 @@ def _registration(pod: str) -> dict[str, Any]:
         "name": pod,
         "address": "127.0.0.1",
         "gather": f"{pod}:1",
-        "store": f"{pod}:2",
         "num_slots": 1,
         "pid": 1,
     }

@@ -54,15 +54,6 @@ async def run():
         await asyncio.Event().wait()
 asyncio.run(run())
 """
-STORE = """
-import socket
-from mainstay_net.acceptor import address_of, listen
-from mainstay_train.launcher.launcher import _host_store
-listener = listen("127.0.0.1")
-ours, theirs = socket.socketpair()
-print(address_of(listener), flush=True)
-_host_store(listener, theirs)
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,23 +158,11 @@ def by_probe(address: str) -> None:
     assert reply.status_code == 200
 
 
-def by_store(address: str) -> None:
-    from datetime import timedelta
-
-    from torch.distributed import TCPStore
-
-    host, _, port = address.rpartition(":")
-    store = TCPStore(host, int(port), None, False, timedelta(seconds=60), wait_for_workers=False)
-    store.set("key", "value")
-    assert store.get("key") == b"value"
-
-
 LISTENERS = {
     "gather server": (lambda path: program(GATHER, path), by_proof(Purpose.MEET)),
     "heal server": (lambda path: program(HEAL, path), by_proof(Purpose.HEAL)),
     "api": (api_process, by_token),
     "operator's probe and metrics": (lambda path: program(OPERATOR, path), by_probe),
-    "rendezvous store": (lambda path: program(STORE, path), by_store),
 }
 
 

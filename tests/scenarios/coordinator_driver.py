@@ -674,7 +674,6 @@ def _registration(name: str, slots: int, domain: str, supervisor: str) -> PodReg
         name=name,
         address=f"host-of-{name}",
         gather=f"{name}:1",
-        store=f"{name}:2",
         num_slots=slots,
         domain=domain,
         pid=1,

@@ -284,6 +284,6 @@ def _make_plan(number: int, members: Sequence[tuple[Slot, Incarnation]], unplann
         chains=tuple(Chain(replica=m.index, cells=(m.index,), formed_in=quorum) for m in seated),
         suppliers=(0,),
         all_reduce_stack=1,
-        rendezvous=Rendezvous(pod=POD, gather="demo-1:1", store="demo-1:2"),
+        rendezvous=Rendezvous(pod=POD, gather="demo-1:1"),
         reason="as the api decided",
     )

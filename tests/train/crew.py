@@ -151,7 +151,7 @@ def make_group(
     """A group that is not connected yet.
 
     Args:
-        store: ``host:port`` of the rendezvous store.
+        store: ``host:port`` of the store where its ranks meet.
         rank: of this process.
         size: number of ranks.
         name: key prefix.

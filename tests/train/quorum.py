@@ -107,7 +107,7 @@ def run_job(crew: Crew, directory: Path, config: JobConfig, spares: int = 0) -> 
         crew.fork(_trainer, config, number, path, str(directory))
         for number in range(shape.lanes * shape.stages + spares)
     ]
-    supervisor = _Supervisor(config, crew.store, workers)
+    supervisor = _Supervisor(config, workers)
     try:
         return asyncio.run(supervisor.run(path))
     finally:
@@ -138,9 +138,9 @@ class _Cell:
 
 
 class _Supervisor:
-    def __init__(self, config, store, workers):
-        self._config, self._store, self._workers = config, store, workers
-        self._name = f"job{next(_JOB_NUMBERS)}"  # jobs of one crew share its store
+    def __init__(self, config, workers):
+        self._config, self._workers = config, workers
+        self._name = f"job{next(_JOB_NUMBERS)}"
         self._shape = config.shape
         self._lines: dict[int, asyncio.StreamWriter] = {}
         self._gather = ""
@@ -304,7 +304,7 @@ class _Supervisor:
                 h if h in whole else whole[t % len(whole)] for t, h in enumerate(homes)
             ),
             all_reduce_stack=per_lane,
-            rendezvous=Rendezvous(pod="pod0", gather=self._gather, store=self._store),
+            rendezvous=Rendezvous(pod="pod0", gather=self._gather),
             reason=f"{method} of a test",
             faults_fired=tuple(self.outcome.fired),
         )

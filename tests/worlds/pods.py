@@ -111,7 +111,6 @@ class PlayedPods:
             name=name,
             address=f"host-of-{name}",
             gather=f"{name}:1",
-            store=f"{name}:2",
             num_slots=num_slots,
             pid=fields.pop("pid", 1),
             **fields,

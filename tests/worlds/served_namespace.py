@@ -398,7 +398,6 @@ class Job:
                 "name": name,
                 "address": "127.0.0.1",
                 "gather": f"{name}:1",
-                "store": f"{name}:2",
                 "num_slots": 1,
                 "pid": 1,
                 "domain": domain,

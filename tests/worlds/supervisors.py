@@ -121,7 +121,6 @@ class PlayedSupervisors:
     ) -> None:
         self.config = config
         self._path = str(directory / "s")
-        self._store = crew.store
         self._halts = {name: tuple(wanted) for name, wanted in (halts or {}).items()}
         number = config.shape.num_cells + spares
         workers = [crew.fork(points.run_life, config, self._path) for _ in range(number + reserves)]
@@ -305,7 +304,6 @@ class PlayedSupervisors:
                     name=life.pod,
                     address=ADDRESS,
                     gather=self._gather_address,
-                    store=self._store,
                     num_slots=1,
                 )
             )

@@ -33,7 +33,7 @@ import it, which would take each trainer seconds. The built-in models do without
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherSettings:
-    """The addresses of a launcher's pod and of its supervisor."""
+    """The places of a launcher's pod and of its supervisor."""
 
     pod: str
     """UID of the pod."""
@@ -41,8 +41,6 @@ class LauncherSettings:
     """Directory for the launcher's own logs."""
     socket: str
     """Path of the supervisor's Unix socket."""
-    address: str
-    """Address of the pod: the rendezvous store is bound to it."""
     relay: bool = False
     """Whether what trainers print goes to the launcher's own output, each line marked with its
     slot, as in a container; else to files in ``work_dir``."""

@@ -105,7 +105,6 @@ class Forge:
             pod=pod,
             pod_dir=pod_dir,
             socket=str(frame.head.get("socket") or Path(pod_dir) / "supervisor.sock"),
-            address=str(frame.head["address"]),
             trainer=self._trainer,
         )
         give_up: list[forking.Closable] = [self._line, self._selector]

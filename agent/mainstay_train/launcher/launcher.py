@@ -7,11 +7,6 @@ supervisor's Unix socket and ends, with all its children, when that socket ends.
 itself (SIGTERM), it tells its supervisor and goes on: the pod's work is handed
 over first.
 
-Beside the trainers it keeps one small child with the rendezvous store (torch's
-TCPStore) on the pod's address: a store must not die with a trainer. If the store
-dies, so does the launcher: quorums that met there cannot be continued, and the
-pod counts as lost.
-
 In Kubernetes: ``python -m mainstay_train.launcher``; in local mode the forge
 forks it. The code is the same.
 """
@@ -50,12 +45,9 @@ from mainstay_core.supervisor.launcher import (
     SignalAsked,
     SignalChild,
     StopAsked,
-    StoreEnded,
     SupervisorLost,
     step,
 )
-from mainstay_net.acceptor import address_of, listen, raise_descriptor_limit
-from mainstay_train.base import network_cut
 from mainstay_train.base.output import Relay
 from mainstay_train.base.settings import (
     DEFAULT_PRELOAD,
@@ -102,10 +94,6 @@ class Launcher:
         self._exit_code: int | None = None
         self._processes: dict[int, _Process] = {}
         self._parser = FrameParser()
-        self._store_pid = 0
-        self._listener = listen(settings.address)
-        self._store = address_of(self._listener)
-        self._store_line, self._store_end = socket.socketpair()
         self._supervisor: socket.socket | None = None
         self._told_to_end, self._wakes = socket.socketpair()
         self._wakes.setblocking(False)
@@ -114,13 +102,11 @@ class Launcher:
         """Serve the supervisor until it ends or says stop; return the exit code."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
-            store_fd = self._start_store()
             self._supervisor = _connect(self._settings)
-            self._selector.register(store_fd, selectors.EVENT_READ)
             self._selector.register(self._supervisor, selectors.EVENT_READ)
             self._selector.register(self._told_to_end, selectors.EVENT_READ)
-            self._send({"kind": "launcher-hello", "pid": os.getpid(), "store": self._store})
-            return self._serve(store_fd)
+            self._send({"kind": "launcher-hello", "pid": os.getpid()})
+            return self._serve()
         except (BrokenPipeError, ConnectionError):
             return EXIT_SUPERVISOR_GONE
         finally:
@@ -135,23 +121,19 @@ class Launcher:
         with contextlib.suppress(BlockingIOError):
             self._wakes.send(b"x")
 
-    def _serve(self, store_fd: int) -> int:
+    def _serve(self) -> int:
         while True:
             for key, _ in self._selector.select():
-                self._on_ready(key, store_fd)
+                self._on_ready(key)
                 if self._exit_code is not None:
                     return self._exit_code
 
-    def _on_ready(self, key: selectors.SelectorKey, store_fd: int) -> None:
+    def _on_ready(self, key: selectors.SelectorKey) -> None:
         if key.fileobj is self._supervisor:
             self._receive()
         elif key.fileobj is self._told_to_end:
             self._told_to_end.recv(READ_BYTES)
             self._feed(EndAsked())
-        elif key.fd == store_fd:
-            forking.reap(self._store_pid)
-            self._store_pid = 0
-            self._feed(StoreEnded())
         elif key.fd in self._processes:
             self._reap(self._processes[key.fd])
         elif self._relay.has(key.fd):
@@ -173,8 +155,6 @@ class Launcher:
             self._feed(asked, settings)
         elif frame.kind == "signal":
             self._feed(SignalAsked(int(head["slot"]), int(head["signal"])))
-        elif frame.kind == "disconnect":
-            self._store_line.sendall(f"{float(head['for_s'])}\n".encode())
         elif frame.kind == "stop":
             self._feed(StopAsked())
         else:
@@ -222,16 +202,11 @@ class Launcher:
         return int(self._run_trainer(settings))
 
     def _inherited(self) -> list[forking.Closable]:
-        own = self._own()
-        if self._supervisor is not None:
-            own.append(self._supervisor)
-        return own
-
-    def _own(self) -> list[forking.Closable]:
         """What no child may keep open."""
+        assert self._supervisor is not None
         return [
             self._selector,
-            self._store_line,
+            self._supervisor,
             self._told_to_end,
             self._wakes,
             self._relay,
@@ -261,23 +236,11 @@ class Launcher:
         assert self._supervisor is not None
         self._supervisor.sendall(pack(head))
 
-    def _start_store(self) -> int:
-        log = None if self._settings.relay else Path(self._settings.pod_dir) / "store.log"
-        self._store_pid = forking.fork(
-            lambda: _host_store(self._listener, self._store_end), log, self._own()
-        )
-        self._listener.close()
-        self._store_end.close()
-        return os.pidfd_open(self._store_pid)
-
     def _kill_all(self) -> None:
         for process in tuple(self._processes.values()):
             os.kill(process.child.pid, signal.SIGKILL)
             self._drop(process)
             forking.reap(process.child.pid)
-        if self._store_pid:
-            os.kill(self._store_pid, signal.SIGKILL)
-            forking.reap(self._store_pid)
         self._relay.drain()
 
 
@@ -291,30 +254,6 @@ def run_launcher(settings: LauncherSettings, give_up: Iterable[forking.Closable]
         MainstayError: the supervisor's socket did not appear in time.
     """
     return Launcher(settings, give_up).run()
-
-
-def _host_store(listener: socket.socket, line: socket.socket) -> int:
-    """Serve rendezvous keys on an already bound listener, until killed with the launcher.
-
-    Args:
-        listener: bound, on the pod's address.
-        line: the launcher says there for how many seconds the network is cut.
-    """
-    from torch.distributed import TCPStore
-
-    # Who connects proves nothing, as torch has no way to. So many may come that the usual limit
-    # of descriptors is not enough; they are this process's, not those of the trainers.
-    raise_descriptor_limit()
-    host, port = listener.getsockname()[:2]
-    # The store takes over the listener: it must not be closed twice.
-    store = TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    logger.info("rendezvous store on %s:%d", store.host, store.port)
-    with line.makefile() as cuts:
-        for for_s in cuts:
-            network_cut.begin(float(for_s))
-    return 0
 
 
 def _connect(settings: LauncherSettings) -> socket.socket:
@@ -348,13 +287,8 @@ def main() -> int:
     )
     pod_dir = os.environ.get("MAINSTAY_POD_DIR", "/run/mainstay")
     parser.add_argument("--pod", default=os.environ.get("MAINSTAY_POD", ""), help="UID of the pod")
-    parser.add_argument("--pod-dir", default=pod_dir, help="directory for logs (%(default)s)")
+    parser.add_argument("--pod-dir", default=pod_dir, help="the pod's directory (%(default)s)")
     parser.add_argument("--socket", help="supervisor's Unix socket (POD_DIR/supervisor.sock)")
-    parser.add_argument(
-        "--address",
-        default=os.environ.get("MAINSTAY_ADDRESS", "127.0.0.1"),
-        help="address of the pod (%(default)s)",
-    )
     parser.add_argument(
         "--trainer",
         default=DEFAULT_TRAINER,
@@ -377,7 +311,6 @@ def main() -> int:
                 pod=args.pod,
                 pod_dir=args.pod_dir,
                 socket=args.socket or str(Path(args.pod_dir) / "supervisor.sock"),
-                address=args.address,
                 trainer=args.trainer,
                 relay=True,
             )

@@ -33,13 +33,12 @@ class Forge:
         self._exited: dict[str, asyncio.Future[int]] = {}
         self._reading = asyncio.create_task(self._read(), name="forge")
 
-    async def launch(self, pod: str, pod_dir: Path, address: str) -> Child:
+    async def launch(self, pod: str, pod_dir: Path) -> Child:
         """Have a launcher forked for a pod and return it.
 
         Args:
             pod: UID of the pod.
             pod_dir: where it finds its supervisor's socket and writes its logs.
-            address: of the pod; data sockets are bound to it.
 
         Raises:
             RemoteProtocolError: the forge refused or ended.
@@ -54,7 +53,6 @@ class Forge:
                 "pod": pod,
                 "pod_dir": str(pod_dir),
                 "socket": str(pod_dir / "supervisor.sock"),
-                "address": address,
             }
             await asyncio.get_running_loop().sock_sendall(self._socket, pack(head))
         return await future

@@ -182,7 +182,7 @@ class Kubelet:
 
     async def _launch(self, pod: Pod) -> None:
         try:
-            pod.launcher = await self._forge.launch(pod.uid, pod.directory, pod.address)
+            pod.launcher = await self._forge.launch(pod.uid, pod.directory)
         except RemoteProtocolError as error:
             pod.supervisor.signal_group(signal.SIGKILL)
             raise CliError(str(error), ExitCode.FAILED) from error

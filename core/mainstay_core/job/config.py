@@ -72,8 +72,8 @@ class JobConfig:
     operation_timeout_s: Seconds = 1800.0
     """Back-stop of a single collective. It is larger than hang_s plus the longest step."""
     connect_s: Seconds = 10.0
-    """Time to reach a quorum's rendezvous store, and then ranks that are all there. A group that
-    takes longer fails, and the next plan meets elsewhere."""
+    """Time to connect ranks that have all met. A group that takes longer fails, and the next plan
+    meets elsewhere."""
     probe_s: Seconds = 0.3
     """Pause before a re-form after a failed collective without sure evidence."""
     handover_s: Seconds = 30.0

@@ -195,8 +195,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
 
         Args:
             agreed: name of the group that every cell of the chain still had when the quorum
-                settled. If empty, one is connected under a name of this quorum: under an old
-                one the keys of the former group would be found.
+                settled. If empty, one is connected under a name of this quorum.
 
         Raises:
             GroupEnded: a cell of the chain is gone, or a plan took it apart.

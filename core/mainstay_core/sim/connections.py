@@ -55,11 +55,12 @@ class Connections(QuorumConnections[GatherClient, Group, Group]):
         return self._group(name, plan, chain.cells.index(self.index), len(chain.cells))
 
     def _group(self, name: str, plan: Plan, rank: int, size: int) -> Group:
+        del plan
         return Group(
             self._process,
             self._network,
             name=name,
-            store=plan.rendezvous.store,
+            meeting=self.gather(),
             rank=rank,
             size=size,
             changed=self.changed,

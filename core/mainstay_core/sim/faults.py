@@ -141,7 +141,7 @@ class Faults:
         self._world.pods[self._node()].kill()
 
     def _kill_meeting(self) -> None:
-        """The pod where the quorum meets, or only what hosts its gather or its store."""
+        """The pod where the quorum meets, or only one of its halves."""
         plan = self._world.newest_plan
         pod = self._world.pods.get(plan.rendezvous.pod) if plan is not None else None
         if pod is not None:

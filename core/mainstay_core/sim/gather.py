@@ -8,6 +8,7 @@ from typing import Any
 from mainstay_core.gather.client import ClientProtocol, QuorumAborted
 from mainstay_core.gather.frames import Abort, Join, Leave, Newer, Post
 from mainstay_core.gather.server import Actions, Send, ServerProtocol
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Listener, Network
@@ -159,6 +160,28 @@ class GatherClient:
             yield self._changed
         return self._protocol.take(key)
 
+    def meet(
+        self, key: str, body: object, size: int, ended: Callable[[], str | None]
+    ) -> Steps[list[Any]]:
+        """Give this member's body and return those of all ``size`` who post the key.
+
+        Raises:
+            GroupEnded: ``ended`` gave a reason, or the quorum has ended.
+        """
+        try:
+            while not (self._protocol.may_post or ended()):
+                yield self._changed
+            _raise_if(ended())
+            message = self._protocol.post(key, body, size)
+            assert self._end is not None
+            self._end.send(message)
+            while not (self._protocol.may_take(key) or ended()):
+                yield self._changed
+            _raise_if(ended())
+            return list(self._protocol.take(key))
+        except QuorumAborted as end:
+            raise GroupEnded(end.why) from end
+
     def abort(self, why: str) -> None:
         """End the quorum for everybody."""
         self._close(self._protocol.abort(why))
@@ -204,3 +227,8 @@ class GatherClient:
         self._changed.fire()
         if told is not None:
             self._on_abort(told.why)
+
+
+def _raise_if(ended: str | None) -> None:
+    if ended:
+        raise GroupEnded(ended)

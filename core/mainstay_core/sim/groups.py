@@ -1,8 +1,8 @@
-"""Process groups: a rendezvous in a launcher's store, then a mesh of connections.
+"""Process groups: the ranks meet by the quorum's gather, then connect a mesh.
 
-As in ``mainstay_train.comm.group``: reaching the store and connecting the mesh cannot
-be ended from outside, waiting for the others in the store and every later
-operation can. A send is finished once its receiver has taken the message.
+As in ``mainstay_train.comm.group``: connecting the mesh cannot be ended from outside, the
+meeting and every later operation can. A send is finished once its receiver has taken the
+message.
 """
 
 from __future__ import annotations
@@ -13,29 +13,8 @@ from typing import Any
 
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.sim.engine import Process, Signal, Steps
+from mainstay_core.sim.gather import GatherClient
 from mainstay_core.sim.network import End, Listener, Network
-
-
-class RendezvousStore:
-    """Keys of all groups that meet at a pod; lives in its launcher."""
-
-    def __init__(self, process: Process, network: Network, address: str) -> None:
-        self._ready: dict[str, dict[int, str]] = {}
-        self._waiting: dict[str, list[tuple[End, int]]] = {}
-        network.listen(address, Listener(process, accept=self._accept))
-
-    def _accept(self, end: End) -> None:
-        def on_message(message: tuple[str, int, int, str]) -> None:
-            name, rank, size, address = message
-            ready = self._ready.setdefault(name, {})
-            ready[rank] = address
-            waiting = self._waiting.setdefault(name, [])
-            waiting.append((end, size))
-            for other, wanted in waiting:
-                if len(ready) >= wanted:
-                    other.send(tuple(ready[r] for r in range(wanted)))
-
-        end.on_message = on_message
 
 
 class Group:
@@ -45,11 +24,11 @@ class Group:
         process: the trainer.
         network: how it reaches the others.
         name: key prefix, unique to this membership.
-        store: address of the rendezvous store.
+        meeting: where its ranks learn each other's addresses.
         rank: number in the group.
         size: ranks.
         changed: fired with everything that may end a wait.
-        connect_s: how long reaching the store, and then the ranks, may take.
+        connect_s: how long connecting may take once all ranks have met.
     """
 
     def __init__(
@@ -58,7 +37,7 @@ class Group:
         network: Network,
         *,
         name: str,
-        store: str,
+        meeting: GatherClient,
         rank: int,
         size: int,
         changed: Signal,
@@ -66,9 +45,7 @@ class Group:
     ) -> None:
         self.name, self.rank, self.size = name, rank, size
         self._process, self._network, self._changed = process, network, changed
-        self._store_address, self._connect_s = store, connect_s
-        self._store: End | None = None
-        self._store_error = ""
+        self._meeting, self._connect_s = meeting, connect_s
         self._addresses: tuple[str, ...] = ()
         self._pairs: dict[int, End] = {}
         self._lost: set[int] = set()
@@ -91,9 +68,6 @@ class Group:
         self._changed.fire()
 
     def _close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store_error = self._store_error or "shut"
         for end in self._pairs.values():
             end.close()
 
@@ -106,20 +80,10 @@ class Group:
         self._alive()
         address = f"{self.name}/{self.rank}@{self._process.name}"
         self._network.listen(address, Listener(self._process, accept=self._accept))
-        self._network.connect(
-            self._process, self._store_address, self._opened, self._refused, self._connect_s
+        told = yield from self._meeting.meet(
+            self.name, (self.rank, address), self.size, lambda: self.ended
         )
-        while self._store is None and not self._store_error:
-            yield self._changed
-        if self.ended is not None:
-            self._close()
-        self._alive()
-        if self._store is not None:
-            self._store.send((self.name, self.rank, self.size, address))
-        while not self._addresses and not self._store_error:
-            yield self._changed
-        if not self._addresses:
-            raise GroupEnded(self.ended or f"{self.name}: store: {self._store_error}")
+        self._addresses = tuple(address for _, address in sorted(told))
         yield from self._mesh()
 
     def _mesh(self) -> Steps[None]:
@@ -145,19 +109,6 @@ class Group:
             self._close()
         self._alive()
         self._met = True
-
-    def _opened(self, end: End) -> None:
-        end.on_message, end.on_end = self._all_ready, self._refused
-        self._store = end
-        self._changed.fire()
-
-    def _all_ready(self, addresses: tuple[str, ...]) -> None:
-        self._addresses = addresses
-        self._changed.fire()
-
-    def _refused(self, why: str) -> None:
-        self._store_error = why
-        self._changed.fire()
 
     def _accept(self, end: End) -> None:
         if self.ended is not None:

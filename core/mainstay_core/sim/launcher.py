@@ -1,10 +1,9 @@
-"""A simulated launcher: processes that fork, end and are reaped; its rendezvous store."""
+"""A simulated launcher: processes that fork, end and are reaped."""
 
 from __future__ import annotations
 
 from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.sim.engine import Process
-from mainstay_core.sim.groups import RendezvousStore
 from mainstay_core.sim.network import End
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.sim.trainer import Trainer
@@ -26,8 +25,6 @@ class Launcher(Process):
     def __init__(self, world: Surroundings, pod: PodUid, number: int) -> None:
         super().__init__(world.engine, f"{pod}^{number}", pod)
         self.world, self.pod = world, pod
-        self.store_address = f"store@{pod}.{number}"
-        RendezvousStore(self, world.network, self.store_address)
         self._socket = f"socket@{pod}.{number}"
         self.children: dict[Incarnation, Trainer] = {}
         self._state = LauncherState()

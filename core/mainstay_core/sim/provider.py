@@ -198,7 +198,6 @@ class Provider(Process):
             raise Violation(f"I5: {self._max_pods} pods were used up")
         uid = PodUid(f"pod{self._num_made}")
         pod = Pod(uid, Supervisor(self.world, uid, 1), Launcher(self.world, uid, 1))
-        pod.supervisor.parent = pod.launcher
         self.pods[uid] = pod
         self._watch(pod)
 
@@ -260,7 +259,6 @@ class Provider(Process):
             pod.launcher.kill()
             pod.supervisor = Supervisor(self.world, pod.uid, pod.lives)
         pod.launcher = Launcher(self.world, pod.uid, pod.supervisor.number)
-        pod.supervisor.parent = pod.launcher
         self._watch(pod)
 
     def _tell(self, fact: Fact) -> Steps[None]:

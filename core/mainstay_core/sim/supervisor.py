@@ -10,7 +10,6 @@ from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.sim.api_client import ApiClient
 from mainstay_core.sim.engine import Process
 from mainstay_core.sim.gather import GatherServer
-from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import (
@@ -56,8 +55,6 @@ class Supervisor(Process, Pod):
             self, world.network, self._gather_address, world.checks, self.learn_passed
         )
         world.network.listen(f"socket@{pod}.{number}", Listener(self, accept=self._accept))
-        self.parent: Launcher | None = None
-        """The launcher's process, for the address of its rendezvous store."""
         self._trainers: dict[int, tuple[Incarnation, End]] = {}
         self._timer_s: float | None = None
 
@@ -154,13 +151,11 @@ class Supervisor(Process, Pod):
             self.kill()
 
     def registration(self) -> PodRegistration:
-        assert self.parent is not None
         return PodRegistration(
             pod=self.pod,
             name=self.pod,
             address=self.pod,
             gather=self._gather_address,
-            store=self.parent.store_address,
             num_slots=self.world.slots_per_pod,
             pid=self.number,
         )

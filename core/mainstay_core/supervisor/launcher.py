@@ -5,8 +5,7 @@ decides nothing about the job. ``step(state, event)`` returns the new state, act
 shell and a reason.
 
 Invariants: every child that was forked is reported once as forked, and once as ended when it
-is reaped; the launcher ends with its supervisor and with its rendezvous store, and all its
-children with it, as quorums that met at that store cannot be continued.
+is reaped; the launcher ends with its supervisor, and all its children with it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from dataclasses import dataclass, replace
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.supervisor.events import Exited, Forked
 
-EXIT_STORE_DIED = 3
-"""The rendezvous store ended: the pod is lost."""
 EXIT_SUPERVISOR_GONE = 4
 
 
@@ -69,18 +66,11 @@ class SupervisorLost:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreEnded:
-    """The rendezvous store's process has ended."""
-
-
-@dataclass(frozen=True, slots=True)
 class EndAsked:
     """The launcher itself is told to end (SIGTERM)."""
 
 
-Event = (
-    ForkAsked | Forked | SignalAsked | Exited | StopAsked | SupervisorLost | StoreEnded | EndAsked
-)
+Event = ForkAsked | Forked | SignalAsked | Exited | StopAsked | SupervisorLost | EndAsked
 """What happens to a launcher; Forked and Exited are the outcomes of what its shell did."""
 
 
@@ -156,9 +146,6 @@ def step(state: LauncherState, event: Event) -> Transition:
         case SupervisorLost():
             why = "the supervisor is gone; this pod's trainers end"
             return Transition(state, (End(EXIT_SUPERVISOR_GONE),), why)
-        case StoreEnded():
-            why = "the rendezvous store died; the pod is lost"
-            return Transition(state, (End(EXIT_STORE_DIED),), why)
         case EndAsked():
             return Transition(state, (ReportLeaving(),))
 

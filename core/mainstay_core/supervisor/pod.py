@@ -200,19 +200,10 @@ class Pod(ABC):
         if self.launcher is not None:
             raise RemoteProtocolError("there is a launcher already")
         self.launcher = launcher
-        if self.conversation.registered is None:
-            self.feed(LauncherUp())
-        else:
-            self.spawn(self._welcome(launcher))
+        self.feed(LauncherUp())
         if not self._works:
             self._works = True
             self.spawn(self.work())
-
-    async def _welcome(self, launcher: object) -> None:
-        """Another launcher: nothing is forked before the api knows of its rendezvous store."""
-        await self.conversation.register_again()
-        if self.launcher is launcher:
-            self.feed(LauncherUp())
 
     async def work(self) -> None:
         talk = self.conversation

@@ -45,8 +45,9 @@ class PodRegistration:
     address: Address
     gather: Address
     """host:port of its gather server."""
-    store: Address
-    """host:port of its launcher's rendezvous store."""
+    store: Address = ""
+    """host:port where a launcher of the version before has the ranks of a group meet; else empty.
+    It is passed on in plans, so that jobs of that version go on beside a newer api."""
     num_slots: Annotated[int, Range(1, MAX_SLOTS_PER_POD)]
     domain: Name = ""
     """Failure domain (node, rack)."""

@@ -96,11 +96,12 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The meeting place of a quorum: a member pod's gather server and its launcher's store."""
+    """The meeting place of a quorum: a member pod's gather server."""
 
     pod: PodUid
     gather: Address
-    store: Address
+    store: Address = ""
+    """What the pod has registered as ``store``: for pods of the version before, else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class Plan:
     """Injected faults that have fired, so that they do not fire twice."""
     created_at_s: Instant = 0.0
     hosts: Annotated[tuple[Rendezvous, ...], Longest(MAX_MEMBERS)] = ()
-    """The gather server and store of every pod with a member. Supervisors pass the plan on to each
+    """The gather server of every pod with a member. Supervisors pass the plan on to each
     other by them, and a store that lost the job learns where the next quorum may meet."""
     replicas_wanted: Index = 0
     """Replicas wanted when the plan was made, for a store that lost the job."""

@@ -30,7 +30,7 @@ def test_a_launcher_that_cannot_be_watched_is_no_end_of_the_forge() -> None:
             end.setblocking(False)
         with ours, theirs:
             forge = Forge(cast(ChildProcesses, NoDescriptors()), cast(Child, None), ours)
-            launching = asyncio.create_task(forge.launch("pod", Path("/pod"), "127.0.0.2"))
+            launching = asyncio.create_task(forge.launch("pod", Path("/pod")))
             await loop.sock_recv(theirs, READ_BYTES)
             await loop.sock_sendall(theirs, pack({"kind": "launched", "pod": "pod", "pid": 1}))
             with pytest.raises(OSError, match="Too many open files"):

@@ -41,6 +41,15 @@ def test_first_plan_comes_when_enough_trainers_are_up(new_world: Start) -> None:
     assert len(plan.suppliers) == 16
 
 
+def test_pods_of_the_version_before_are_told_where_their_groups_meet(new_world: Start) -> None:
+    world = new_world(replicas=2, stages=1)
+    for name in ("pod-0", "pod-1"):
+        world.register(name, store=f"{name}:2")
+        world.up(name)
+    assert world.plan.rendezvous.store == "pod-0:2"
+    assert [host.store for host in world.plan.hosts] == ["pod-0:2", "pod-1:2"]
+
+
 def test_pods_are_taken_in_the_order_of_their_names(new_world: Start) -> None:
     world = new_world(replicas=2, stages=1)
     for name in ("pod-10", "pod-9", "pod-2"):

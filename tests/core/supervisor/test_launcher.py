@@ -5,7 +5,6 @@ from __future__ import annotations
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.supervisor.events import Exited, Forked
 from mainstay_core.supervisor.launcher import (
-    EXIT_STORE_DIED,
     EXIT_SUPERVISOR_GONE,
     Action,
     End,
@@ -19,7 +18,6 @@ from mainstay_core.supervisor.launcher import (
     SignalAsked,
     SignalChild,
     StopAsked,
-    StoreEnded,
     SupervisorLost,
     step,
 )
@@ -58,9 +56,8 @@ def test_a_launcher_that_is_told_to_stop_ends_with_its_last_trainer() -> None:
     assert run(*both, first, second)[1] == (Report(second, 78), End(0))
 
 
-def test_a_launcher_ends_with_its_supervisor_and_with_its_store() -> None:
+def test_a_launcher_ends_with_its_supervisor() -> None:
     assert run(Forked(0, A, 77), SupervisorLost())[1] == (End(EXIT_SUPERVISOR_GONE),)
-    assert run(Forked(0, A, 77), StoreEnded())[1] == (End(EXIT_STORE_DIED),)
 
 
 def test_a_launcher_that_is_told_to_end_itself_has_the_work_handed_over_first() -> None:

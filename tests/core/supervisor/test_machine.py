@@ -122,7 +122,7 @@ def plan(number: int, lives: Iterable[tuple[int, str]] = ()) -> Plan:
         chains=tuple(Chain(replica=m.index, cells=(m.index,), formed_in=quorum) for m in members),
         suppliers=(0,),
         all_reduce_stack=1,
-        rendezvous=Rendezvous(pod=POD, gather="127.0.0.1:1", store="127.0.0.1:2"),
+        rendezvous=Rendezvous(pod=POD, gather="127.0.0.1:1"),
         reason="a test",
     )
 

@@ -157,7 +157,7 @@ def test_a_registration_has_at_least_one_slot():
     with pytest.raises(MalformedError, match="num_slots"):
         codec.decode(
             PodRegistration,
-            {"pod": "p", "name": "p", "address": "", "gather": "", "store": "", "num_slots": 0},
+            {"pod": "p", "name": "p", "address": "", "gather": "", "num_slots": 0},
         )
 
 

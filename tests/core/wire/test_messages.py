@@ -308,6 +308,14 @@ def test_what_any_format_says_is_understood_alike(path: Path) -> None:
     assert read(EXAMPLES[path.stem], json.loads(path.read_text())) == EXAMPLES[path.stem]
 
 
+def test_a_pod_without_a_store_says_so_to_an_api_of_the_version_before() -> None:
+    registration = dataclasses.replace(EXAMPLES["pod-registration"], store="")
+    sent = json.loads(dumps(registration))
+
+    assert sent.pop("store") == ""
+    assert decode(facts.PodRegistration, sent) == registration
+
+
 @pytest.mark.parametrize("name", ["fact-parked", "recovery", "job-page", "pods-page"])
 def test_a_format_that_nobody_knows_yet_is_refused_by_name(name: str) -> None:
     data = encode(EXAMPLES[name])

@@ -24,7 +24,7 @@ from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
-from mainstay_core.supervisor.launcher import EXIT_STORE_DIED, EXIT_SUPERVISOR_GONE
+from mainstay_core.supervisor.launcher import EXIT_SUPERVISOR_GONE
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.launcher import forking
 
@@ -150,9 +150,7 @@ class Forge:
 
     def launch(self, pod: Pod, name: str = "pod-1") -> tuple[Line, dict[str, Any], int]:
         """Launch a launcher; return its line, its hello and its pid."""
-        self.line.send(
-            kind="launch", pod=name, pod_dir=str(pod.dir), socket=pod.path, address=ADDRESS
-        )
+        self.line.send(kind="launch", pod=name, pod_dir=str(pod.dir), socket=pod.path)
         pid = int(self.line.expect("launched")["pid"])
         launcher = pod.accept()
         return launcher, launcher.expect("launcher-hello"), pid
@@ -256,31 +254,6 @@ def test_a_signal_reaches_the_trainer_of_the_slot_only(pod: Pod, launcher: Line)
     assert launcher.expect("exited")["slot"] == 0
 
 
-def test_the_store_serves_keys_at_the_announced_address(forge: Forge, pod: Pod) -> None:
-    from torch.distributed import TCPStore
-
-    line, hello, _ = forge.launch(pod)
-    host, _, port = hello["store"].rpartition(":")
-    assert host == ADDRESS
-    store = TCPStore(host, int(port), is_master=False)
-    store.set("key", "value")
-    assert store.get("key") == b"value"
-    line.send(kind="stop")
-    assert forge.line.expect("exited")["code"] == 0
-
-
-def test_the_store_outlives_a_trainer_and_the_pod_does_not_outlive_the_store(
-    forge: Forge, pod: Pod
-) -> None:
-    line, _, pid = forge.launch(pod)
-    trainer, hello = pod.fork(line, "wait")
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    (store,) = {int(child) for child in children} - {hello["pid"]}
-    os.kill(store, signal.SIGKILL)
-    assert trainer.at_end()
-    assert forge.line.expect("exited")["code"] == EXIT_STORE_DIED
-
-
 def test_a_launcher_ends_with_its_supervisor_and_takes_its_trainers_along(
     forge: Forge, pod: Pod
 ) -> None:
@@ -311,16 +284,15 @@ def test_a_launcher_told_to_end_tells_its_supervisor_and_goes_on(forge: Forge, p
     assert forge.line.expect("exited")["code"] == 0
 
 
-def test_killing_a_launcher_kills_its_trainers_and_its_store(forge: Forge, pod: Pod) -> None:
+def test_killing_a_launcher_kills_its_trainers(forge: Forge, pod: Pod) -> None:
     line, _, pid = forge.launch(pod)
     trainer, hello = pod.fork(line, "wait")
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    assert len(children) == 2
+    assert children == [str(hello["pid"])], "trainers are all that it forks"
     os.kill(pid, signal.SIGKILL)
     assert forge.line.expect("exited")["code"] == -signal.SIGKILL
     assert trainer.at_end()
-    assert all(has_ended(int(child)) for child in children)
-    assert str(hello["pid"]) in children
+    assert has_ended(hello["pid"])
 
 
 def test_a_pod_is_killed_by_name_as_a_process_group(forge: Forge, pod: Pod) -> None:

@@ -38,7 +38,7 @@ def make_plan(fired=()):
         chains=(Chain(replica=0, cells=(0, 1), formed_in=quorum),),
         suppliers=(0,),
         all_reduce_stack=1,
-        rendezvous=Rendezvous(pod="pod0", gather="127.0.0.1:1", store="127.0.0.1:2"),
+        rendezvous=Rendezvous(pod="pod0", gather="127.0.0.1:1"),
         reason="test",
         faults_fired=fired,
     )

@@ -83,7 +83,7 @@ def make_plan(nonce="5eed"):
         chains=(),
         suppliers=(0,),
         all_reduce_stack=1,
-        rendezvous=Rendezvous(pod="pod", gather="", store=""),
+        rendezvous=Rendezvous(pod="pod", gather=""),
         reason="",
     )
 
