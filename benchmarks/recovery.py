@@ -1,6 +1,6 @@
 """Measures the time from kill -9 to the next committed step, beside torchrun's elastic restart.
 
-    python benchmarks/recovery.py [--quick] [--kills 20] [--only ours|torchrun|rebuild]
+    python benchmarks/recovery.py [--quick] [--kills 20] [--only ours|wide|torchrun|rebuild]
 
 Processes of a local run are killed from outside, at a known time and anywhere in a step. Per kill:
 
@@ -11,6 +11,8 @@ Processes of a local run are killed from outside, at a known time and anywhere i
 * ``join``: the same stall of the step in which the restarted or replaced rank is healed;
 * ``all``: what all steps from the kill to ten steps after the join took beyond a median step
   each: a fork of the trainer on the same cores included.
+
+``--only wide`` kills pods of a job of 64 ranks, 16 lanes of 4 stages with a pod for each rank.
 
 In the same run: torchrun with our model as a plain module in a DDP loop and a checkpoint per
 step (a killed worker; one agent for three workers, and an agent for each), and a bare rebuild of
@@ -154,17 +156,33 @@ def ours(kills: int, quick: bool) -> dict[str, list[float]]:
     return beyond
 
 
+def wide(kills: int) -> None:
+    """Print the row of a job of 64 ranks, with the worst of its kills."""
+    print("| killed | kills | step | beyond | stall |", " | ".join(STAGES), "| join | all | lost |")
+    print("| --- |" + " --- |" * (6 + len(STAGES)), flush=True)
+    times = measure("wide", 16, 4, kill_pod, kills)
+    show("pod, 16 x 4", times)
+    steps = [b / s for b, s in zip(times.beyond, times.step, strict=True)]
+    print(
+        f"\nnext commit beyond a step, in median steps: median {statistics.median(steps):.1f}, "
+        f"at worst {max(steps):.1f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few kills, two rows, one torchrun")
     parser.add_argument("--kills", type=int, help="per row (20; quick: 4)")
     parser.add_argument("--restarts", type=int, help="of torchrun, per row (4; quick: 1)")
-    parser.add_argument("--only", choices=("ours", "torchrun", "rebuild"))
+    parser.add_argument("--only", choices=("ours", "wide", "torchrun", "rebuild"))
     args = parser.parse_args()
     kills = args.kills or (4 if args.quick else 20)
     restarts = args.restarts or (1 if args.quick else 4)
     print(f"load average before: {os.getloadavg()[0]:.1f}")
     compared: dict[str, list[float]] = {}
+    if args.only == "wide":
+        wide(args.kills or 8)
+        return
     if args.only in (None, "rebuild"):
         compared["bare rebuild of a gloo group"] = rebuild.measure(kills, REBUILD_ELEMENTS)
     found = ours(kills, args.quick) if args.only in (None, "ours") else {}

@@ -112,7 +112,7 @@ class PlayedMachine:
         self.supervisors[name] = PlayedProcess(len(self.uids))
         return self.supervisors[name]
 
-    async def launch(self, uid: str, _directory: Path, _address: str) -> PlayedProcess:
+    async def launch(self, uid: str, _directory: Path) -> PlayedProcess:
         name = next(n for n, known in self.uids.items() if known == uid)
         launcher = PlayedProcess(100 + len(self.uids))
         self.launchers.setdefault(name, []).append(launcher)
