@@ -103,6 +103,8 @@ class Pass:
             settings=SETTINGS,
             metrics=Metrics(),
         )
+        # What its ranks would hold was told by the operator before.
+        self.reconciler._state.sized = self.reconciler.view.generation
 
     def again(self) -> None:
         self.reconciler._state.make_at_s = 0.0  # whatever it waits for is over

@@ -64,7 +64,7 @@ def make_config(root, *, seed=3, resume_from="", entrypoint="a:b", **job):
     )
 
 
-def make_plan(nonce="5eed"):
+def make_plan(nonce="5eed", quorum=1):
     member = Member(
         index=0,
         rank=RankId(replica=0, stage=0),
@@ -75,7 +75,7 @@ def make_plan(nonce="5eed"):
     )
     return Plan(
         job="job",
-        quorum=QuorumId(id=1, nonce=nonce),
+        quorum=QuorumId(id=quorum, nonce=nonce),
         planned=False,
         unplanned_id=1,
         method=Method.START,
@@ -105,10 +105,10 @@ class Trainer:
             self.halted.set()
             self.go_on.wait()
 
-    def write(self, version, state, nonce="5eed"):
+    def write(self, version, state, nonce="5eed", quorum=1):
         action = events.WriteCheckpoint(version, make_commit(version), "chain")
         self.checkpoints.write(
-            action, Engine(state), make_plan(nonce), 0, masters_digest(state), self.hook
+            action, Engine(state), make_plan(nonce, quorum), 0, masters_digest(state), self.hook
         )
 
     def complete(self, version, nonce="5eed"):
@@ -454,9 +454,9 @@ def test_the_next_attempt_removes_what_a_dead_writer_left_before_it_writes(tmp_p
     trainer = Trainer(root)
     trainer.checkpoints.start(FINGERPRINT)
     trainer.halt_at = Op.CHECKPOINT_SYNC
-    trainer.write(11, make_states(1, seed=3)[0], "second")
+    trainer.write(11, make_states(1, seed=3)[0], "second", quorum=2)
     trainer.halted.wait()
-    assert versions_in(root) == ["step-00000011.tmp-1_second"], "not only once it is complete"
+    assert versions_in(root) == ["step-00000011.tmp-2_second"], "not only once it is complete"
     trainer.go_on.set()
     trainer.checkpoints.wait_idle()
 
