@@ -60,13 +60,12 @@ class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
         pipeline = mesh = None
         if plan.num_stages > 1:
             place = chain.cells.index(self.index)
-            pipeline = self._group(name, plan, place, len(chain.cells))
+            pipeline = self._group(name, place, len(chain.cells))
         if width > 1:
-            mesh = self._group(f"{name}/s{rank.stage}", plan, rank.inner, width)
+            mesh = self._group(f"{name}/s{rank.stage}", rank.inner, width)
         return ChainGroups(name, pipeline, mesh)
 
-    def _group(self, name: str, plan: Plan, rank: int, size: int) -> Group:
-        del plan
+    def _group(self, name: str, rank: int, size: int) -> Group:
         return Group(
             name=name,
             meeting=self.gather(),

@@ -193,7 +193,7 @@ class Group:
                 operation=self._timeout,
             )
         except RuntimeError as error:
-            raise GroupEnded(self.ended or f"{self.name}: {backend_problem(error)}") from error
+            raise GroupEnded(self._why(error)) from error
         finally:
             with self._lock, socket_lock:
                 self._own = self._appeared()
@@ -203,7 +203,7 @@ class Group:
         try:
             self._backend.connect(self._group, timedelta(seconds=self._connect_s))
         except RuntimeError as error:
-            raise GroupEnded(self.ended or f"{self.name}: {backend_problem(error)}") from error
+            raise GroupEnded(self._why(error)) from error
         with self._lock:
             self.check()
             self._met = True
@@ -232,6 +232,10 @@ class Group:
             gone = tells and not all(stands(opened) for opened in self._own or ())
             if not gone and not isinstance(error, distributed.DistError):
                 return ""
+        return self._why(error)
+
+    def _why(self, error: RuntimeError) -> str:
+        """Why the group ended, as who ended it said; else what the backend says."""
         return self._ended or f"{self.name}: {backend_problem(error)}"
 
     def _meet(self, key: str, body: bytes) -> list[bytes]:
@@ -387,7 +391,7 @@ class Group:
         try:
             return start()
         except RuntimeError as error:
-            raise GroupEnded(self._ended or f"{self.name}: {backend_problem(error)}") from error
+            raise GroupEnded(self._why(error)) from error
 
     def check(self) -> None:
         """Return if the group stands; else what came out of its collectives does not count.
@@ -410,7 +414,7 @@ class Group:
             # Said each time: a receive would fall back on the timeout of connecting.
             work.wait(self._timeout)
         except RuntimeError as error:
-            raise GroupEnded(self._ended or f"{self.name}: {backend_problem(error)}") from error
+            raise GroupEnded(self._why(error)) from error
         finally:
             self._operation += 1
         # A work that was aborted may end like one that is done.

@@ -16,7 +16,6 @@ import weakref
 from typing import Any, cast
 
 import torch
-from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -115,7 +114,6 @@ class _SilentGroup:
 
         self.name, self.backend = "measure", "gloo"
         self.rank, self.size = inner.index, inner.size
-        self.keys = distributed.PrefixStore("measure", distributed.HashStore())
         # It takes part in every collective and sends nothing.
         self.process_group = FakeProcessGroup._create_internal(inner.index, inner.size)
 

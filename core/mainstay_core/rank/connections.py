@@ -99,7 +99,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         """Return this member's side of the plan's gather."""
 
     @abstractmethod
-    def _group(self, name: str, plan: Plan, rank: int, size: int) -> GroupT:
+    def _group(self, name: str, rank: int, size: int) -> GroupT:
         """Return a group that is not connected yet."""
 
     @abstractmethod
@@ -178,7 +178,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             if ended is not None:
                 raise GroupEnded(ended.why)
             name = f"{plan.job}/{plan.quorum}/p{position}"
-            group = self._group(name, plan, members.index(self.index), len(members))
+            group = self._group(name, members.index(self.index), len(members))
             self._reduce_group = group
             return group, True
 

@@ -52,10 +52,10 @@ class Connections(QuorumConnections[GatherClient, Group, Group]):
         )
 
     def _chain_groups(self, name: str, plan: Plan, chain: Chain) -> Group:
-        return self._group(name, plan, chain.cells.index(self.index), len(chain.cells))
+        del plan  # one group serves pipeline and cell here
+        return self._group(name, chain.cells.index(self.index), len(chain.cells))
 
-    def _group(self, name: str, plan: Plan, rank: int, size: int) -> Group:
-        del plan
+    def _group(self, name: str, rank: int, size: int) -> Group:
         return Group(
             self._process,
             self._network,

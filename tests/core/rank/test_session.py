@@ -56,13 +56,11 @@ class Connections(QuorumConnections[Any, Any, Any]):
     def _join(self, plan: Plan, index: int) -> Gather:
         return Gather()
 
-    def _group(self, name: str, plan: Plan, rank: int, size: int) -> Any:
+    def _group(self, name: str, rank: int, size: int) -> Any:
         raise AssertionError("a rank that is alone needs no group")
 
     def _chain_groups(self, name: str, plan: Plan, chain: Chain) -> Any:
         raise AssertionError("a chain of one rank needs no group")
-
-    def _drop(self, group: Any) -> None: ...
 
 
 class Writer:
