@@ -12,11 +12,13 @@ import sys
 from typing import Any
 
 import pytest
-from tests.cluster.fixtures import needs_cluster
+from tests.cluster.fixtures import FIRST_WORKER, needs_cluster
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 CLUSTER = ("tests/chart/", "tests/cluster/", "tests/operator/", "tests/api/test_kube_auth.py")
 """Where tests may ask for a cluster: who hands out the work sees paths alone."""
+CLUSTER_SCOPE = "cluster"
 KINDS = ("e2e", "train", "agent", "api", "core")
 """Folders in the order in which the second lane takes them; others come last."""
 STARTERS = frozenset({"crew", "forge", "make_pod", "pod"})
@@ -31,7 +33,19 @@ class Lanes(LoadScopeScheduling):
     """Hands out files, and all that needs a cluster as if it were one of them."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "cluster" if nodeid.startswith(CLUSTER) else nodeid.partition("::")[0]
+        return CLUSTER_SCOPE if nodeid.startswith(CLUSTER) else nodeid.partition("::")[0]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give the worker that builds the cluster's programs the tests that need them.
+
+        On a busy machine it may be ready later than the others. Each of them would build the
+        programs in a test's own time.
+        """
+        builds = node.gateway.id == FIRST_WORKER
+        fit = (scope for scope in self.workqueue if (scope == CLUSTER_SCOPE) == builds)
+        if (first := next(fit, None)) is not None:
+            self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

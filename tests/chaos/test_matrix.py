@@ -1,6 +1,11 @@
-"""The whole fault matrix: 2 kinds of kill x 5 phases x 2 stages x 2 slots x 2 types of a lane."""
+"""The whole fault matrix: 2 kinds of kill x 5 phases x 2 stages x 2 slots x 2 types of a lane.
+
+All of it once by gloo, and once by the backend without buffers (:mod:`tests.strict`). The bits of
+an undisturbed run by gloo are those of both.
+"""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +37,13 @@ def test_all_combinations_are_there() -> None:
     assert len(matrix.LAYOUTS) * len(KILLS) == 80
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["gloo", "strict"])
 @pytest.mark.parametrize("layout", matrix.LAYOUTS, ids=str)
 def test_ten_kills_with_heals_between_leave_no_trace_in_the_bits(
-    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any], layout: Layout
+    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any], layout: Layout, strict: bool
 ) -> None:
-    matrix.check_disturbed_run(tmp_path, layout, KILLS, corpus, undisturbed[str(layout)])
+    tried = replace(layout, strict=strict)
+    matrix.check_disturbed_run(tmp_path, tried, KILLS, corpus, undisturbed[str(layout)])
 
 
 def test_the_bits_depend_on_the_types_alone(undisturbed: dict[str, Any]) -> None:

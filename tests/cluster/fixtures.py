@@ -24,7 +24,7 @@ FIXTURES = {"cluster", "control_plane"}
 ROOT = Path(__file__).parents[2]
 PREPARE = [sys.executable, "-m", "tests.cluster", "prepare"]
 FIRST_WORKER = "gw0"
-"""The first to get work, so the one that needs the programs."""
+"""It gets the tests that need the programs (tests/lanes.py)."""
 _BUILD = pytest.StashKey["subprocess.Popen[str]"]()
 
 
