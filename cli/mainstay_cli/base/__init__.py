@@ -7,5 +7,6 @@
 - ``logs``: what an ended process said last
 - ``network``: loopback addresses for pods
 - ``state_dir``: where a run keeps its files
+- ``files``: writes a file as a whole
 - ``guard``: runs one command that ends when its parent is gone
 """

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mainstay_cli.base.exits import MachineError, UsageError
+from mainstay_cli.base.files import write_whole
 
 MAX_POD_DIR_LENGTH = 70
 """Leaves room for a file name within the 107 bytes of a Unix socket's path."""
@@ -135,15 +136,10 @@ class StateDir:
     def write_record(self, record: RunRecord) -> None:
         """Let other commands find the run."""
         text = json.dumps(asdict(record), indent=1)
-        (self.path / "local.json").write_text(text)
+        write_whole(self.path / "local.json", text)
         runs = home() / "runs"
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        scratch = runs / f".{record.name}.{os.getpid()}"
-        try:
-            scratch.write_text(text)
-            scratch.replace(runs / f"{record.name}.json")
-        finally:
-            scratch.unlink(missing_ok=True)  # as a full disk leaves it
+        write_whole(runs / f"{record.name}.json", text)
 
 
 def find_record(name: str | None) -> RunRecord:

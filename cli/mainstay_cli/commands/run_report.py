@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mainstay_cli.base.exits import UsageError
+from mainstay_cli.base.files import write_whole
 from mainstay_cli.commands.arguments import JOB
 from mainstay_cli.local import runs
 
@@ -41,7 +42,7 @@ def show(
         print(text)
         return
     try:
-        output.write_text(text + "\n")
+        write_whole(output, text + "\n")
     except OSError as error:
         raise UsageError(f"--output: {output}: {error.strerror}") from error
     steps = report["steps"]["committed"]

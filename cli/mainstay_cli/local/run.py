@@ -25,6 +25,7 @@ import yaml
 from mainstay_cli.base import network
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError
+from mainstay_cli.base.files import write_whole
 from mainstay_cli.base.logs import last_line, read_since
 from mainstay_cli.base.state_dir import RunRecord, StateDir
 from mainstay_cli.local import manifests, preflight, shortage
@@ -425,4 +426,4 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def write_report(report: dict[str, Any], path: Path) -> None:
     """Write a report as indented JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    write_whole(path, json.dumps(report, indent=1) + "\n")
