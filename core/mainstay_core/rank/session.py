@@ -342,6 +342,7 @@ class RankSession(ABC, Generic[ConnectionsT]):
         report = replace(
             action.report,
             pipeline=self.connections.pipeline_name,
+            stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),
         )
         await self.post("settle", report)
@@ -390,11 +391,10 @@ class RankSession(ABC, Generic[ConnectionsT]):
         self.prepare()
         await self._begin(Op.REDUCE)
         self._gradient = ""
-        position = self.state.member_position
-        members = [m.index for m in self.plan.position_members(position)]
         try:
-            group = await self._connected(*self.connections.begin_reduce_group(position))
-            await self.reduce(group, action.table, members)
+            begun = self.connections.begin_stage_group(self.state.agreed_stage_group)
+            group = await self._connected(*begun)
+            await self.reduce(group, action.table, self.connections.stage_order())
         except GroupEnded as end:
             return events.QuorumLost(*self.connections.fail_quorum(str(end)))
         return events.Reduced()

@@ -198,6 +198,7 @@ class Trainer(Process, RankSession[Connections]):
 
     async def connect(self, groups: Any) -> None:
         await Awaited(groups.connect())
+        self.world.checks.connected(self, groups.name)
 
     def make_heal_client(self) -> HealClient:
         return HealClient(self, self.world.network, self.connections.changed)
