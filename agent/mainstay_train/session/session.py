@@ -23,7 +23,7 @@ from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.reports import Ballot
-from mainstay_core.rank.serving import Source, Wanted
+from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import AppliedStep, MessageT, RankSession, run_blocking
 from mainstay_core.rank.settle import Supply
 from mainstay_core.rank.state import fact_of
@@ -220,7 +220,7 @@ class Session(RankSession[Connections]):
         return HealClient(self._settings.address)
 
     async def copy(
-        self, client: HealClient, sources: Sequence[Source], wanted: Wanted, expected: str
+        self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
         """Copy other cells' state into the engine's; return the digest of its masters."""
         return client.copy(self.engine.state, sources=sources, wanted=wanted, expected=expected)

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,7 +74,7 @@ class Staging:
     def __init__(self, device: torch.device, size_bytes: int) -> None:
         is_cuda = device.type == "cuda"
         self._bytes = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=is_cuda)
-        self._stream = torch.cuda.Stream(device) if is_cuda else None
+        self._stream: Any = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
         if self._stream is not None:
             # What wrote the state may still be under way; what computes with it need not wait.
             self._stream.wait_stream(torch.cuda.default_stream(device))

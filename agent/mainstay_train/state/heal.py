@@ -289,8 +289,7 @@ class HealClient:
         """
         copy = _Copy(cut(state.flats()), wanted, self._local, self._changed)
         with self._changed:
-            if self._ended is not None:
-                raise HealFailed(self._ended)
+            self._raise_if_ended()
             self._copy = copy
         for source in sources:
             copy.begin(source)
@@ -302,9 +301,14 @@ class HealClient:
                 self._changed.wait_for(lambda: copy.is_quiet)
                 self._copy = None
                 if not copy.is_complete:
-                    raise HealFailed(self._ended or copy.why)
+                    self._raise_if_ended()
+                    raise HealFailed(copy.why)
         finally:
             copy.end()
+
+    def _raise_if_ended(self) -> None:
+        if self._ended is not None:
+            raise HealFailed(self._ended)
 
 
 class _Copy:

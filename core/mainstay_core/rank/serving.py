@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mainstay_core.base.bounds import Count, Index, Name
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import SettleReport
+
+T = TypeVar("T")
 
 MAX_TOGETHER = 4
 """Sources that a joiner copies from at a time. Each costs it a thread and the memory of a chunk,
@@ -69,7 +73,16 @@ class Source:
     """Where it serves."""
 
 
-def copy_attempts(sources: Sequence[int], expected: str) -> tuple[tuple[int, ...], ...]:
+Sources = Sequence[Source]
+"""Members from which a joiner copies, best first."""
+
+
+def sources_of(plan: Plan, reports: Sequence[SettleReport], members: Sequence[int]) -> Sources:
+    """Return members as sources, as their reports say where they serve."""
+    return tuple(Source(str(plan.members[i].slot), reports[i].heal_address) for i in members)
+
+
+def copy_attempts(sources: Sequence[T], expected: str) -> tuple[tuple[T, ...], ...]:
     """Return from whom a member copies at a time, one attempt after the other.
 
     Several sources together are quickest. They are asked one by one where no report names the
@@ -77,7 +90,7 @@ def copy_attempts(sources: Sequence[int], expected: str) -> tuple[tuple[int, ...
     tells which of them was.
 
     Args:
-        sources: members that have the state, best first.
+        sources: who has the state, best first.
         expected: the masters' digest that the quorum's reports name; "" if none does.
     """
     alone = tuple((source,) for source in sources)

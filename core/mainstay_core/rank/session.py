@@ -18,7 +18,7 @@ from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import Ends, GroupEnded, QuorumConnections
 from mainstay_core.rank.reports import Ballot, EntryLog, Status, entry_of, last_status, vote_of
-from mainstay_core.rank.serving import HealFailed, Source, Wanted, copy_attempts
+from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_attempts, sources_of
 from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
@@ -148,17 +148,14 @@ class RankSession(ABC, Generic[ConnectionsT]):
         """Return what copies a state for :meth:`copy`."""
 
     @abstractmethod
-    async def copy(
-        self, client: Any, sources: Sequence[Source], wanted: Wanted, expected: str
-    ) -> str:
+    async def copy(self, client: Any, sources: Sources, wanted: Wanted, expected: str) -> str:
         """Copy other cells' state into this one; return the digest of its masters.
 
         Args:
             client: ends with the quorum.
-            sources: who has the state. One that is gone, refuses, or sends other bits than it
-                names is excluded: the others send the rest.
+            sources: who has the state. If one fails, the others send the rest.
             wanted: the state that is asked for.
-            expected: the masters' digest that the quorum's reports name; "" if none does.
+            expected: the masters' digest that the reports name; "" if none does.
 
         Raises:
             HealFailed: no source is left, or the copy has another digest.
@@ -362,19 +359,14 @@ class RankSession(ABC, Generic[ConnectionsT]):
         client = self.connections.healing(self.make_heal_client())
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
         why = f"no member of position {wanted.position} has version {wanted.version}"
-        expected = action.expected
-        for attempt in copy_attempts(action.sources, expected):
-            sources = [
-                Source(str(self.plan.members[i].slot), self._reports[i].heal_address)
-                for i in attempt
-            ]
+        expected, known = action.expected, sources_of(self.plan, self._reports, action.sources)
+        for sources in copy_attempts(known, expected):
             try:
                 masters = await self.copy(client, sources, wanted, expected)
             except HealFailed as failure:
-                who = ", ".join(source.slot for source in sources)
-                self.warn(f"healing from {who} failed: {(why := str(failure))}")
+                self.warn(f"healing failed: {(why := str(failure))}")
                 continue
-            if expected or len(action.sources) == 1:
+            if expected or len(known) == 1:
                 return events.StateLoaded(masters)
             expected, why = masters, "no other source is left to compare the copy with"
         end = self.connections.gather().ended

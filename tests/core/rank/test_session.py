@@ -144,10 +144,11 @@ class Played(RankSession[Connections]):
         asked = ", ".join(source.address for source in sources)
         self.done.append(f"copy of version {wanted.version} from {asked}")
         found = {self.copies[s.address] for s in sources if s.address in self.copies}
+        slots = ", ".join(source.slot for source in sources)
         if not found:
-            raise HealFailed("it is gone")
+            raise HealFailed(f"{slots} is gone")
         if len(found) > 1 or (expected and found != {expected}):
-            raise HealFailed("it is another")
+            raise HealFailed(f"the copy from {slots} is another")
         return found.pop()
 
     def serve(self, served: Wanted | None) -> None:
@@ -295,13 +296,13 @@ def test_a_joiner_copies_from_all_sources_and_then_finds_out_which_one_is_wrong(
     assert session.done == [
         "HEAL",
         "copy of version 2 from first, second",
-        "healing from a/0, b/0 failed: it is another",
+        "healing failed: the copy from a/0, b/0 is another",
         "copy of version 2 from first",
-        "healing from a/0 failed: it is another",
+        "healing failed: the copy from a/0 is another",
         "copy of version 2 from second",
     ]
     session.copies = {}
-    assert run_blocking(session.perform(heal)) == events.LoadFailed("it is gone")
+    assert run_blocking(session.perform(heal)) == events.LoadFailed("b/0 is gone")
 
 
 @pytest.mark.parametrize(
@@ -309,8 +310,8 @@ def test_a_joiner_copies_from_all_sources_and_then_finds_out_which_one_is_wrong(
     [
         ({"0": "good", "1": "good", "2": "bad"}, events.StateLoaded("good")),
         ({"0": "good", "1": "bad", "2": "good"}, events.StateLoaded("good")),
-        ({"0": "bad", "1": "good", "2": "good"}, events.LoadFailed("it is another")),
-        ({"1": "bad"}, events.LoadFailed("it is gone")),
+        ({"0": "bad", "1": "good", "2": "good"}, events.LoadFailed("the copy from c/0 is another")),
+        ({"1": "bad"}, events.LoadFailed("c/0 is gone")),
         (
             {"2": "bad"},
             events.LoadFailed("no other source is left to compare the copy with"),

@@ -405,7 +405,7 @@ MUTANTS = {
         "nobody looks at the states that are saved where no step follows",
         [(rank_machine, "judge_states", _all_good), (rank_machine, "judge_reports", _all_good)],
         ("suspend", "corrupt-state"),
-        first=60,
+        first=150,
     ),
     "bad-state-settles": Mutant(
         "nobody looks at the states that a settle goes on from",
