@@ -105,14 +105,7 @@ class _Points:
         before(Reducer, "_gather", lambda *_: self._step_point("reduce-scattered"))
         around(StageState, "apply", self._apply)
         around(HealClient, "copy", self._copy)
-        receive = HealClient._receive
-
-        def received(*args: Any) -> str:
-            digest = receive(*args)
-            self._quorum_point("heal-received")
-            return digest
-
-        HealClient._receive = staticmethod(received)  # type: ignore[method-assign]
+        after(HealClient, "_fetch", lambda *_: self._quorum_point("heal-received"))
 
     def _note_session(self, session: Session, *_: Any) -> None:
         self._session = session

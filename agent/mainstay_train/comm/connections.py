@@ -50,7 +50,7 @@ class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
             len(plan.members),
             self._settings.incarnation,
             self._settings.address,
-            lambda why, _: self.lost_quorum(why),
+            lambda why, _: self.lost_quorum(plan.quorum, why),
             self.on_plan,
         )
 

@@ -23,7 +23,7 @@ from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.reports import Ballot
-from mainstay_core.rank.serving import Wanted
+from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import AppliedStep, MessageT, RankSession, run_blocking
 from mainstay_core.rank.settle import Supply
 from mainstay_core.rank.state import fact_of
@@ -219,16 +219,11 @@ class Session(RankSession[Connections]):
         """Return what copies a state."""
         return HealClient(self._settings.address)
 
-    async def copy(self, client: HealClient, address: str, wanted: Wanted, expected: str) -> str:
-        """Copy another cell's state into the engine's; return the digest of its masters."""
-        return client.copy(
-            self.engine.state,
-            peer=address,
-            quorum=wanted.quorum,
-            position=wanted.position,
-            version=wanted.version,
-            expected=expected,
-        )
+    async def copy(
+        self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
+    ) -> str:
+        """Copy other cells' state into the engine's; return the digest of its masters."""
+        return client.copy(self.engine.state, sources=sources, wanted=wanted, expected=expected)
 
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""

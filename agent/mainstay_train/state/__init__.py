@@ -1,6 +1,7 @@
 """Copies state: to peers that join, and to durable checkpoints.
 
-- ``heal``: copies a living cell's state to a joiner
+- ``chunks``: a state in chunks of a fixed size
+- ``heal``: copies the state of living cells to a joiner
 - ``serving``: says when this trainer's state may be copied
 - ``controller``: saves and loads checkpoints for the session
 - ``host_copy``: copies a stage's state to host memory at a step's boundary

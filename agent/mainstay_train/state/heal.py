@@ -1,9 +1,17 @@
-"""Healing: a living cell's state, copied to a joiner while the others compute.
+"""Healing: the state of living cells, copied to a joiner while the others compute.
 
 Parameters are only written by apply, apply needs the joiner's vote, and the
-joiner votes after its copy is complete and its digest matches. So the source
-needs no pause and no snapshot: a thread of it reads the state as it stands
+joiner votes after its copy is complete and its digest matches. So the sources
+need no pause and no snapshot: a thread of each reads the state as it stands
 (protocol section 7).
+
+The state travels in chunks of a fixed size. The joiner asks all its sources at the same time, each
+for the next chunk (:mod:`mainstay_core.rank.copying`), and has asked for one more before one is
+there. A source sends a chunk and then its digest, which it computes while the chunk travels. The
+joiner takes a chunk for right once what it wrote has that digest.
+
+Neither side needs more host memory than a chunk for each connection, whatever the peer says: a
+source has at most ``MAX_SERVED``, a joiner ``MAX_TOGETHER``.
 """
 
 from __future__ import annotations
@@ -14,17 +22,15 @@ import math
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import torch
 
 from mainstay_core.base import codec
 from mainstay_core.base.admission import Bounds
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import (
     FIRST_HEAD_BYTES,
-    MAX_HEAD_BYTES,
     PREFIX,
     pack,
     pack_head,
@@ -32,23 +38,33 @@ from mainstay_core.base.frames import (
     parse_prefix,
 )
 from mainstay_core.base.proofs import Purpose
-from mainstay_core.rank.serving import HealFailed, Wanted, copy_problem
+from mainstay_core.rank.copying import ChunkTurns
+from mainstay_core.rank.serving import MAX_TOGETHER, HealFailed, Source, Wanted, copy_problem
 from mainstay_net.acceptor import listen
 from mainstay_net.caller import prove
 from mainstay_net.entrance import Entrance
 from mainstay_train.base import job_secret, network_cut
 from mainstay_train.base.sockets import socket_lock
 from mainstay_train.comm.group import foreign_sockets
-from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.state.chunks import CHUNK_BYTES, Chunk, Staging, cut, shape_of
 
 logger = logging.getLogger(__name__)
 
 BOUNDS = Bounds(total=128)
 """On connections that have proved nothing: joiners are few, and descriptors are the trainer's."""
 MAX_SERVED = 64
-"""Requests served at a time, a thread each. A source with more joiners would serve each of them too
-slowly; whoever is turned away asks another source, or this one again under the next plan."""
+"""Requests served at a time, a thread and the memory of a chunk each: on a GPU 256 MiB, pinned. A
+source with more joiners would serve each of them too slowly; whoever is turned away asks another
+source, or this one again under the next plan."""
+IDLE_S = 60.0
+"""How long a source waits for a joiner to ask or to read. One whose node is lost says no farewell,
+and would keep its thread. A joiner asks again within the time of a chunk, or when all others have
+sent what they owe; one that comes later finds this source gone."""
+MAX_WHY = 200
+"""Characters of what a source says that are told to people."""
+ASKED_AHEAD = 2
+"""Chunks that a joiner asks a source for at a time. While it writes one, the next is on its way."""
 
 StateAt = Callable[[str, int, int], StageState | None]
 """(quorum, position, version) -> the state once it is there; None if it never will be."""
@@ -57,15 +73,6 @@ StateAt = Callable[[str, int, int], StageState | None]
 def masters_digest(state: StageState) -> str:
     """Digest of all masters that a rank holds, by model-wide parameter name."""
     return state.masters_digest().whole.hex()
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().reshape(-1).contiguous().cpu()
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-def _state_digest(state: StageState) -> str:
-    return digests.digest_tensors((f.id, f.tensor) for f in state.flats()).hex()
 
 
 class _Registered:
@@ -133,20 +140,49 @@ class HealServer:
             self._free.release()
 
     def _answer(self, connection: socket.socket) -> None:
-        head, _ = read_frame(connection, FIRST_HEAD_BYTES)
-        wanted = codec.decode(Wanted, head)
+        wanted = codec.decode(Wanted, read_frame(connection, max_body=0)[0])
+        refused = pack({"kind": "refused", "why": f"{wanted.quorum} is over here"})
         state = self._state_at(wanted.quorum, wanted.position, wanted.version)
         if state is None:
-            connection.sendall(pack({"kind": "refused", "why": f"{wanted.quorum} is over here"}))
+            connection.sendall(refused)
             return
-        flats = state.flats()
-        listing = [[f.id, str(f.tensor.dtype), f.tensor.numel()] for f in flats]
-        head = {"kind": "state", "tensors": listing, "digest": _state_digest(state)}
-        connection.sendall(pack_head(head))
-        for number, flat in enumerate(flats):
-            if number == 1:
-                self._on_serve()
-            connection.sendall(_bytes_of(flat.tensor))
+        connection.settimeout(IDLE_S)
+        chunks = cut(state.flats())
+        connection.sendall(pack({"kind": "state", "shape": shape_of(chunks)}))
+        number = _asked(connection, chunks)
+        if number is None:
+            return
+        staging, served = Staging(chunks[0].tensor.device, CHUNK_BYTES), 0
+        with staging.beside():
+            while number is not None:
+                chunk, served = chunks[number], served + 1
+                connection.sendall(pack_head({"kind": "chunk", "number": number}, chunk.size_bytes))
+                connection.sendall(staging.read(chunk))
+                if served == 1:
+                    self._on_serve()
+                digest = chunk.digest()
+                # It was read at the version that was asked for, as it is still there.
+                if self._state_at(wanted.quorum, wanted.position, wanted.version) is not state:
+                    connection.sendall(refused)
+                    return
+                connection.sendall(pack({"kind": "digest", "digest": digest}))
+                number = _asked(connection, chunks)
+
+
+def _asked(connection: socket.socket, chunks: Sequence[Chunk]) -> int | None:
+    """Return the number of the chunk that the joiner asks for next; None once it has left.
+
+    Raises:
+        OSError: the connection broke.
+        RemoteProtocolError: the joiner asks for no chunk.
+    """
+    if not connection.recv(1, socket.MSG_PEEK):
+        return None
+    head, _ = read_frame(connection, max_body=0)
+    number = head.get("number")
+    if type(number) is not int or not 0 <= number < len(chunks):
+        raise RemoteProtocolError("the joiner asks for no chunk of the state")
+    return number
 
 
 def close_registered(connection: socket.socket) -> None:
@@ -187,110 +223,268 @@ def read_exactly(connection: socket.socket, view: memoryview) -> None:
 
 
 def read_frame(
-    connection: socket.socket, max_head: int = MAX_HEAD_BYTES
+    connection: socket.socket, max_body: int = CHUNK_BYTES
 ) -> tuple[dict[str, Any], int]:
     """Read a frame's head; returns it with the size of the body that follows.
 
     Raises:
         OSError: the connection ended first.
-        RemoteProtocolError: it is no frame, or the head has more than ``max_head`` bytes.
+        RemoteProtocolError: it is no frame, or larger than one may be here.
     """
     prefix = bytearray(PREFIX.size)
     read_exactly(connection, memoryview(prefix))
-    head_size, body_size = parse_prefix(bytes(prefix), max_head)
+    head_size, body_size = parse_prefix(bytes(prefix), FIRST_HEAD_BYTES, max_body)
     head = bytearray(head_size)
     read_exactly(connection, memoryview(head))
     return parse_head(bytes(head)), body_size
 
 
 class HealClient:
-    """Copies a source's state into this rank's; :meth:`shutdown` ends it from any thread."""
+    """Copies the state of sources into this rank's; :meth:`shutdown` ends it from any thread."""
 
     def __init__(self, local: str) -> None:
         self._local = local
-        self._lock = threading.Lock()
-        self._connection: socket.socket | None = None
+        self._changed = threading.Condition()
+        """Guards the copy; notified with everything that may end a wait."""
+        self._copy: _Copy | None = None
         self._ended: str | None = None
 
     def shutdown(self, why: str) -> None:
-        """End a running copy."""
-        with self._lock:
+        """End a running copy, and all later ones."""
+        with self._changed:
             self._ended = why
-            if self._connection is not None:
-                with contextlib.suppress(OSError):
-                    self._connection.shutdown(socket.SHUT_RDWR)
+            if self._copy is not None:
+                self._copy.end()
 
     def copy(
-        self,
-        state: StageState,
-        *,
-        peer: str,
-        quorum: str,
-        position: int,
-        version: int,
-        expected: str,
+        self, state: StageState, *, sources: Sequence[Source], wanted: Wanted, expected: str
     ) -> str:
         """Copy and verify; returns the digest of the masters.
 
         Args:
             state: receives the bytes; void until this returns.
-            peer: the source's heal address.
-            quorum: the quorum in which the copy counts.
-            position: the position whose state it is: by stage, then by inner rank.
-            version: the settled version.
+            sources: who has the state, at most ``MAX_TOGETHER``. Some may fail.
+            wanted: the quorum in which the copy counts, the position, and the settled version.
             expected: the masters' digest that the quorum's reports name; "" if none does.
 
         Raises:
-            HealFailed: the source is gone, refuses, or sent other bits than announced.
+            HealFailed: every source is gone, refuses, or sent other bits than it named; or all
+                together have another digest than expected.
         """
-        try:
-            connection = open_registered(peer, self._local)
-            with self._lock:
-                if self._ended is not None:
-                    close_registered(connection)
-                    raise HealFailed(self._ended)
-                self._connection = connection
-            try:
-                request = {
-                    "kind": "heal",
-                    "quorum": quorum,
-                    "position": position,
-                    "version": version,
-                }
-                prove(connection, job_secret.read(), peer, Purpose.HEAL)
-                connection.sendall(pack(request))
-                announced = self._receive(connection, state)
-            finally:
-                with self._lock:
-                    self._connection = None
-                close_registered(connection)
-        except (OSError, RemoteProtocolError) as error:
-            raise HealFailed(self._ended or f"copy from {peer}: {error}") from error
+        assert len(sources) <= MAX_TOGETHER
+        self._fetch(state, sources, wanted)
         state.refresh()
-        found, masters = _state_digest(state), masters_digest(state)
-        problem = copy_problem(announced, found, masters, expected)
+        masters = masters_digest(state)
+        problem = copy_problem(masters, expected)
         if problem:
-            raise HealFailed(f"the copy from {peer} {problem}")
+            who = ", ".join(source.slot for source in sources)
+            raise HealFailed(f"the copy from {who} {problem}")
         return masters
 
-    @staticmethod
-    def _receive(connection: socket.socket, state: StageState) -> str:
-        head, _ = read_frame(connection)
-        if head.get("kind") != "state":
-            raise HealFailed(str(head.get("why", "refused")))
-        flats = state.flats()
-        listing = [[f.id, str(f.tensor.dtype), f.tensor.numel()] for f in flats]
-        if head.get("tensors") != listing:
-            raise HealFailed("the source's state has another shape")
-        digest = head.get("digest")
-        if not isinstance(digest, str):
-            raise HealFailed("the source names no digest of its state")
-        for flat in flats:
-            size = flat.tensor.numel() * flat.tensor.element_size()
-            if flat.tensor.device.type == "cpu":
-                read_exactly(connection, _bytes_of(flat.tensor))
+    def _fetch(self, state: StageState, sources: Sequence[Source], wanted: Wanted) -> None:
+        """Have every chunk of the state written by some source, and found right.
+
+        Raises:
+            HealFailed: no source is left.
+        """
+        copy = _Copy(cut(state.flats()), wanted, self._local, self._changed)
+        with self._changed:
+            self._raise_if_ended()
+            self._copy = copy
+        for source in sources:
+            copy.begin(source)
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended is not None or copy.is_over)
+                copy.end()
+                # A thread that still connects writes nothing any more; nobody waits for it.
+                self._changed.wait_for(lambda: copy.is_quiet)
+                self._copy = None
+                if not copy.is_complete:
+                    self._raise_if_ended()
+                    raise HealFailed(copy.why)
+        finally:
+            copy.end()
+
+    def _raise_if_ended(self) -> None:
+        if self._ended is not None:
+            raise HealFailed(self._ended)
+
+
+class _Copy:
+    """One copy of a state from several sources, with a thread each.
+
+    Args:
+        chunks: of the state that is written.
+        wanted: what the sources are asked for.
+        local: address to call from.
+        changed: guards everything here but the chunks' memory.
+    """
+
+    def __init__(
+        self, chunks: Sequence[Chunk], wanted: Wanted, local: str, changed: threading.Condition
+    ) -> None:
+        self._chunks, self._wanted, self._local = chunks, wanted, local
+        self._changed = changed
+        self._turns = ChunkTurns(len(chunks))
+        self._left: set[str] = set()
+        """Sources that may still send something."""
+        self._connections: set[socket.socket] = set()
+        self._has_ended = False
+        self.why = "there is no source"
+        """What became of the source that was lost last."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks are there and right."""
+        return self._turns.is_complete
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come: all is there, or no source is left."""
+        return self.is_complete or not self._left
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no thread writes, or will."""
+        return not self._connections
+
+    def begin(self, source: Source) -> None:
+        """Have a thread copy from a source."""
+        with self._changed:
+            self._left.add(source.address)
+        threading.Thread(
+            target=self._run, args=(source,), name=f"heal-{source.slot}", daemon=True
+        ).start()
+
+    def end(self) -> None:
+        """Have all threads come back."""
+        with self._changed:
+            self._has_ended = True
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            self._changed.notify_all()
+
+    # What follows runs in the threads of the sources.
+
+    def _run(self, source: Source) -> None:
+        try:
+            connection = open_registered(source.address, self._local)
+            try:
+                with self._entered(connection):
+                    self._take(connection, source)
+            finally:
+                close_registered(connection)
+        except (OSError, RemoteProtocolError, HealFailed) as error:
+            self._lose(source, f"copy from {source.slot} ({source.address}): {error}")
+        except BaseException as error:
+            self._lose(source, f"copy from {source.slot} ({source.address}): {error!r}")
+            raise
+
+    @contextlib.contextmanager
+    def _entered(self, connection: socket.socket) -> Iterator[None]:
+        with self._changed:
+            if self._has_ended:
+                raise HealFailed("the copy is over")
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._connections.remove(connection)
+                self._changed.notify_all()
+
+    def _lose(self, source: Source, why: str) -> None:
+        with self._changed:
+            self._turns.lost(source.address)
+            self._left.discard(source.address)
+            if not self._has_ended:
+                self.why = why
+                logger.warning("%s", why)
+            self._changed.notify_all()
+
+    def _take(self, connection: socket.socket, source: Source) -> None:
+        """Copy chunks from a source until all are there.
+
+        Raises:
+            OSError: the connection broke, or was shut at the end.
+            RemoteProtocolError: the source says what it may not.
+            HealFailed: the source refuses, or what came has another digest than it named.
+        """
+        prove(connection, job_secret.read(), source.address, Purpose.HEAL)
+        connection.sendall(pack({"kind": "heal", **codec.encode(self._wanted)}))
+        if self._hear(connection, "state").get("shape") != shape_of(self._chunks):
+            raise HealFailed("its state has another shape")
+        if not self._chunks:
+            return
+        staging = Staging(self._chunks[0].tensor.device, CHUNK_BYTES)
+        owed: deque[int] = deque()
+        while self._ask(connection, source, owed):
+            number = owed.popleft()
+            self._receive(connection, staging, number)
+            digest = str(self._hear(connection, "digest").get("digest"))
+            self._keep(source, staging, number, digest)
+
+    def _ask(self, connection: socket.socket, source: Source, owed: deque[int]) -> bool:
+        """Ask a source for what it may send; return whether it owes something, once it does."""
+        with self._changed:
+            while not (self._has_ended or self.is_complete):
+                before = len(owed)
+                while len(owed) < ASKED_AHEAD:
+                    number = self._turns.ask(source.address)
+                    if number is None:
+                        break
+                    owed.append(number)
+                if owed:
+                    break
+                self._changed.wait()  # until another one is lost, or all is there
             else:
-                staged = torch.empty(size, dtype=torch.uint8)
-                read_exactly(connection, _bytes_of(staged))
-                flat.tensor.copy_(staged.view(flat.tensor.dtype))
-        return digest
+                return False
+        for number in list(owed)[before:]:
+            connection.sendall(pack({"kind": "chunk", "number": number}))
+        return True
+
+    def _receive(self, connection: socket.socket, staging: Staging, number: int) -> None:
+        chunk = self._chunks[number]
+        head, size = self._heard(connection, "chunk")
+        if (head.get("number"), size) != (number, chunk.size_bytes):
+            raise RemoteProtocolError(f"not chunk {number} with {chunk.size_bytes} bytes")
+        read_exactly(connection, staging.memory(size))
+
+    def _keep(self, source: Source, staging: Staging, number: int, digest: str) -> None:
+        """Write a chunk that came, unless another source was faster.
+
+        Raises:
+            HealFailed: it has another digest than its source named.
+        """
+        with self._changed:
+            if self._has_ended or not self._turns.came(source.address, number):
+                return
+        chunk, found = self._chunks[number], None
+        try:
+            staging.write(chunk)
+            found = chunk.digest()
+        finally:
+            with self._changed:
+                if found == digest:
+                    self._turns.right(number)
+                else:
+                    self._turns.wrong(number)
+                self._changed.notify_all()
+        if found != digest:
+            raise HealFailed(f"chunk {number} has digest {found}, not {digest[:MAX_WHY]}")
+
+    def _hear(self, connection: socket.socket, kind: str) -> dict[str, Any]:
+        head, size = self._heard(connection, kind)
+        if size:
+            raise RemoteProtocolError(f"{kind} has a body of {size} bytes")
+        return head
+
+    def _heard(self, connection: socket.socket, kind: str) -> tuple[dict[str, Any], int]:
+        head, size = read_frame(connection)
+        if head.get("kind") == "refused":
+            raise HealFailed(str(head.get("why"))[:MAX_WHY])
+        if head.get("kind") != kind:
+            raise RemoteProtocolError(f"not the {kind} that was asked for")
+        return head, size

@@ -11,6 +11,7 @@
 - ``disk_room``: what is removed from the disk so that a checkpoint has room
 - ``reports``: what a rank tells: its status, votes and ledger entries
 - ``serving``: when a rank's state may be copied, and when a copy is good
+- ``copying``: which source a joiner asks for which chunk of a state
 - ``connections``: what a rank is connected to for its plan, and how that ends
 - ``session``: the order in which a trainer carries out what its machine decides
 """

@@ -1,9 +1,9 @@
 """Decides which connections a trainer keeps, ends and makes for the plan that it has adopted.
 
-Two kinds of connections with different lives: the quorum's (gather, stage group, a running
-heal) end with the quorum; the chain's pipeline group lives as long as its own cells stay
-(protocol section 3). Any thread may end them; the main thread then comes back from whatever it
-waits in.
+Connections have different lives (protocol section 3). Gather and a running heal end with the
+quorum. The stage group is kept over planned plans while its members stay, and ends with a quorum
+that fails. The chain's pipeline group lives as long as its own cells stay. Any thread may end
+them; the main thread then comes back from whatever it waits in.
 
 Invariant: everything the main thread may block in is registered here, under the lock, before
 it blocks, and a plan that ends it is checked under the same lock.
@@ -12,13 +12,17 @@ it blocks, and a plan that ends it is checked under the same lock.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from mainstay_core.base.errors import MainstayError
-from mainstay_core.base.ids import QuorumId
+from mainstay_core.base.ids import Incarnation, QuorumId, Slot
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.rank.state import interrupts
-from mainstay_core.wire.plan import Chain, Plan
+from mainstay_core.wire.plan import Chain, Member, Plan
+
+Identity = tuple[Slot, Incarnation]
+"""One life of a trainer."""
 
 
 class GroupEnded(MainstayError):  # noqa: N818 - a state, not a failure
@@ -59,7 +63,7 @@ class Ends(Protocol):
 
 
 class Groups(Ends, Protocol):
-    """The groups that connect the ranks of a chain."""
+    """The groups that connect the ranks of a chain, or the group of a position."""
 
     name: str
 
@@ -68,7 +72,7 @@ class Groups(Ends, Protocol):
 
 
 GatherT = TypeVar("GatherT", bound=Gather)
-GroupT = TypeVar("GroupT", bound=Ends)
+GroupT = TypeVar("GroupT", bound=Groups)
 ChainT = TypeVar("ChainT", bound=Groups)
 EndsT = TypeVar("EndsT", bound=Ends)
 
@@ -87,7 +91,9 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         self.index = -1
         """Of this rank in the adopted plan."""
         self._gather: GatherT | None = None
-        self._reduce_group: GroupT | None = None
+        self._stage_group: GroupT | None = None
+        self._stage_members: tuple[Identity, ...] = ()
+        """Of the stage group, in the order of its ranks."""
         self._pipeline: ChainT | None = None
         self._pipeline_key: tuple[QuorumId, int] | None = None
         self._heal: Ends | None = None
@@ -121,14 +127,17 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         return self.newest is not None and self.newest.quorum.id > known
 
     def adopt(self, plan: Plan, index: int) -> GatherT:
-        """Enter a quorum: leave the former, keep the pipeline if the chain is the same.
+        """Enter a quorum: leave the former, and keep the groups whose members are the same.
 
         Raises:
             QuorumAborted: a newer unplanned plan is known already.
         """
         with self._guard:
-            self.leave_quorum()
+            failed = self._gather is None or self._gather.ended is not None
+            self._leave_gather()
             self.adopted, self.index = plan, index
+            if failed or not _stay(self._stage_members, plan, index):
+                self._end_stage_group("the members of the position have changed")
             chain = plan.chain_of(index)
             if chain is None or self._pipeline_key != _key(chain):
                 self._end_pipeline("the chain has changed")
@@ -139,19 +148,18 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             self._guard.notify_all()
             return self._gather
 
-    def leave_quorum(self) -> None:
-        """Drop gather, reduction group and a running heal; the pipeline stays."""
-        with self._guard:
-            if self._gather is not None:
-                self._gather.leave()
-            self._end_reduce("this trainer has moved on")
-            self._gather = self._reduce_group = None
-
     def leave(self) -> None:
         """Drop everything: this trainer is no member any more."""
         with self._guard:
-            self.leave_quorum()
+            self._leave_gather()
+            self._end_stage_group("this trainer is no member any more")
             self._end_pipeline("this trainer is no member any more")
+
+    def _leave_gather(self) -> None:
+        if self._gather is not None:
+            self._gather.leave()
+        self._gather = None
+        self._end_heal("this trainer has moved on")
 
     # What the main thread blocks in -----------------------------------------------------
 
@@ -160,10 +168,21 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         assert self._gather is not None
         return self._gather
 
-    def begin_reduce_group(self, position: int) -> tuple[GroupT | None, bool]:
+    @property
+    def stage_group_name(self) -> str:
+        """Name of the connected stage group that is kept; empty if there is none."""
+        with self._guard:
+            group = self._stage_group
+            return group.name if group and group.connected else ""
+
+    def begin_stage_group(self, agreed: str) -> tuple[GroupT | None, bool]:
         """Return the group of the position's members, and whether it is still to be connected.
 
         None stands for the group where this rank is the only member.
+
+        Args:
+            agreed: name of the group that every member of the position still had when the quorum
+                settled. If empty, one is connected under a name of this quorum.
 
         Raises:
             GroupEnded: the quorum has ended.
@@ -171,16 +190,37 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         with self._guard:
             plan = self.adopted
             assert plan is not None
-            members = [m.index for m in plan.position_members(position)]
-            if self._reduce_group is not None or len(members) == 1:
-                return self._reduce_group, False
+            position = plan.position_of(self.index)
+            members = _identities(plan, position)
+            if len(members) == 1:
+                return None, False
+            name = agreed or f"{plan.job}/{plan.quorum}/p{position}"
+            if self._stage_group is not None and self._stage_group.name == name:
+                return self._stage_group, False
             ended = self.gather().ended
             if ended is not None:
                 raise GroupEnded(ended.why)
-            name = f"{plan.job}/{plan.quorum}/p{position}"
-            group = self._group(name, members.index(self.index), len(members))
-            self._reduce_group = group
+            if agreed:
+                raise GroupEnded(f"{agreed} has ended since the quorum settled")
+            self._end_stage_group("a member of the position has lost the stage group")
+            own = _identity(plan.members[self.index])
+            group = self._group(name, members.index(own), len(members))
+            self._stage_group, self._stage_members = group, members
             return group, True
+
+    def stage_order(self) -> list[int]:
+        """Return the indices of the position's members in the order of the stage group's ranks.
+
+        A group that is kept has the order of the plan under which it was connected.
+        """
+        with self._guard:
+            plan = self.adopted
+            assert plan is not None
+            members = plan.position_members(plan.position_of(self.index))
+            if self._stage_group is None:
+                return [m.index for m in members]
+            index_of = {_identity(m): m.index for m in members}
+            return [index_of[member] for member in self._stage_members]
 
     @property
     def pipeline_name(self) -> str:
@@ -238,7 +278,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             gather = self.gather()
             if gather.ended is None:
                 gather.abort(why)
-            self._end_reduce(why)
+            self._end_collectives(why)
             ended = gather.ended
         return (
             (ended.why, ended.suspects, ended.was_told) if ended is not None else (why, (), False)
@@ -249,10 +289,15 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         with self._guard:
             self._end_pipeline(why)
 
-    def lost_quorum(self, why: str) -> None:
-        """Wake the collectives: the gather was ended by others (any thread)."""
+    def lost_quorum(self, quorum: QuorumId, why: str) -> None:
+        """Wake the collectives: the gather of a quorum was ended by others (any thread).
+
+        What is told late, of a quorum that was left meanwhile, concerns nobody: the next one may
+        have kept the groups.
+        """
         with self._guard:
-            self._end_reduce(why)
+            if self.adopted is not None and self.adopted.quorum == quorum:
+                self._end_collectives(why)
 
     def _interrupt(self) -> bool:
         """End what the newest plan makes useless; return whether that includes the quorum."""
@@ -265,15 +310,24 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         if ends.quorum:
             if self._gather is not None:
                 self._gather.leave()
-            self._end_reduce(f"{self.newest.quorum} replaces the quorum")
+            self._end_collectives(f"{self.newest.quorum} replaces the quorum")
         return ends.quorum
 
-    def _end_reduce(self, why: str) -> None:
-        if self._reduce_group is not None:
-            self._reduce_group.shutdown(why)
+    def _end_collectives(self, why: str) -> None:
+        """End what waits for the quorum's members; the ended group says why to who asks for it."""
+        if self._stage_group is not None:
+            self._stage_group.shutdown(why)
+        self._end_heal(why)
+
+    def _end_heal(self, why: str) -> None:
         if self._heal is not None:
             self._heal.shutdown(why)
             self._heal = None
+
+    def _end_stage_group(self, why: str) -> None:
+        if self._stage_group is not None:
+            self._stage_group.shutdown(why)
+        self._stage_group, self._stage_members = None, ()
 
     def _end_pipeline(self, why: str) -> None:
         if self._pipeline is not None:
@@ -283,3 +337,17 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
 
 def _key(chain: Chain) -> tuple[QuorumId, int]:
     return (chain.formed_in, chain.replica)
+
+
+def _identity(member: Member) -> Identity:
+    """A trainer that was started again on the same slot is another member."""
+    return (member.slot, member.incarnation)
+
+
+def _stay(members: Sequence[Identity], plan: Plan, index: int) -> bool:
+    """Return whether these, in any order, are the members of a member's position."""
+    return frozenset(members) == frozenset(_identities(plan, plan.position_of(index)))
+
+
+def _identities(plan: Plan, position: int) -> tuple[Identity, ...]:
+    return tuple(_identity(m) for m in plan.position_members(position))

@@ -7,12 +7,21 @@ until the quorum is left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mainstay_core.base.bounds import Count, Index, Name
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.votes import SettleReport
+
+T = TypeVar("T")
+
+MAX_TOGETHER = 4
+"""Sources that a joiner copies from at a time. Each costs it a thread and the memory of a chunk,
+and four fill a link that one does not."""
 
 
 class HealFailed(MainstayError):  # noqa: N818 - a state, not a failure
@@ -54,15 +63,46 @@ def may_copy(wanted: Wanted, served: Wanted | None, adopted: Plan | None) -> boo
     return False if adopted is not None and adopted.quorum.id > wanted.number else None
 
 
-def copy_problem(announced: str, found: str, masters: str, expected: str) -> str:
-    """Return what is wrong with a copy; empty if it is good.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A member from which a joiner copies."""
+
+    slot: str
+    """Names it to people."""
+    address: str
+    """Where it serves."""
+
+
+Sources = Sequence[Source]
+"""Members from which a joiner copies, best first."""
+
+
+def sources_of(plan: Plan, reports: Sequence[SettleReport], members: Sequence[int]) -> Sources:
+    """Return members as sources, as their reports say where they serve."""
+    return tuple(Source(str(plan.members[i].slot), reports[i].heal_address) for i in members)
+
+
+def copy_attempts(sources: Sequence[T], expected: str) -> tuple[tuple[T, ...], ...]:
+    """Return from whom a member copies at a time, one attempt after the other.
+
+    Several sources together are quickest. They are asked one by one where no report names the
+    digest, as two whole copies are compared then, and where a copy of several is wrong, as that
+    tells which of them was.
 
     Args:
-        announced: digest of the whole state, as the source named it.
-        found: the same of what has arrived.
+        sources: who has the state, best first.
+        expected: the masters' digest that the quorum's reports name; "" if none does.
+    """
+    alone = tuple((source,) for source in sources)
+    together = tuple(sources[:MAX_TOGETHER])
+    return (together, *alone) if expected and len(sources) > 1 else alone
+
+
+def copy_problem(masters: str, expected: str) -> str:
+    """Return what is wrong with a copy all of whose chunks are right; empty if it is good.
+
+    Args:
         masters: digest of the masters that have arrived.
         expected: the masters' digest that the quorum's reports name; "" if none does.
     """
-    if found != announced or (expected and masters != expected):
-        return f"has digest {masters}, not {expected}"
-    return ""
+    return f"has digest {masters}, not {expected}" if expected and masters != expected else ""

@@ -18,7 +18,7 @@ from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import Ends, GroupEnded, QuorumConnections
 from mainstay_core.rank.reports import Ballot, EntryLog, Status, entry_of, last_status, vote_of
-from mainstay_core.rank.serving import HealFailed, Wanted
+from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_attempts, sources_of
 from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
@@ -148,17 +148,17 @@ class RankSession(ABC, Generic[ConnectionsT]):
         """Return what copies a state for :meth:`copy`."""
 
     @abstractmethod
-    async def copy(self, client: Any, address: str, wanted: Wanted, expected: str) -> str:
-        """Copy another cell's state into this one; return the digest of its masters.
+    async def copy(self, client: Any, sources: Sources, wanted: Wanted, expected: str) -> str:
+        """Copy other cells' state into this one; return the digest of its masters.
 
         Args:
             client: ends with the quorum.
-            address: where the source serves.
+            sources: who has the state. If one fails, the others send the rest.
             wanted: the state that is asked for.
-            expected: the masters' digest that the quorum's reports name; "" if none does.
+            expected: the masters' digest that the reports name; "" if none does.
 
         Raises:
-            HealFailed: the source is gone, refuses, or sent other bits than announced.
+            HealFailed: no source is left, or the copy has another digest.
         """
 
     @abstractmethod
@@ -342,6 +342,7 @@ class RankSession(ABC, Generic[ConnectionsT]):
         report = replace(
             action.report,
             pipeline=self.connections.pipeline_name,
+            stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),
         )
         await self.post("settle", report)
@@ -358,15 +359,14 @@ class RankSession(ABC, Generic[ConnectionsT]):
         client = self.connections.healing(self.make_heal_client())
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
         why = f"no member of position {wanted.position} has version {wanted.version}"
-        expected = action.expected
-        for source in action.sources:
-            address = self._reports[source].heal_address
+        expected, known = action.expected, sources_of(self.plan, self._reports, action.sources)
+        for sources in copy_attempts(known, expected):
             try:
-                masters = await self.copy(client, address, wanted, expected)
+                masters = await self.copy(client, sources, wanted, expected)
             except HealFailed as failure:
-                self.warn(f"healing from member {source} failed: {(why := str(failure))}")
+                self.warn(f"healing failed: {(why := str(failure))}")
                 continue
-            if expected or len(action.sources) == 1:
+            if expected or len(known) == 1:
                 return events.StateLoaded(masters)
             expected, why = masters, "no other source is left to compare the copy with"
         end = self.connections.gather().ended
@@ -390,11 +390,10 @@ class RankSession(ABC, Generic[ConnectionsT]):
         self.prepare()
         await self._begin(Op.REDUCE)
         self._gradient = ""
-        position = self.state.member_position
-        members = [m.index for m in self.plan.position_members(position)]
         try:
-            group = await self._connected(*self.connections.begin_reduce_group(position))
-            await self.reduce(group, action.table, members)
+            begun = self.connections.begin_stage_group(self.state.agreed_stage_group)
+            group = await self._connected(*begun)
+            await self.reduce(group, action.table, self.connections.stage_order())
         except GroupEnded as end:
             return events.QuorumLost(*self.connections.fail_quorum(str(end)))
         return events.Reduced()

@@ -81,6 +81,9 @@ class Settlement:
     pipelines: Mapping[int, str]
     """The pipeline group with which each replica's chain goes on. If it is empty, some cell has
     lost the group and the chain connects a new one, under a name that was never used before."""
+    stage_groups: tuple[str, ...]
+    """The group with which each position goes on to reduce. If it is empty, some member does not
+    have it and all members connect a new one, under a name that was never used before."""
     reason: str
 
 
@@ -278,17 +281,20 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
         commit_chain=at_version[0].chain if at_version else "",
         step=step,
         refused_in=refused_in,
-        pipelines={c.replica: _pipeline(c, ordered) for c in plan.chains},
+        pipelines={c.replica: _common(ordered[i].pipeline for i in c.cells) for c in plan.chains},
+        stage_groups=tuple(
+            _common(ordered[m.index].stage_group for m in members) for members in plan.positions
+        ),
         reason=_reason(version, origin, actions, patched),
     )
 
 
-def _pipeline(chain: Chain, reports: Sequence[SettleReport]) -> str:
-    """Return the pipeline group that all cells of a chain still have.
+def _common(reported: Iterable[str]) -> str:
+    """Return the group that all who need it still have; empty if one has lost it or is new.
 
-    One cell alone must not use it.
+    One member alone must not use it.
     """
-    names = {reports[i].pipeline for i in chain.cells}
+    names = set(reported)
     return names.pop() if len(names) == 1 else ""
 
 

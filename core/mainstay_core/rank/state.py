@@ -113,6 +113,11 @@ class RankState:
         return self.settlement.pipelines[chain.replica] if self.settlement and chain else ""
 
     @property
+    def agreed_stage_group(self) -> str:
+        """Return the group that this rank's position keeps; "" for a new one."""
+        return self.settlement.stage_groups[self.member_position] if self.settlement else ""
+
+    @property
     def step_at_hand(self) -> int:
         """Return the step at hand: ``version``, or the settled version during a heal."""
         if self.phase is Phase.HEALING and self.settlement is not None:

@@ -66,6 +66,8 @@ class Checks:
         self._appliers: defaultdict[tuple[int, tuple[int, int]], list[Life]] = defaultdict(list)
         """Who has applied a step at a position."""
         self._adopted: dict[str, int] = {}
+        self._connected: defaultdict[str, set[Incarnation]] = defaultdict(set)
+        """Whom a group connects, by its name."""
         self._over: set[str] = set()
         """Quorums that a member has ended, as its gather server knows."""
         self._told: set[tuple[str, int]] = set()
@@ -227,6 +229,12 @@ class Checks:
         self._reports[name] = reports
         for action in outcome.actions:
             self.seen[f"settle {action}"] += 1
+        for members, group in zip(plan.positions, outcome.stage_groups, strict=True):
+            self.seen["group kept"] += bool(group)
+            _hold(
+                not group or {m.incarnation for m in members} == self._connected[group],
+                f"{plan.quorum} keeps {group}, which connects {sorted(self._connected[group])}",
+            )
         if plan.method is Method.START and not (self.fell_back or self._disk.is_damaged):
             _hold(
                 outcome.version >= self._saved,
@@ -234,6 +242,22 @@ class Checks:
                 f"{self._saved}",
             )
         self._check_not_lost(plan, reports, outcome)
+
+    def connected(self, trainer: Life, name: str) -> None:
+        """A rank has connected a group: again, if a planned plan left all its members together."""
+        plan, index = trainer.state.plan, trainer.state.index
+        assert plan is not None
+        self._connected[name].add(trainer.incarnation)
+        self.seen["group connected"] += 1
+        kind = name.rpartition("/")[2][0]
+        mine = _formations(plan, index)[kind]
+        settled = {r.settled for r in self._reports[str(plan.quorum)] if r.index in mine}
+        before = next((p for p in self.plans if {p.quorum.id} == settled), None)
+        stayed = before and all(plan.members[i].since <= before.quorum.id for i in mine)
+        if plan.planned and before and stayed:
+            own = next(m.index for m in before.members if m.incarnation == trainer.incarnation)
+            same = _lives(before, _formations(before, own)[kind]) == _lives(plan, mine)
+            self.seen["group connected again"] += same
 
     def _check_not_lost(
         self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement
@@ -352,6 +376,17 @@ class Checks:
         return terms.true_states(
             shape.num_types, shape.micro_batches, shape.stages, shape.ranks_per_stage, version
         )
+
+
+def _formations(plan: Plan, index: int) -> dict[str, tuple[int, ...]]:
+    """Return the members of a member's position, "p", and those of its chain, "r"."""
+    chain = plan.chain_of(index)
+    members = plan.position_members(plan.position_of(index))
+    return {"p": tuple(m.index for m in members), "r": chain.cells if chain else ()}
+
+
+def _lives(plan: Plan, indices: Sequence[int]) -> set[tuple[Incarnation, tuple[int, int]]]:
+    return {(plan.members[i].incarnation, plan.members[i].rank.position) for i in indices}
 
 
 def _number(quorum: str) -> int:

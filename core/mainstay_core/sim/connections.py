@@ -47,7 +47,7 @@ class Connections(QuorumConnections[GatherClient, Group, Group]):
             address,
             join,
             self.changed,
-            self.lost_quorum,
+            lambda why: self.lost_quorum(plan.quorum, why),
             self.on_plan,
         )
 

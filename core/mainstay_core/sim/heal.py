@@ -6,10 +6,9 @@ state is complete at the quorum's version, and refuses once it has moved past it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from mainstay_core.rank.serving import HealFailed, Wanted, copy_problem, may_copy
+from mainstay_core.rank.serving import HealFailed, Source, Wanted, copy_problem, may_copy
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Listener, Network
@@ -59,80 +58,84 @@ class HealServer:
             end.send(("refused", f"{wanted.quorum} is over here", ""))
             end.close()
             return
-        announced = self._state()
+        before = self._state()
         yield self._copy_s()
-        # What changed meanwhile is in the copy, but not in the digest that was announced.
-        sent = self._state()
+        if not may_copy(wanted, self.serves, self._adopted()):
+            end.send(("refused", f"{wanted.quorum} is over here", ""))
+            end.close()
+            return
+        # Chunks that were sent before a change, and chunks that were sent after it.
+        named = sent = before if before == self._state() else terms.term("torn", before)
         if self.spoils and end.peer.process.node != self._process.node:
             sent = terms.term("spoilt", sent)
-        end.send(("state", announced, sent))
+        end.send(("state", named, sent))
         end.close()
 
 
 class HealClient:
-    """Copies a source's state; :meth:`shutdown` ends it from outside."""
+    """Copies the state of sources; :meth:`shutdown` ends it from outside."""
 
     def __init__(self, process: Process, network: Network, changed: Signal) -> None:
         self._process, self._network, self._changed = process, network, changed
-        self._end: End | None = None
-        self._answer: tuple[str, str, str] | None = None
-        self._error = ""
+        self._ends: dict[str, End] = {}
+        self._good: list[str] = []
+        self._lost: dict[str, str] = {}
         self.ended = ""
 
     def shutdown(self, why: str) -> None:
         """End a running copy."""
         self.ended = why
-        if self._end is not None:
-            self._end.close()
+        for end in self._ends.values():
+            end.close()
         self._changed.fire()
 
-    def copy(self, address: str, wanted: Wanted, expected: str) -> Steps[str]:
+    def copy(self, sources: Sequence[Source], wanted: Wanted, expected: str) -> Steps[str]:
         """Copy and verify; returns the state.
 
+        Whatever sources have given by the time that one has given enough is in the copy.
+
         Raises:
-            HealFailed: the source is gone, refuses, or sent other bits.
+            HealFailed: every source is gone, refuses, or sent other bits; or the copy is another.
         """
-        self._end, self._answer, self._error = None, None, ""
-        self._network.connect(self._process, address, self._opened, self._failed)
-        while not self._is_open() and not self._error:
-            yield self._changed  # a plain connect(): nothing ends it from outside
-        self._ask(wanted)
-        while not self._has_answer() and not self._error and not self.ended:
+        self._ends, self._good, self._lost = {}, [], {}
+        for source in sources:
+            self._ask(source.address, wanted)
+        while not self.ended and not self._good and len(self._lost) < len(sources):
             yield self._changed
-        return self._verify(address, expected)
-
-    def _is_open(self) -> bool:
-        return self._end is not None
-
-    def _has_answer(self) -> bool:
-        return self._answer is not None
-
-    def _ask(self, wanted: Wanted) -> None:
-        if self._end is not None and self.ended:
-            self._end.close()
-        elif self._end is not None:
-            self._end.send(wanted)
-
-    def _verify(self, address: str, expected: str) -> str:
-        if self._answer is None:
-            raise HealFailed(self.ended or f"copy from {address}: {self._error}")
-        kind, announced, found = self._answer
-        if kind != "state":
-            raise HealFailed(announced)
-        problem = copy_problem(announced, found, found, expected)
+        for end in self._ends.values():
+            end.close()
+        if not self._good:
+            raise HealFailed(self.ended or [*self._lost.values()][-1])
+        found = self._good[0]
+        if len(set(self._good)) > 1:
+            found = terms.term("mixed", *self._good)
+        problem = copy_problem(found, expected)
         if problem:
-            raise HealFailed(f"the copy from {address} {problem}")
+            raise HealFailed(f"the copy {problem}")
         return found
 
-    def _opened(self, end: End) -> None:
-        end.on_message, end.on_end = self._on_message, self._failed
-        self._end = end
-        self._changed.fire()
+    def _ask(self, address: str, wanted: Wanted) -> None:
+        # What comes after the copy is over belongs to no later one.
+        good, lost = self._good, self._lost
 
-    def _on_message(self, message: Any) -> None:
-        self._answer = message
-        self._changed.fire()
+        def opened(end: End) -> None:
+            if self._lost is not lost or self.ended:
+                end.close()
+                return
+            self._ends[address] = end
+            end.on_message, end.on_end = came, failed
+            end.send(wanted)
 
-    def _failed(self, why: str) -> None:
-        self._error = why
-        self._changed.fire()
+        def came(message: tuple[str, str, str]) -> None:
+            kind, named, sent = message
+            if kind == "state" and named == sent:
+                good.append(sent)
+            else:
+                failed(f"other bits than {named}" if kind == "state" else named)
+            self._changed.fire()
+
+        def failed(why: str) -> None:
+            lost.setdefault(address, f"copy from {address}: {why}")
+            self._changed.fire()
+
+        self._network.connect(self._process, address, opened, failed)

@@ -9,7 +9,7 @@ from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.saves import name_attempt
-from mainstay_core.rank.serving import Wanted
+from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import AppliedStep, MessageT, RankSession
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
@@ -198,13 +198,16 @@ class Trainer(Process, RankSession[Connections]):
 
     async def connect(self, groups: Any) -> None:
         await Awaited(groups.connect())
+        self.world.checks.connected(self, groups.name)
 
     def make_heal_client(self) -> HealClient:
         return HealClient(self, self.world.network, self.connections.changed)
 
-    async def copy(self, client: HealClient, address: str, wanted: Wanted, expected: str) -> str:
+    async def copy(
+        self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
+    ) -> str:
         cell = self.made_cell()
-        cell.params = await Awaited(client.copy(address, wanted, expected))
+        cell.params = await Awaited(client.copy(sources, wanted, expected))
         await self.point("healed")
         return cell.params
 

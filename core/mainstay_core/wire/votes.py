@@ -143,3 +143,5 @@ class SettleReport:
     """Newest durable version it has seen; 0 is the seed's initial state."""
     pipeline: Name = ""
     """Name of the connected pipeline group that it keeps for its chain; empty if it has none."""
+    stage_group: Name = ""
+    """Name of the connected group of its position's members that it keeps; empty if it has none."""

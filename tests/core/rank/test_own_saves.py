@@ -10,7 +10,13 @@ from tests.core.plans import make_plan
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.rank.own_saves import OwnSaves
 from mainstay_core.rank.reports import KEPT_ENTRIES, EntryLog
-from mainstay_core.rank.serving import Wanted, copy_problem, may_copy
+from mainstay_core.rank.serving import (
+    MAX_TOGETHER,
+    Wanted,
+    copy_attempts,
+    copy_problem,
+    may_copy,
+)
 from mainstay_core.wire.ledger import LedgerEntry
 
 
@@ -68,8 +74,15 @@ def test_a_joiner_waits_until_the_state_is_there_and_no_longer_than_the_quorum_l
     assert may_copy(wanted, None, make_plan({0: ("a.1",)}, quorum=6)) is False
 
 
-def test_a_copy_is_good_with_the_bits_that_were_announced_and_that_the_quorum_knows() -> None:
-    assert copy_problem("whole", "whole", "masters", "masters") == ""
-    assert copy_problem("whole", "whole", "masters", "") == ""
-    assert copy_problem("whole", "other", "masters", "masters")
-    assert copy_problem("whole", "whole", "masters", "others")
+def test_a_copy_is_good_with_the_masters_that_the_quorum_knows() -> None:
+    assert copy_problem("masters", "masters") == ""
+    assert copy_problem("masters", "") == ""
+    assert copy_problem("masters", "others")
+
+
+def test_sources_are_asked_together_first_and_alone_where_copies_are_compared() -> None:
+    assert copy_attempts((4, 5, 6), "known") == ((4, 5, 6), (4,), (5,), (6,))
+    assert copy_attempts(tuple(range(9)), "known")[0] == tuple(range(MAX_TOGETHER))
+    assert copy_attempts((4, 5), "") == ((4,), (5,))
+    assert copy_attempts((4,), "known") == ((4,),)
+    assert copy_attempts((), "known") == ()

@@ -20,7 +20,7 @@ from mainstay_core.planning.program import Action
 from mainstay_core.rank import events
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.reports import Ballot
-from mainstay_core.rank.serving import HealFailed, Wanted
+from mainstay_core.rank.serving import HealFailed, Source, Wanted
 from mainstay_core.rank.session import AppliedStep, RankSession, run_blocking
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import RankState, fact_of
@@ -138,13 +138,18 @@ class Played(RankSession[Connections]):
     def make_heal_client(self) -> HealClient:
         return HealClient()
 
-    async def copy(self, client: Any, address: str, wanted: Wanted, expected: str) -> str:
-        self.done.append(f"copy of version {wanted.version} from {address}")
-        if address not in self.copies:
-            raise HealFailed("it is gone")
-        if expected and self.copies[address] != expected:
-            raise HealFailed("it is another")
-        return self.copies[address]
+    async def copy(
+        self, client: Any, sources: Sequence[Source], wanted: Wanted, expected: str
+    ) -> str:
+        asked = ", ".join(source.address for source in sources)
+        self.done.append(f"copy of version {wanted.version} from {asked}")
+        found = {self.copies[s.address] for s in sources if s.address in self.copies}
+        slots = ", ".join(source.slot for source in sources)
+        if not found:
+            raise HealFailed(f"{slots} is gone")
+        if len(found) > 1 or (expected and found != {expected}):
+            raise HealFailed(f"the copy from {slots} is another")
+        return found.pop()
 
     def serve(self, served: Wanted | None) -> None:
         self.done.append(f"serve {served.version if served else None}")
@@ -265,11 +270,19 @@ def test_a_broken_chain_keeps_what_is_complete() -> None:
     assert session.connections.gather().ended is None, "the quorum is the coordinator's to end"
 
 
-def test_a_joiner_copies_from_the_first_source_that_can_give_its_state() -> None:
+def make_joiner() -> Played:
+    """A rank whose plan has two other members."""
     session = Played(make_plan({0: ["a.1"]}))
     run(session)
+    plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]})
+    session.state = replace(session.state, plan=plan)
     session.done.clear()
-    session.copies = {"second": "the state"}
+    return session
+
+
+def test_a_joiner_copies_from_all_sources_and_then_finds_out_which_one_is_wrong() -> None:
+    session = make_joiner()
+    session.copies = {"first": "another", "second": "the state"}
     reports = (
         SettleReport(index=0, valid=True, heal_address="first"),
         SettleReport(index=1, valid=True, heal_address="second"),
@@ -282,12 +295,14 @@ def test_a_joiner_copies_from_the_first_source_that_can_give_its_state() -> None
     assert outcome == events.StateLoaded("the state")
     assert session.done == [
         "HEAL",
+        "copy of version 2 from first, second",
+        "healing failed: the copy from a/0, b/0 is another",
         "copy of version 2 from first",
-        "healing from member 0 failed: it is gone",
+        "healing failed: the copy from a/0 is another",
         "copy of version 2 from second",
     ]
     session.copies = {}
-    assert run_blocking(session.perform(heal)) == events.LoadFailed("it is gone")
+    assert run_blocking(session.perform(heal)) == events.LoadFailed("b/0 is gone")
 
 
 @pytest.mark.parametrize(
@@ -295,8 +310,8 @@ def test_a_joiner_copies_from_the_first_source_that_can_give_its_state() -> None
     [
         ({"0": "good", "1": "good", "2": "bad"}, events.StateLoaded("good")),
         ({"0": "good", "1": "bad", "2": "good"}, events.StateLoaded("good")),
-        ({"0": "bad", "1": "good", "2": "good"}, events.LoadFailed("it is another")),
-        ({"1": "bad"}, events.LoadFailed("it is gone")),
+        ({"0": "bad", "1": "good", "2": "good"}, events.LoadFailed("the copy from c/0 is another")),
+        ({"1": "bad"}, events.LoadFailed("c/0 is gone")),
         (
             {"2": "bad"},
             events.LoadFailed("no other source is left to compare the copy with"),
@@ -306,8 +321,7 @@ def test_a_joiner_copies_from_the_first_source_that_can_give_its_state() -> None
 def test_a_joiner_whose_digest_no_report_names_takes_what_two_sources_have(
     copies: dict[str, str], outcome: events.Event
 ) -> None:
-    session = Played(make_plan({0: ["a.1"]}))
-    run(session)
+    session = make_joiner()
     session.copies = copies
     session._reports = tuple(
         SettleReport(index=i, valid=True, heal_address=str(i)) for i in range(3)
@@ -318,8 +332,7 @@ def test_a_joiner_whose_digest_no_report_names_takes_what_two_sources_have(
 
 
 def test_a_joiner_takes_the_only_copy_there_is() -> None:
-    session = Played(make_plan({0: ["a.1"]}))
-    run(session)
+    session = make_joiner()
     session.copies = {"0": "the state"}
     session._reports = (SettleReport(index=0, valid=True, heal_address="0"),)
     heal = events.LoadState(StateAction.HEAL, version=2, sources=(0,), expected="")

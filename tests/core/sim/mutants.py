@@ -19,7 +19,7 @@ from mainstay_core.coordinator import repeats
 from mainstay_core.coordinator.job_store import StoredJob
 from mainstay_core.gather.frames import Abort, Gathered, Join, Post
 from mainstay_core.gather.server import Send, ServerProtocol
-from mainstay_core.rank import checkpoints, settle, votes
+from mainstay_core.rank import checkpoints, connections, settle, votes
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.events import Apply, DropHeld, StateLoaded
@@ -289,7 +289,27 @@ def _never_more(*_: object) -> repeats.Escalation:
     return repeats.Escalation(rung=repeats.Rung.AGAIN)
 
 
+def _stay_always(*_: Any) -> bool:
+    """Return that the members of a position are those of its group, whoever they are."""
+    return True
+
+
+def _common_to_who_has_one(reported: Any) -> str:
+    """Return the group that those have who have one: a new member has none."""
+    return next(iter({*reported} - {""}), "")
+
+
 MUTANTS = {
+    "group-kept-with-a-new-member": Mutant(
+        "a position keeps its group although one of its members is new",
+        [(settle, "_common", _common_to_who_has_one), (connections, "_stay", _stay_always)],
+        ("kill-trainer",),
+    ),
+    "group-kept-without-a-member": Mutant(
+        "a position keeps its group although one of its members has left",
+        [(connections, "_stay", _stay_always)],
+        ("scale",),
+    ),
     "missing-vote-counts": Mutant(
         "a vote that is missing counts as a yes",
         [(ServerProtocol, "_post", _post_without_the_last)],
@@ -385,7 +405,7 @@ MUTANTS = {
         "nobody looks at the states that are saved where no step follows",
         [(rank_machine, "judge_states", _all_good), (rank_machine, "judge_reports", _all_good)],
         ("suspend", "corrupt-state"),
-        first=60,
+        first=150,
     ),
     "bad-state-settles": Mutant(
         "nobody looks at the states that a settle goes on from",

@@ -44,6 +44,7 @@ def test_nothing_is_lost_or_done_again_by_what_is_planned() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         if scenario.latency.tail_s < 1:
             assert not outcome.seen.get("plan restart"), f"seed {seed}: {outcome.seen}"
+            assert not outcome.seen.get("group connected again"), f"seed {seed}: {outcome.seen}"
 
 
 def test_replicas_come_and_go_between_steps() -> None:
@@ -53,6 +54,18 @@ def test_replicas_come_and_go_between_steps() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         if scenario.latency.tail_s < 1:
             assert outcome.seen["unplanned"] == 1, f"seed {seed}: {outcome.seen}"
+            assert not outcome.seen.get("group connected again"), f"seed {seed}: {outcome.seen}"
+
+
+def test_a_hand_over_connects_no_group_whose_members_stay() -> None:
+    kept = 0
+    for seed in range(12):
+        outcome = simulate(draw(seed, kinds=("drain",)))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        kept += outcome.seen.get("group kept", 0)
+        if outcome.seen["unplanned"] == 1:
+            assert not outcome.seen.get("group connected again"), f"seed {seed}: {outcome.seen}"
+    assert kept
 
 
 def test_a_bad_state_is_found_whoever_ends_before_the_vote_while_most_copies_are_right() -> None:

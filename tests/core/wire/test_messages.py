@@ -132,6 +132,7 @@ EXAMPLES: dict[str, Any] = {
         heal_address="127.0.0.2:4000",
         durable=4,
         pipeline="job/q7-5eed/r0",
+        stage_group="job/q6-5eed/p1",
     ),
     "settle-report-without-state": SettleReport(index=3, valid=False, refused_in=7),
     "ledger-entry": LedgerEntry(
