@@ -92,15 +92,14 @@ class Stage:
         self.engine.state.initialize(0)
         self.checkpoints = Checkpointing(config, lambda _, why: print(f"  {why}") if why else None)
         self.checkpoints.start({})
-        self.plan, self.version = make_plan(), 0
+        self.plan, self.version, self.masters = make_plan(), 0, ""
         self.table = plan_step(self.plan, 1).table[0]
 
     def step(self) -> str:
         self.engine.compute((0,), self.version, None)
-        self.engine.reduce(None, self.table, [0], 0, SLOT)
-        self.engine.norms_sq()
-        self.engine.gradient_digest()
-        masters = self.engine.apply(self.commit(), 1e-4)
+        self.engine.reduce(None, self.table, [0], 0)
+        self.engine.ballot(self.table, 0, SLOT, self.masters)
+        self.masters = masters = self.engine.apply(self.commit(), 1e-4)
         self.engine.drop_held()
         self.version += 1
         return masters

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mainstay_core.base.digest import Digest
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op
-from mainstay_core.wire.votes import TypeStat
+from mainstay_train.base import device as devices
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
+from mainstay_train.compute.statistics import TypeResult, TypeSums
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.layout import ALIGNMENT_BYTES
 from mainstay_train.exact.reduction import PartialStore
@@ -46,15 +46,6 @@ class _Flow:
     gradient: torch.Tensor | None = None
 
 
-@dataclass(slots=True)
-class _TypeSums:
-    """Sums over the micro-batches of one type, gathered while the stage computes it."""
-
-    loss_sum: float = 0.0
-    tokens: int = 0
-    data: Digest = field(default_factory=Digest.zero)
-
-
 def _as_received(tensor: torch.Tensor) -> torch.Tensor:
     """Give a tensor between two blocks the strides and alignment that it has after a receive.
 
@@ -78,7 +69,7 @@ class Interpreter:
         seed: the job's seed.
         micro_batches: per type.
         store: where complete types go.
-        stats: what is learnt of complete types goes here.
+        results: what is learnt of complete types goes here.
         recompute: run forwards again in the backward instead of keeping tapes.
         hook: called before each action.
         inner: this rank's place in its cell; its neighbours have the same.
@@ -94,7 +85,7 @@ class Interpreter:
         seed: int,
         micro_batches: int,
         store: PartialStore,
-        stats: dict[int, TypeStat],
+        results: dict[int, TypeResult],
         recompute: bool,
         hook: Hook,
         inner: InnerMesh = SINGLE,
@@ -102,12 +93,12 @@ class Interpreter:
         self._workload, self._blocks = workload, tuple(blocks)
         self._stage, self._num_stages = stage, num_stages
         self._seed, self._micro_batches = seed, micro_batches
-        self._store, self._stats = store, stats
+        self._store, self._results = store, results
         self._recompute, self._hook, self._inner = recompute, hook, inner
         self._device = blocks[0].device
         self._step = 0
         self._flows: dict[tuple[int, int], _Flow] = {}
-        self._sums: dict[int, _TypeSums] = {}
+        self._sums: dict[int, TypeSums] = {}
         self._sends: deque[Pending] = deque()
         self._posted: dict[tuple[Op, Flow], tuple[torch.Tensor, Pending]] = {}
         """Receives that were started with a send, by the action that waits for them."""
@@ -226,7 +217,7 @@ class Interpreter:
             self._count_samples(action, flow)
         if self._stage == 0:
             assert flow.batch is not None
-            x = flow.batch.tokens.to(self._device)
+            x = devices.sent(flow.batch.tokens, self._device)
         assert x is not None
         for block in self._blocks:
             if block.spec.loss is not None:
@@ -244,17 +235,18 @@ class Interpreter:
     def _enter_loss(self, flow: _Flow, block: Block, x: torch.Tensor) -> torch.Tensor:
         """The last block: its backward comes next, so its tape is always kept."""
         assert flow.batch is not None
-        tape = block.recompute_loss(x, flow.batch.targets.to(self._device), flow.address)
+        targets = devices.sent(flow.batch.targets, self._device)
+        tape = block.recompute_loss(x, targets, flow.address)
         flow.tapes.append(tape)
-        sums = self._sums.setdefault(flow.address.type, _TypeSums())
-        sums.loss_sum += float(tape.loss.total)
-        sums.tokens += tape.loss.num_tokens
+        sums = self._sums.setdefault(flow.address.type, TypeSums())
+        sums.add_loss(tape.loss)
+        sums.tokens += data.num_tokens(flow.batch)
         return x
 
     def _count_samples(self, action: Action, flow: _Flow) -> None:
         if self._stage == 0:
             assert flow.batch is not None
-            sums = self._sums.setdefault(action.type, _TypeSums())
+            sums = self._sums.setdefault(action.type, TypeSums())
             sums.data += data.consumed_digest(flow.address, flow.batch)
 
     def _backward_input(self, action: Action) -> None:
@@ -288,12 +280,11 @@ class Interpreter:
                 torch.cuda.current_stream(self._device).synchronize()
             # Collectives of the cell that were aborted may have ended without an error.
             self._chain.check()
-        sums = self._sums.pop(shard_type, _TypeSums())
+        sums = self._sums.pop(shard_type, TypeSums())
         # Inner ranks see the same samples and come to the same loss: one of them says so.
         speaks = self._inner.counts_copies
         last = speaks and self._stage == self._num_stages - 1
-        self._stats[shard_type] = TypeStat(
-            type=shard_type,
+        self._results[shard_type] = TypeResult(
             loss_sum=sums.loss_sum if last else None,
             tokens=sums.tokens if last else None,
             data=sums.data.hex() if speaks and self._stage == 0 else None,

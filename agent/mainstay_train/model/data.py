@@ -21,6 +21,7 @@ from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.exact import digests
 from mainstay_train.exact.draws import Address
+from mainstay_train.model.blocks import IGNORED_TARGET
 
 STDLIB = "stdlib"
 """As a path: the sources of this Python's standard library, real text on every machine."""
@@ -54,6 +55,11 @@ class Dataset(Protocol):
     def fingerprint(self) -> str:
         """A text that is equal exactly where :meth:`batch` returns equal samples."""
         ...
+
+
+def num_tokens(batch: Batch) -> int:
+    """The number of tokens that count in the loss of a micro-batch."""
+    return int((batch.targets != IGNORED_TARGET).sum())
 
 
 def consumed_digest(address: Address, batch: Batch) -> Digest:

@@ -13,10 +13,11 @@ from torch import nn
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.ids import JobUid
+from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_core.rank.settle import Supply
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
@@ -29,6 +30,7 @@ from mainstay_train.model import blocks, workload
 SMALL = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 64, "sequence": 8}
 SIZE, SEED, STEP = 2, 5, 3
 TYPES = (0, 1)
+SLOT = Slot(pod=PodUid("a"), index=0)
 
 
 def warm_up():
@@ -82,14 +84,16 @@ def reduced(engine, chain):
 def described(engine):
     """What a rank would vote and tell, and its gradient by place in the model-wide tensors."""
     masters = engine.state.masters_digest()
+    table = [Supply(partial=partial, index=0) for partial in engine.store.held()]
+    ballot = engine.ballot(table, 0, SLOT, masters.whole.hex())
     gradients = engine.state.layout.views(engine.reducer.reduced)
     params = [p for block in engine.state.layout.blocks for p in block.params]
     return {
-        "copies": engine.copies_digest(masters.whole.hex()),
+        "copies": ballot.copies,
         "masters": masters.counted(engine.inner).hex(),
-        "norms": engine.norms_sq(),
-        "stats": [engine.type_stats[t] for t in TYPES],
-        "bits": engine.gradient_digest(),
+        "norms": ballot.norms_sq,
+        "stats": ballot.stats,
+        "bits": ballot.gradient,
         "gradients": [(p.name, p.part, p.copy, gradients[p.name].numpy().copy()) for p in params],
     }
 

@@ -131,7 +131,7 @@ class Stage:
         self.state = build_stage(model, num_stages, stage)
         self.state.initialize(SEED)
         self.store = PartialStore(self.state.layout, SHARDS_PER_LANE)
-        self.stats = {}
+        self.results = {}
         self.seen = []
         self.interpreter = Interpreter(
             workload=model,
@@ -141,7 +141,7 @@ class Stage:
             seed=SEED,
             micro_batches=MICRO_BATCHES,
             store=self.store,
-            stats=self.stats,
+            results=self.results,
             recompute=recompute,
             hook=self.seen.append,
         )
@@ -175,7 +175,7 @@ def gradients(stages):
 
 def stats(stages):
     """(loss, tokens, data) of each type, from whichever stage knows."""
-    first, last = stages[0].stats, stages[-1].stats
+    first, last = stages[0].results, stages[-1].results
     return {t: (last[t].loss_sum, last[t].tokens, first[t].data) for t in TYPES}
 
 
@@ -206,7 +206,7 @@ def test_types_do_not_depend_on_each_other():
     alone.run(types=(3,))
     (partial,) = alone.store.held()
     assert torch.equal(alone.store.partials[partial], together.store.partials[partial])
-    assert alone.stats[3] == together.stats[3]
+    assert alone.results[3] == together.results[3]
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ def test_an_interrupted_chain_keeps_whole_types_and_goes_on(undisturbed, breaker
     in_threads(until_broken, zip(stages, ends, strict=True))
     for stage in stages:
         done = types_held(stage)
-        assert done == set(stage.stats)
+        assert done == set(stage.results)
         if stage.stage == breaker:
             assert len(done) == received // MICRO_BATCHES
         left = [t for t in TYPES if t not in done]
@@ -246,7 +246,7 @@ def test_a_type_does_not_count_if_the_cell_was_aborted_while_it_was_computed():
     with pytest.raises(GroupEnded, match="the neighbour is gone"):
         stage.run(chain)
 
-    assert types_held(stage) == set(stage.stats) == {TYPES[0]}
+    assert types_held(stage) == set(stage.results) == {TYPES[0]}
 
 
 def types_held(stage):
@@ -276,8 +276,8 @@ def test_the_hook_sees_every_action_before_it_runs():
 def test_statistics_are_told_by_the_stage_that_knows():
     first, middle, last = run_chain(3)
     for shard_type in TYPES:
-        assert first.stats[shard_type].loss_sum is None
-        assert Digest.parse(first.stats[shard_type].data) != Digest.zero()
-        stat = middle.stats[shard_type]
-        assert (stat.loss_sum, stat.tokens, stat.data) == (None, None, None)
-        assert last.stats[shard_type].tokens == MICRO_BATCHES * SMALL["sequence"]
+        assert first.results[shard_type].loss_sum is None
+        assert Digest.parse(first.results[shard_type].data) != Digest.zero()
+        known = middle.results[shard_type]
+        assert (known.loss_sum, known.tokens, known.data) == (None, None, None)
+        assert last.results[shard_type].tokens == MICRO_BATCHES * SMALL["sequence"]
