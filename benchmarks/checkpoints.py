@@ -30,6 +30,7 @@ from mainstay_core.rank.settle import plan_step
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 from mainstay_core.wire.votes import Commit
 from mainstay_train.compute.engine import BlockTraining
+from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import digests, numerics
 from mainstay_train.model import workload
 from mainstay_train.state.controller import Checkpointing
@@ -87,7 +88,8 @@ class Stage:
             checkpoint_dir=str(directory),
         )
         loaded = workload.load("", config.workload)
-        training = BlockTraining(workload=loaded, config=config, device="cpu")
+        loader = Loader(loaded.dataset)
+        training = BlockTraining(workload=loaded, config=config, device="cpu", loader=loader)
         self.engine = training.build_engine(0, 1, 0, lambda _: None)
         self.engine.state.initialize(0)
         self.checkpoints = Checkpointing(config, lambda _, why: print(f"  {why}") if why else None)

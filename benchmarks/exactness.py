@@ -52,6 +52,7 @@ from mainstay_core.wire.votes import Vote  # noqa: E402
 from mainstay_train.comm.gather_client import GatherClient  # noqa: E402
 from mainstay_train.comm.group import Group  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
+from mainstay_train.compute.loader import Loader  # noqa: E402
 from mainstay_train.exact import digests, numerics, optimizer  # noqa: E402
 from mainstay_train.exact.draws import Address  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
@@ -140,9 +141,11 @@ class OurStep:
             workload=demo.MODEL,
         )
         self._rank, self._size, self._group, self._gather = rank, size, group, gather
+        model = workload.load("", demo.MODEL)
         self._engine = Engine.build(
-            workload.load("", demo.MODEL),
+            model,
             config,
+            Loader(model.dataset),
             stage=0,
             num_stages=1,
             device="cpu",

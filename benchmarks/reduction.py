@@ -30,6 +30,7 @@ from mainstay_core.job.config import JobConfig  # noqa: E402
 from mainstay_core.rank.settle import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
+from mainstay_train.compute.loader import Loader  # noqa: E402
 from mainstay_train.exact import digests, optimizer  # noqa: E402
 from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402
 from mainstay_train.exact.reduction import Reducer  # noqa: E402
@@ -115,9 +116,11 @@ def overheads(rounds: int) -> None:
         entrypoint="",
         workload=demo.MODEL,
     )
+    model = workload.load("", demo.MODEL)
     engine = Engine.build(
-        workload.load("", demo.MODEL),
+        model,
         config,
+        Loader(model.dataset),
         stage=0,
         num_stages=2,
         device="cpu",

@@ -72,6 +72,9 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
     Page-locked memory is read while the host goes on; a copy from other memory waits.
     """
-    if device.type == "cuda" and not tensor.is_cuda and not tensor.is_pinned():
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return page_locked(tensor, device).to(device, non_blocking=True)
+
+
+def page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host in memory from which ``device`` copies by itself."""
+    return tensor.pin_memory() if device.type == "cuda" and not tensor.is_cuda else tensor

@@ -22,6 +22,7 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute.interpreter import Hook, Interpreter
+from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests, optimizer
 from mainstay_train.exact.digests import FlatDigest, Piece
@@ -62,6 +63,8 @@ class BlockTraining:
     workload: Workload
     config: JobConfig
     device: str
+    loader: Loader
+    """One for all stages that this trainer gets: a data set is called by one thread."""
 
     @property
     def clip_norm(self) -> float | None:
@@ -77,6 +80,7 @@ class BlockTraining:
         return Engine.build(
             self.workload,
             self.config,
+            self.loader,
             stage=stage,
             num_stages=num_stages,
             device=self.device,
@@ -134,6 +138,7 @@ class Engine:
         cls,
         workload: Workload,
         config: JobConfig,
+        loader: Loader,
         *,
         stage: int,
         num_stages: int,
@@ -146,6 +151,7 @@ class Engine:
         Args:
             workload: what is trained.
             config: the job.
+            loader: loads the workload's samples.
             stage: the stage to compute.
             num_stages: stages of a chain.
             device: where it computes.
@@ -159,10 +165,12 @@ class Engine:
         results: dict[int, TypeResult] = {}
         interpreter = Interpreter(
             workload=workload,
+            loader=loader,
             blocks=blocks,
             stage=stage,
             num_stages=num_stages,
             seed=config.shape.seed,
+            num_steps=config.shape.steps,
             micro_batches=config.shape.micro_batches,
             store=store,
             results=results,

@@ -46,7 +46,16 @@ class Batch:
 
 
 class Dataset(Protocol):
-    """A data set whose samples are found by address."""
+    """A data set whose samples are found by address.
+
+    In a workload of blocks one thread calls :meth:`batch`, the same for all of a trainer's life,
+    one call at a time. It is not the main thread, where the entrypoint, :meth:`fingerprint` and the
+    blocks run. What both change must be locked; ``Workload.load_ahead`` may be False. Calls come in
+    the order in which micro-batches are computed, one ahead. A batch that was asked for may never
+    be computed, and may be asked for again: a recovery and a newer plan change what comes next.
+
+    In an own loop the main thread calls it, when a work begins.
+    """
 
     def batch(self, address: Address) -> Batch:
         """The micro-batch at ``address``, on CPU: a pure function of the address."""

@@ -23,6 +23,7 @@ from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.compute.engine import Engine, inner_mesh
+from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import digests, optimizer
 from mainstay_train.exact.slices import Slice
 from mainstay_train.model import blocks, workload
@@ -56,9 +57,11 @@ def config_of(ranks_per_stage=SIZE, stages=1):
 
 def engine_of(index=0, *, size=SIZE, hook=lambda _: None, **options):
     config = config_of(size)
+    model = workload.load("", {**SMALL, **options})
     engine = Engine.build(
-        workload.load("", {**SMALL, **options}),
+        model,
         config,
+        Loader(model.dataset),
         stage=0,
         num_stages=1,
         device="cpu",
@@ -155,9 +158,11 @@ def run_place(pipe, store, stages, size, position):
     connections.adopted, connections.index = plan, position
     connections._gather = StoreMeeting(store)
     stage, index = divmod(position, size)
+    model = workload.load("", SMALL)
     engine = Engine.build(
-        workload.load("", SMALL),
+        model,
         config,
+        Loader(model.dataset),
         stage=stage,
         num_stages=stages,
         device="cpu",

@@ -13,6 +13,7 @@ from mainstay_core.planning.program import Op, compile_compute
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm.group import Group, Pending
 from mainstay_train.compute.interpreter import Interpreter
+from mainstay_train.compute.loader import Loader
 from mainstay_train.exact.reduction import PartialStore
 from mainstay_train.model import workload
 
@@ -125,7 +126,7 @@ class Chain:
 class Stage:
     """One cell: its blocks, store and interpreter."""
 
-    def __init__(self, stage, num_stages, *, recompute=False, dtype="float32"):
+    def __init__(self, stage, num_stages, *, recompute=False, dtype="float32", dataset=None):
         self.stage, self.num_stages = stage, num_stages
         model = workload.load("", {**SMALL, "dtype": dtype})
         self.state = build_stage(model, num_stages, stage)
@@ -135,10 +136,12 @@ class Stage:
         self.seen = []
         self.interpreter = Interpreter(
             workload=model,
+            loader=Loader(dataset or model.dataset),
             blocks=self.state.blocks,
             stage=stage,
             num_stages=num_stages,
             seed=SEED,
+            num_steps=STEP + 2,
             micro_batches=MICRO_BATCHES,
             store=self.store,
             results=self.results,
@@ -146,9 +149,9 @@ class Stage:
             hook=self.seen.append,
         )
 
-    def run(self, chain=None, types=TYPES):
+    def run(self, chain=None, types=TYPES, step=STEP):
         program = compile_compute(types, MICRO_BATCHES, self.stage, self.num_stages)
-        self.interpreter.run(program, STEP, chain)
+        self.interpreter.run(program, step, chain)
         return program
 
 
@@ -264,6 +267,54 @@ def in_threads(run, arguments):
 def until_broken(stage, chain):
     with contextlib.suppress(GroupEnded):
         stage.run(chain)
+
+
+class Watched:
+    """A data set that notes who asks for what."""
+
+    def __init__(self):
+        self._dataset = workload.load("", SMALL).dataset
+        self.calls, self.threads = [], set()
+
+    def batch(self, address):
+        self.calls.append((address.step, address.type, address.micro_batch))
+        self.threads.add(threading.current_thread().name)
+        return self._dataset.batch(address)
+
+
+def test_batches_are_those_of_the_plan_whatever_was_loaded_ahead():
+    """Behind a step the next one is expected to begin likewise; a plan may say otherwise."""
+    watched = Watched()
+    stage, twin = Stage(0, 1, dataset=watched), Stage(0, 1)
+    stage.run(types=(0, 1))
+    stage.run(types=(3,))  # a patch of the same step
+    stage.run(types=(2, 5), step=STEP + 1)  # of another plan
+    twin.run(types=(3,))
+    twin.run(types=(2, 5), step=STEP + 1)
+    for shard_type in (2, 3, 5):
+        assert stage.results[shard_type] == twin.results[shard_type]
+    flows = [(STEP, t, m) for t in (0, 1) for m in range(2)]
+    flows += [(STEP, 3, 0), (STEP, 3, 1)]
+    flows += [(STEP + 1, t, m) for t in (2, 5) for m in range(2)]
+    # Beside these only what was expected to come next.
+    assert [call for call in watched.calls if call in flows] == flows
+    assert set(watched.calls) - {*flows} <= {(STEP + 1, 0, 0), (STEP + 1, 3, 0)}
+    assert watched.threads == {"data"}
+
+
+def test_nothing_is_loaded_beyond_the_last_step():
+    watched = Watched()
+    stage = Stage(0, 1, dataset=watched)
+    stage.run(types=(0,), step=STEP + 1)
+    assert watched.calls == [(STEP + 1, 0, 0), (STEP + 1, 0, 1)]
+
+
+def test_a_stage_between_others_loads_nothing():
+    watched = Watched()
+    stages = [Stage(s, 3, dataset=watched if s == 1 else None) for s in range(3)]
+    pipe = Pipe(3)
+    in_threads(Stage.run, [(stage, pipe.end_of(stage.stage)) for stage in stages])
+    assert watched.calls == []
 
 
 def test_the_hook_sees_every_action_before_it_runs():

@@ -32,6 +32,7 @@ from mainstay_train.comm.group import Exchange, Pending
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute import measure
 from mainstay_train.compute.engine import Engine, inner_mesh
+from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import layout as exact_layout
 from mainstay_train.exact.layout import BlockLayout, StageLayout
 from mainstay_train.exact.reduction import cut
@@ -198,7 +199,7 @@ def run(case, config, replica, stage, inner):
     if mesh.size > 1:
         measure.play_collectives(mesh)
     engine = Engine.build(
-        model, config, stage=stage, num_stages=shape.stages, device="cpu",
+        model, config, Loader(model.dataset), stage=stage, num_stages=shape.stages, device="cpu",
         hook=[].append, inner=mesh,
     )  # fmt: skip
     engine.state.initialize(0)
