@@ -100,7 +100,7 @@ class Stage:
     def step(self) -> str:
         self.engine.compute((0,), self.version, None)
         self.engine.reduce(None, self.table, [0], 0)
-        self.engine.ballot(self.table, 0, SLOT, self.masters)
+        self.engine.ballot(None, self.table, 0, SLOT, self.masters)
         self.masters = masters = self.engine.apply(self.commit(), 1e-4)
         self.engine.drop_held()
         self.version += 1

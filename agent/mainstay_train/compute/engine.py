@@ -117,6 +117,8 @@ class Engine:
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
+    _chain: ChainGroups | None = None
+    """Over which was computed last."""
     _sums: tuple[tuple[Partial, torch.Tensor], ...] = ()
     """Digests of the same, where they were computed."""
     _masters: Shared | None = None
@@ -202,6 +204,7 @@ class Engine:
             WorkloadError: the user's blocks or data set failed.
         """
         assert self.interpreter is not None
+        self._chain = chain
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
         try:
             with user_code(f"computing step {step}"):
@@ -232,17 +235,41 @@ class Engine:
 
         self.reducer.reduce(group, table, members, index, partials, meanwhile=describe)
 
-    def ballot(self, table: Sequence[Supply], index: int, slot: Slot, masters: str) -> Ballot:
+    def judge_held(self) -> None:
+        """Wait until the device has computed what is held, and drop what the chain's end cut off.
+
+        A partial is dropped as a whole: the sum in it cannot be taken apart.
+        """
+        self._judge()
+        for partial in self.store.held():
+            types = range(partial.first, partial.last + 1)
+            if any(self.type_results[shard_type].is_cut_off for shard_type in types):
+                self.store.drop(partial)
+                for shard_type in types:
+                    del self.type_results[shard_type]
+
+    def _judge(self) -> None:
+        if self._chain is not None:
+            self._chain.judge()
+
+    def ballot(
+        self, group: Group | None, table: Sequence[Supply], index: int, slot: Slot, masters: str
+    ) -> Ballot:
         """Return the results that enter the vote on what was reduced last.
 
         All of them are fetched from the device together: nothing else of a step waits for it
-        before the vote.
+        before the vote. So it is here that a group is found to have ended while the device computed
+        what the host had counted.
 
         Args:
+            group: that reduced; None when there is one cell only.
             table: of the reduction; it credits types to members.
             index: this cell's member index.
             slot: of this rank.
             masters: digest of all its masters, as they are now.
+
+        Raises:
+            GroupEnded: a group ended before the device was done; partials are as before.
         """
         blocks = optimizer.counted(self.state.layout.blocks, self._reduced_blocks(), self.inner)
         supplied = {
@@ -261,7 +288,10 @@ class Engine:
             for shard_type, result in supplied.items()
             if isinstance(result.loss_sum, torch.Tensor)
         }
-        readout.fetch()
+        self._judge()
+        if any(result.is_cut_off for result in self.type_results.values()):
+            raise GroupEnded("the chain ended before its types were computed")
+        readout.fetch(None if group is None else group.wait_for)
         self.sent = tuple(
             PartialDigest(partial=partial, slot=slot, digest=digests.added([sums()]).hex())
             for partial, sums in sent

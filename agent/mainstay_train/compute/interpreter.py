@@ -127,6 +127,8 @@ class Interpreter:
     def run(self, program: Sequence[Action], step: int, chain: ChainGroups | None) -> None:
         """Run a program of one step; complete types are in the store, whatever happens.
 
+        A device may still compute them. Their marks say which of them count.
+
         Args:
             program: actions of this stage.
             step: the step whose samples are used.
@@ -310,12 +312,9 @@ class Interpreter:
             self._complete(action.type)
 
     def _complete(self, shard_type: int) -> None:
+        mark = None
         if self._chain is not None:
-            if self._device.type == "cuda":
-                # What ended has to have ended for a reason: only then is it known.
-                torch.cuda.current_stream(self._device).synchronize()
-            # Collectives of the cell that were aborted may have ended without an error.
-            self._chain.check()
+            mark = self._chain.mark(devices.moment(self._device))
         sums = self._sums.pop(shard_type, TypeSums())
         # Inner ranks see the same samples and come to the same loss: one of them says so.
         speaks = self._inner.counts_copies
@@ -324,5 +323,6 @@ class Interpreter:
             loss_sum=sums.loss_sum if last else None,
             tokens=sums.tokens if last else None,
             data=sums.data.hex() if self._tells_data else None,
+            mark=mark,
         )
         self._store.complete(shard_type)

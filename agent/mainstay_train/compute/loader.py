@@ -88,7 +88,6 @@ class Loader:
         self, dataset: Dataset, device: str | torch.device = "cpu", *, ahead: bool = True
     ) -> None:
         self._load = partial(_load, dataset, torch.device(device))
-        self._prepare = partial(_prepare, torch.device(device))
         self._ahead, self._desk = ahead, _Desk()
         self._thread: threading.Thread | None = None
 
@@ -105,7 +104,7 @@ class Loader:
         if self._thread is None:
             weakref.finalize(self, desk.end)
             self._thread = threading.Thread(
-                target=_serve, args=(desk, self._prepare, self._load), name="data", daemon=True
+                target=_serve, args=(desk, self._load), name="data", daemon=True
             )
             self._thread.start()
 
@@ -136,9 +135,8 @@ class Loader:
         return order.loaded
 
 
-def _serve(desk: _Desk, prepare: Callable[[], None], load: Callable[[Wanted], Loaded]) -> None:
+def _serve(desk: _Desk, load: Callable[[Wanted], Loaded]) -> None:
     """Load what is ordered until the desk ends: the thread of a loader."""
-    prepare()
     while True:
         with desk.changed:
             desk.changed.wait_for(
@@ -162,13 +160,9 @@ def _serve(desk: _Desk, prepare: Callable[[], None], load: Callable[[Wanted], Lo
         del order  # what waits here keeps no batch
 
 
-def _prepare(device: torch.device) -> None:
-    """Have a thread lock memory in the context of its trainer's device, not of the first one."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-
-
 def _load(dataset: Dataset, device: torch.device, wanted: Wanted) -> Loaded:
+    if device.type == "cuda":  # of this thread: else memory is locked for the first device
+        torch.cuda.set_device(device)
     batch = dataset.batch(wanted.address)
     consumed = data.consumed_digest(wanted.address, batch) if wanted.digests else Digest.zero()
     num_tokens = data.num_tokens(batch)

@@ -11,6 +11,7 @@ import torch
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.wire.votes import TypeStat
+from mainstay_train.comm.chains import Mark
 from mainstay_train.exact.readout import Later
 
 
@@ -36,6 +37,13 @@ class TypeResult:
     loss_sum: torch.Tensor | float | None = None
     tokens: int | None = None
     data: str | None = None
+    mark: Mark | None = field(default=None, compare=False)
+    """Says whether the type counts; None without a chain that could end meanwhile."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the chain ended before the device had computed the type."""
+        return self.mark is not None and not self.mark.counts
 
     def told(self, shard_type: int, loss: Later | None) -> TypeStat:
         """Return it as votes tell it.

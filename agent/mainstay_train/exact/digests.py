@@ -231,7 +231,7 @@ class FlatDigest:
         self._of_zeros = (self._keys * key_sums[:, lengths]).sum(1)
 
     def _tensor(self, values: Iterable[object]) -> torch.Tensor:
-        return torch.tensor([*values], dtype=torch.int64, device=self._device)
+        return devices.sent(torch.tensor([*values], dtype=torch.int64), self._device)
 
     def sums(self, flat: torch.Tensor) -> torch.Tensor:
         """Both sums, [mixers], where the buffer is: see :func:`added`.
@@ -293,6 +293,7 @@ def _batches(rows: Sequence[_Row], size: int, device: torch.device) -> list[_Bat
         within = rows[first:stop]
         uneven = any(row.length != width for row in within)
         consecutive = all(b.start - a.start == width for a, b in pairwise(within))
+        granules = [[row.start // GRANULE] for row in within]
         lengths = [[row.length] for row in within]
         batches.append(
             _Batch(
@@ -300,8 +301,8 @@ def _batches(rows: Sequence[_Row], size: int, device: torch.device) -> list[_Bat
                 stop=stop,
                 width=width,
                 start=None if uneven or not consecutive else within[0].start,
-                granules=torch.tensor([[row.start // GRANULE] for row in within], device=device),
-                lengths=torch.tensor(lengths, device=device) if uneven else None,
+                granules=devices.sent(torch.tensor(granules), device),
+                lengths=devices.sent(torch.tensor(lengths), device) if uneven else None,
             )
         )
         first = stop

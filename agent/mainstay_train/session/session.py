@@ -270,6 +270,12 @@ class Session(RankSession[Connections]):
         """Return the complete partials."""
         return self.engine.store.held()
 
+    def judge_held(self) -> tuple[Partial, ...]:
+        """Return the complete partials that count, once the device has computed them."""
+        if self._engine is not None:
+            self._engine.judge_held()
+        return self.held()
+
     def drop_held(self) -> None:
         """Free all partials."""
         if self._engine is not None:
@@ -282,7 +288,7 @@ class Session(RankSession[Connections]):
         engine, state = self.engine, self.state
         engine.reduce(group, table, members, state.index)
         # Asked for here, so that what a collective yields too late still fails the reduction.
-        self._ballot = engine.ballot(table, state.index, state.slot, state.digest)
+        self._ballot = engine.ballot(group, table, state.index, state.slot, state.digest)
 
     def gradient_digest(self) -> str:
         """Return the digest of the reduced gradient."""

@@ -192,6 +192,13 @@ class RankSession(ABC, Generic[ConnectionsT]):
         """Return the complete partials."""
 
     @abstractmethod
+    def judge_held(self) -> tuple[Partial, ...]:
+        """Return the complete partials that count, once nothing of them is under way.
+
+        A device runs behind its host. What a chain's end cuts off there was held, and is dropped.
+        """
+
+    @abstractmethod
     def drop_held(self) -> None:
         """Free all partials."""
 
@@ -339,8 +346,13 @@ class RankSession(ABC, Generic[ConnectionsT]):
         self.status.waits()
         self.connections.adopt(action.plan, action.report.index)
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
+        held = action.report.held
+        if held:
+            counting = self.judge_held()
+            held = tuple(partial for partial in held if partial in counting)
         report = replace(
             action.report,
+            held=held,
             pipeline=self.connections.pipeline_name,
             durable=self.writer.newest_complete(),
         )

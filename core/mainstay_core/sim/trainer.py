@@ -239,6 +239,9 @@ class Trainer(Process, RankSession[Connections]):
     def held(self) -> tuple[Any, ...]:
         return self.made_cell().held()
 
+    def judge_held(self) -> tuple[Any, ...]:
+        return self.held()
+
     def drop_held(self) -> None:
         if self.cell is not None:
             self.cell.drop_held()

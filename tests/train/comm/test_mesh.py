@@ -88,7 +88,7 @@ def described(engine):
     """What a rank would vote and tell, and its gradient by place in the model-wide tensors."""
     masters = engine.state.masters_digest()
     table = [Supply(partial=partial, index=0) for partial in engine.store.held()]
-    ballot = engine.ballot(table, 0, SLOT, masters.whole.hex())
+    ballot = engine.ballot(None, table, 0, SLOT, masters.whole.hex())
     gradients = engine.state.layout.views(engine.reducer.reduced)
     params = [p for block in engine.state.layout.blocks for p in block.params]
     return {

@@ -11,6 +11,7 @@ from torch.distributed import TCPStore
 from mainstay_core.base.digest import Digest
 from mainstay_core.planning.program import Op, compile_compute
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Pending
 from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.compute.loader import Loader
@@ -78,6 +79,9 @@ class PipeEnd:
     def check(self):
         pass
 
+    def shutdown(self, why):
+        pass
+
 
 class Over:
     """The work of a send that nobody waits for."""
@@ -112,7 +116,9 @@ class Chain:
     def __init__(self, pipe, group, breaks_after):
         self.pipeline, self._pipe, self._group, self._left = self, pipe, group, breaks_after
         self.send, self.receive = group.send, group.receive
-        self.send_and_receive, self.check = group.send_and_receive, group.check
+        self.send_and_receive = group.send_and_receive
+        self._marks = ChainGroups("chain", group, None)
+        self.mark, self.judge = self._marks.mark, self._marks.judge
 
     def finish(self, pending):
         if self._left is not None and pending.into is not None:
