@@ -1,4 +1,4 @@
-"""What the host does with a device without waiting for it.
+"""Gives work to a device without waiting for it.
 
 An accelerator does its work in the order in which it was given, behind the host. The host goes on
 until it asks for a value, or copies between the two in a way that waits: then everything given

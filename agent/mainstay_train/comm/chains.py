@@ -18,7 +18,7 @@ from mainstay_train.comm.group import Group
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """What was computed over a chain until a moment of the device."""
+    """A moment of the device, and whether what was computed over a chain until then counts."""
 
     moment: Moment
     counts: bool | None = None

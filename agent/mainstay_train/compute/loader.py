@@ -62,7 +62,7 @@ class _Order:
 
 
 class _Desk:
-    """What a loader and its thread share. The thread knows no more, so that the loader can go."""
+    """The order that a loader gives its thread. The thread knows no more, so the loader can go."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""What a vote says of a shard type, gathered while the type is computed.
+"""Gathers what a vote says of a shard type while the type is computed.
 
 Losses are added where they were computed. The host looks at the sum when the vote is cast.
 """
@@ -32,7 +32,7 @@ class TypeSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeResult:
-    """What a rank knows of a complete type; None: another one knows it."""
+    """The knowledge that a rank has of a complete type; None: another rank has it."""
 
     loss_sum: torch.Tensor | float | None = None
     tokens: int | None = None

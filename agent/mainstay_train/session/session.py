@@ -266,15 +266,11 @@ class Session(RankSession[Connections]):
         """Run types through the engine's stage; complete ones are held, whatever happens."""
         self.engine.compute(types, self.state.version, groups)
 
-    def held(self) -> tuple[Partial, ...]:
-        """Return the complete partials."""
+    def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
+        """Return the complete partials; ``judged``: those that count once they are computed."""
+        if judged:
+            self.engine.judge_held()
         return self.engine.store.held()
-
-    def judge_held(self) -> tuple[Partial, ...]:
-        """Return the complete partials that count, once the device has computed them."""
-        if self._engine is not None:
-            self._engine.judge_held()
-        return self.held()
 
     def drop_held(self) -> None:
         """Free all partials."""

@@ -2,8 +2,7 @@
 
 A shell subclasses :class:`RankSession`. It owns the sockets, the arithmetic, the disk and the
 clocks. The procedures await nothing but what the shell defines. In a trainer that blocks the main
-thread, so a procedure never suspends (:func:`run_blocking`). In the simulation it waits in played
-time.
+thread, so a procedure never suspends (:func:`run_blocking`). In the simulation it waits.
 """
 
 from __future__ import annotations
@@ -188,15 +187,8 @@ class RankSession(ABC, Generic[ConnectionsT]):
         """
 
     @abstractmethod
-    def held(self) -> tuple[Partial, ...]:
-        """Return the complete partials."""
-
-    @abstractmethod
-    def judge_held(self) -> tuple[Partial, ...]:
-        """Return the complete partials that count, once nothing of them is under way.
-
-        A device runs behind its host. What a chain's end cuts off there was held, and is dropped.
-        """
+    def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
+        """Return the complete partials; ``judged``: once a device behind its host is done."""
 
     @abstractmethod
     def drop_held(self) -> None:
@@ -346,13 +338,9 @@ class RankSession(ABC, Generic[ConnectionsT]):
         self.status.waits()
         self.connections.adopt(action.plan, action.report.index)
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
-        held = action.report.held
-        if held:
-            counting = self.judge_held()
-            held = tuple(partial for partial in held if partial in counting)
         report = replace(
             action.report,
-            held=held,
+            held=self.held(judged=True) if action.report.held else (),
             pipeline=self.connections.pipeline_name,
             durable=self.writer.newest_complete(),
         )

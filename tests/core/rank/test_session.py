@@ -162,11 +162,9 @@ class Played(RankSession[Connections]):
         self.done.append(f"compute {list(types)}")
         self._partials = tuple(sorted(grow_all(self._partials, types, 1)))
 
-    def held(self) -> tuple[Partial, ...]:
-        return self._partials
-
-    def judge_held(self) -> tuple[Partial, ...]:
-        self._partials = tuple(p for p in self._partials if p not in self.cut_off)
+    def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
+        if judged:
+            self._partials = tuple(p for p in self._partials if p not in self.cut_off)
         return self._partials
 
     def drop_held(self) -> None:
