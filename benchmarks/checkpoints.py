@@ -30,6 +30,7 @@ from mainstay_core.rank.settle import plan_step
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 from mainstay_core.wire.votes import Commit
 from mainstay_train.compute.engine import BlockTraining
+from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import digests, numerics
 from mainstay_train.model import workload
 from mainstay_train.state.controller import Checkpointing
@@ -87,20 +88,20 @@ class Stage:
             checkpoint_dir=str(directory),
         )
         loaded = workload.load("", config.workload)
-        training = BlockTraining(workload=loaded, config=config, device="cpu")
+        loader = Loader(loaded.dataset)
+        training = BlockTraining(workload=loaded, config=config, device="cpu", loader=loader)
         self.engine = training.build_engine(0, 1, 0, lambda _: None)
         self.engine.state.initialize(0)
         self.checkpoints = Checkpointing(config, lambda _, why: print(f"  {why}") if why else None)
         self.checkpoints.start({})
-        self.plan, self.version = make_plan(), 0
+        self.plan, self.version, self.masters = make_plan(), 0, ""
         self.table = plan_step(self.plan, 1).table[0]
 
     def step(self) -> str:
         self.engine.compute((0,), self.version, None)
-        self.engine.reduce(None, self.table, [0], 0, SLOT)
-        self.engine.norms_sq()
-        self.engine.gradient_digest()
-        masters = self.engine.apply(self.commit(), 1e-4)
+        self.engine.reduce(None, self.table, [0], 0)
+        self.engine.ballot(None, self.table, 0, SLOT, self.masters)
+        self.masters = masters = self.engine.apply(self.commit(), 1e-4)
         self.engine.drop_held()
         self.version += 1
         return masters

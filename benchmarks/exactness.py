@@ -52,7 +52,8 @@ from mainstay_core.wire.votes import Vote  # noqa: E402
 from mainstay_train.comm.gather_client import GatherClient  # noqa: E402
 from mainstay_train.comm.group import Group  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
-from mainstay_train.exact import digests, numerics  # noqa: E402
+from mainstay_train.compute.loader import Loader  # noqa: E402
+from mainstay_train.exact import digests, numerics, optimizer  # noqa: E402
 from mainstay_train.exact.draws import Address  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
 from mainstay_train.state.heal import masters_digest  # noqa: E402
@@ -140,9 +141,11 @@ class OurStep:
             workload=demo.MODEL,
         )
         self._rank, self._size, self._group, self._gather = rank, size, group, gather
+        model = workload.load("", demo.MODEL)
         self._engine = Engine.build(
-            workload.load("", demo.MODEL),
+            model,
             config,
+            Loader(model.dataset),
             stage=0,
             num_stages=1,
             device="cpu",
@@ -178,9 +181,9 @@ class OurStep:
             self._digest(own)
             gradient = self._digest(reduced)
         if OURS[2] in part:
-            norms = engine.norms_sq()
+            norms = optimizer.block_norms_sq(blocks)
         else:
-            norms = tuple(float(torch.linalg.vector_norm(block)) ** 2 for block in blocks)
+            norms = [float(torch.linalg.vector_norm(block)) ** 2 for block in blocks]
         if OURS[4] in part:
             norms = self._vote(number, norms, gradient)
         tokens = self._size * demo.MODEL["sequence"]
@@ -198,15 +201,16 @@ class OurStep:
         named = zip(names, layout.block_views(flat), strict=True)
         return digests.digest_tensors(named).hex()
 
-    def _vote(self, number: int, norms: tuple[float, ...], gradient: str) -> tuple[float, ...]:
+    def _vote(self, number: int, norms: list[float], gradient: str) -> list[float]:
+        result = self._engine.type_results[self._rank]
         vote = Vote(
             step=number,
             attempt=0,
             ok=True,
-            norms_sq=norms,
+            norms_sq=tuple(norms),
             gradient=gradient,
             state=self._masters,
-            stats=self._engine.stats(self._table, self._rank),
+            stats=(result.told(self._rank, lambda: result.loss_sum),),
             newest_plan=1,
             newest_nonce="n",
         )

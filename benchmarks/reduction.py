@@ -30,7 +30,8 @@ from mainstay_core.job.config import JobConfig  # noqa: E402
 from mainstay_core.rank.settle import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
-from mainstay_train.exact import digests  # noqa: E402
+from mainstay_train.compute.loader import Loader  # noqa: E402
+from mainstay_train.exact import digests, optimizer  # noqa: E402
 from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402
 from mainstay_train.exact.reduction import Reducer  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
@@ -115,9 +116,11 @@ def overheads(rounds: int) -> None:
         entrypoint="",
         workload=demo.MODEL,
     )
+    model = workload.load("", demo.MODEL)
     engine = Engine.build(
-        workload.load("", demo.MODEL),
+        model,
         config,
+        Loader(model.dataset),
         stage=0,
         num_stages=2,
         device="cpu",
@@ -127,7 +130,7 @@ def overheads(rounds: int) -> None:
     engine.reducer.reduced.normal_()
     blocks = engine.state.layout.block_views(engine.reducer.reduced)
     parts = {
-        "norms": engine.norms_sq,
+        "norms": lambda: optimizer.block_norms_sq(blocks),
         "digest of the reduced gradient": engine.gradient_digest,
         "digest of the masters": lambda: masters_digest(engine.state),
         "apply (AdamW)": lambda: engine.state.apply(blocks, 1e-3, 1e-4),

@@ -67,6 +67,13 @@ class Backend(Protocol):
     ) -> tuple[Any, Any]:
         """Start a send and a receive so that neither waits for the other; return their works."""
 
+    def wait(self, work: Any, timeout: timedelta) -> None:
+        """Wait until an operation's result may be used by what comes next on its device.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor where the backend can reach it: itself, or a copy in host memory."""
 

@@ -6,8 +6,23 @@ end together: a cell fails as a unit, and without it the pipeline is broken.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from dataclasses import dataclass
+
+from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.base.device import Moment
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.group import Group
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """A moment of the device, and whether what was computed over a chain until then counts."""
+
+    moment: Moment
+    counts: bool | None = None
+    """Whether the device was done before the chain ended; None: it is not known yet."""
 
 
 class ChainGroups:
@@ -24,6 +39,10 @@ class ChainGroups:
     def __init__(self, name: str, pipeline: Group | None, mesh: Group | None) -> None:
         self.name, self.pipeline, self._mesh = name, pipeline, mesh
         self.groups = tuple(group for group in (pipeline, mesh) if group is not None)
+        self._lock = threading.Lock()
+        self._ended: str | None = None
+        self._marks: list[Mark] = []
+        """Those of which it is not known whether they count."""
 
     def connect(self) -> None:
         """Meet the chain's other ranks. Blocks until all are there.
@@ -38,6 +57,14 @@ class ChainGroups:
 
     def shutdown(self, why: str) -> None:
         """End every operation that waits in the chain, and all later ones; returns at once."""
+        with self._lock:
+            if self._ended is None:
+                # Before anything is aborted: what ends from here on may have ended for that.
+                self._look()
+                self._ended = why
+                for mark in self._marks:
+                    mark.counts = False
+                self._marks.clear()
         for group in self.groups:
             group.shutdown(why)
 
@@ -52,8 +79,51 @@ class ChainGroups:
         Raises:
             GroupEnded: a group of the chain has ended.
         """
+        if self._ended is not None:
+            raise GroupEnded(self._ended)
         for group in self.groups:
             group.check()
+
+    def mark(self, moment: Moment) -> Mark:
+        """Return a mark of what was computed until now.
+
+        Collectives that are aborted may end without an error, and a device runs behind the host.
+        So what they lead to counts only if the device was done with it while the chain stood.
+
+        Args:
+            moment: of now.
+
+        Raises:
+            GroupEnded: a group of the chain has ended.
+        """
+        with self._lock:
+            self.check()
+            mark = Mark(moment)
+            self._marks.append(mark)
+            self._look()
+        return mark
+
+    def judge(self) -> None:
+        """Wait until it is known of all marks whether they count."""
+        with self._lock:
+            last = self._marks[-1].moment if self._marks else None
+        if last is None:
+            return
+        try:
+            for group in self.groups:
+                group.wait_for(last)
+        except GroupEnded as end:
+            self.shutdown(end.why)
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
+        """Note which marks count by now; under the lock."""
+        for mark in self._marks:
+            # Of a device that has failed nothing counts. Who uses it next finds that out.
+            with contextlib.suppress(RuntimeError):
+                mark.counts = mark.moment.is_over() or None
+        self._marks = [mark for mark in self._marks if mark.counts is None]
 
     def broke(self, error: RuntimeError) -> str:
         """Why the inner mesh ended, if that is what ``error`` comes from; else empty.

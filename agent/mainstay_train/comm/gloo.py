@@ -83,6 +83,10 @@ class Gloo:
         del group
         return send(), receive()
 
+    def wait(self, work: Any, timeout: timedelta) -> None:
+        """Wait until the operation is over."""
+        work.wait(timeout)  # said each time: a receive would fall back on that of connecting
+
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor, or a copy in host memory if it lies on a GPU."""
         return tensor.cpu() if tensor.is_cuda else tensor

@@ -9,7 +9,8 @@ Callers may rely on this: an operation that returned has its result, and one tha
 raises :class:`GroupEnded`. A backend gives less. NCCL's operations end without an error when
 their group is aborted, and leave whatever lay in memory. So a group first notes that it has
 ended and then ends what waits, and after each wait it asks whether it has ended before the
-result counts.
+result counts. Nor does the host wait for its operations: what they yield on a device counts once
+:meth:`Group.wait_for` has returned for a moment that comes after them.
 
 A group knows which sockets belong to it: those that appeared while it connected. Ending
 the group shuts their receiving side, which wakes whoever waits in gloo. A peer that was
@@ -42,6 +43,7 @@ from torch import distributed
 
 from mainstay_core.base.errors import brief
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.base.device import Moment
 from mainstay_train.base.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
 from mainstay_train.comm import gloo, nccl
 from mainstay_train.comm.backend import Backend
@@ -374,6 +376,22 @@ class Group:
         if pending.into is not None and pending.into is not pending.staged:
             pending.into.copy_(pending.staged)
 
+    def wait_for(self, moment: Moment) -> None:
+        """Wait until a device has done what operations of the group led to: then that counts.
+
+        Raises:
+            GroupEnded: the group ended before, or the device does not get there in time.
+        """
+        self.check()
+        self._operation += 1
+        try:
+            moment.wait(self._timeout.total_seconds())
+        except TimeoutError as error:
+            raise GroupEnded(f"{self.name}: {error}") from error
+        finally:
+            self._operation += 1
+        self.check()
+
     def _sending(self, message: Message) -> tuple[Pending, Callable[[], Any]]:
         staged = self._backend.staged(message.tensor)
         return Pending(None, staged, None), lambda: self._group.send(
@@ -411,8 +429,7 @@ class Group:
             work = start()
             if looks and self._backend.waits_can_hang:
                 self._await(work)
-            # Said each time: a receive would fall back on the timeout of connecting.
-            work.wait(self._timeout)
+            self._backend.wait(work, self._timeout)
         except RuntimeError as error:
             raise GroupEnded(self._why(error)) from error
         finally:

@@ -6,6 +6,8 @@ NCCL's rules are not gloo's, and the tests play them on a CPU with a backend tha
 - A peer that is gone is not noticed by itself. The job's gather finds out and ends the group.
 - Point-to-point operations ignore tags and run in the order in which they were started. A send
   may end only when its receive has begun.
+- The host does not wait for an operation, the device's stream does. Whether its result counts is
+  known when the stream has come to what follows.
 - A rank that initializes a communicator waits for all others. Only a communicator that is
   initialized without blocking can be aborted meanwhile.
 
@@ -104,6 +106,14 @@ class Nccl:
         receive()
         work = group._end_coalescing()
         return work, work
+
+    def wait(self, work: Any, timeout: timedelta) -> None:
+        """Have the device's current stream wait for the operation; the host goes on.
+
+        With a timeout the host would wait, and the device would run out of work.
+        """
+        del timeout
+        work.wait()
 
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself: NCCL reads GPU memory."""

@@ -1,6 +1,8 @@
 """Runs the program of a step on one stage: forward, backward, reduce, apply.
 
 - ``engine``: state, partials and reducer of one cell, and what computes with them
+- ``statistics``: gathers what a vote says of a shard type
+- ``loader``: loads batches one micro-batch ahead, on a thread of their own
 - ``interpreter``: runs the compute part of a step's program
 - ``measure``: measures what a workload's blocks take, by one micro-batch
 """

@@ -8,20 +8,26 @@ from typing import Protocol
 
 import torch
 
+from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import Slot
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import compile_compute
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_core.rank.reports import Ballot
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.ledger import FinalDigests, PartialDigest
-from mainstay_core.wire.votes import Commit, TypeStat
+from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.votes import Commit
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute.interpreter import Hook, Interpreter
+from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests, optimizer
 from mainstay_train.exact.digests import FlatDigest, Piece
 from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
+from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer
 from mainstay_train.model.workload import Workload, user_code
 
@@ -57,6 +63,8 @@ class BlockTraining:
     workload: Workload
     config: JobConfig
     device: str
+    loader: Loader
+    """One for all stages that this trainer gets: a data set is called by one thread."""
 
     @property
     def clip_norm(self) -> float | None:
@@ -72,6 +80,7 @@ class BlockTraining:
         return Engine.build(
             self.workload,
             self.config,
+            self.loader,
             stage=stage,
             num_stages=num_stages,
             device=self.device,
@@ -101,13 +110,17 @@ class Engine:
     state: StageState
     store: PartialStore
     reducer: Reducer
-    type_stats: dict[int, TypeStat] = field(default_factory=dict)
+    type_results: dict[int, TypeResult] = field(default_factory=dict)
     """Of every complete type of the step."""
     interpreter: Interpreter | None = None
     """None where the user's own loop computes (:mod:`mainstay_train.session.loop`)."""
     sent: tuple[PartialDigest, ...] = ()
-    """What this cell sent into the last reduction."""
+    """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
+    _chain: ChainGroups | None = None
+    """Over which was computed last."""
+    _sums: tuple[tuple[Partial, torch.Tensor], ...] = ()
+    """Digests of the same, where they were computed."""
     _masters: Shared | None = None
     """Of the masters as they were last applied."""
     _gradient: FlatDigest = field(init=False)
@@ -127,6 +140,7 @@ class Engine:
         cls,
         workload: Workload,
         config: JobConfig,
+        loader: Loader,
         *,
         stage: int,
         num_stages: int,
@@ -139,6 +153,7 @@ class Engine:
         Args:
             workload: what is trained.
             config: the job.
+            loader: loads the workload's samples.
             stage: the stage to compute.
             num_stages: stages of a chain.
             device: where it computes.
@@ -149,16 +164,18 @@ class Engine:
             blocks = workload.build(workload.stages(num_stages)[stage], device, inner)
             state = StageState(blocks, workload.optimizer)
         store = PartialStore(state.layout, config.shape.shards_per_lane, device)
-        stats: dict[int, TypeStat] = {}
+        results: dict[int, TypeResult] = {}
         interpreter = Interpreter(
             workload=workload,
+            loader=loader,
             blocks=blocks,
             stage=stage,
             num_stages=num_stages,
             seed=config.shape.seed,
+            num_steps=config.shape.steps,
             micro_batches=config.shape.micro_batches,
             store=store,
-            stats=stats,
+            results=results,
             recompute=config.recompute,
             hook=hook,
             inner=inner,
@@ -170,7 +187,7 @@ class Engine:
             state=state,
             store=store,
             reducer=Reducer(state.layout, device, config.bucket_bytes),
-            type_stats=stats,
+            type_results=results,
             interpreter=interpreter,
             inner=inner,
         )
@@ -187,6 +204,7 @@ class Engine:
             WorkloadError: the user's blocks or data set failed.
         """
         assert self.interpreter is not None
+        self._chain = chain
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
         try:
             with user_code(f"computing step {step}"):
@@ -203,7 +221,6 @@ class Engine:
         table: Sequence[Supply],
         members: Sequence[int],
         index: int,
-        slot: Slot,
     ) -> None:
         """Reduce the stage's gradient; arguments as of :meth:`Reducer.reduce`.
 
@@ -211,35 +228,83 @@ class Engine:
             GroupEnded: the group ended before it completed; partials are as before.
         """
         partials = self.store.partials
-        sent: list[PartialDigest] = []
+        own = [supply.partial for supply in table if supply.index == index]
 
         def describe() -> None:
-            sent.extend(
-                PartialDigest(
-                    partial=supply.partial,
-                    slot=slot,
-                    digest=self._gradient.digest(partials[supply.partial]).hex(),
-                )
-                for supply in table
-                if supply.index == index
-            )
+            self._sums = tuple((partial, self._gradient.sums(partials[partial])) for partial in own)
 
         self.reducer.reduce(group, table, members, index, partials, meanwhile=describe)
-        self.sent = tuple(sent)
 
-    def stats(self, table: Sequence[Supply], index: int) -> tuple[TypeStat, ...]:
-        """Of the types that the table credits to member ``index``."""
-        return tuple(
-            self.type_stats[shard_type]
+    def judge_held(self) -> None:
+        """Wait until the device has computed what is held, and drop what the chain's end cut off.
+
+        A partial is dropped as a whole: the sum in it cannot be taken apart.
+        """
+        self._judge()
+        for partial in self.store.held():
+            types = range(partial.first, partial.last + 1)
+            if any(self.type_results[shard_type].is_cut_off for shard_type in types):
+                self.store.drop(partial)
+                for shard_type in types:
+                    del self.type_results[shard_type]
+
+    def _judge(self) -> None:
+        if self._chain is not None:
+            self._chain.judge()
+
+    def ballot(
+        self, group: Group | None, table: Sequence[Supply], index: int, slot: Slot, masters: str
+    ) -> Ballot:
+        """Return the results that enter the vote on what was reduced last.
+
+        All of them are fetched from the device together: nothing else of a step waits for it
+        before the vote. So it is here that a group is found to have ended while the device computed
+        what the host had counted.
+
+        Args:
+            group: that reduced; None when there is one cell only.
+            table: of the reduction; it credits types to members.
+            index: this cell's member index.
+            slot: of this rank.
+            masters: digest of all its masters, as they are now.
+
+        Raises:
+            GroupEnded: a group ended before the device was done; partials are as before.
+        """
+        blocks = optimizer.counted(self.state.layout.blocks, self._reduced_blocks(), self.inner)
+        supplied = {
+            shard_type: self.type_results[shard_type]
             for supply in table
             if supply.index == index
             for shard_type in range(supply.partial.first, supply.partial.last + 1)
+        }
+        readout = Readout()
+        norms = optimizer.NormsSq(blocks, readout)
+        gradient = readout.add(self._gradient.sums(self.reducer.reduced))
+        copies = [readout.add(sums) for sums in self._copied_gradients()]
+        sent = [(partial, readout.add(sums)) for partial, sums in self._sums]
+        losses = {
+            shard_type: readout.add(result.loss_sum)
+            for shard_type, result in supplied.items()
+            if isinstance(result.loss_sum, torch.Tensor)
+        }
+        self._judge()
+        if any(result.is_cut_off for result in self.type_results.values()):
+            raise GroupEnded("the chain ended before its types were computed")
+        readout.fetch(None if group is None else group.wait_for)
+        self.sent = tuple(
+            PartialDigest(partial=partial, slot=slot, digest=digests.added([sums()]).hex())
+            for partial, sums in sent
         )
-
-    def norms_sq(self) -> tuple[float, ...]:
-        """Squared norm of the reduced gradient, fp64, per block in model order."""
-        layouts, reduced = self.state.layout.blocks, self._reduced_blocks()
-        return tuple(optimizer.counted_norms_sq(layouts, reduced, self.inner))
+        return Ballot(
+            norms_sq=tuple(norms.fetched()),
+            gradient=digests.added([gradient()]).hex(),
+            copies=self._copies_digest(digests.added([sums() for sums in copies]), masters),
+            stats=tuple(
+                result.told(shard_type, losses.get(shard_type))
+                for shard_type, result in supplied.items()
+            ),
+        )
 
     def gradient_digest(self) -> str:
         """Digest of the reduced gradient."""
@@ -259,22 +324,19 @@ class Engine:
         """
         return self._shared(masters).counted(self.inner).hex()
 
-    def copies_digest(self, masters: str) -> str:
-        """Digest of the gradient and masters that all inner ranks hold; empty with one rank.
-
-        Args:
-            masters: digest of all masters of this rank, as they are now.
-        """
-        if self.inner.size == 1:
-            return ""
+    def _copied_gradients(self) -> list[torch.Tensor]:
+        """Sums of the digests of the gradients that all inner ranks hold."""
         gradients = self.state.layout.views(self.reducer.reduced)
-        copies = (
-            (f"gradient:{param.name}", gradients[param.name])
+        return [
+            digests.tensor_sums(f"gradient:{param.name}", gradients[param.name])
             for block in self.state.layout.blocks
             for param in block.params
-            if param.copy
-        )
-        return (digests.digest_tensors(copies) + self._shared(masters).copies).hex()
+            if param.copy and self.inner.size > 1
+        ]
+
+    def _copies_digest(self, gradients: Digest, masters: str) -> str:
+        """Digest of the gradient and masters that all inner ranks hold; empty with one rank."""
+        return "" if self.inner.size == 1 else (gradients + self._shared(masters).copies).hex()
 
     def _shared(self, masters: str) -> Shared:
         if self._masters is None or self._masters.whole.hex() != masters:
@@ -284,8 +346,8 @@ class Engine:
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
         self.store.clear()
-        self.type_stats.clear()
-        self.sent = ()
+        self.type_results.clear()
+        self.sent = self._sums = ()
 
     def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:
         """What this rank adds to the digests of the model at the end of the job.

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mainstay_core.base.digest import Digest
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op
-from mainstay_core.wire.votes import TypeStat
+from mainstay_train.base import device as devices
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
+from mainstay_train.compute.loader import Loaded, Loader, Wanted
+from mainstay_train.compute.statistics import TypeResult, TypeSums
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.layout import ALIGNMENT_BYTES
 from mainstay_train.exact.reduction import PartialStore
-from mainstay_train.model import data
 from mainstay_train.model.blocks import Block, Tape
 from mainstay_train.model.workload import Workload
 
@@ -38,21 +38,13 @@ class _Flow:
     """One micro-batch on its way through the stage."""
 
     address: Address
-    batch: data.Batch | None = None
+    loaded: Loaded | None = None
+    """On the first and the last stage."""
     inputs: list[torch.Tensor] = field(default_factory=list)
     """Input of each block, when the backward recomputes."""
     tapes: list[Tape] = field(default_factory=list)
     output: torch.Tensor | None = None
     gradient: torch.Tensor | None = None
-
-
-@dataclass(slots=True)
-class _TypeSums:
-    """Sums over the micro-batches of one type, gathered while the stage computes it."""
-
-    loss_sum: float = 0.0
-    tokens: int = 0
-    data: Digest = field(default_factory=Digest.zero)
 
 
 def _as_received(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,14 +63,16 @@ class Interpreter:
     """The compute engine of one cell.
 
     Args:
-        workload: where samples and shapes come from.
+        workload: where shapes come from.
+        loader: where samples come from.
         blocks: this stage's blocks, in model order.
         stage: this cell's stage.
         num_stages: stages of a chain.
         seed: the job's seed.
+        num_steps: of the job: nothing is loaded ahead beyond them.
         micro_batches: per type.
         store: where complete types go.
-        stats: what is learnt of complete types goes here.
+        results: what is learnt of complete types goes here.
         recompute: run forwards again in the backward instead of keeping tapes.
         hook: called before each action.
         inner: this rank's place in its cell; its neighbours have the same.
@@ -88,26 +82,34 @@ class Interpreter:
         self,
         *,
         workload: Workload,
+        loader: Loader,
         blocks: Sequence[Block],
         stage: int,
         num_stages: int,
         seed: int,
+        num_steps: int,
         micro_batches: int,
         store: PartialStore,
-        stats: dict[int, TypeStat],
+        results: dict[int, TypeResult],
         recompute: bool,
         hook: Hook,
         inner: InnerMesh = SINGLE,
     ) -> None:
-        self._workload, self._blocks = workload, tuple(blocks)
+        self._workload, self._blocks, self._loader = workload, tuple(blocks), loader
         self._stage, self._num_stages = stage, num_stages
-        self._seed, self._micro_batches = seed, micro_batches
-        self._store, self._stats = store, stats
+        self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
+        self._store, self._results = store, results
         self._recompute, self._hook, self._inner = recompute, hook, inner
         self._device = blocks[0].device
+        self._loads = stage in (0, num_stages - 1)
+        self._tells_data = stage == 0 and inner.counts_copies
+        self._upcoming: deque[Wanted] = deque()
+        """Batches of the program in their order, and what probably comes behind it."""
+        self._computed = False
+        """Whether a micro-batch has gone through the blocks."""
         self._step = 0
         self._flows: dict[tuple[int, int], _Flow] = {}
-        self._sums: dict[int, _TypeSums] = {}
+        self._sums: dict[int, TypeSums] = {}
         self._sends: deque[Pending] = deque()
         self._posted: dict[tuple[Op, Flow], tuple[torch.Tensor, Pending]] = {}
         """Receives that were started with a send, by the action that waits for them."""
@@ -125,6 +127,8 @@ class Interpreter:
     def run(self, program: Sequence[Action], step: int, chain: ChainGroups | None) -> None:
         """Run a program of one step; complete types are in the store, whatever happens.
 
+        A device may still compute them. Their marks say which of them count.
+
         Args:
             program: actions of this stage.
             step: the step whose samples are used.
@@ -134,6 +138,7 @@ class Interpreter:
             GroupEnded: the chain broke; types in flight are dropped.
         """
         self._step, self._chain = step, chain
+        self._expect(program)
         try:
             for action in program:
                 self._hook(action)
@@ -142,10 +147,36 @@ class Interpreter:
             while self._sends:
                 self._pipeline.finish(self._sends.popleft())
         finally:
+            self._upcoming.clear()
             self._flows.clear()
             self._sums.clear()
             self._sends.clear()
             self._posted.clear()
+
+    def _expect(self, program: Sequence[Action]) -> None:
+        """Have batches loaded in the program's order."""
+        if not self._loads:
+            return
+        flows = [(self._step, a.type, a.micro_batch) for a in program if a.op is Op.FORWARD]
+        if flows and self._step + 1 < self._num_steps:
+            # The next step begins likewise, unless the plan changes; then this one is dropped.
+            flows.append((self._step + 1, *flows[0][1:]))
+        self._upcoming.extend(
+            Wanted(Address(self._seed, *flow), self._tells_data) for flow in flows
+        )
+        self._load_ahead()
+
+    def _load_ahead(self) -> None:
+        if self._upcoming and self._computed:
+            self._loader.order(self._upcoming[0])
+
+    def _take(self, address: Address) -> Loaded:
+        wanted = self._upcoming.popleft()
+        assert wanted.address == address, "forwards run in the program's order"
+        # At their first call blocks are watched for draws from torch's generators. A data set may
+        # use these in its own thread: not meanwhile.
+        ahead = bool(self._upcoming) and self._computed
+        return self._loader.take(wanted, self._upcoming[0] if ahead else None)
 
     @property
     def _pipeline(self) -> Group:
@@ -221,12 +252,13 @@ class Interpreter:
     def _forward(self, action: Action) -> None:
         flow = self._flow(action)
         x = flow.output
-        if self._stage == 0 or self._stage == self._num_stages - 1:
-            flow.batch = self._workload.dataset.batch(flow.address)
-            self._count_samples(action, flow)
+        if self._loads:
+            flow.loaded = self._take(flow.address)
+            sums = self._sums.setdefault(action.type, TypeSums())
+            sums.data += flow.loaded.consumed
         if self._stage == 0:
-            assert flow.batch is not None
-            x = flow.batch.tokens.to(self._device)
+            assert flow.loaded is not None
+            x = devices.sent(flow.loaded.batch.tokens, self._device)
         assert x is not None
         for block in self._blocks:
             if block.spec.loss is not None:
@@ -240,22 +272,20 @@ class Interpreter:
                 assert tape.output is not None
                 x = _as_received(tape.output.detach())
         flow.output = x
+        if not self._computed:
+            self._computed = True
+            self._load_ahead()
 
     def _enter_loss(self, flow: _Flow, block: Block, x: torch.Tensor) -> torch.Tensor:
         """The last block: its backward comes next, so its tape is always kept."""
-        assert flow.batch is not None
-        tape = block.recompute_loss(x, flow.batch.targets.to(self._device), flow.address)
+        assert flow.loaded is not None
+        targets = devices.sent(flow.loaded.batch.targets, self._device)
+        tape = block.recompute_loss(x, targets, flow.address)
         flow.tapes.append(tape)
-        sums = self._sums.setdefault(flow.address.type, _TypeSums())
-        sums.loss_sum += float(tape.loss.total)
-        sums.tokens += tape.loss.num_tokens
+        sums = self._sums[flow.address.type]
+        sums.add_loss(tape.loss)
+        sums.tokens += flow.loaded.num_tokens
         return x
-
-    def _count_samples(self, action: Action, flow: _Flow) -> None:
-        if self._stage == 0:
-            assert flow.batch is not None
-            sums = self._sums.setdefault(action.type, _TypeSums())
-            sums.data += data.consumed_digest(flow.address, flow.batch)
 
     def _backward_input(self, action: Action) -> None:
         flow = self._flow(action)
@@ -282,20 +312,17 @@ class Interpreter:
             self._complete(action.type)
 
     def _complete(self, shard_type: int) -> None:
+        mark = None
         if self._chain is not None:
-            if self._device.type == "cuda":
-                # What ended has to have ended for a reason: only then is it known.
-                torch.cuda.current_stream(self._device).synchronize()
-            # Collectives of the cell that were aborted may have ended without an error.
-            self._chain.check()
-        sums = self._sums.pop(shard_type, _TypeSums())
+            mark = self._chain.mark(devices.moment(self._device))
+        sums = self._sums.pop(shard_type, TypeSums())
         # Inner ranks see the same samples and come to the same loss: one of them says so.
         speaks = self._inner.counts_copies
         last = speaks and self._stage == self._num_stages - 1
-        self._stats[shard_type] = TypeStat(
-            type=shard_type,
+        self._results[shard_type] = TypeResult(
             loss_sum=sums.loss_sum if last else None,
             tokens=sums.tokens if last else None,
-            data=sums.data.hex() if speaks and self._stage == 0 else None,
+            data=sums.data.hex() if self._tells_data else None,
+            mark=mark,
         )
         self._store.complete(shard_type)

@@ -22,6 +22,7 @@ import torch
 
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
+from mainstay_train.base import device as devices
 
 BATCH_ON_CPU = 4 * CHUNK
 """Elements that are widened at a time: 2 MiB as int64, which a core's caches hold."""
@@ -48,9 +49,27 @@ def tensor_digest(name: str, tensor: torch.Tensor, offset: int = 0) -> Digest:
             row-major order as bit patterns, so -0.0 and 0.0 differ and NaNs count.
         offset: Index of its first element in the whole tensor.
     """
+    first, sums = _chunk_sums(tensor, offset)
+    num_chunks = sums.shape[1]
+    if num_chunks > _FEW:
+        return added([_keyed(name, first, sums)])
+    totals = [
+        sum(digest.chunk_key(name, first + i, mixer) * value for i, value in enumerate(row))
+        for mixer, row in enumerate(sums.tolist())
+    ]
+    return Digest(totals[0] & _MASK, totals[1] & _MASK)
+
+
+def tensor_sums(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Both sums of a whole tensor, [mixers], where it is: see :func:`added`."""
+    return _keyed(name, *_chunk_sums(tensor, 0))
+
+
+def _chunk_sums(tensor: torch.Tensor, offset: int) -> tuple[int, torch.Tensor]:
+    """(The first chunk, [mixers, chunks]) of a tensor that begins at ``offset`` of the whole."""
     words, per_element = _words(tensor)
     if words.numel() == 0:
-        return Digest.zero()
+        return 0, torch.zeros(_NUM_MIXERS, 0, dtype=torch.int64, device=words.device)
     start = offset * per_element
     first = start // CHUNK
     num_chunks = -(-(start + words.numel()) // CHUNK) - first
@@ -63,7 +82,7 @@ def tensor_digest(name: str, tensor: torch.Tensor, offset: int = 0) -> Digest:
         _multiply(_widened(piece), keys[:, low:high], into)
         # sum K (bits + 1) = sum K bits + sum K; the second comes from running sums.
         into += (key_sums[:, high] - key_sums[:, low]).unsqueeze(1)
-    return _keyed(name, first, sums)
+    return first, sums
 
 
 def warm_up(device: str | torch.device = "cpu") -> None:
@@ -71,8 +90,8 @@ def warm_up(device: str | torch.device = "cpu") -> None:
     _tables(torch.device(device))
 
 
-def rows_digest(name: str, rows: torch.Tensor, start: int, row_length: int) -> Digest:
-    """The digest of some columns of a matrix called ``name``.
+def rows_sums(name: str, rows: torch.Tensor, start: int, row_length: int) -> torch.Tensor:
+    """Both sums of some columns of a matrix called ``name``, [mixers]: see :func:`added`.
 
     Args:
         name: as of :func:`tensor_digest`.
@@ -81,10 +100,8 @@ def rows_digest(name: str, rows: torch.Tensor, start: int, row_length: int) -> D
         row_length: Elements from a row's first to the next row's first in the whole tensor.
     """
     flat, per_element = _words(rows)
-    if flat.numel() == 0:
-        return Digest.zero()
-    if rows.shape[0] == 1 or rows.shape[1] == row_length:
-        return tensor_digest(name, rows, start)
+    if flat.numel() == 0 or rows.shape[0] == 1 or rows.shape[1] == row_length:
+        return _keyed(name, *_chunk_sums(rows, start))
     words = flat.view(rows.shape[0], -1)
     start, row_length = start * per_element, row_length * per_element
     keys, _ = _tables(words.device)
@@ -214,7 +231,7 @@ class FlatDigest:
         self._of_zeros = (self._keys * key_sums[:, lengths]).sum(1)
 
     def _tensor(self, values: Iterable[object]) -> torch.Tensor:
-        return torch.tensor([*values], dtype=torch.int64, device=self._device)
+        return devices.sent(torch.tensor([*values], dtype=torch.int64), self._device)
 
     def sums(self, flat: torch.Tensor) -> torch.Tensor:
         """Both sums, [mixers], where the buffer is: see :func:`added`.
@@ -276,6 +293,7 @@ def _batches(rows: Sequence[_Row], size: int, device: torch.device) -> list[_Bat
         within = rows[first:stop]
         uneven = any(row.length != width for row in within)
         consecutive = all(b.start - a.start == width for a, b in pairwise(within))
+        granules = [[row.start // GRANULE] for row in within]
         lengths = [[row.length] for row in within]
         batches.append(
             _Batch(
@@ -283,8 +301,8 @@ def _batches(rows: Sequence[_Row], size: int, device: torch.device) -> list[_Bat
                 stop=stop,
                 width=width,
                 start=None if uneven or not consecutive else within[0].start,
-                granules=torch.tensor([[row.start // GRANULE] for row in within], device=device),
-                lengths=torch.tensor(lengths, device=device) if uneven else None,
+                granules=devices.sent(torch.tensor(granules), device),
+                lengths=devices.sent(torch.tensor(lengths), device) if uneven else None,
             )
         )
         first = stop
@@ -351,18 +369,11 @@ def _multiply(wide: torch.Tensor, keys: torch.Tensor, into: torch.Tensor) -> Non
             torch.sum(wide * keys[mixer], 1, out=into[mixer])
 
 
-def _keyed(name: str, first: int, sums: torch.Tensor) -> Digest:
-    """The digest of consecutive chunks of one tensor from their sums, [mixers, chunks]."""
-    num_chunks = sums.shape[1]
-    if num_chunks <= _FEW:
-        totals = [
-            sum(digest.chunk_key(name, first + i, mixer) * value for i, value in enumerate(row))
-            for mixer, row in enumerate(sums.tolist())
-        ]
-        return Digest(totals[0] & _MASK, totals[1] & _MASK)
-    bases = torch.tensor([[_signed(base)] for base in _bases(name)], device=sums.device)
-    chunks = torch.arange(first, first + num_chunks, device=sums.device)
-    return added([(sums * _drawn(bases, chunks)).sum(1)])
+def _keyed(name: str, first: int, sums: torch.Tensor) -> torch.Tensor:
+    """Both sums of consecutive chunks of one tensor, [mixers], from theirs, [mixers, chunks]."""
+    bases = devices.sent(torch.tensor([[_signed(b)] for b in _bases(name)]), sums.device)
+    chunks = torch.arange(first, first + sums.shape[1], device=sums.device)
+    return (sums * _drawn(bases, chunks)).sum(1)
 
 
 def _bases(name: str) -> tuple[int, ...]:

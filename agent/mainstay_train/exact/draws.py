@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mainstay_train.base import device as devices
+
 
 def hash64(*parts: int | str) -> int:
     """An unsigned 64-bit BLAKE2b hash of integers and strings, each framed by its kind."""
@@ -67,4 +69,4 @@ class Address:
     ) -> torch.Tensor:
         """fp32 numbers uniform in [0, 1), of ``shape``, drawn on CPU and moved to ``device``."""
         drawn = torch.rand(tuple(shape), generator=self.generator(site), dtype=torch.float32)
-        return drawn.to(device)
+        return devices.sent(drawn, torch.device(device))

@@ -18,6 +18,7 @@ import torch
 from mainstay_core.base.digest import Digest
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.exact import digests, layout
+from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.slices import Slice
 
 OptimizerFactory = Callable[[Sequence[tuple[str, torch.Tensor]]], torch.optim.Optimizer]
@@ -110,34 +111,55 @@ def warmup_cosine(
     return rate
 
 
-def chunk_norms_sq(flat: torch.Tensor) -> list[float]:
-    """Squared L2 norm of each chunk of one block's flat gradient, summed in fp64."""
+def chunk_norms_sq(flat: torch.Tensor) -> torch.Tensor:
+    """Squared L2 norm of each chunk of one block's flat gradient: fp64 [chunks], where it is."""
     sums = []
     for start in range(0, flat.numel(), layout.CHUNK):
         wide = flat[start : start + layout.CHUNK].to(torch.float64)
         sums.append(torch.dot(wide, wide))
-    return torch.stack(sums).tolist() if sums else []
+    if not sums:
+        return torch.empty(0, dtype=torch.float64, device=flat.device)
+    return torch.stack(sums)
+
+
+class NormsSq:
+    """Squared L2 norm of each block's flat gradient: fp64 per chunk, chunks added in order.
+
+    Args:
+        blocks: flat gradients.
+        readout: fetches what the norms are made of.
+    """
+
+    def __init__(self, blocks: Iterable[torch.Tensor], readout: Readout) -> None:
+        self._chunks = [readout.add(chunk_norms_sq(flat)) for flat in blocks]
+
+    def fetched(self) -> list[float]:
+        """The norms, once the readout is fetched."""
+        return [fold(chunks().tolist()) for chunks in self._chunks]
 
 
 def block_norms_sq(blocks: Iterable[torch.Tensor]) -> list[float]:
-    """Squared L2 norm of each block's flat gradient: fp64 per chunk, chunks added in order."""
-    return [fold(chunk_norms_sq(flat)) for flat in blocks]
+    """:class:`NormsSq`, at once."""
+    readout = Readout()
+    norms = NormsSq(blocks, readout)
+    readout.fetch()
+    return norms.fetched()
 
 
-def counted_norms_sq(
+def counted(
     layouts: Iterable[layout.BlockLayout], reduced: Iterable[torch.Tensor], mesh: InnerMesh
-) -> list[float]:
-    """:func:`block_norms_sq` of what a rank speaks for: inner rank 0 alone for copies.
+) -> list[torch.Tensor]:
+    """The part of the blocks' gradients that a rank speaks for: inner rank 0 alone for copies.
 
     Args:
         layouts: of the stage's blocks.
         reduced: their flat gradients.
         mesh: the rank's place in its cell.
     """
-    return block_norms_sq(
+    return [
         flat if mesh.counts_copies else flat[: block.own]
         for block, flat in zip(layouts, reduced, strict=True)
-    )
+    ]
 
 
 def fold(norms_sq: Iterable[float]) -> float:
@@ -171,6 +193,12 @@ class StateTensor(NamedTuple):
         if self.part is not None:
             return self.part.digest(self.kind, self.tensor)
         return digests.tensor_digest(self.id, self.tensor)
+
+    def sums(self) -> torch.Tensor:
+        """The same where the tensor is, [mixers]: see :func:`digests.added`."""
+        if self.part is not None:
+            return self.part.sums(self.kind, self.tensor)
+        return digests.tensor_sums(self.id, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,13 +306,17 @@ class StageState:
         return list(self._flats)
 
     def masters_digest(self) -> Shared:
-        """Of the masters, by model-wide parameter name."""
-        parts = Shared.of(t for t in self._params if t.kind == "master" and t.part is not None)
+        """Of the masters, by model-wide parameter name; waits for the device once."""
+        readout = Readout()
         own, copies = (
-            digests.added([known.sums(block.masters) for block, known in whole])
+            [readout.add(known.sums(block.masters)) for block, known in whole]
             for whole in (self._own, self._copies)
         )
-        return Shared(own + parts.own, copies + parts.copies)
+        for tensor in self._params:
+            if tensor.kind == "master" and tensor.part is not None:
+                (copies if tensor.copy else own).append(readout.add(tensor.sums()))
+        readout.fetch()
+        return Shared(*(digests.added([sums() for sums in of]) for of in (own, copies)))
 
     def refresh(self) -> None:
         """Renew compute parameters after masters were written from outside (heal, load)."""

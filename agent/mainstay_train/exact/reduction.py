@@ -67,6 +67,10 @@ class PartialStore:
             self.scratch_views = self._layout.views(self.scratch)
         return grown
 
+    def drop(self, partial: Partial) -> None:
+        """Forget one partial; its buffer is reused."""
+        self._free.append(self.partials.pop(partial))
+
     def held(self) -> tuple[Partial, ...]:
         """What is complete, sorted."""
         return tuple(sorted(self.partials))

@@ -55,7 +55,11 @@ class Slice:
         return view
 
     def digest(self, kind: str, local: torch.Tensor) -> Digest:
-        """The part of the whole tensor's digest that these elements are.
+        """The part of the whole tensor's digest that these elements are; as of :meth:`sums`."""
+        return digests.added([self.sums(kind, local)])
+
+    def sums(self, kind: str, local: torch.Tensor) -> torch.Tensor:
+        """Both sums of that part, [mixers], where the elements are: see :func:`digests.added`.
 
         Args:
             kind: "master", "param" ...: with the name the identity of the tensor.
@@ -72,7 +76,7 @@ class Slice:
             )
         rows = local.reshape(math.prod(self.size[:dim]), -1)
         length = math.prod(self.shape[dim:]) if dim else rows.shape[1]
-        return digests.rows_digest(f"{kind}:{self.name}", rows, first, length)
+        return digests.rows_sums(f"{kind}:{self.name}", rows, first, length)
 
 
 def slice_of(name: str, parameter: torch.Tensor) -> Slice | None:

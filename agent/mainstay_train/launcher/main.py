@@ -15,6 +15,7 @@ from mainstay_train.base.crashes import crash_of
 from mainstay_train.base.decorator import Loop
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.engine import BlockTraining, inner_mesh
+from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import digests, fingerprint, numerics, optimizer
 from mainstay_train.model import workload
 from mainstay_train.session import failing, loop
@@ -147,4 +148,5 @@ def _load_blocks(
         "pid": os.getpid(),
         "fingerprint": fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra),
     }
-    return BlockTraining(workload=loaded, config=config, device=device), hello
+    loader = Loader(loaded.dataset, device, ahead=loaded.load_ahead)
+    return BlockTraining(workload=loaded, config=config, device=device, loader=loader), hello

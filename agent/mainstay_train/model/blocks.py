@@ -81,14 +81,6 @@ class BlockSpec:
 
 
 @dataclass(slots=True)
-class Loss:
-    """Loss of a micro-batch: a sum over tokens (fp32 scalar) and the number of tokens."""
-
-    total: torch.Tensor
-    num_tokens: int
-
-
-@dataclass(slots=True)
 class Tape:
     """The tensors that a recompute leaves for one micro-batch's backward through one block."""
 
@@ -96,16 +88,14 @@ class Tape:
     x: torch.Tensor
     output: torch.Tensor | None
     """The block's output (of the last block: the loss), with its graph; None once used."""
-    num_tokens: int = 0
-    """Of the last block: tokens that count in the loss."""
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     """Gradients of parameters outside split modules, by id of the parameter."""
 
     @property
-    def loss(self) -> Loss:
-        """Of the last block, before its backward."""
+    def loss(self) -> torch.Tensor:
+        """Of the last block, before its backward: a sum over tokens, fp32 scalar."""
         assert self.output is not None, "the loss is read before backward_input"
-        return Loss(self.output.detach(), self.num_tokens)
+        return self.output.detach()
 
 
 class Block:
@@ -193,7 +183,6 @@ class Block:
         assert tape.output is not None
         with torch.enable_grad():
             tape.output = self._loss(tape.output, targets)
-        tape.num_tokens = _count(targets)
         return tape
 
     def backward_input(self, tape: Tape, dy: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -359,10 +348,6 @@ def _deliver(view: torch.Tensor, gradient: torch.Tensor, add: bool) -> None:
         view.add_(gradient)
     else:
         view.copy_(gradient)
-
-
-def _count(targets: torch.Tensor) -> int:
-    return int((targets != IGNORED_TARGET).sum())
 
 
 def _generator_state(device: torch.device) -> Iterable[torch.Tensor]:

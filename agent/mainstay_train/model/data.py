@@ -21,6 +21,7 @@ from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.exact import digests
 from mainstay_train.exact.draws import Address
+from mainstay_train.model.blocks import IGNORED_TARGET
 
 STDLIB = "stdlib"
 """As a path: the sources of this Python's standard library, real text on every machine."""
@@ -45,7 +46,16 @@ class Batch:
 
 
 class Dataset(Protocol):
-    """A data set whose samples are found by address."""
+    """A data set whose samples are found by address.
+
+    In a workload of blocks one thread calls :meth:`batch`, the same for all of a trainer's life,
+    one call at a time. It is not the main thread, where the entrypoint, :meth:`fingerprint` and the
+    blocks run. What both change must be locked; ``Workload.load_ahead`` may be False. Calls come in
+    the order in which micro-batches are computed, one ahead. A batch that was asked for may never
+    be computed, and may be asked for again: a recovery and a newer plan change what comes next.
+
+    In an own loop the main thread calls it, when a work begins.
+    """
 
     def batch(self, address: Address) -> Batch:
         """The micro-batch at ``address``, on CPU: a pure function of the address."""
@@ -54,6 +64,11 @@ class Dataset(Protocol):
     def fingerprint(self) -> str:
         """A text that is equal exactly where :meth:`batch` returns equal samples."""
         ...
+
+
+def num_tokens(batch: Batch) -> int:
+    """The number of tokens that count in the loss of a micro-batch."""
+    return int((batch.targets != IGNORED_TARGET).sum())
 
 
 def consumed_digest(address: Address, batch: Batch) -> Digest:

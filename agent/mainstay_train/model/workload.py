@@ -94,6 +94,10 @@ class Workload:
     optimizer: optimizers.OptimizerFactory = field(default_factory=optimizers.adamw)
     clip_norm: float | None = 1.0
     """Bound on the global norm of the mean gradient per token; None does not clip."""
+    load_ahead: bool = True
+    """Whether a thread of its own calls ``dataset.batch``, one micro-batch ahead. False: the main
+    thread does, when the micro-batch begins; for a data set that is bound to the thread in which
+    the entrypoint ran."""
 
     def __post_init__(self) -> None:
         if len(self.blocks) < 2:

@@ -14,17 +14,15 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
 from mainstay_core.job import protections
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.events import Applied, Compute, Event, TodoDone
-from mainstay_core.wire.votes import TypeStat
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.engine import Engine
@@ -83,21 +81,6 @@ class LoopTraining:
         """A micro-batch is about to be taken through ``op``: progress, and injected faults."""
         assert self._hook is not None
         self._hook(Action(op, 0, address.type, address.micro_batch))
-
-
-@dataclass(slots=True)
-class TypeSums:
-    """Sums over the works of one type, gathered while the loop computes it."""
-
-    loss_sum: float = 0.0
-    tokens: int = 0
-    data: Digest = field(default_factory=Digest.zero)
-
-    def stat(self, shard_type: int) -> TypeStat:
-        """What a vote says of the complete type."""
-        return TypeStat(
-            type=shard_type, loss_sum=self.loss_sum, tokens=self.tokens, data=self.data.hex()
-        )
 
 
 class Driver:

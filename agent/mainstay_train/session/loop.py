@@ -32,14 +32,16 @@ from mainstay_core.base.words import count
 from mainstay_core.planning.program import Op
 from mainstay_core.rank.events import Applied
 from mainstay_core.wire.votes import Commit
+from mainstay_train.base import device as devices
 from mainstay_train.base.decorator import Loop
+from mainstay_train.compute.statistics import TypeResult, TypeSums
 from mainstay_train.exact import digests
 from mainstay_train.exact import optimizer as optimizers
 from mainstay_train.exact.draws import Address
 from mainstay_train.model.data import Batch, Dataset, consumed_digest
 from mainstay_train.model.plain_model import PlainModel
 from mainstay_train.model.workload import WorkloadError, user_code
-from mainstay_train.session.driver import Driver, LoopTraining, TypeSums, check_job
+from mainstay_train.session.driver import Driver, LoopTraining, check_job
 
 __all__ = ["LoopSession", "Step", "Work"]
 
@@ -68,12 +70,12 @@ class Work:
     @property
     def inputs(self) -> torch.Tensor:
         """The registered data set's inputs (``Batch.tokens``) of this micro-batch."""
-        return self._require_batch().tokens.to(self.device)
+        return devices.sent(self._require_batch().tokens, self.device)
 
     @property
     def targets(self) -> torch.Tensor:
         """The registered data set's targets of this micro-batch."""
-        return self._require_batch().targets.to(self.device)
+        return devices.sent(self._require_batch().targets, self.device)
 
     def generator(self, site: str = "") -> torch.Generator:
         """A fresh CPU generator for this work, for random draws of the loop's own.
@@ -120,7 +122,7 @@ class Work:
         training.model.deliver(
             store.scratch_views, accumulate=self.address.micro_batch > 0, where=str(self)
         )
-        self._sums.loss_sum += value
+        self._sums.add_loss(value)
         self._sums.tokens += count
         self._sums.data += self._consumed
         self._sums = None
@@ -222,7 +224,10 @@ class Step:
         shard_type, micro_batch = self._left.pop(0)
         if micro_batch == self._last:
             engine = self._driver.engine
-            engine.type_stats[shard_type] = self._sums.pop(shard_type).stat(shard_type)
+            sums = self._sums.pop(shard_type)
+            engine.type_results[shard_type] = TypeResult(
+                loss_sum=sums.loss_sum, tokens=sums.tokens, data=sums.data.hex()
+            )
             engine.store.complete(shard_type)
 
 
@@ -373,14 +378,15 @@ def _count(tokens: object, work: Work) -> int:
     return tokens
 
 
-def _scalar(loss: object, work: Work) -> float:
+def _scalar(loss: object, work: Work) -> torch.Tensor | float:
+    """Return the loss; a tensor's value is not looked at."""
     if isinstance(loss, torch.Tensor):
-        if loss.numel() != 1:
+        if loss.numel() != 1 or loss.is_complex():
             raise WorkloadError(
                 f"the loss of {work} must be one number, a sum over tokens; got a tensor of shape "
-                f"{tuple(loss.shape)}"
+                f"{tuple(loss.shape)} of {loss.dtype}"
             )
-        return float(loss.detach())
+        return loss.detach().reshape(())
     if isinstance(loss, int | float):
         return float(loss)
     raise WorkloadError(f"the loss of {work} must be a tensor, got {type(loss).__name__}")

@@ -86,6 +86,8 @@ class Session(RankSession[Connections]):
         connections.on_plan = self._uplink.pass_plan
         self._faults = FaultPoints(config.faults, config.shape.replicas, self._uplink)
         self._engine: Engine | None = None
+        self._ballot: Ballot | None = None
+        """Of the last reduction."""
         self._lap_began_s = time.monotonic()
 
     @property
@@ -259,8 +261,10 @@ class Session(RankSession[Connections]):
         """Run types through the engine's stage; complete ones are held, whatever happens."""
         self.engine.compute(types, self.state.version, groups)
 
-    def held(self) -> tuple[Partial, ...]:
-        """Return the complete partials."""
+    def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
+        """Return the complete partials; ``judged``: those that count once they are computed."""
+        if judged:
+            self.engine.judge_held()
         return self.engine.store.held()
 
     def drop_held(self) -> None:
@@ -272,7 +276,10 @@ class Session(RankSession[Connections]):
         self, group: Group | None, table: Sequence[Supply], members: Sequence[int]
     ) -> None:
         """Reduce the position's gradient in canonical order."""
-        self.engine.reduce(group, table, members, self.state.index, self.state.slot)
+        engine, state = self.engine, self.state
+        engine.reduce(group, table, members, state.index)
+        # Asked for here, so that what a collective yields too late still fails the reduction.
+        self._ballot = engine.ballot(group, table, state.index, state.slot, state.digest)
 
     def gradient_digest(self) -> str:
         """Return the digest of the reduced gradient."""
@@ -280,14 +287,9 @@ class Session(RankSession[Connections]):
 
     def make_ballot(self, step: int, table: Sequence[Supply]) -> Ballot:
         """Return the results that enter the vote on a step; the table credits its types."""
-        del step
-        engine = self.engine
-        return Ballot(
-            norms_sq=engine.norms_sq(),
-            gradient=engine.gradient_digest(),
-            copies=engine.copies_digest(self.state.digest),
-            stats=engine.stats(table, self.state.index),
-        )
+        del step, table  # those of the reduction before
+        assert self._ballot is not None
+        return self._ballot
 
     async def apply(self, commit: Commit) -> AppliedStep:
         """Apply the reduced gradient."""

@@ -2,8 +2,7 @@
 
 A shell subclasses :class:`RankSession`. It owns the sockets, the arithmetic, the disk and the
 clocks. The procedures await nothing but what the shell defines. In a trainer that blocks the main
-thread, so a procedure never suspends (:func:`run_blocking`). In the simulation it waits in played
-time.
+thread, so a procedure never suspends (:func:`run_blocking`). In the simulation it waits.
 """
 
 from __future__ import annotations
@@ -188,8 +187,8 @@ class RankSession(ABC, Generic[ConnectionsT]):
         """
 
     @abstractmethod
-    def held(self) -> tuple[Partial, ...]:
-        """Return the complete partials."""
+    def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
+        """Return the complete partials; ``judged``: once a device behind its host is done."""
 
     @abstractmethod
     def drop_held(self) -> None:
@@ -341,6 +340,7 @@ class RankSession(ABC, Generic[ConnectionsT]):
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
         report = replace(
             action.report,
+            held=self.held(judged=True) if action.report.held else (),
             pipeline=self.connections.pipeline_name,
             stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),

@@ -239,7 +239,8 @@ class Trainer(Process, RankSession[Connections]):
     async def compute_types(self, types: Sequence[int], groups: Any) -> None:
         await Awaited(self.made_cell().run(types, self.state.version, groups))
 
-    def held(self) -> tuple[Any, ...]:
+    def held(self, *, judged: bool = False) -> tuple[Any, ...]:
+        del judged  # a played device is never behind
         return self.made_cell().held()
 
     def drop_held(self) -> None:

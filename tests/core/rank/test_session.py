@@ -92,6 +92,7 @@ class Played(RankSession[Connections]):
         self.entries: list[tuple[int, bool]] = []
         self.copies: dict[str, str] = {}
         self.breaks = ""
+        self.cut_off: set[Partial] = set()
         self._partials: tuple[Partial, ...] = ()
         self._time_s = 0.0
 
@@ -166,7 +167,9 @@ class Played(RankSession[Connections]):
         self.done.append(f"compute {list(types)}")
         self._partials = tuple(sorted(grow_all(self._partials, types, 1)))
 
-    def held(self) -> tuple[Partial, ...]:
+    def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
+        if judged:
+            self._partials = tuple(p for p in self._partials if p not in self.cut_off)
         return self._partials
 
     def drop_held(self) -> None:
@@ -268,6 +271,41 @@ def test_a_broken_chain_keeps_what_is_complete() -> None:
 
     assert run(session)[-1] == "tell parked"
     assert session.connections.gather().ended is None, "the quorum is the coordinator's to end"
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_what_a_device_was_cut_off_in_is_not_reported_as_held(is_cut_off: bool) -> None:
+    plan = make_plan({0: ["a.1"]})
+    session = Played(plan)
+    session.breaks = "reduction"
+    run(session)
+    held = session.held()
+    assert len(held) == 1
+    assert session.state.held == held, "as far as the host knew"
+    session.cut_off = {*held} if is_cut_off else set()
+
+    session.connections.see(make_plan({0: ["a.1"]}, quorum=plan.quorum.id + 1))
+    (report,) = run_to_report(session)
+
+    assert report.held == (() if is_cut_off else held)
+    assert session.entries == [(0, True), (1, True)], "the step is computed to its end"
+    assert session.done.count("compute [0]") == (3 if is_cut_off else 2)
+
+
+def run_to_report(session: Played) -> tuple[SettleReport, ...]:
+    """Follow the next plans to their end; return the reports that were made."""
+    reports: list[SettleReport] = []
+    gathered = session.gathered
+
+    async def noting(key: str, kind: Any) -> Any:
+        messages = await gathered(key, kind)
+        reports.extend(m for m in messages if isinstance(m, SettleReport))
+        return messages
+
+    session.gathered = noting  # type: ignore[method-assign]
+    with pytest.raises(Over):
+        run_blocking(session.follow_plans())
+    return tuple(reports)
 
 
 def make_joiner() -> Played:

@@ -13,15 +13,17 @@ from torch import nn
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.ids import JobUid
+from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_core.rank.settle import Supply
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.compute.engine import Engine, inner_mesh
+from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import digests, optimizer
 from mainstay_train.exact.slices import Slice
 from mainstay_train.model import blocks, workload
@@ -29,6 +31,7 @@ from mainstay_train.model import blocks, workload
 SMALL = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 64, "sequence": 8}
 SIZE, SEED, STEP = 2, 5, 3
 TYPES = (0, 1)
+SLOT = Slot(pod=PodUid("a"), index=0)
 
 
 def warm_up():
@@ -54,9 +57,11 @@ def config_of(ranks_per_stage=SIZE, stages=1):
 
 def engine_of(index=0, *, size=SIZE, hook=lambda _: None, **options):
     config = config_of(size)
+    model = workload.load("", {**SMALL, **options})
     engine = Engine.build(
-        workload.load("", {**SMALL, **options}),
+        model,
         config,
+        Loader(model.dataset),
         stage=0,
         num_stages=1,
         device="cpu",
@@ -82,14 +87,16 @@ def reduced(engine, chain):
 def described(engine):
     """What a rank would vote and tell, and its gradient by place in the model-wide tensors."""
     masters = engine.state.masters_digest()
+    table = [Supply(partial=partial, index=0) for partial in engine.store.held()]
+    ballot = engine.ballot(None, table, 0, SLOT, masters.whole.hex())
     gradients = engine.state.layout.views(engine.reducer.reduced)
     params = [p for block in engine.state.layout.blocks for p in block.params]
     return {
-        "copies": engine.copies_digest(masters.whole.hex()),
+        "copies": ballot.copies,
         "masters": masters.counted(engine.inner).hex(),
-        "norms": engine.norms_sq(),
-        "stats": [engine.type_stats[t] for t in TYPES],
-        "bits": engine.gradient_digest(),
+        "norms": ballot.norms_sq,
+        "stats": ballot.stats,
+        "bits": ballot.gradient,
         "gradients": [(p.name, p.part, p.copy, gradients[p.name].numpy().copy()) for p in params],
     }
 
@@ -151,9 +158,11 @@ def run_place(pipe, store, stages, size, position):
     connections.adopted, connections.index = plan, position
     connections._gather = StoreMeeting(store)
     stage, index = divmod(position, size)
+    model = workload.load("", SMALL)
     engine = Engine.build(
-        workload.load("", SMALL),
+        model,
         config,
+        Loader(model.dataset),
         stage=stage,
         num_stages=stages,
         device="cpu",

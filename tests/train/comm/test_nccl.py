@@ -1,8 +1,9 @@
 """What NCCL's groups are made of, as far as no GPU is needed."""
 
 import threading
+from datetime import timedelta
 
-from mainstay_train.comm.nccl import _Ids
+from mainstay_train.comm.nccl import Nccl, _Ids
 
 
 class Ranks:
@@ -35,3 +36,19 @@ def test_one_rank_sets_the_id_of_a_communicator_and_all_others_get_it():
         thread.join()
 
     assert got == {1: b"id", 2: b"id"}
+
+
+class Work:
+    """A collective of torch's; with a timeout its wait would hold the host."""
+
+    def __init__(self):
+        self.waits = []
+
+    def wait(self, *args):
+        self.waits.append(args)
+
+
+def test_the_stream_waits_for_an_operation_and_the_host_does_not():
+    work = Work()
+    Nccl().wait(work, timedelta(seconds=1))
+    assert work.waits == [()]

@@ -11,8 +11,10 @@ from torch.distributed import TCPStore
 from mainstay_core.base.digest import Digest
 from mainstay_core.planning.program import Op, compile_compute
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Pending
 from mainstay_train.compute.interpreter import Interpreter
+from mainstay_train.compute.loader import Loader
 from mainstay_train.exact.reduction import PartialStore
 from mainstay_train.model import workload
 
@@ -77,6 +79,9 @@ class PipeEnd:
     def check(self):
         pass
 
+    def shutdown(self, why):
+        pass
+
 
 class Over:
     """The work of a send that nobody waits for."""
@@ -111,7 +116,9 @@ class Chain:
     def __init__(self, pipe, group, breaks_after):
         self.pipeline, self._pipe, self._group, self._left = self, pipe, group, breaks_after
         self.send, self.receive = group.send, group.receive
-        self.send_and_receive, self.check = group.send_and_receive, group.check
+        self.send_and_receive = group.send_and_receive
+        self._marks = ChainGroups("chain", group, None)
+        self.mark, self.judge = self._marks.mark, self._marks.judge
 
     def finish(self, pending):
         if self._left is not None and pending.into is not None:
@@ -125,30 +132,32 @@ class Chain:
 class Stage:
     """One cell: its blocks, store and interpreter."""
 
-    def __init__(self, stage, num_stages, *, recompute=False, dtype="float32"):
+    def __init__(self, stage, num_stages, *, recompute=False, dtype="float32", dataset=None):
         self.stage, self.num_stages = stage, num_stages
         model = workload.load("", {**SMALL, "dtype": dtype})
         self.state = build_stage(model, num_stages, stage)
         self.state.initialize(SEED)
         self.store = PartialStore(self.state.layout, SHARDS_PER_LANE)
-        self.stats = {}
+        self.results = {}
         self.seen = []
         self.interpreter = Interpreter(
             workload=model,
+            loader=Loader(dataset or model.dataset),
             blocks=self.state.blocks,
             stage=stage,
             num_stages=num_stages,
             seed=SEED,
+            num_steps=STEP + 2,
             micro_batches=MICRO_BATCHES,
             store=self.store,
-            stats=self.stats,
+            results=self.results,
             recompute=recompute,
             hook=self.seen.append,
         )
 
-    def run(self, chain=None, types=TYPES):
+    def run(self, chain=None, types=TYPES, step=STEP):
         program = compile_compute(types, MICRO_BATCHES, self.stage, self.num_stages)
-        self.interpreter.run(program, STEP, chain)
+        self.interpreter.run(program, step, chain)
         return program
 
 
@@ -175,7 +184,7 @@ def gradients(stages):
 
 def stats(stages):
     """(loss, tokens, data) of each type, from whichever stage knows."""
-    first, last = stages[0].stats, stages[-1].stats
+    first, last = stages[0].results, stages[-1].results
     return {t: (last[t].loss_sum, last[t].tokens, first[t].data) for t in TYPES}
 
 
@@ -206,7 +215,7 @@ def test_types_do_not_depend_on_each_other():
     alone.run(types=(3,))
     (partial,) = alone.store.held()
     assert torch.equal(alone.store.partials[partial], together.store.partials[partial])
-    assert alone.stats[3] == together.stats[3]
+    assert alone.results[3] == together.results[3]
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +233,7 @@ def test_an_interrupted_chain_keeps_whole_types_and_goes_on(undisturbed, breaker
     in_threads(until_broken, zip(stages, ends, strict=True))
     for stage in stages:
         done = types_held(stage)
-        assert done == set(stage.stats)
+        assert done == set(stage.results)
         if stage.stage == breaker:
             assert len(done) == received // MICRO_BATCHES
         left = [t for t in TYPES if t not in done]
@@ -246,7 +255,7 @@ def test_a_type_does_not_count_if_the_cell_was_aborted_while_it_was_computed():
     with pytest.raises(GroupEnded, match="the neighbour is gone"):
         stage.run(chain)
 
-    assert types_held(stage) == set(stage.stats) == {TYPES[0]}
+    assert types_held(stage) == set(stage.results) == {TYPES[0]}
 
 
 def types_held(stage):
@@ -266,6 +275,54 @@ def until_broken(stage, chain):
         stage.run(chain)
 
 
+class Watched:
+    """A data set that notes who asks for what."""
+
+    def __init__(self):
+        self._dataset = workload.load("", SMALL).dataset
+        self.calls, self.threads = [], set()
+
+    def batch(self, address):
+        self.calls.append((address.step, address.type, address.micro_batch))
+        self.threads.add(threading.current_thread().name)
+        return self._dataset.batch(address)
+
+
+def test_batches_are_those_of_the_plan_whatever_was_loaded_ahead():
+    """Behind a step the next one is expected to begin likewise; a plan may say otherwise."""
+    watched = Watched()
+    stage, twin = Stage(0, 1, dataset=watched), Stage(0, 1)
+    stage.run(types=(0, 1))
+    stage.run(types=(3,))  # a patch of the same step
+    stage.run(types=(2, 5), step=STEP + 1)  # of another plan
+    twin.run(types=(3,))
+    twin.run(types=(2, 5), step=STEP + 1)
+    for shard_type in (2, 3, 5):
+        assert stage.results[shard_type] == twin.results[shard_type]
+    flows = [(STEP, t, m) for t in (0, 1) for m in range(2)]
+    flows += [(STEP, 3, 0), (STEP, 3, 1)]
+    flows += [(STEP + 1, t, m) for t in (2, 5) for m in range(2)]
+    # Beside these only what was expected to come next.
+    assert [call for call in watched.calls if call in flows] == flows
+    assert set(watched.calls) - {*flows} <= {(STEP + 1, 0, 0), (STEP + 1, 3, 0)}
+    assert watched.threads == {"data"}
+
+
+def test_nothing_is_loaded_beyond_the_last_step():
+    watched = Watched()
+    stage = Stage(0, 1, dataset=watched)
+    stage.run(types=(0,), step=STEP + 1)
+    assert watched.calls == [(STEP + 1, 0, 0), (STEP + 1, 0, 1)]
+
+
+def test_a_stage_between_others_loads_nothing():
+    watched = Watched()
+    stages = [Stage(s, 3, dataset=watched if s == 1 else None) for s in range(3)]
+    pipe = Pipe(3)
+    in_threads(Stage.run, [(stage, pipe.end_of(stage.stage)) for stage in stages])
+    assert watched.calls == []
+
+
 def test_the_hook_sees_every_action_before_it_runs():
     stage = Stage(0, 1)
     program = stage.run()
@@ -276,8 +333,8 @@ def test_the_hook_sees_every_action_before_it_runs():
 def test_statistics_are_told_by_the_stage_that_knows():
     first, middle, last = run_chain(3)
     for shard_type in TYPES:
-        assert first.stats[shard_type].loss_sum is None
-        assert Digest.parse(first.stats[shard_type].data) != Digest.zero()
-        stat = middle.stats[shard_type]
-        assert (stat.loss_sum, stat.tokens, stat.data) == (None, None, None)
-        assert last.stats[shard_type].tokens == MICRO_BATCHES * SMALL["sequence"]
+        assert first.results[shard_type].loss_sum is None
+        assert Digest.parse(first.results[shard_type].data) != Digest.zero()
+        known = middle.results[shard_type]
+        assert (known.loss_sum, known.tokens, known.data) == (None, None, None)
+        assert last.results[shard_type].tokens == MICRO_BATCHES * SMALL["sequence"]

@@ -28,10 +28,12 @@ from mainstay_core.planning.placement import plan_placement
 from mainstay_core.planning.program import compile_compute, schedule_1f1b
 from mainstay_core.planning.shares import first_shares
 from mainstay_core.rank.settle import Supply
+from mainstay_train.comm.chains import Mark
 from mainstay_train.comm.group import Exchange, Pending
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute import measure
 from mainstay_train.compute.engine import Engine, inner_mesh
+from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import layout as exact_layout
 from mainstay_train.exact.layout import BlockLayout, StageLayout
 from mainstay_train.exact.reduction import cut
@@ -56,8 +58,8 @@ class PlayedGroup:
     def pipeline(self):
         return self
 
-    def check(self):
-        """It stands."""
+    def mark(self, moment):
+        return Mark(moment, counts=True)
 
     def send(self, message):
         self.sent += message.tensor.nbytes
@@ -198,8 +200,8 @@ def run(case, config, replica, stage, inner):
     if mesh.size > 1:
         measure.play_collectives(mesh)
     engine = Engine.build(
-        model, config, stage=stage, num_stages=shape.stages, device="cpu",
-        hook=[].append, inner=mesh,
+        model, config, Loader(model.dataset, ahead=False), stage=stage, num_stages=shape.stages,
+        device="cpu", hook=[].append, inner=mesh,
     )  # fmt: skip
     engine.state.initialize(0)
     types = types_of(config)

@@ -27,6 +27,11 @@ def test_text_files_are_read_in_the_order_of_their_names(folder):
     assert bytes(corpus.data.tolist()) == b"first file " * 20 + b"second file " * 20
 
 
+def test_ignored_targets_do_not_count_as_tokens():
+    targets = torch.tensor([[1, -100, 2, -100]])
+    assert data.num_tokens(data.Batch(targets, targets)) == 2
+
+
 def test_a_batch_is_a_function_of_its_address_and_targets_follow_tokens(folder):
     dataset = _dataset(folder)
     address = draws.Address(1, 2, 3, 4)

@@ -1,0 +1,80 @@
+"""Gives work to a device without waiting for it.
+
+An accelerator does its work in the order in which it was given, behind the host. The host goes on
+until it asks for a value, or copies between the two in a way that waits: then everything given
+before has to be done first, and nothing new is given meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import torch
+
+LOOK_S = 1e-4
+"""Between two looks at a moment whose wait has a bound: what such a wait is late by."""
+
+
+class Moment(Protocol):
+    """A point in a device's work: all that it was given until then."""
+
+    def is_over(self) -> bool:
+        """Whether the device has done all of it; asked by any thread."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it has.
+
+        Raises:
+            TimeoutError: it has not within ``timeout_s``.
+            RuntimeError: the device failed.
+        """
+
+
+class _Over:
+    """The moment of a CPU, which has done its work when the host goes on."""
+
+    def is_over(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return at once."""
+
+
+class _CudaMoment:
+    """A moment of a CUDA device: an event in its current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record(torch.cuda.current_stream(device))
+
+    def is_over(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if timeout_s is None:
+            self._event.synchronize()
+            return
+        deadline_s = time.monotonic() + timeout_s
+        while not self.is_over():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"the device was not done within {timeout_s:g} s")
+            time.sleep(LOOK_S)
+
+
+def moment(device: torch.device) -> Moment:
+    """Return the moment of now: after all that the device was given so far."""
+    return _CudaMoment(device) if device.type == "cuda" else _Over()
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host on a device; on CPU it is the tensor itself.
+
+    Page-locked memory is read while the host goes on; a copy from other memory waits.
+    """
+    return page_locked(tensor, device).to(device, non_blocking=True)
+
+
+def page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host in memory from which ``device`` copies by itself."""
+    return tensor.pin_memory() if device.type == "cuda" and not tensor.is_cuda else tensor

@@ -1,0 +1,170 @@
+"""Loads batches one micro-batch ahead, on a thread of their own.
+
+``Dataset.batch`` reads files and takes time of the host, in which the device would have nothing
+more to do. So the batch that is needed next is loaded while the one before is computed.
+
+A batch is asked for by its address, and is given to nobody who asks for another. So what was
+loaded for a step that was interrupted, or that a newer plan computes otherwise, is dropped. A call
+of the user's cannot be interrupted: the next one begins when it has returned.
+
+The thread waits when nothing is asked for. It ends with its loader, and with the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from mainstay_core.base.digest import Digest
+from mainstay_train.base import device as devices
+from mainstay_train.exact.draws import Address
+from mainstay_train.model import data
+from mainstay_train.model.data import Batch, Dataset
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A batch, as it is asked for."""
+
+    address: Address
+    digests: bool
+    """Whether the digest of its samples is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A batch, and what is known of it before it is computed."""
+
+    batch: Batch
+    """In page-locked memory where the device copies from there by itself."""
+    num_tokens: int
+    consumed: Digest
+    """Digest of its samples; zero where none is wanted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Order:
+    """A batch on its way."""
+
+    wanted: Wanted
+    begun: bool = False
+    over: bool = False
+    loaded: Loaded | None = None
+    error: BaseException | None = None
+
+
+class _Desk:
+    """The order that a loader gives its thread. The thread knows no more, so the loader can go."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.order: _Order | None = None
+        self.ended = False
+
+    def end(self) -> None:
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
+
+class Loader:
+    """Loads batches of one data set for one device; used by one thread.
+
+    Args:
+        dataset: of the workload.
+        device: where batches will be copied to.
+        ahead: whether to load on a thread; else :meth:`take` does, on its caller's.
+    """
+
+    def __init__(
+        self, dataset: Dataset, device: str | torch.device = "cpu", *, ahead: bool = True
+    ) -> None:
+        self._load = partial(_load, dataset, torch.device(device))
+        self._ahead, self._desk = ahead, _Desk()
+        self._thread: threading.Thread | None = None
+
+    def order(self, wanted: Wanted) -> None:
+        """Begin to load a batch, in place of one that was ordered before and not taken."""
+        if not self._ahead:
+            return
+        desk = self._desk
+        with desk.changed:
+            if desk.order is not None and desk.order.wanted == wanted:
+                return
+            desk.order = _Order(wanted)
+            desk.changed.notify_all()
+        if self._thread is None:
+            weakref.finalize(self, desk.end)
+            self._thread = threading.Thread(
+                target=_serve, args=(desk, self._load), name="data", daemon=True
+            )
+            self._thread.start()
+
+    def take(self, wanted: Wanted, then: Wanted | None = None) -> Loaded:
+        """Return a batch; waits until it is there.
+
+        Args:
+            wanted: the batch.
+            then: what will be taken next: it is ordered.
+
+        Raises:
+            BaseException: what ``Dataset.batch`` raised, with its own traceback.
+        """
+        if not self._ahead:
+            return self._load(wanted)
+        self.order(wanted)
+        desk = self._desk
+        with desk.changed:
+            order = desk.order
+            assert order is not None
+            desk.changed.wait_for(lambda: order.over)
+            desk.order = None
+        if order.error is not None:
+            raise order.error
+        if then is not None:
+            self.order(then)
+        assert order.loaded is not None
+        return order.loaded
+
+
+def _serve(desk: _Desk, load: Callable[[Wanted], Loaded]) -> None:
+    """Load what is ordered until the desk ends: the thread of a loader."""
+    while True:
+        with desk.changed:
+            desk.changed.wait_for(
+                lambda: desk.ended or (desk.order is not None and not desk.order.begun)
+            )
+            if desk.ended:
+                return
+            order = desk.order
+            assert order is not None
+            order.begun = True
+        try:
+            order.loaded = load(order.wanted)
+        except BaseException as error:  # whatever it is, it is raised where the batch is taken
+            order.error = error
+        with desk.changed:
+            order.over = True
+            if order.error is not None and desk.order is not order:
+                # Nobody will take it. If the batch is wanted again, it fails again.
+                logger.info("a batch that is not needed did not load", exc_info=order.error)
+            desk.changed.notify_all()
+        del order  # what waits here keeps no batch
+
+
+def _load(dataset: Dataset, device: torch.device, wanted: Wanted) -> Loaded:
+    if device.type == "cuda":  # of this thread: else memory is locked for the first device
+        torch.cuda.set_device(device)
+    batch = dataset.batch(wanted.address)
+    consumed = data.consumed_digest(wanted.address, batch) if wanted.digests else Digest.zero()
+    num_tokens = data.num_tokens(batch)
+    locked = (devices.page_locked(part, device) for part in (batch.tokens, batch.targets))
+    return Loaded(Batch(*locked), num_tokens, consumed)

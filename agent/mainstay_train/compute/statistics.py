@@ -1,0 +1,57 @@
+"""Gathers what a vote says of a shard type while the type is computed.
+
+Losses are added where they were computed. The host looks at the sum when the vote is cast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from mainstay_core.base.digest import Digest
+from mainstay_core.wire.votes import TypeStat
+from mainstay_train.comm.chains import Mark
+from mainstay_train.exact.readout import Later
+
+
+@dataclass(slots=True)
+class TypeSums:
+    """Sums over the micro-batches of one type."""
+
+    loss_sum: torch.Tensor | float = 0.0
+    """fp64, in the order of the micro-batches; a scalar on the device once there is a loss."""
+    tokens: int = 0
+    data: Digest = field(default_factory=Digest.zero)
+
+    def add_loss(self, loss: torch.Tensor | float) -> None:
+        """Add the loss of the next micro-batch: a scalar of any type."""
+        value = loss.detach().to(torch.float64) if isinstance(loss, torch.Tensor) else loss
+        self.loss_sum = self.loss_sum + value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeResult:
+    """The knowledge that a rank has of a complete type; None: another rank has it."""
+
+    loss_sum: torch.Tensor | float | None = None
+    tokens: int | None = None
+    data: str | None = None
+    mark: Mark | None = field(default=None, compare=False)
+    """Says whether the type counts; None without a chain that could end meanwhile."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the chain ended before the device had computed the type."""
+        return self.mark is not None and not self.mark.counts
+
+    def told(self, shard_type: int, loss: Later | None) -> TypeStat:
+        """Return it as votes tell it.
+
+        Args:
+            shard_type: the type.
+            loss: gives the sum of its losses, if that was on a device.
+        """
+        loss_sum = self.loss_sum if loss is None else loss().item()
+        assert not isinstance(loss_sum, torch.Tensor), "a device's sum is fetched"
+        return TypeStat(type=shard_type, loss_sum=loss_sum, tokens=self.tokens, data=self.data)

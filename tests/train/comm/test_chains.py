@@ -1,0 +1,172 @@
+"""What was computed over a chain counts if the device was done before the chain ended."""
+
+import threading
+
+import pytest
+
+from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.comm.chains import ChainGroups
+from mainstay_train.comm.group import Group
+
+
+class PlayedMoment:
+    """A point in the work of a device that is done when the test says so."""
+
+    def __init__(self):
+        self.over = threading.Event()
+        self.failed = False
+
+    def is_over(self):
+        if self.failed:
+            raise RuntimeError("the device has failed")
+        return self.over.is_set()
+
+    def wait(self, timeout_s=None):
+        if not self.over.wait(timeout_s):
+            raise TimeoutError("too slow")
+
+
+class PlayedGroup:
+    """A group that aborts what a device does when it is ended."""
+
+    def __init__(self, *moments, timeout_s=None):
+        self._moments, self._timeout_s = moments, timeout_s
+        self._ended = None
+        self.waits = threading.Event()
+
+    def check(self):
+        if self._ended is not None:
+            raise GroupEnded(self._ended)
+
+    def wait_for(self, moment):
+        self.check()
+        self.waits.set()
+        try:
+            moment.wait(self._timeout_s)
+        except TimeoutError as error:
+            raise GroupEnded(str(error)) from error
+        self.check()
+
+    def shutdown(self, why):
+        self._ended = self._ended or why
+        for moment in self._moments:  # an operation that is aborted ends like one that is done
+            moment.over.set()
+
+
+def make_chain(*moments, **options):
+    group = PlayedGroup(*moments, **options)
+    return ChainGroups("chain", group, None), group
+
+
+def test_what_the_device_has_done_before_the_chain_ends_counts_and_nothing_else():
+    done, doing, waiting = (PlayedMoment() for _ in range(3))
+    chain, _ = make_chain(doing, waiting)
+    marks = [chain.mark(moment) for moment in (done, doing, waiting)]
+    assert [mark.counts for mark in marks] == [None, None, None]
+    done.over.set()
+    chain.shutdown("a cell is gone")
+    assert [mark.counts for mark in marks] == [True, False, False]
+    assert doing.over.is_set(), "it was aborted, and ended"
+    chain.judge()
+    chain.shutdown("again")
+    assert [mark.counts for mark in marks] == [True, False, False]
+
+
+def test_a_chain_that_has_ended_takes_no_mark():
+    chain, _ = make_chain()
+    chain.shutdown("a cell is gone")
+    with pytest.raises(GroupEnded, match="a cell is gone"):
+        chain.mark(PlayedMoment())
+
+
+def test_whoever_judges_waits_for_the_device_and_any_thread_ends_that():
+    first, second = PlayedMoment(), PlayedMoment()
+    chain, group = make_chain(first, second)
+    marks = [chain.mark(first), chain.mark(second)]
+    judges = threading.Thread(target=chain.judge)
+    judges.start()
+    group.waits.wait()
+    first.over.set()
+    chain.shutdown("a newer plan takes it apart")
+    judges.join()
+    assert [mark.counts for mark in marks] == [True, False]
+
+
+def test_everything_counts_of_a_chain_that_stands():
+    moment = PlayedMoment()
+    chain, group = make_chain()
+    mark = chain.mark(moment)
+    judges = threading.Thread(target=chain.judge)
+    judges.start()
+    group.waits.wait()
+    assert mark.counts is None
+    moment.over.set()
+    judges.join()
+    assert mark.counts
+    chain.judge()
+
+
+def test_a_device_that_does_not_get_there_ends_the_chain():
+    chain, _ = make_chain(timeout_s=0.01)
+    mark = chain.mark(PlayedMoment())
+    chain.judge()
+    assert mark.counts is False
+    with pytest.raises(GroupEnded, match="too slow"):
+        chain.check()
+
+
+def test_of_a_device_that_has_failed_nothing_counts():
+    moment = PlayedMoment()
+    chain, _ = make_chain()
+    mark = chain.mark(moment)
+    moment.failed = True
+    chain.shutdown("a cell is gone")  # by any thread: it learns nothing of the device
+    assert mark.counts is False
+
+
+class Nobody:
+    """A meeting to which nobody comes."""
+
+    def wake(self):
+        pass
+
+
+def make_group(timeout_s):
+    return Group(
+        name="g",
+        meeting=Nobody(),
+        rank=0,
+        size=1,
+        address="127.0.0.1",
+        backend="gloo",
+        timeout_s=timeout_s,
+    )
+
+
+def test_a_group_that_ends_while_the_device_is_waited_for_says_so():
+    group, moment = make_group(100), PlayedMoment()
+
+    def end():
+        group.shutdown("a peer is gone")
+        moment.over.set()
+
+    ends = threading.Thread(target=end)
+    ends.start()
+    with pytest.raises(GroupEnded, match="a peer is gone"):
+        group.wait_for(moment)
+    ends.join()
+
+
+def test_a_device_that_is_not_done_in_time_ends_the_wait_of_its_group():
+    with pytest.raises(GroupEnded, match="g: too slow"):
+        make_group(0.01).wait_for(PlayedMoment())
+
+
+def test_a_device_that_has_failed_is_no_end_of_its_group():
+    class Failed(PlayedMoment):
+        def wait(self, timeout_s=None):
+            del timeout_s
+            raise RuntimeError("the device has failed")
+
+    with pytest.raises(RuntimeError, match="the device has failed"):
+        make_group(100).wait_for(Failed())
