@@ -247,7 +247,7 @@ def test_a_source_that_fails_is_named_and_the_others_send_the_rest(change):
 def test_a_source_that_dies_in_the_middle_fails_the_copy_if_there_is_no_other():
     source = make_state(1)
     relay = Relay(HealServer(ADDRESS, lambda *_: source), dies_after(2))
-    with pytest.raises(HealFailed, match="closed the connection|reset by peer"):
+    with pytest.raises(HealFailed, match=r"closed the connection|reset by peer"):
         copy(make_state(), relay.address)
 
 
