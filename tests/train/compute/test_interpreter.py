@@ -13,6 +13,7 @@ from mainstay_core.planning.program import Op, compile_compute
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm.group import Group, Pending
 from mainstay_train.compute.interpreter import Interpreter
+from mainstay_train.compute.measure import LiveBytes
 from mainstay_train.exact.reduction import PartialStore
 from mainstay_train.model import workload
 
@@ -125,9 +126,9 @@ class Chain:
 class Stage:
     """One cell: its blocks, store and interpreter."""
 
-    def __init__(self, stage, num_stages, *, recompute=False, dtype="float32"):
+    def __init__(self, stage, num_stages, *, recompute=False, dtype="float32", **config):
         self.stage, self.num_stages = stage, num_stages
-        model = workload.load("", {**SMALL, "dtype": dtype})
+        model = workload.load("", {**SMALL, "dtype": dtype, **config})
         self.state = build_stage(model, num_stages, stage)
         self.state.initialize(SEED)
         self.store = PartialStore(self.state.layout, SHARDS_PER_LANE)
@@ -199,6 +200,23 @@ def test_gradients_have_the_same_bits_whatever_the_cut_and_the_recompute(dtype, 
         chain = run_chain(num_stages, kind, dtype=dtype, recompute=True)
         assert equal(gradients(chain), gradients(reference))
         assert stats(chain) == stats(reference)
+
+
+def peak(*, layers, recompute):
+    """The most bytes of activations while a stage of all layers computes a type."""
+    stage = Stage(0, 1, layers=layers, recompute=recompute)
+    stage.run(types=TYPES[:1])  # what is made once is there
+    stage.store.clear()
+    with LiveBytes() as live:
+        stage.run(types=TYPES[:1])
+    return live.peak
+
+
+def test_with_recompute_a_layer_more_costs_its_input_alone():
+    activation = 4 * SMALL["sequence"] * SMALL["dim"]
+    grown = peak(layers=9, recompute=True) - peak(layers=3, recompute=True)
+    assert grown == 6 * activation
+    assert peak(layers=9, recompute=False) - peak(layers=3, recompute=False) > 10 * grown
 
 
 def test_types_do_not_depend_on_each_other():
