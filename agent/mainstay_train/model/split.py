@@ -116,6 +116,44 @@ class Embedding(SplitModule):
         return _Embedding.apply(tokens, recorder.anchor, self.weight, recorder)  # type: ignore[no-any-return,no-untyped-call]
 
 
+def add_rows(table: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> None:
+    """Add up the rows of each place in their order, then add each sum to the table's row.
+
+    A sum of its own for each place, because what a micro-batch adds must not depend on what was
+    there before. No size here depends on the values of ``places``, which would wait for a GPU.
+
+    Args:
+        table: fp32 [places, width]; no element of it is a negative zero.
+        places: int64 [n].
+        rows: [n, width].
+    """
+    segment, place = _segments(places, min(len(places), len(table)))
+    sums = table.new_zeros(len(place), table.shape[1])
+    sums.index_add_(0, segment, rows.to(table.dtype))
+    table.index_add_(0, place, sums)
+
+
+def _segments(places: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number the different places in ascending order.
+
+    Args:
+        places: int64 [n].
+        most: bound on how many there are.
+
+    Returns:
+        The number of each element's place, [n], and the place of each number, [most]. Numbers
+        that are not in use stand for place 0.
+    """
+    ordered, order = places.sort(stable=True)
+    begins = torch.zeros_like(ordered)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    numbers = begins.cumsum(0)
+    segment, place = torch.empty_like(order), ordered.new_zeros(most)
+    segment[order] = numbers
+    place[numbers] = ordered
+    return segment, place
+
+
 def _write(view: torch.Tensor, gradient: torch.Tensor, add: bool) -> None:
     if add:
         view.add_(gradient)
@@ -198,12 +236,9 @@ class _Embedding(torch.autograd.Function):
         weight, recorder = ctx.held
 
         def weight_gradient(view: torch.Tensor, add: bool) -> None:
-            # Into zeros first, then added: the sum of a micro-batch must not depend on
-            # what was accumulated before it.
-            rows = torch.zeros_like(view) if add else view.zero_()
-            rows.index_add_(0, tokens.reshape(-1), dy.reshape(-1, dy.shape[-1]).to(view.dtype))
-            if add:
-                view.add_(rows)
+            if not add:
+                view.zero_()
+            add_rows(view, tokens.reshape(-1), dy.reshape(-1, dy.shape[-1]))
 
         recorder.defer(weight, weight_gradient)
         return None, None, None, None

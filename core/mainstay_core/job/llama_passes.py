@@ -249,8 +249,9 @@ class Embedding(Kind):
         pass  # the output's gradient waits
 
     def weights(self, m: Memory) -> None:
-        table = 4 * self.c.vocab * self.c.dim if self.accumulates else 0
-        m.touch(table, self.u.wide if self.u.narrow else 0)
+        c = self.c
+        rows = min(c.tokens, c.vocab)  # sums of those that occur, and their places
+        m.touch(8 * c.tokens, 8 * rows, 4 * rows * c.dim, self.u.wide if self.u.narrow else 0)
 
 
 class ParallelEmbedding(Kind):
