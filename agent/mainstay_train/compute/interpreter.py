@@ -232,7 +232,7 @@ class Interpreter:
             x = flow.batch.tokens.to(self._device)
         assert x is not None
         for block in self._blocks:
-            if block.spec.loss is not None:
+            if block.spec.is_last:
                 x = self._enter_loss(flow, block, x)
             elif self._recompute:
                 flow.inputs.append(x)
@@ -264,7 +264,7 @@ class Interpreter:
         flow = self._flow(action)
         gradient, flow.gradient, flow.output = flow.gradient, None, None
         for block in reversed(self._blocks):
-            again = self._recompute and block.spec.loss is None
+            again = self._recompute and not block.spec.is_last
             tape = block.recompute(flow.inputs.pop(), flow.address) if again else flow.tapes.pop()
             gradient = block.backward_input(tape, gradient)
             gradient = None if gradient is None else _as_received(gradient)

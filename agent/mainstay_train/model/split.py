@@ -21,6 +21,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+WIDENED_ELEMENTS = 1 << 22
+"""Elements of a bf16 operand that are widened to fp32 at a time: 16 MiB. Bits depend on it, so it
+is in the fingerprint."""
+
 WeightGradient = Callable[[torch.Tensor, bool], None]
 """Writes (False) or adds (True) a parameter's gradient into a given fp32 view."""
 
@@ -116,6 +120,60 @@ class Embedding(SplitModule):
         return _Embedding.apply(tokens, recorder.anchor, self.weight, recorder)  # type: ignore[no-any-return,no-untyped-call]
 
 
+def add_product(
+    view: torch.Tensor,
+    outputs: torch.Tensor,
+    inputs: torch.Tensor,
+    add: bool,
+    widened: int = WIDENED_ELEMENTS,
+) -> None:
+    """Write or add outputs^T inputs: products and their sums in fp32, whatever the operands' type.
+
+    The product of a micro-batch is summed up by itself and then added.
+
+    Args:
+        view: fp32 [out_features, in_features].
+        outputs: gradients, [tokens, out_features].
+        inputs: [tokens, in_features], of the same type.
+        add: whether to add to the view.
+        widened: elements of an operand that are widened at a time, where the device needs that.
+    """
+    if inputs.dtype == view.dtype:
+        if add:
+            view.add_(torch.mm(outputs.t(), inputs))
+        else:
+            torch.mm(outputs.t(), inputs, out=view)
+    elif view.is_cuda:
+        _write(view, torch.mm(outputs.t(), inputs, out_dtype=view.dtype), add)
+    else:
+        _add_widened(view, outputs, inputs, add, widened)
+
+
+def _add_widened(
+    view: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor, add: bool, widened: int
+) -> None:
+    """:func:`add_product` for a device without products of narrow operands into fp32.
+
+    The product of two bf16 numbers has no rounding error in fp32.
+    """
+    tokens, width = inputs.shape
+    rows = max(1, widened // width)
+    for first in range(0, len(view), rows):
+        part = view[first : first + rows]
+        step = max(1, widened // max(width, len(part)))
+        total: torch.Tensor | None = None
+        for start in range(0, tokens, step):
+            wide_outputs = outputs[start : start + step, first : first + rows].float().t()
+            wide_inputs = inputs[start : start + step].float()
+            if total is None:
+                total = torch.mm(wide_outputs, wide_inputs)
+            else:
+                total.addmm_(wide_outputs, wide_inputs)
+            del wide_outputs, wide_inputs
+        if total is not None:
+            _write(part, total, add)
+
+
 def add_rows(table: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> None:
     """Add up the rows of each place in their order, then add each sum to the table's row.
 
@@ -184,13 +242,7 @@ class _Linear(torch.autograd.Function):
         weight, bias, recorder = ctx.held
         flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
 
-        def weight_gradient(view: torch.Tensor, add: bool) -> None:
-            if add or flat_dy.dtype != view.dtype:
-                _write(view, torch.mm(flat_dy.t(), flat_x), add)
-            else:
-                torch.mm(flat_dy.t(), flat_x, out=view)
-
-        recorder.defer(weight, weight_gradient)
+        recorder.defer(weight, lambda view, add: add_product(view, flat_dy, flat_x, add))
         if bias is not None:
             recorder.defer(bias, lambda view, add: _write(view, flat_dy.float().sum(0), add))
         dx = torch.matmul(dy, weight) if ctx.needs_input_grad[0] else None

@@ -6,7 +6,7 @@ from torch import nn
 
 from mainstay_train.compute import measure
 from mainstay_train.exact import draws, initialization, numerics
-from mainstay_train.model import blocks, data, split
+from mainstay_train.model import blocks, data, losses, split
 from mainstay_train.models import llama, llama_config
 
 ADDRESS = draws.Address(1, 2, 3, 0)
@@ -90,6 +90,7 @@ def _llama_fp64_loss(specs, seed, tokens, targets):
             parameter.requires_grad_(True)
             parameters[f"{block.name}.{name}"] = parameter
         x = module(x, ADDRESS) if block.spec.draws else module(x)
+    x = nn.functional.linear(x, parameters["head.out.weight"])
     loss = nn.functional.cross_entropy(x.flatten(0, 1), targets.flatten(), reduction="sum")
     loss.backward()
     return loss, {name: parameter.grad for name, parameter in parameters.items()}
@@ -235,9 +236,9 @@ def test_only_the_last_block_has_a_loss_and_it_is_an_fp32_sum():
 
 
 def test_ignored_targets_count_neither_as_loss_nor_as_tokens():
-    block = blocks.Block(_spec(nn.Identity, loss=blocks.cross_entropy_sum))
+    block = blocks.Block(_spec(nn.Identity, loss=losses.cross_entropy_sum))
     x = torch.zeros(4, 256)
-    targets = torch.tensor([1, blocks.IGNORED_TARGET, 2, blocks.IGNORED_TARGET])
+    targets = torch.tensor([1, losses.IGNORED_TARGET, 2, losses.IGNORED_TARGET])
     loss = block.recompute_loss(x, targets, ADDRESS).loss
     assert loss.num_tokens == 2
     torch.testing.assert_close(loss.total, 2 * torch.log(torch.tensor(256.0)))
