@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from mainstay_train.exact import draws, optimizer
-from mainstay_train.model import blocks, data, split
+from mainstay_train.model import blocks, data, losses, split
 from mainstay_train.model import workload as workloads
 
 FORWARD_SHARE = 1 / 3
@@ -122,7 +122,7 @@ def workload(config: Mapping[str, Any], args: Sequence[str]) -> workloads.Worklo
                 spec(name=f"held.{i}", build=partial(HeldBlock, width, device), cost=1.0)
                 for i in range(layers)
             ),
-            spec(name="head", build=lambda: Head(width), loss=blocks.cross_entropy_sum, cost=0.1),
+            spec(name="head", build=lambda: Head(width), loss=losses.cross_entropy_sum, cost=0.1),
         ),
         dataset=RandomTokens(sequence),
         activation_shape=(1, sequence, width),

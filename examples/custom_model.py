@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from mainstay_train import blocks, data, draws, optimizer, split
+from mainstay_train import blocks, data, draws, losses, optimizer, split
 from mainstay_train import workload as workloads
 
 LENGTH = 24
@@ -31,7 +31,7 @@ class Additions:
         generator = address.generator("additions")
         numbers = torch.randint(0, 1000, (SAMPLES, 2), generator=generator).tolist()
         rows = torch.zeros(SAMPLES, LENGTH + 1, dtype=torch.int64)
-        targets = torch.full((SAMPLES, LENGTH), blocks.IGNORED_TARGET)
+        targets = torch.full((SAMPLES, LENGTH), losses.IGNORED_TARGET)
         for i, (a, b) in enumerate(numbers):
             question = f"{a}+{b}="
             line = f"{question}{a + b}\n".encode()
@@ -82,7 +82,7 @@ def workload(config: Mapping[str, Any], args: Sequence[str]) -> workloads.Worklo
         blocks=(
             spec(name="embedding", build=lambda: nn.Embedding(data.VOCAB_SIZE, width), cost=1.0),
             *(spec(name=f"mixers.{i}", build=partial(Mixer, width)) for i in range(layers)),
-            spec(name="head", build=lambda: Head(width), loss=blocks.cross_entropy_sum),
+            spec(name="head", build=lambda: Head(width), loss=losses.cross_entropy_sum),
         ),
         dataset=Additions(),
         activation_shape=(SAMPLES, LENGTH, width),

@@ -9,6 +9,7 @@ For a model that is brought as blocks (``workload.entrypoint`` returns a ``Workl
 
 - ``workload``: what an entrypoint returns
 - ``blocks``: pieces of a model between which only explicit tensors pass
+- ``losses``: losses that never hold all logits in fp32
 - ``split``: modules whose backward computes input and weight gradients apart
 - ``data``: samples by address, from folders of text files
 - ``draws``: random numbers by address
@@ -48,7 +49,7 @@ from mainstay_train.base.decorator import loop
 
 if TYPE_CHECKING:
     from mainstay_train.exact import draws, optimizer
-    from mainstay_train.model import blocks, data, split, workload
+    from mainstay_train.model import blocks, data, losses, split, workload
     from mainstay_train.session.loop import LoopSession, Step, Work
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "blocks",
     "data",
     "draws",
+    "losses",
     "optimizer",
     "split",
     "workload",
@@ -68,6 +70,7 @@ _MODULES = {
     "blocks": "model",
     "data": "model",
     "draws": "exact",
+    "losses": "model",
     "optimizer": "exact",
     "split": "model",
     "workload": "model",

@@ -38,9 +38,7 @@ class Plain(nn.Module):
         x = tokens
         for spec, part in zip(self.specs, self.parts, strict=True):
             x = part(x, address) if spec.draws else part(x)
-        loss = self.specs[-1].loss
-        assert loss is not None
-        return loss(x, targets) / targets.numel()
+        return self.specs[-1].loss_of(self.parts[-1], x, targets) / targets.numel()
 
 
 def initialize(model: nn.Module) -> None:

@@ -43,6 +43,9 @@ class _Flow:
     inputs: list[torch.Tensor] = field(default_factory=list)
     """Input of each block, when the backward recomputes."""
     tapes: list[Tape] = field(default_factory=list)
+    """Of each block, in model order; of the loss alone, when the backward recomputes."""
+    deferred: list[tuple[Block, Tape]] = field(default_factory=list)
+    """What is left of the backward: weight gradients of these blocks."""
     output: torch.Tensor | None = None
     gradient: torch.Tensor | None = None
 
@@ -261,7 +264,7 @@ class Interpreter:
             x = devices.sent(flow.loaded.batch.tokens, self._device)
         assert x is not None
         for block in self._blocks:
-            if block.spec.loss is not None:
+            if block.spec.is_last:
                 x = self._enter_loss(flow, block, x)
             elif self._recompute:
                 flow.inputs.append(x)
@@ -289,27 +292,29 @@ class Interpreter:
 
     def _backward_input(self, action: Action) -> None:
         flow = self._flow(action)
-        if self._recompute:
-            recomputed = [
-                block.recompute(x, flow.address)
-                for block, x in zip(self._blocks, flow.inputs, strict=False)
-            ]
-            flow.tapes = recomputed + flow.tapes
-            flow.inputs.clear()
-        gradient = flow.gradient
-        for block, tape in zip(reversed(self._blocks), reversed(flow.tapes), strict=True):
+        gradient, flow.gradient, flow.output = flow.gradient, None, None
+        for block in reversed(self._blocks):
+            again = self._recompute and not block.spec.is_last
+            tape = block.recompute(flow.inputs.pop(), flow.address) if again else flow.tapes.pop()
             gradient = block.backward_input(tape, gradient)
             gradient = None if gradient is None else _as_received(gradient)
+            if self._recompute and block is not self._blocks[0]:
+                # Before the block below runs again: only one block's tensors are ever there.
+                self._add_weights(action, block, tape)
+            else:
+                flow.deferred.insert(0, (block, tape))
         flow.gradient = gradient
 
     def _backward_weight(self, action: Action) -> None:
         flow = self._flows.pop((action.type, action.micro_batch))
-        for block, tape in zip(self._blocks, flow.tapes, strict=True):
-            block.backward_weight(
-                tape, self._store.scratch_views, accumulate=action.micro_batch > 0
-            )
+        for block, tape in flow.deferred:
+            self._add_weights(action, block, tape)
         if action.micro_batch == self._micro_batches - 1:
             self._complete(action.type)
+
+    def _add_weights(self, action: Action, block: Block, tape: Tape) -> None:
+        views = self._store.scratch_views
+        block.backward_weight(tape, views, accumulate=action.micro_batch > 0)
 
     def _complete(self, shard_type: int) -> None:
         mark = None

@@ -183,7 +183,7 @@ class _Probe:
     def measure(self, *, accumulates: bool) -> tuple[BlockSizes, torch.Tensor]:
         """Return what the block takes, and its output."""
         block, live = self._block, self._live
-        last = block.spec.loss is not None
+        last = block.spec.is_last
         scratch = self._state.layout.views(self._state.layout.allocate())
         with live:
             output = block.forward(self._x, self._address)  # the first one makes constants
@@ -231,7 +231,7 @@ class _Probe:
         return sizes, passed
 
     def _record(self) -> Tape:
-        if self._block.spec.loss is None:
+        if not self._block.spec.is_last:
             return self._block.recompute(self._x, self._address)
         return self._block.recompute_loss(self._x, self._batch.targets, self._address)
 

@@ -140,7 +140,8 @@ def _load_blocks(
         loaded = workload.call(config.entrypoint, entrypoint, config.workload, config.args)
         loaded.stages(config.shape.stages)
         inner = loaded.inner_fingerprint(inner_mesh(config, device, 0))
-        extra = {**loaded.fingerprint(), **inner, protections.ENTRY_KEY: protections.BLOCKS}
+        ours = loaded.fingerprint(torch.device(device))
+        extra = {**ours, **inner, protections.ENTRY_KEY: protections.BLOCKS}
         extra["reduction"] = f"canonical/{backend}"
     hello: dict[str, object] = {
         "slot": settings.slot,

@@ -2,6 +2,7 @@
 
 - ``workload``: loads the entrypoint and checks what it returns
 - ``blocks``: pieces of a model between which only explicit tensors pass
+- ``losses``: losses that never hold all logits in fp32
 - ``split``: modules whose backward computes input and weight gradients apart
 - ``data``: samples by address, from folders of text files
 - ``plain_model``: adopts a plain nn.Module into the flat layout

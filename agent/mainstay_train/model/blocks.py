@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, local_gradient, placed_like, plain
 from mainstay_train.exact import initialization, layout
@@ -32,26 +31,8 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 InitRule = Callable[[str, tuple[int, ...]], initialization.Init]
 """(local parameter name, shape) -> distribution of its first value."""
 
-IGNORED_TARGET = -100
-"""Targets of this value count neither in the loss nor in the number of tokens."""
-
-
-def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy summed over tokens, in fp32.
-
-    A sum, because a mean would divide by a count that depends on the micro-batch;
-    the division by the global count happens once, after the reduction.
-
-    Args:
-        logits: [..., vocab].
-        targets: int64 [...].
-    """
-    return functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(),
-        targets.reshape(-1),
-        ignore_index=IGNORED_TARGET,
-        reduction="sum",
-    )
+ModuleLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(last block's module, its output, targets) -> the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +49,9 @@ class BlockSpec:
     """The module's forward takes the address as second argument, for its random draws."""
     loss: LossFunction | None = None
     """Of the last block, and only of it."""
+    module_loss: ModuleLoss | None = None
+    """In place of ``loss``, for a module that returns what comes before logits: all of them need
+    never be there (:class:`~mainstay_train.model.losses.ProjectedCrossEntropy`)."""
     init: InitRule = initialization.default_init
     cost: float | None = None
     """Relative cost of a micro-batch, to balance stages; None: its number of parameters."""
@@ -78,6 +62,25 @@ class BlockSpec:
     is computed by every rank alike. None: so is the whole block."""
     origins: Mapping[str, layout.Origin] = field(default_factory=dict)
     """Of parameters of the parallelised module that are part of another tensor of ``build``'s."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the block ends in the loss."""
+        return self.loss is not None or self.module_loss is not None
+
+    def loss_of(
+        self, module: nn.Module, output: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the loss of the last block's output.
+
+        Raises:
+            ValueError: it is not the last block.
+        """
+        if self.module_loss is not None:
+            return self.module_loss(module, output, targets)
+        if self.loss is None:
+            raise ValueError(f"block {self.name!r} has no loss: only a workload's last block does")
+        return self.loss(output, targets)
 
 
 @dataclass(slots=True)
@@ -111,7 +114,9 @@ class Block:
     Weight gradients of ``split`` modules are computed in :meth:`backward_weight`;
     those of any other parameter come out of autograd together with dx in
     :meth:`backward_input` and are handed over in :meth:`backward_weight`. So every
-    module works, and one made of split modules lets a pipeline send dx earlier.
+    module works, and one made of split modules lets a pipeline send dx earlier. In bf16 split
+    modules sum the products of their weight gradients in fp32; what comes out of autograd was
+    rounded to bf16 for each micro-batch.
     """
 
     def __init__(
@@ -169,21 +174,22 @@ class Block:
         Its output has the bits of :meth:`forward`; a program that has the memory may
         call it in forward's place and keep the tape.
         """
+        return self._record(x, address, None)
+
+    def recompute_loss(self, x: torch.Tensor, targets: torch.Tensor, address: Address) -> Tape:
+        """:meth:`recompute` of the last block; the tape carries the loss."""
+        return self._record(x, address, targets)
+
+    def _record(self, x: torch.Tensor, address: Address, targets: torch.Tensor | None) -> Tape:
         recorder = split.Recorder(torch.zeros((), device=self.device, requires_grad=True))
         leaf = x.detach()
         if leaf.is_floating_point():
             leaf.requires_grad_(True)
         with torch.enable_grad(), split.recording(recorder):
             output = self._checked_call(leaf, address)
+            if targets is not None:
+                output = self._loss(output, targets)
         return Tape(recorder, leaf, output)
-
-    def recompute_loss(self, x: torch.Tensor, targets: torch.Tensor, address: Address) -> Tape:
-        """:meth:`recompute` of the last block; the tape carries the loss."""
-        tape = self.recompute(x, address)
-        assert tape.output is not None
-        with torch.enable_grad():
-            tape.output = self._loss(tape.output, targets)
-        return tape
 
     def backward_input(self, tape: Tape, dy: torch.Tensor | None = None) -> torch.Tensor | None:
         """The gradient of the block's input; the tape's graph is used up.
@@ -242,9 +248,7 @@ class Block:
         tape.recorder.pending.clear()
 
     def _loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if self.spec.loss is None:
-            raise ValueError(f"block {self.name!r} has no loss: only a workload's last block does")
-        loss = self.spec.loss(output, targets)
+        loss = self.spec.loss_of(self.module, output, targets)
         if loss.dim() != 0 or loss.dtype != torch.float32:
             raise ValueError(
                 f"the loss of block {self.name!r} must be an fp32 scalar, a sum over tokens; "

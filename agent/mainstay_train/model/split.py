@@ -21,6 +21,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+WIDENED_ELEMENTS = 1 << 22
+"""Elements of a bf16 operand that are widened to fp32 at a time: 16 MiB. Bits depend on it, so it
+is in the fingerprint."""
+
 WeightGradient = Callable[[torch.Tensor, bool], None]
 """Writes (False) or adds (True) a parameter's gradient into a given fp32 view."""
 
@@ -116,6 +120,98 @@ class Embedding(SplitModule):
         return _Embedding.apply(tokens, recorder.anchor, self.weight, recorder)  # type: ignore[no-any-return,no-untyped-call]
 
 
+def add_product(
+    view: torch.Tensor,
+    outputs: torch.Tensor,
+    inputs: torch.Tensor,
+    add: bool,
+    widened: int = WIDENED_ELEMENTS,
+) -> None:
+    """Write or add outputs^T inputs: products and their sums in fp32, whatever the operands' type.
+
+    The product of a micro-batch is summed up by itself and then added.
+
+    Args:
+        view: fp32 [out_features, in_features].
+        outputs: gradients, [tokens, out_features].
+        inputs: [tokens, in_features], of the same type.
+        add: whether to add to the view.
+        widened: elements of an operand that are widened at a time, where the device needs that.
+    """
+    if inputs.dtype == view.dtype:
+        if add:
+            view.add_(torch.mm(outputs.t(), inputs))
+        else:
+            torch.mm(outputs.t(), inputs, out=view)
+    elif view.is_cuda:
+        _write(view, torch.mm(outputs.t(), inputs, out_dtype=view.dtype), add)
+    else:
+        _add_widened(view, outputs, inputs, add, widened)
+
+
+def _add_widened(
+    view: torch.Tensor, outputs: torch.Tensor, inputs: torch.Tensor, add: bool, widened: int
+) -> None:
+    """:func:`add_product` for a device without products of narrow operands into fp32.
+
+    The product of two bf16 numbers has no rounding error in fp32.
+    """
+    tokens, width = inputs.shape
+    rows = max(1, widened // width)
+    for first in range(0, len(view), rows):
+        part = view[first : first + rows]
+        step = max(1, widened // max(width, len(part)))
+        total: torch.Tensor | None = None
+        for start in range(0, tokens, step):
+            wide_outputs = outputs[start : start + step, first : first + rows].float().t()
+            wide_inputs = inputs[start : start + step].float()
+            if total is None:
+                total = torch.mm(wide_outputs, wide_inputs)
+            else:
+                total.addmm_(wide_outputs, wide_inputs)
+            del wide_outputs, wide_inputs
+        if total is not None:
+            _write(part, total, add)
+
+
+def add_rows(table: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> None:
+    """Add up the rows of each place in their order, then add each sum to the table's row.
+
+    A sum of its own for each place, because what a micro-batch adds must not depend on what was
+    there before. No size here depends on the values of ``places``, which would wait for a GPU.
+
+    Args:
+        table: fp32 [places, width]; no element of it is a negative zero.
+        places: int64 [n].
+        rows: [n, width].
+    """
+    segment, place = _segments(places, min(len(places), len(table)))
+    sums = table.new_zeros(len(place), table.shape[1])
+    sums.index_add_(0, segment, rows.to(table.dtype))
+    table.index_add_(0, place, sums)
+
+
+def _segments(places: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number the different places in ascending order.
+
+    Args:
+        places: int64 [n].
+        most: bound on how many there are.
+
+    Returns:
+        The number of each element's place, [n], and the place of each number, [most]. Numbers
+        that are not in use stand for place 0.
+    """
+    ordered, order = places.sort(stable=True)
+    begins = torch.zeros_like(ordered)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    numbers = begins.cumsum(0)
+    segment, place = torch.empty_like(order), ordered.new_zeros(most)
+    segment[order] = numbers
+    place[numbers] = ordered
+    return segment, place
+
+
 def _write(view: torch.Tensor, gradient: torch.Tensor, add: bool) -> None:
     if add:
         view.add_(gradient)
@@ -146,13 +242,7 @@ class _Linear(torch.autograd.Function):
         weight, bias, recorder = ctx.held
         flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
 
-        def weight_gradient(view: torch.Tensor, add: bool) -> None:
-            if add or flat_dy.dtype != view.dtype:
-                _write(view, torch.mm(flat_dy.t(), flat_x), add)
-            else:
-                torch.mm(flat_dy.t(), flat_x, out=view)
-
-        recorder.defer(weight, weight_gradient)
+        recorder.defer(weight, lambda view, add: add_product(view, flat_dy, flat_x, add))
         if bias is not None:
             recorder.defer(bias, lambda view, add: _write(view, flat_dy.float().sum(0), add))
         dx = torch.matmul(dy, weight) if ctx.needs_input_grad[0] else None
@@ -198,12 +288,9 @@ class _Embedding(torch.autograd.Function):
         weight, recorder = ctx.held
 
         def weight_gradient(view: torch.Tensor, add: bool) -> None:
-            # Into zeros first, then added: the sum of a micro-batch must not depend on
-            # what was accumulated before it.
-            rows = torch.zeros_like(view) if add else view.zero_()
-            rows.index_add_(0, tokens.reshape(-1), dy.reshape(-1, dy.shape[-1]).to(view.dtype))
-            if add:
-                view.add_(rows)
+            if not add:
+                view.zero_()
+            add_rows(view, tokens.reshape(-1), dy.reshape(-1, dy.shape[-1]))
 
         recorder.defer(weight, weight_gradient)
         return None, None, None, None

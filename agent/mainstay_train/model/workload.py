@@ -29,6 +29,7 @@ from mainstay_train.base.decorator import Loop
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.exact import layout
 from mainstay_train.exact import optimizer as optimizers
+from mainstay_train.model import losses, split
 from mainstay_train.model.blocks import Block, BlockSpec, built
 from mainstay_train.model.data import Dataset
 
@@ -74,6 +75,11 @@ def user_code(what: str) -> Iterator[None]:
 Entrypoint = Callable[[Mapping[str, Any], Sequence[str]], "Workload"]
 
 
+Kernels = Callable[[torch.device], Mapping[str, str]]
+"""(device) -> entries of the fingerprint, e.g. {"attention": "flash"}. It raises InvalidSpecError
+where the device has no such kernel, or none whose bits are the same each time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One contract for built-in and user models.
@@ -98,6 +104,8 @@ class Workload:
     """Whether a thread of its own calls ``dataset.batch``, one micro-batch ahead. False: the main
     thread does, when the micro-batch begins; for a data set that is bound to the thread in which
     the entrypoint ran."""
+    kernels: Kernels | None = None
+    """Which kernels the blocks compute with, where they can choose."""
 
     def __post_init__(self) -> None:
         if len(self.blocks) < 2:
@@ -108,9 +116,11 @@ class Workload:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InvalidSpecError("workload", f"block names must be unique, {twice} are not")
-        early = [spec.name for spec in self.blocks[:-1] if spec.loss is not None]
-        if early or self.blocks[-1].loss is None:
+        early = [spec.name for spec in self.blocks[:-1] if spec.is_last]
+        if early or not self.blocks[-1].is_last:
             raise InvalidSpecError("workload", "the last block, and only it, must have a loss")
+        if self.blocks[-1].loss is not None and self.blocks[-1].module_loss is not None:
+            raise InvalidSpecError("workload", "has a last block with both loss and module_loss")
         if self.dtype not in DTYPES.values():
             raise InvalidSpecError("workload", f"dtype must be one of {sorted(DTYPES)}")
 
@@ -168,13 +178,26 @@ class Workload:
                     )
         return {"inner": f"{inner.size} ranks, {placed.hexdigest()}"}
 
-    def fingerprint(self) -> dict[str, str]:
-        """Entries for the numerics fingerprint: what the user brings and bits depend on."""
+    def fingerprint(self, device: torch.device) -> dict[str, str]:
+        """Entries for the numerics fingerprint: what the user brings and bits depend on.
+
+        Args:
+            device: where the blocks compute.
+
+        Raises:
+            InvalidSpecError: see :data:`Kernels`.
+        """
         shapes = hashlib.blake2b(digest_size=8)
         for flat in self.layouts():
             for param in flat.params:
                 shapes.update(f"{param.name}{param.shape}".encode())
-        return {"model": shapes.hexdigest(), "data": self.dataset.fingerprint()}
+        return {
+            "model": shapes.hexdigest(),
+            "data": self.dataset.fingerprint(),
+            "loss": f"in chunks of {losses.CHUNK_ELEMENTS} logits",
+            "weight_gradients": f"fp32, widened by {split.WIDENED_ELEMENTS} elements",
+            **(self.kernels(device) if self.kernels is not None else {}),
+        }
 
 
 def load(

@@ -4,6 +4,6 @@ Their paths are public: a TrainingJob names them, as ``mainstay_train.models.lla
 
 - ``llama``: a Llama of any size, as blocks
 - ``llama_config``: its configuration
-- ``attention``: attention with addressed dropout
+- ``attention``: attention, by a fused kernel or explicit, and addressed dropout
 - ``llama_parallel``: the same Llama, spread over the ranks of a cell
 """

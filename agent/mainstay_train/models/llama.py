@@ -23,9 +23,9 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.exact import optimizer
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.initialization import DEFAULT_STD, Init, default_init
-from mainstay_train.model import data, split
+from mainstay_train.model import data, losses, split
 from mainstay_train.model import workload as workloads
-from mainstay_train.model.blocks import BlockSpec, InitRule, cross_entropy_sum
+from mainstay_train.model.blocks import BlockSpec, InitRule
 from mainstay_train.models import attention, llama_parallel
 from mainstay_train.models.llama_config import LlamaConfig, parse_config
 
@@ -58,7 +58,20 @@ def workload(config: Mapping[str, Any], args: Sequence[str] = ()) -> workloads.W
             peak=parsed.lr, warmup_steps=parsed.warmup_steps, total_steps=parsed.decay_steps
         ),
         clip_norm=parsed.clip_norm or None,
+        kernels=partial(_kernels, parsed),
     )
+
+
+def _kernels(config: LlamaConfig, device: torch.device) -> dict[str, str]:
+    form = attention.check(
+        config.attention,
+        device,
+        workloads.DTYPES[config.dtype],
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+    )
+    return {"attention": form}
 
 
 def block_specs(config: LlamaConfig) -> tuple[BlockSpec, ...]:
@@ -76,7 +89,7 @@ def block_specs(config: LlamaConfig) -> tuple[BlockSpec, ...]:
         name="head",
         build=lambda: Head(config),
         parallelize=lambda _, mesh: llama_parallel.ParallelHead(config, mesh),
-        loss=cross_entropy_sum,
+        module_loss=_loss,
         cost=float(config.dim * config.vocab),
     )
     layers = (
@@ -92,6 +105,11 @@ def block_specs(config: LlamaConfig) -> tuple[BlockSpec, ...]:
         for name in (f"layers.{index}" for index in range(config.layers))
     )
     return (embedding, *layers, head)
+
+
+def _loss(head: Any, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = head.loss(output, targets)
+    return loss
 
 
 def _parallel_layer(config: LlamaConfig, name: str, _: nn.Module, mesh: Any) -> nn.Module:
@@ -118,7 +136,12 @@ class Layer(nn.Module):
         config = self.config
         qkv = self.attention_qkv(self.attention_norm(x))
         heads = attention.attend(
-            qkv, config.heads, config.kv_heads, config.head_dim, config.rope_base
+            qkv,
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+            config.rope_base,
+            config.attention,
         )
         attended = self.attention_out(heads)
         x = x + attention.drop(attended, address, f"{self.site}.attention", config.dropout)
@@ -128,17 +151,22 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """Last norm and the projection to the vocabulary."""
+    """Last norm, the projection to the vocabulary and the loss."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.norm = split.RMSNorm(config.dim)
-        self.out = split.Linear(config.dim, config.vocab)
+        self.out = losses.ProjectedCrossEntropy(config.dim, config.vocab)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [batch, sequence, dim] to logits [batch, sequence, vocab]."""
-        logits: torch.Tensor = self.out(self.norm(x))
-        return logits
+        """Normalise [batch, sequence, dim]; logits are made with the loss."""
+        normalised: torch.Tensor = self.norm(x)
+        return normalised
+
+    def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss, a sum over tokens, of what :meth:`forward` returned."""
+        total: torch.Tensor = self.out(x, targets)
+        return total
 
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:

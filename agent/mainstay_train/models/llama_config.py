@@ -9,6 +9,7 @@ from typing import Any
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.model import data
 from mainstay_train.model import workload as workloads
+from mainstay_train.models import attention
 
 _PATH = "workload.config"
 
@@ -35,6 +36,8 @@ class LlamaConfig:
     rope_base: float = 10_000.0
     dropout: float = 0.0
     """Of the two residual branches of a layer."""
+    attention: str = attention.AUTO
+    """Form of attention; ``auto`` is flash where there is a kernel of the type."""
     dtype: str = "float32"
     lr: float = 1e-3
     """Peak of the learning rate."""
@@ -70,6 +73,12 @@ class LlamaConfig:
             self.vocab >= data.VOCAB_SIZE, "vocab", f"must hold {data.VOCAB_SIZE} byte values", self
         )
         _require(
+            self.attention in attention.FORMS,
+            "attention",
+            f"must be one of {', '.join(attention.FORMS)}",
+            self,
+        )
+        _require(
             self.dtype in workloads.DTYPES,
             "dtype",
             f"must be one of {', '.join(workloads.DTYPES)}",
@@ -88,6 +97,7 @@ _KEYS = {
     "microBatchSize": "micro_batch_size",
     "ropeBase": "rope_base",
     "dropout": "dropout",
+    "attention": "attention",
     "dtype": "dtype",
     "lr": "lr",
     "warmupSteps": "warmup_steps",

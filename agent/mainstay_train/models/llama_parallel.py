@@ -22,6 +22,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.layout import Origin
 from mainstay_train.model import split
+from mainstay_train.model.losses import cross_entropy_sum
 from mainstay_train.models import attention
 from mainstay_train.models.llama_config import LlamaConfig
 
@@ -80,7 +81,9 @@ class ParallelLayer(nn.Module):
         parts = (self.attention_q(h), self.attention_k(h), self.attention_v(h))
         qkv = torch.cat([part.to_local() for part in parts], dim=-1)
         heads, kv_heads = config.heads // ranks, config.kv_heads // ranks
-        mine = attention.attend(qkv, heads, kv_heads, config.head_dim, config.rope_base)
+        mine = attention.attend(
+            qkv, heads, kv_heads, config.head_dim, config.rope_base, config.attention
+        )
         attended = _summed(self.attention_out(_sharded(mine, self.mesh)))
         x = x + attention.drop(attended, address, f"{self.site}.attention", config.dropout)
         h = _replicated(self.mlp_norm(x), self.mesh)
@@ -114,6 +117,10 @@ class ParallelHead(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [batch, sequence, dim] to logits [batch, sequence, vocab], equal on all ranks."""
         return _summed(self.out(_replicated(self.norm(x), self.mesh)))
+
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss, a sum over tokens."""
+        return cross_entropy_sum(logits, targets)
 
 
 def _parameter(mesh: Any, dim: int, rows: int, columns: int) -> nn.Parameter:

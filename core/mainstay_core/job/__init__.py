@@ -14,6 +14,7 @@
 - ``pod_templates``: what a cluster asks of a job's pod template
 - ``model_sizes``: the size of the built-in model, computed without torch
 - ``block_sizes``: what one block takes on a rank, computed or measured
+- ``llama_tensors``: the shape of the built-in model, and the tensors of a layer
 - ``llama_passes``: the memory of each pass through a block of the built-in model
 - ``llama_sizes``: what the built-in model's blocks take
 - ``reduction_sizes``: the memory in which a rank reduces gradients

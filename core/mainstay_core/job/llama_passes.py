@@ -8,102 +8,15 @@ Tests compare every number with what is measured of the model itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaShape:
-    """The part of ``workload.config`` on which sizes depend, and the ranks of a stage."""
-
-    dim: int
-    layers: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    vocab: int
-    sequence: int
-    batch: int
-    width: int
-    """Bytes of an element of activations."""
-    drops: bool
-    ranks: int
-    """Ranks of a stage."""
-    inner: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.heads
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch."""
-        return self.batch * self.sequence
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of the vocabulary that the first rank has; what is gathered is padded to them."""
-        return -(-self.vocab // self.ranks)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the vocabulary that this rank has."""
-        return max(0, min(self.most_rows, self.vocab - self.inner * self.most_rows))
-
-
-class Memory:
-    """The bytes that tensors take, now and at the most."""
-
-    def __init__(self) -> None:
-        self.now = 0
-        self.peak = 0
-
-    def take(self, *sizes: int) -> None:
-        """Make tensors."""
-        self.now += sum(sizes)
-        self.peak = max(self.peak, self.now)
-
-    def drop(self, *sizes: int) -> None:
-        """Let go of tensors."""
-        self.now -= sum(sizes)
-
-    def touch(self, *sizes: int) -> None:
-        """Make tensors that go at once."""
-        self.peak = max(self.peak, self.now + sum(sizes))
-
-    def restart(self) -> int:
-        """Return the peak, and look for another from here on."""
-        peak, self.peak = self.peak, self.now
-        return peak
-
-
-class TensorSizes:
-    """The sizes of the tensors of a layer on one rank, in bytes."""
-
-    def __init__(self, c: LlamaShape) -> None:
-        self.narrow = c.width < 4
-        """Activations are not fp32: what is computed in fp32 is a copy."""
-        self.act = c.tokens * c.dim * c.width
-        """An activation of the model's width."""
-        self.wide = 4 * c.tokens * c.dim
-        """The same in fp32."""
-        self.scale = 4 * c.tokens
-        heads, kv_heads, width = c.heads // c.ranks, c.kv_heads // c.ranks, c.head_dim
-        self.query = c.tokens * heads * width * c.width
-        self.key = c.tokens * kv_heads * width * c.width
-        self.qkv = self.query + 2 * self.key
-        self.rotated = self.query + self.key
-        self.rotated_wide = self.rotated // c.width * 4
-        self.scores = c.tokens * c.sequence * heads * c.width
-        self.scores_wide = self.scores // c.width * 4
-        self.hidden = c.tokens * c.hidden // c.ranks * c.width
-        self.logits = c.tokens * c.vocab * c.width
-        self.logits_wide = 4 * c.tokens * c.vocab
-        one = c.batch == 1 or kv_heads == 1
-        self.key_is_view = one
-        """Keys and values need no copy to become matrices: they keep all of what they are in."""
-        self.query_is_view = one and heads == kv_heads
-        mask = heads // kv_heads * c.sequence**2 * c.width
-        self.constants = mask + 8 * c.sequence * (width // 2)
+from mainstay_core.job.llama_tensors import (
+    LOGITS,
+    PICKING,
+    WIDENED_ELEMENTS,
+    LlamaShape,
+    Memory,
+    TensorSizes,
+)
 
 
 def _norm(m: Memory, u: TensorSizes, *, keeps: bool) -> None:
@@ -134,6 +47,11 @@ def _attend(m: Memory, u: TensorSizes, *, keeps: bool) -> None:
     if u.narrow:
         m.touch(2 * u.rotated_wide, u.rotated)
     m.take(u.rotated)
+    if u.flash:
+        m.take(u.query, u.log_sums)
+        if not keeps:
+            m.drop(u.log_sums, u.rotated)
+        return
     queries = 0 if u.query_is_view else u.query
     keys = 0 if u.key_is_view else 2 * u.key
     m.take(queries, keys, u.scores)
@@ -154,6 +72,30 @@ def _attend(m: Memory, u: TensorSizes, *, keeps: bool) -> None:
 
 def _attend_backward(m: Memory, u: TensorSizes) -> None:
     """Turn the gradient of the heads' outputs into that of queries, keys and values."""
+    if u.flash:
+        m.take(u.query, 2 * u.key)
+        m.drop(u.query, u.qkv, u.rotated, u.log_sums)
+    else:
+        _explicit_backward(m, u)
+    m.take(u.qkv)
+    m.drop(u.key)
+    m.take(u.rotated)
+    m.drop(u.key)
+    m.take(u.rotated)
+    m.drop(u.query)
+    m.take(u.rotated)
+    m.drop(2 * u.rotated)
+    if u.narrow:
+        m.touch(2 * u.rotated_wide)
+    m.touch(u.rotated)
+    m.take(u.qkv)
+    m.drop(u.rotated)
+    m.touch(u.qkv)
+    m.drop(u.qkv)
+
+
+def _explicit_backward(m: Memory, u: TensorSizes) -> None:
+    """Take the gradient of the heads' outputs through products and softmax."""
     m.touch(u.query)
     m.take(u.key, u.scores)
     # Values as views keep all of the queries, keys and values.
@@ -172,19 +114,6 @@ def _attend_backward(m: Memory, u: TensorSizes) -> None:
     m.touch(u.key)
     m.drop(u.scores)
     m.drop(0 if u.query_is_view else u.query, u.rotated if u.key_is_view else u.key)
-    m.take(u.qkv)
-    m.drop(u.key)
-    m.take(u.rotated)
-    m.drop(u.key)
-    m.take(u.rotated)
-    m.drop(u.query)
-    m.take(u.rotated)
-    m.drop(2 * u.rotated)
-    if u.narrow:
-        m.touch(2 * u.rotated_wide)
-    m.touch(u.rotated)
-    m.touch(2 * u.qkv)
-    m.drop(u.rotated)
 
 
 def _drop(m: Memory, u: TensorSizes, c: LlamaShape, *, keeps: bool) -> int:
@@ -196,7 +125,7 @@ def _drop(m: Memory, u: TensorSizes, c: LlamaShape, *, keeps: bool) -> int:
     if not c.drops:
         return 0
     chosen = c.tokens * c.dim
-    m.touch(chosen, max(u.wide, 3 * u.act))
+    m.touch(chosen, max(u.wide, (3 if keeps else 2) * u.act))
     m.take(u.act)
     if keeps:
         m.take(u.act)
@@ -233,6 +162,15 @@ class Kind(ABC):
     def weights(self, m: Memory) -> None:
         """Write the weights' gradients."""
 
+    def _product(self, m: Memory, outputs: int, inputs: int) -> None:
+        """Write the gradient of a matrix, in fp32."""
+        if not self.u.narrow:
+            m.touch(4 * outputs * inputs if self.accumulates else 0)
+            return
+        rows = min(outputs, max(1, WIDENED_ELEMENTS // inputs))
+        tokens = min(self.c.tokens, max(1, WIDENED_ELEMENTS // max(rows, inputs)))
+        m.touch(4 * (rows * inputs + tokens * (rows + inputs)))
+
 
 class Embedding(Kind):
     """The table of the embedding on the only rank of a stage."""
@@ -249,8 +187,9 @@ class Embedding(Kind):
         pass  # the output's gradient waits
 
     def weights(self, m: Memory) -> None:
-        table = 4 * self.c.vocab * self.c.dim if self.accumulates else 0
-        m.touch(table, self.u.wide if self.u.narrow else 0)
+        c = self.c
+        rows = min(c.tokens, c.vocab)  # sums of those that occur, and their places
+        m.touch(8 * c.tokens, 8 * rows, 4 * rows * c.dim, self.u.wide if self.u.narrow else 0)
 
 
 class ParallelEmbedding(Kind):
@@ -308,7 +247,7 @@ class Layer(Kind):
         m.take(u.act)
         m.drop(dropped)
         # Names of the function that go with it: both sums, and what was added to them.
-        m.drop(3 * u.act, 0 if keeps and u.key_is_view else u.qkv)
+        m.drop(3 * u.act, 0 if keeps and u.keeps_qkv else u.qkv)
         if not keeps:
             m.drop(u.query, u.hidden)
 
@@ -332,8 +271,12 @@ class Layer(Kind):
             m.drop(2 * u.act)  # gradients of both sums: weights need those of what was dropped out
 
     def weights(self, m: Memory) -> None:
-        largest = max(self.parameters) * self.c.width
-        m.touch(largest if self.accumulates or self.u.narrow else 0)
+        c = self.c
+        heads = c.head_dim * (c.heads + 2 * c.kv_heads)
+        self._product(m, heads, c.dim)
+        self._product(m, c.dim, c.dim)
+        self._product(m, 2 * c.hidden, c.dim)
+        self._product(m, c.dim, c.hidden)
         m.touch(self.u.wide)
 
 
@@ -368,7 +311,7 @@ class ParallelLayer(Kind):
         self._add_up(m)
         dropped = _drop(m, u, c, keeps=keeps)
         m.take(u.act)
-        m.drop(dropped, 3 * u.act, u.qkv, 0 if keeps and u.key_is_view else u.qkv)
+        m.drop(dropped, 3 * u.act, u.qkv, 0 if keeps and u.keeps_qkv else u.qkv)
         if not keeps:
             m.drop(u.act, u.query, u.hidden)
 
@@ -432,32 +375,50 @@ class Head(Kind):
         """Logits of this rank."""
         return self.c.tokens * self.c.rows * self.c.width
 
+    @property
+    def _chunk(self) -> int:
+        """Tokens whose logits are in fp32 at a time."""
+        return min(self.c.tokens, max(1, LOGITS // self.c.vocab))
+
     def forward(self, m: Memory, *, keeps: bool) -> None:
-        u = self.u
-        _norm(m, u, keeps=keeps)
+        _norm(m, self.u, keeps=keeps)
         if self.c.ranks == 1:
+            self._project(m)
+        else:
+            self._gather(m)
+
+    def _project(self, m: Memory) -> None:
+        """Make the loss and the input's gradient, a chunk of tokens at a time."""
+        c, u = self.c, self.u
+        m.take(u.act, u.scale)  # of the input's gradient, and of the sums of exponentials
+        if self._chunk == c.tokens:
+            self._gradients(m, c.tokens, c.vocab)
             m.take(u.logits)
         else:
-            most = self.c.tokens * self.c.most_rows * self.c.width
-            padded = most if self.c.rows < self.c.most_rows else 0
-            whole = most * self.c.ranks
-            m.take(self._part, padded, whole, u.logits)
-            m.drop(self._part, padded, whole)
-        if keeps:
-            m.take(u.logits_wide if u.narrow else 0)
-            m.take(u.logits_wide)
-            m.drop(u.logits, u.logits_wide if u.narrow else 0)
+            self._gradients(m, self._chunk, c.vocab)
+
+    def _gradients(self, m: Memory, tokens: int, classes: int) -> None:
+        """Make logits in fp32, and their gradient of them in the model's type."""
+        wide = 4 * tokens * classes
+        m.touch(wide, wide // 4 * self.c.width if self.u.narrow else PICKING * tokens)
+
+    def _gather(self, m: Memory) -> None:
+        """Make all logits of which each rank has a part, and the loss."""
+        c, u = self.c, self.u
+        most = c.tokens * c.most_rows * c.width
+        padded = most if c.rows < c.most_rows else 0
+        whole = most * c.ranks
+        m.take(self._part, padded, whole, u.logits)
+        m.drop(self._part, padded, whole)
+        m.touch(4 * self._chunk * c.vocab if u.narrow else 0)
+        m.take(u.scale)
 
     def backward(self, m: Memory) -> None:
         u, c = self.u, self.c
-        m.take(2 * u.logits_wide)
-        m.drop(2 * u.logits_wide)
-        if u.narrow:
+        if c.ranks > 1:
             m.take(u.logits)
-            m.drop(u.logits_wide)
-        if c.ranks == 1:
-            m.take(u.act)
-        else:
+            m.touch(self._chunk * (4 * c.vocab + PICKING))
+            m.drop(u.logits, u.scale)
             m.take(self._part)
             m.drop(u.logits)
             m.take(c.rows * c.dim * c.width, u.act)
@@ -467,6 +428,13 @@ class Head(Kind):
         _norm_backward(m, u)
 
     def weights(self, m: Memory) -> None:
-        weight = self.c.rows * self.c.dim * self.c.width if self.c.ranks == 1 else 0
-        m.touch(weight if self.accumulates or self.u.narrow else 0)
+        c = self.c
+        if c.ranks == 1 and self._chunk == c.tokens:
+            self._product(m, c.vocab, c.dim)
+        elif c.ranks == 1:
+            classes = min(c.vocab, max(1, LOGITS // c.tokens))
+            self._gradients(m, c.tokens, classes)
+            m.take(c.tokens * classes * c.width)
+            self._product(m, classes, c.dim)
+            m.drop(c.tokens * classes * c.width)
         m.touch(self.u.wide)

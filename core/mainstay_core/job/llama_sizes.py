@@ -18,12 +18,10 @@ from mainstay_core.job.llama_passes import (
     Head,
     Kind,
     Layer,
-    LlamaShape,
-    Memory,
     ParallelEmbedding,
     ParallelLayer,
-    TensorSizes,
 )
+from mainstay_core.job.llama_tensors import LlamaShape, Memory, TensorSizes
 
 PATH = "spec.workload.config"
 EMBEDDING, HEAD = "embedding", "head"
@@ -34,13 +32,15 @@ TOKEN_BYTES = 8
 """A token is an int64."""
 PAD = 32
 """Parameters start at multiples of so many elements of a block's buffer."""
+ATTENTION = ("auto", "flash", "explicit")
+"""Forms of attention. ``auto`` is flash, but for fp32 on a GPU."""
 WIDTHS = {"float32": 4, "bfloat16": 2}
 """Bytes of an element of activations, by ``dtype``."""
 KEYS = frozenset(
     {
         "dim", "layers", "heads", "kvHeads", "hidden", "vocab", "sequence", "microBatchSize",
         "ropeBase", "dropout", "dtype", "lr", "warmupSteps", "decaySteps", "weightDecay",
-        "clipNorm", "data",
+        "clipNorm", "attention", "data",
     }
 )  # fmt: skip
 """Keys of ``workload.config`` that the built-in model takes."""
@@ -110,6 +110,8 @@ def _read(config: Mapping[str, Any], ranks: int, inner: int) -> LlamaShape:
     _require(
         isinstance(dtype, str) and dtype in WIDTHS, "dtype", dtype, f"one of {', '.join(WIDTHS)}"
     )
+    form = given.get("attention", "auto")
+    _require(form in ATTENTION, "attention", form, f"one of {', '.join(ATTENTION)}")
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     _require(is_number and 0 <= dropout < 1, "dropout", dropout, "within 0 and below 1")
     _require(dim % heads == 0, "heads", heads, f"a divisor of dim ({dim})")
@@ -130,6 +132,7 @@ def _read(config: Mapping[str, Any], ranks: int, inner: int) -> LlamaShape:
         batch=batch,
         width=WIDTHS[dtype],
         drops=dropout > 0,
+        flash=form != "explicit",
         ranks=ranks,
         inner=inner,
     )

@@ -254,34 +254,46 @@ class StageSizes:
         return peaks
 
     def backward_peaks(self) -> list[int]:
-        """The most while each block computes its backward, and its forward again.
-
-        With recompute all blocks of the stage run their forward again before the first backward,
-        and each makes its output anew.
-        """
-        again = [b.output_bytes if self.recompute else 0 for b in self.blocks]
-        now, peaks = self._passed_bytes, []
-        # The gradient of the stage's output is there while forwards run again.
-        came = self.blocks[-1].output_bytes
-        now += sum(b.kept_bytes for b in self.blocks if not b.output_bytes) if self.recompute else 0
-        for block in self.blocks:
-            if self.recompute and block.output_bytes:
-                peaks.append(now + came + block.forward_bytes)
-            if not self.recompute or block.output_bytes:
-                now += block.kept_bytes
-            now += block.output_bytes if self.recompute else 0
-        for block, output in zip(reversed(self.blocks), reversed(again), strict=True):
+        """The most while each block computes its backward, and its forward again."""
+        if self.recompute:
+            return self._peaks_of_recompute()
+        now = self._passed_bytes + sum(block.kept_bytes for block in self.blocks)
+        peaks = []
+        for block in reversed(self.blocks):
             now -= block.kept_bytes
             peaks.append(now + block.backward_bytes)
-            now += block.pending_bytes - output
+            now += block.pending_bytes
+        return peaks
+
+    def _peaks_of_recompute(self) -> list[int]:
+        """One block at a time runs forward again and backward, and gets its weights' gradients.
+
+        Then its input goes. The first block's weights wait until the stage's input gradient is
+        on its way.
+        """
+        now = self._passed_bytes + sum(map(self._taped, self.blocks))
+        peaks = []
+        for number in reversed(range(len(self.blocks))):
+            block = self.blocks[number]
+            # Its output is made again, while the output's gradient is there.
+            peaks.append(now + (block.output_bytes and block.output_bytes + block.forward_bytes))
+            now -= self._taped(block)
+            peaks.append(now + block.output_bytes + block.backward_bytes)
+            if number:
+                below = self.blocks[number - 1].output_bytes
+                peaks.append(now + below + block.weights_bytes)
+                now -= below
         return peaks
 
     def weights_peaks(self) -> list[int]:
-        """The most while each block's weights get their gradients, block by block."""
-        now = self._passed_bytes + sum(block.pending_bytes for block in self.blocks)
+        """The most while each block's weights that had to wait get their gradients."""
+        waiting = self.blocks[:1] if self.recompute else self.blocks
+        now = self._passed_bytes + sum(block.pending_bytes for block in waiting)
         now += self.returned_bytes
+        if self.recompute:
+            now -= sum(block.output_bytes for block in self.blocks[:-1])
         peaks = []
-        for block in self.blocks:
+        for block in waiting:
             peaks.append(now - block.pending_bytes + block.weights_bytes)
             now -= block.pending_bytes
         return peaks

@@ -139,7 +139,8 @@ class Runtime(Section):
     backend: Literal["Auto", "Gloo", "NCCL"] = "Auto"
     """How ranks talk. Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
     recompute: bool = False
-    """Run each block's forward again in the backward instead of keeping what it saved."""
+    """Run each block's forward again in the backward instead of keeping what it saved, one block
+    at a time. The stage before waits longer for its gradient. It never changes the bits."""
     bucket_mebibytes: Annotated[int, pydantic.Field(ge=1, le=MAX_BUCKET_BYTES // MEBIBYTE)] = (
         BUCKET_BYTES // MEBIBYTE
     )

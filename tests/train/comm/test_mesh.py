@@ -1,5 +1,6 @@
 """The inner mesh: DTensor over groups that are ended and formed again; slices and digests."""
 
+import dataclasses
 import os
 import signal
 import threading
@@ -317,10 +318,7 @@ def test_a_model_that_cannot_be_split_is_refused_by_name():
 
 def test_a_workload_whose_blocks_ignore_the_mesh_is_refused():
     model = workload.load("", SMALL)
-    ignoring = tuple(
-        blocks.BlockSpec(name=spec.name, build=spec.build, draws=spec.draws, loss=spec.loss)
-        for spec in model.blocks
-    )
+    ignoring = tuple(dataclasses.replace(spec, parallelize=None) for spec in model.blocks)
     model = workload.Workload(
         blocks=ignoring,
         dataset=model.dataset,

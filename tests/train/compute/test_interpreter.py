@@ -15,6 +15,7 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Pending
 from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.measure import LiveBytes
 from mainstay_train.exact.reduction import PartialStore
 from mainstay_train.model import workload
 
@@ -132,9 +133,11 @@ class Chain:
 class Stage:
     """One cell: its blocks, store and interpreter."""
 
-    def __init__(self, stage, num_stages, *, recompute=False, dtype="float32", dataset=None):
+    def __init__(
+        self, stage, num_stages, *, recompute=False, dtype="float32", dataset=None, **config
+    ):
         self.stage, self.num_stages = stage, num_stages
-        model = workload.load("", {**SMALL, "dtype": dtype})
+        model = workload.load("", {**SMALL, "dtype": dtype, **config})
         self.state = build_stage(model, num_stages, stage)
         self.state.initialize(SEED)
         self.store = PartialStore(self.state.layout, SHARDS_PER_LANE)
@@ -208,6 +211,23 @@ def test_gradients_have_the_same_bits_whatever_the_cut_and_the_recompute(dtype, 
         chain = run_chain(num_stages, kind, dtype=dtype, recompute=True)
         assert equal(gradients(chain), gradients(reference))
         assert stats(chain) == stats(reference)
+
+
+def peak(*, layers, recompute):
+    """The most bytes of activations while a stage of all layers computes a type."""
+    stage = Stage(0, 1, layers=layers, recompute=recompute)
+    stage.run(types=TYPES[:1])  # what is made once is there
+    stage.store.clear()
+    with LiveBytes() as live:
+        stage.run(types=TYPES[:1])
+    return live.peak
+
+
+def test_with_recompute_a_layer_more_costs_its_input_alone():
+    activation = 4 * SMALL["sequence"] * SMALL["dim"]
+    grown = peak(layers=9, recompute=True) - peak(layers=3, recompute=True)
+    assert grown == 6 * activation
+    assert peak(layers=9, recompute=False) - peak(layers=3, recompute=False) > 10 * grown
 
 
 def test_types_do_not_depend_on_each_other():

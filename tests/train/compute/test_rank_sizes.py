@@ -9,7 +9,7 @@ import torch
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid
-from mainstay_core.job import llama_sizes, model_sizes
+from mainstay_core.job import llama_sizes, llama_tensors, model_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion
 from mainstay_core.job.rank_sizes import (
     RankSizes,
@@ -37,7 +37,7 @@ from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import layout as exact_layout
 from mainstay_train.exact.layout import BlockLayout, StageLayout
 from mainstay_train.exact.reduction import cut
-from mainstay_train.model import workload
+from mainstay_train.model import losses, split, workload
 from mainstay_train.models import attention, llama_config
 
 TOLERANCE = 0.01
@@ -142,6 +142,7 @@ CASES = {
     "two inner ranks": Case({**SMALL, "vocab": 301}, stages=2, inner=2),
     "two inner ranks, recompute": Case({**SMALL, "dtype": "bfloat16"}, inner=2, recompute=True),
     "long sequence": Case({**SMALL, "sequence": 160, "microBatchSize": 1}),
+    "explicit attention": Case({**SMALL, "sequence": 160, "attention": "explicit"}),
     "large matrices": Case({**SMALL, "dim": 256, "sequence": 8, "hidden": 700, "layers": 1}),
     "measured": Case({"width": 32, "layers": 3}, stages=2, entrypoint=MIXER),
     "measured, recompute": Case({"width": 32, "layers": 3}, recompute=True, entrypoint=MIXER),
@@ -153,8 +154,11 @@ BLOCKS = [
     (1, {"dropout": 0.1, "kvHeads": 1}),
     (1, {"microBatchSize": 1, "kvHeads": 4, "dtype": "bfloat16"}),
     (1, {"sequence": 200, "hidden": 33, "vocab": 1000}),
+    (1, {"attention": "explicit", "dtype": "bfloat16", "dropout": 0.1}),
+    (1, {"attention": "explicit", "microBatchSize": 1, "kvHeads": 4}),
+    (1, {"microBatchSize": 40, "vocab": 12_000, "dtype": "bfloat16"}),
     (2, {"kvHeads": 4, "dropout": 0.1}),
-    (2, {"microBatchSize": 1, "vocab": 301, "dtype": "bfloat16"}),
+    (2, {"microBatchSize": 1, "vocab": 301, "dtype": "bfloat16", "attention": "explicit"}),
 ]
 """Ranks of a stage, and what differs from the small model."""
 
@@ -357,6 +361,9 @@ def walked(stage, flows):
 
 def test_keys_and_types_are_those_of_the_model():
     assert {*llama_config._KEYS, "data"} == llama_sizes.KEYS
+    assert attention.FORMS == llama_sizes.ATTENTION
+    assert losses.CHUNK_ELEMENTS == llama_tensors.LOGITS
+    assert split.WIDENED_ELEMENTS == llama_tensors.WIDENED_ELEMENTS
     assert {name: t.itemsize for name, t in workload.DTYPES.items()} == llama_sizes.WIDTHS
 
 

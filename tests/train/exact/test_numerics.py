@@ -53,11 +53,8 @@ def _compute_type(model, stages, address, gradients):
     for block in chain[:-1]:
         inputs.append(x)
         x = block.forward(x, address)
-    with torch.no_grad():
-        total = chain[-1].spec.loss(chain[-1].forward(x, address), batch.targets)
     tapes = [chain[-1].recompute_loss(x, batch.targets, address)]
     loss = tapes[0].loss
-    assert torch.equal(loss, total)
     dy, done = None, []
     for number in range(len(chain) - 1, -1, -1):
         block = chain[number]

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from mainstay_train.compute import measure
 from mainstay_train.exact import draws, initialization, numerics
-from mainstay_train.model import blocks, data, split
+from mainstay_train.model import blocks, data, losses, split
 from mainstay_train.models import llama, llama_config
 
 ADDRESS = draws.Address(1, 2, 3, 0)
@@ -89,6 +90,7 @@ def _llama_fp64_loss(specs, seed, tokens, targets):
             parameter.requires_grad_(True)
             parameters[f"{block.name}.{name}"] = parameter
         x = module(x, ADDRESS) if block.spec.draws else module(x)
+    x = nn.functional.linear(x, parameters["head.out.weight"])
     loss = nn.functional.cross_entropy(x.flatten(0, 1), targets.flatten(), reduction="sum")
     loss.backward()
     return loss, {name: parameter.grad for name, parameter in parameters.items()}
@@ -167,6 +169,34 @@ def test_accumulating_adds_each_micro_batchs_own_rounded_gradient(dtype):
             assert torch.equal(total[a:b], expected)
 
 
+def test_rows_of_a_table_are_added_as_by_a_whole_table_per_micro_batch():
+    """The brute force: all rows of a micro-batch into a table of zeros, then that table added."""
+    random = torch.Generator().manual_seed(1)
+    for _ in range(300):
+        size, count, width = torch.randint(1, 40, (3,), generator=random).tolist()
+        table = torch.zeros(size, width)
+        expected = table.clone()
+        for _ in range(3):
+            places = torch.randint(0, size, (count,), generator=random)
+            rows = torch.randn(count, width, generator=random).bfloat16()
+            split.add_rows(table, places, rows)
+            expected += torch.zeros_like(expected).index_add_(0, places, rows.float())
+            assert torch.equal(table.view(torch.int32), expected.view(torch.int32))
+
+
+def test_the_gradient_of_an_embedding_takes_memory_for_tokens_and_not_for_the_table():
+    peaks = []
+    for size in (100, 10_000):
+        block = blocks.Block(_spec(lambda size=size: split.Embedding(size, 8)))
+        views = block.layout.views(torch.zeros(block.layout.size))
+        tape = block.recompute(torch.arange(20).reshape(2, 10), ADDRESS)
+        block.backward_input(tape, torch.ones(2, 10, 8))
+        with measure.LiveBytes() as live:
+            block.backward_weight(tape, views, accumulate=True)
+        peaks.append(live.peak)
+    assert peaks[0] == peaks[1] < 100 * 8 * 4
+
+
 class _Draws(nn.Module):
     def forward(self, x):
         return x * torch.rand(())
@@ -205,9 +235,9 @@ def test_only_the_last_block_has_a_loss_and_it_is_an_fp32_sum():
 
 
 def test_ignored_targets_count_not_as_loss():
-    block = blocks.Block(_spec(nn.Identity, loss=blocks.cross_entropy_sum))
+    block = blocks.Block(_spec(nn.Identity, loss=losses.cross_entropy_sum))
     x = torch.zeros(4, 256)
-    targets = torch.tensor([1, blocks.IGNORED_TARGET, 2, blocks.IGNORED_TARGET])
+    targets = torch.tensor([1, losses.IGNORED_TARGET, 2, losses.IGNORED_TARGET])
     loss = block.recompute_loss(x, targets, ADDRESS).loss
     torch.testing.assert_close(loss, 2 * torch.log(torch.tensor(256.0)))
 

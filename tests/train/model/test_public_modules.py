@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 ROOM = "mainstay_train"
-PUBLIC = ("blocks", "data", "draws", "optimizer", "split", "workload")
+PUBLIC = ("blocks", "data", "draws", "losses", "optimizer", "split", "workload")
 
 
 def run(script: str) -> str:

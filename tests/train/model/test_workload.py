@@ -4,9 +4,10 @@ from torch import nn
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.exact import fingerprint, numerics
-from mainstay_train.model import blocks, workload
+from mainstay_train.model import blocks, losses, workload
 from mainstay_train.models import llama_config
 
+CPU = torch.device("cpu")
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 
 
@@ -14,7 +15,7 @@ def test_the_built_in_llama_comes_in_by_the_same_door():
     model = workload.load("mainstay_train.models.llama:workload", SMALL)
     assert [spec.name for spec in model.blocks] == ["embedding", "layers.0", "layers.1", "head"]
     assert model.activation_shape == (1, 8, 16)
-    assert model.fingerprint() == workload.load("", SMALL).fingerprint()
+    assert model.fingerprint(CPU) == workload.load("", SMALL).fingerprint(CPU)
     assert [len(r) for r in model.stages(4)] == [1, 1, 1, 1]
     with pytest.raises(InvalidSpecError, match=r"parallelism\.stages: stages is 5 but .* 4 blocks"):
         model.stages(5)
@@ -107,7 +108,7 @@ def test_blocks_that_form_no_pipeline_are_refused():
         remade([good.blocks[0], *good.blocks])
     with pytest.raises(InvalidSpecError, match="must have a loss"):
         remade(good.blocks[:-1])
-    extra = blocks.BlockSpec(name="x", build=nn.Identity, loss=blocks.cross_entropy_sum)
+    extra = blocks.BlockSpec(name="x", build=nn.Identity, loss=losses.cross_entropy_sum)
     with pytest.raises(InvalidSpecError, match="only it"):
         remade([extra, *good.blocks])
 
@@ -115,10 +116,10 @@ def test_blocks_that_form_no_pipeline_are_refused():
 def test_the_fingerprint_names_what_differs():
     numerics.setup("cpu")
     model = workload.load("", SMALL)
-    ours = fingerprint.fingerprint("cpu", dtype=model.dtype, extra=model.fingerprint())
-    again = fingerprint.fingerprint("cpu", dtype=model.dtype, extra=model.fingerprint())
+    ours = fingerprint.fingerprint("cpu", dtype=model.dtype, extra=model.fingerprint(CPU))
+    again = fingerprint.fingerprint("cpu", dtype=model.dtype, extra=model.fingerprint(CPU))
     assert fingerprint.differences(ours, again) == ()
-    other = fingerprint.fingerprint("cpu", dtype=torch.bfloat16, extra=model.fingerprint())
+    other = fingerprint.fingerprint("cpu", dtype=torch.bfloat16, extra=model.fingerprint(CPU))
     assert fingerprint.differences(ours, other) == ("dtype is 'bfloat16', the job's is 'float32'",)
     assert ours["threads"] == "1"
     assert ours["deterministic"] == "True"

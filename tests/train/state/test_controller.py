@@ -26,6 +26,7 @@ from mainstay_core.planning.program import Op
 from mainstay_core.rank import events
 from mainstay_core.wire.checkpoint_manifest import identity_of
 from mainstay_core.wire.plan import Member, Method, Plan, Rendezvous
+from mainstay_train.model import workload
 from mainstay_train.state import verify
 from mainstay_train.state.controller import Checkpointing
 from mainstay_train.state.heal import masters_digest
@@ -264,9 +265,9 @@ def test_a_part_whose_state_is_found_bad_is_never_safe(trainer):
     assert trainer.checkpoints.status().checkpoint_nonce == "1_beef", "another attempt counts"
 
 
-def written(root, version=10):
+def written(root, version=10, fingerprint=FINGERPRINT):
     trainer = Trainer(root)
-    trainer.checkpoints.start(FINGERPRINT)
+    trainer.checkpoints.start(fingerprint)
     (state,) = make_states(1, seed=3)
     trainer.write(version, state)
     trainer.checkpoints.wait_idle()
@@ -280,6 +281,16 @@ def test_another_jobs_checkpoints_are_refused_with_every_difference(tmp_path):
         Trainer(tmp_path / "store", seed=4).checkpoints.start(FINGERPRINT)
     with pytest.raises(InvalidSpecError, match="device is a cpu in the checkpoint, another here"):
         Trainer(tmp_path / "store").checkpoints.start({"device": "another"})
+
+
+def test_a_checkpoint_of_other_arithmetic_is_refused_with_each_difference(tmp_path):
+    """One from before losses went in chunks, products were summed in fp32, attention was fused."""
+    new = workload.load("", SMALL).fingerprint(torch.device("cpu"))
+    written(tmp_path / "store", fingerprint={name: new[name] for name in ("model", "data")})
+    with pytest.raises(InvalidSpecError) as refused:
+        Trainer(tmp_path / "store").checkpoints.start(new)
+    for name in ("attention", "loss", "weight_gradients"):
+        assert f"{name} is absent in the checkpoint, {new[name]} here" in str(refused.value)
 
 
 def test_an_earlier_runs_versions_are_taken_up_and_never_changed(tmp_path, caplog):
