@@ -247,7 +247,7 @@ def test_a_source_that_fails_is_named_and_the_others_send_the_rest(change):
 def test_a_source_that_dies_in_the_middle_fails_the_copy_if_there_is_no_other():
     source = make_state(1)
     relay = Relay(HealServer(ADDRESS, lambda *_: source), dies_after(2))
-    with pytest.raises(HealFailed, match="closed the connection|reset by peer"):
+    with pytest.raises(HealFailed, match=r"closed the connection|reset by peer"):
         copy(make_state(), relay.address)
 
 
@@ -352,6 +352,17 @@ def test_a_hostile_joiner_gets_its_own_connection_ended(said):
     good = make_state()
     copy(good, server.address)
     assert same(source, good)
+
+
+def test_a_joiner_that_is_gone_without_a_word_costs_a_source_no_thread_for_ever():
+    source = make_state(1)
+    server = HealServer(ADDRESS, lambda *_: source, idle_s=0.05)
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as joiner:
+        prove(joiner, "", server.address, Purpose.HEAL)
+        joiner.sendall(pack(REQUEST))
+        assert read_frame(joiner)[0]["kind"] == "state"
+        assert joiner.recv(1) == b""
 
 
 def test_nobody_listens_where_the_source_was():
