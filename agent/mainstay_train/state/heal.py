@@ -100,17 +100,22 @@ class HealServer:
         address: local address to listen on.
         state_at: waits for the requested version of the requested quorum.
         on_serve: called when a part of the state is on its way.
+        idle_s: how long a joiner may neither ask nor read.
     """
 
     def __init__(
-        self, address: str, state_at: StateAt, on_serve: Callable[[], None] = lambda: None
+        self,
+        address: str,
+        state_at: StateAt,
+        on_serve: Callable[[], None] = lambda: None,
+        idle_s: float = IDLE_S,
     ) -> None:
         self._entrance = Entrance(
             listen(address), job_secret.read(), (Purpose.HEAL,), BOUNDS, _Registered()
         )
         self.address = self._entrance.address
         self._state_at = state_at
-        self._on_serve = on_serve
+        self._on_serve, self._idle_s = on_serve, idle_s
         self._free = threading.BoundedSemaphore(MAX_SERVED)
         threading.Thread(target=self._accept, name="heal-server", daemon=True).start()
 
@@ -146,7 +151,7 @@ class HealServer:
         if state is None:
             connection.sendall(refused)
             return
-        connection.settimeout(IDLE_S)
+        connection.settimeout(self._idle_s)
         chunks = cut(state.flats())
         connection.sendall(pack({"kind": "state", "shape": shape_of(chunks)}))
         number = _asked(connection, chunks)

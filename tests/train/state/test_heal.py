@@ -354,6 +354,17 @@ def test_a_hostile_joiner_gets_its_own_connection_ended(said):
     assert same(source, good)
 
 
+def test_a_joiner_that_is_gone_without_a_word_costs_a_source_no_thread_for_ever():
+    source = make_state(1)
+    server = HealServer(ADDRESS, lambda *_: source, idle_s=0.05)
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as joiner:
+        prove(joiner, "", server.address, Purpose.HEAL)
+        joiner.sendall(pack(REQUEST))
+        assert read_frame(joiner)[0]["kind"] == "state"
+        assert joiner.recv(1) == b""
+
+
 def test_nobody_listens_where_the_source_was():
     with socket.create_server((ADDRESS, 0)) as gone:
         address = f"{ADDRESS}:{gone.getsockname()[1]}"
