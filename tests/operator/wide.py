@@ -54,7 +54,7 @@ def register_all(job: Job, pods: Sequence[dict[str, Any]]) -> None:
     up = [
         played.fact("trainer-up", uid, job.new_life(), fingerprint={"torch": "2"}) for uid in uids
     ]
-    job.agent("facts", {"facts": up})
+    job.tell(up)
     wait(job.plan, "a plan")
     job.settle()
 

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.worlds import played
 
 from mainstay_core.job.object_names import object_name
+from mainstay_core.supervisor.outbox import MAX_BATCH
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "operator-tests"
@@ -427,7 +428,12 @@ class Job:
 
     def settle(self, step: int = 0) -> None:
         """All members of the newest plan go on in it."""
-        self.agent("facts", {"facts": played.settle_facts(self.plan(), step)})
+        self.tell(played.settle_facts(self.plan(), step))
+
+    def tell(self, facts: Sequence[Any]) -> None:
+        """Tell facts, as many in a request as a supervisor tells."""
+        for first in range(0, len(facts), MAX_BATCH):
+            self.agent("facts", {"facts": facts[first : first + MAX_BATCH]})
 
     def commit(self, step: int) -> None:
         """All stages commit a step."""
