@@ -19,7 +19,7 @@ from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeSums
 from mainstay_train.exact import optimizer
-from mainstay_train.model import blocks, split, workload
+from mainstay_train.model import blocks, losses, split, workload
 
 SLOT = Slot(pod=PodUid("a"), index=0)
 SEQUENCE, WIDTH, MICRO_BATCHES, STEPS = 12, 8, 3, 5
@@ -48,7 +48,7 @@ def make_model():
             spec(
                 name="head",
                 build=lambda: split.Linear(WIDTH, 256),
-                loss=blocks.cross_entropy_sum,
+                loss=losses.cross_entropy_sum,
             ),
         ),
         dataset=RandomTokens(SEQUENCE),
