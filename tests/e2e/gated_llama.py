@@ -44,4 +44,5 @@ def workload(config: Mapping[str, Any], args: Sequence[str]) -> Workload:
     directory, *steps = args
     built_in = llama.workload(config)
     gates = GatedDataset(built_in.dataset, Path(directory), frozenset(map(int, steps)))
-    return dataclasses.replace(built_in, dataset=gates)
+    # Loaded ahead, a batch of the next step would stand at its gate before this step is computed.
+    return dataclasses.replace(built_in, dataset=gates, load_ahead=False)
