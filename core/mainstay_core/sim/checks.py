@@ -252,10 +252,18 @@ class Checks:
         kind = name.rpartition("/")[2][0]
         mine = _formations(plan, index)[kind]
         settled = {r.settled for r in self._reports[str(plan.quorum)] if r.index in mine}
-        before = next((p for p in self.plans if {p.quorum.id} == settled), None)
+        # A store that forgot may give a number twice: the newest plan of it with this rank counts.
+        before, own = next(
+            (
+                (p, m.index)
+                for p in reversed(self.plans)
+                for m in p.members
+                if {p.quorum.id} == settled and m.incarnation == trainer.incarnation
+            ),
+            (None, -1),
+        )
         stayed = before and all(plan.members[i].since <= before.quorum.id for i in mine)
         if plan.planned and before and stayed:
-            own = next(m.index for m in before.members if m.incarnation == trainer.incarnation)
             same = _lives(before, _formations(before, own)[kind]) == _lives(plan, mine)
             self.seen["group connected again"] += same
 

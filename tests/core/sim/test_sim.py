@@ -20,6 +20,11 @@ def test_every_invariant_holds_whatever_a_seed_draws(first: int) -> None:
         assert not outcome.violation, f"mainstay sim --seed {seed} --trace: {outcome.violation}"
 
 
+def test_a_check_copes_with_a_store_that_gives_a_number_twice() -> None:
+    outcome = simulate(draw(7987))
+    assert not outcome.violation, outcome.violation
+
+
 def test_nothing_but_the_first_plan_without_faults() -> None:
     for seed in range(10):
         outcome = simulate(draw(seed, kinds=()))
