@@ -170,16 +170,17 @@ class Interpreter:
         self._load_ahead()
 
     def _load_ahead(self) -> None:
+        # At their first call blocks are watched for draws from torch's generators. A data set may
+        # use these in its own thread: not meanwhile.
         if self._upcoming and self._computed:
             self._loader.order(self._upcoming[0])
 
     def _take(self, address: Address) -> Loaded:
         wanted = self._upcoming.popleft()
         assert wanted.address == address, "forwards run in the program's order"
-        # At their first call blocks are watched for draws from torch's generators. A data set may
-        # use these in its own thread: not meanwhile.
-        ahead = bool(self._upcoming) and self._computed
-        return self._loader.take(wanted, self._upcoming[0] if ahead else None)
+        loaded = self._loader.take(wanted)
+        self._load_ahead()
+        return loaded
 
     @property
     def _pipeline(self) -> Group:

@@ -108,12 +108,8 @@ class Loader:
             )
             self._thread.start()
 
-    def take(self, wanted: Wanted, then: Wanted | None = None) -> Loaded:
+    def take(self, wanted: Wanted) -> Loaded:
         """Return a batch; waits until it is there.
-
-        Args:
-            wanted: the batch.
-            then: what will be taken next: it is ordered.
 
         Raises:
             BaseException: what ``Dataset.batch`` raised, with its own traceback.
@@ -129,8 +125,6 @@ class Loader:
             desk.order = None
         if order.error is not None:
             raise order.error
-        if then is not None:
-            self.order(then)
         assert order.loaded is not None
         return order.loaded
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from mainstay_train.base import device as devices
+from mainstay_train.base.device import Moment
 from mainstay_train.exact.optimizer import StageState, StateTensor
 
 
@@ -27,7 +29,7 @@ class HostCopy:
         self._state = state
         self._flats = [(named.tensor, _buffer(named.tensor)) for named in state.flats()]
         self._views = [t._replace(tensor=self._view(t.tensor)) for t in state.state_tensors()]
-        self._copied: torch.cuda.Event | None = None
+        self._copied: Moment | None = None
 
     def is_of(self, state: StageState) -> bool:
         """Whether these buffers fit ``state``."""
@@ -43,14 +45,13 @@ class HostCopy:
         with torch.no_grad():
             for source, buffer in self._flats:
                 buffer.copy_(source, non_blocking=True)
-        if any(source.is_cuda for source, _ in self._flats):
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+        if self._flats:
+            self._copied = devices.moment(self._flats[0][0].device)
 
     def tensors(self) -> list[StateTensor]:
         """The copied tensors, in the state's order; waits until the copy is there."""
         if self._copied is not None:
-            self._copied.synchronize()
+            self._copied.wait()
         return list(self._views)
 
     def _view(self, tensor: torch.Tensor) -> torch.Tensor:

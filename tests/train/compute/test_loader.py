@@ -70,7 +70,8 @@ def test_a_batch_is_loaded_while_the_one_before_is_computed():
     samples = Samples()
     loader = Loader(samples)
     gate = samples.hold(1)
-    first = loader.take(wanted(0), then=wanted(1))
+    first = loader.take(wanted(0))
+    loader.order(wanted(1))
     samples.begins(1).wait()  # nobody has asked for it yet
     assert place(first) == (0, 0)
     gate.set()
@@ -94,12 +95,14 @@ def test_a_batch_is_given_to_nobody_who_asks_for_another():
     samples = Samples()
     loader = Loader(samples)
     gate = samples.hold(1)
-    loader.take(wanted(0), then=wanted(1))
+    loader.take(wanted(0))
+    loader.order(wanted(1))
     samples.begins(1).wait()
     loader.order(wanted(2))  # in place of a batch that is just being loaded
     loader.order(wanted(4))  # and of one that is not
     gate.set()
-    assert place(loader.take(wanted(5, step=7), then=wanted(6, step=7))) == (7, 5)
+    assert place(loader.take(wanted(5, step=7))) == (7, 5)
+    loader.order(wanted(6, step=7))
     assert place(loader.take(wanted(6, step=8))) == (8, 6), "of another step"
     assert (0, 2) not in samples.calls
     assert samples.calls[-1] == (8, 6)
@@ -111,7 +114,8 @@ def test_a_batch_that_was_ordered_is_loaded_once():
     loader = Loader(samples)
     loader.order(wanted(0))
     loader.order(wanted(0))
-    loader.take(wanted(0), then=wanted(1))
+    loader.take(wanted(0))
+    loader.order(wanted(1))
     loader.order(wanted(1))
     loader.take(wanted(1))
     assert samples.calls == [(0, 0), (0, 1)]
@@ -120,7 +124,8 @@ def test_a_batch_that_was_ordered_is_loaded_once():
 def test_a_mistake_in_the_data_set_is_told_where_the_batch_is_taken_with_the_users_frames():
     samples = Samples()
     loader = Loader(samples)
-    loader.take(wanted(0), then=wanted(BAD))
+    loader.take(wanted(0))
+    loader.order(wanted(BAD))
     with (
         pytest.raises(WorkloadError, match="computing step 0: KeyError: 'record'") as told,
         user_code("computing step 0"),
@@ -158,7 +163,8 @@ def test_a_mistake_in_a_batch_that_nobody_takes_is_only_logged(caplog):
     samples = Samples()
     loader = Loader(samples)
     gate = samples.hold(BAD)
-    loader.take(wanted(0), then=wanted(BAD))
+    loader.take(wanted(0))
+    loader.order(wanted(BAD))
     samples.begins(BAD).wait()
     loader.order(wanted(1))
     with caplog.at_level(logging.INFO):
@@ -172,7 +178,8 @@ def test_the_thread_ends_with_its_loader():
     samples = Samples()
     loader = Loader(samples)
     gate = samples.hold(1)
-    loader.take(wanted(0), then=wanted(1))
+    loader.take(wanted(0))
+    loader.order(wanted(1))
     (thread,) = samples.threads
     samples.begins(1).wait()
     del loader  # while a batch is being loaded
@@ -198,7 +205,8 @@ def test_a_data_set_that_is_bound_to_its_thread_is_called_there():
         Loader(rows).take(wanted(2))
     loader = Loader(rows, ahead=False)
     loader.order(wanted(1))
-    assert int(loader.take(wanted(2), then=wanted(3)).batch.tokens) == 2
+    assert int(loader.take(wanted(2)).batch.tokens) == 2
+    loader.order(wanted(3))
 
 
 def leave_with_a_batch_on_its_way(pipe):
