@@ -50,23 +50,19 @@ class ProcessFaults:
             while True:
                 waiting = False
                 try:
-                    job, listed = await self._look()
+                    listed = list(await self._client.fetch(self._job, "faults"))
+                    ours = [fault for entry in listed if (fault := self._open(entry))]
+                    step = int((await self._client.fetch(self._job))["step"]) if ours else 0
                 except (ApiError, RemoteProtocolError) as error:
                     logger.debug("faults on processes wait: %s", error)
                 else:
                     view = View(fired=tuple(f["id"] for f in listed if f["fired"]))
-                    faults = [self._open(entry) for entry in listed]
-                    ours = [fault for fault in faults if fault is not None]
-                    due = [fault for fault in ours if fault.is_due(int(job["step"]), view)]
+                    due = [fault for fault in ours if fault.is_due(step, view)]
                     self._done.update(fault.id for fault in due)
                     for fault in due:
                         group.create_task(self._inject(fault))
                     waiting = len(ours) > len(due)
                 await asyncio.sleep(POLL_S if waiting else IDLE_POLL_S)
-
-    async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        job = dict(await self._client.fetch(self._job))
-        return job, list(await self._client.fetch(self._job, "faults"))
 
     def _open(self, entry: dict[str, Any]) -> FaultPoint | None:
         """Return a listed fault if it is one of ours and was not carried out yet."""

@@ -40,6 +40,8 @@ class Monitor:
         self._progress = progress
         self._num_shown = 0
         self._num_events = 0
+        self._quorum: Any = None
+        """Of which all recoveries were shown, to their end."""
         self._unreachable = False
 
     async def watch(self) -> JobState:
@@ -76,14 +78,26 @@ class Monitor:
             await self.show_rest()
         if self._progress.shows_members:
             self._progress.members(list(await self._client.fetch(self._job, "members")))
-        for recovery in await self.fetch_recoveries():
-            self._progress.recovery(recovery)
+        if data["quorum"] != self._quorum or data["recovering"]:
+            await self._show_recoveries(data["quorum"])
         if self._progress.shows_events:
             events = list(await self._client.fetch(self._job, "events"))
             for event in events[self._num_events :]:
                 self._progress.event(event)
             self._num_events = len(events)
         return job
+
+    async def _show_recoveries(self, quorum: Any) -> None:
+        """Show what is new of all recoveries.
+
+        Args:
+            quorum: the job's, read before.
+        """
+        recoveries = await self.fetch_recoveries()
+        for recovery in recoveries:
+            self._progress.recovery(recovery)
+        if all(recovery["done"] for recovery in recoveries):
+            self._quorum = quorum
 
     def _show_step(self, entry: dict[str, Any]) -> None:
         """Show the entry of one committed step; those of its other stages add nothing."""
