@@ -115,8 +115,9 @@ class Block:
     those of any other parameter come out of autograd together with dx in
     :meth:`backward_input` and are handed over in :meth:`backward_weight`. So every
     module works, and one made of split modules lets a pipeline send dx earlier. In bf16 split
-    modules sum the products of their weight gradients in fp32; what comes out of autograd was
-    rounded to bf16 for each micro-batch.
+    modules sum the products of their weight gradients in fp32. What comes out of autograd was
+    rounded to bf16 for each micro-batch: a gradient has its parameter's type there, and no hook
+    sees the products before that.
     """
 
     def __init__(
@@ -294,7 +295,7 @@ class Block:
         """Replace the module's parameters by views of ``compute``; return them with names."""
         views = self.layout.views(self.compute)
         deferred = {
-            id(parameter)
+            id(parameter): module
             for module in self.module.modules()
             if isinstance(module, split.SplitModule)
             for parameter in module.parameters(recurse=False)
@@ -305,10 +306,13 @@ class Block:
             name = f"{self.name}.{local}"
             value = placed_like(parameter, views[name])
             if value is not views[name] and id(parameter) in deferred:
-                raise ValueError(
-                    f"parameter {name} is distributed, but its module defers its gradient; use "
-                    "torch.nn's modules in a block that is parallelised"
-                )
+                if not deferred[id(parameter)].takes_parts:
+                    raise ValueError(
+                        f"parameter {name} is distributed, but its module defers its gradient and "
+                        "does not say `takes_parts`; use torch.nn's modules in a block that is "
+                        "parallelised"
+                    )
+                value = views[name]
             new = nn.Parameter(value, requires_grad=id(parameter) not in deferred)
             bound[id(parameter)] = new
             names.append((new, name))

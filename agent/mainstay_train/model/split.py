@@ -65,6 +65,20 @@ def current() -> Recorder | None:
 class SplitModule(nn.Module):
     """Base of modules whose own parameters' gradients are deferred while recording."""
 
+    takes_parts = False
+    """Whether forward can compute with a part of each parameter. Where a stage has several ranks
+    and a parameter is distributed over them, a block gives it this rank's part, a plain tensor."""
+
+
+def parameters_in_parts(module: nn.Module) -> set[int]:
+    """Return the ids of the parameters of modules that take parts."""
+    return {
+        id(parameter)
+        for inside in module.modules()
+        if isinstance(inside, SplitModule) and inside.takes_parts
+        for parameter in inside.parameters(recurse=False)
+    }
+
 
 class Linear(SplitModule):
     """y = x W^T (+ b), weight of shape [out_features, in_features]."""

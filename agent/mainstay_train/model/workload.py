@@ -171,10 +171,13 @@ class Workload:
         placed = hashlib.blake2b(digest_size=8)
         with torch.device("meta"):
             for spec in self.blocks:
-                for name, parameter in built(spec, inner).named_parameters():
+                module = built(spec, inner)
+                in_parts = split.parameters_in_parts(module)
+                for name, parameter in module.named_parameters():
                     placements = getattr(parameter, "placements", "copy")
+                    how = " in parts" if id(parameter) in in_parts else ""
                     placed.update(
-                        f"{spec.name}.{name}{tuple(parameter.shape)}{placements}".encode()
+                        f"{spec.name}.{name}{tuple(parameter.shape)}{placements}{how}".encode()
                     )
         return {"inner": f"{inner.size} ranks, {placed.hexdigest()}"}
 
