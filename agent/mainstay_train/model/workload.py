@@ -151,9 +151,21 @@ class Workload:
         blocks: Iterable[int],
         device: str | torch.device = "cpu",
         inner: InnerMesh = SINGLE,
+        *,
+        compiles: bool = False,
     ) -> list[Block]:
-        """Make some of the blocks on ``device``, their parameters zero until initialised."""
-        return [Block(self.blocks[i], device=device, dtype=self.dtype, inner=inner) for i in blocks]
+        """Make some of the blocks on ``device``, their parameters zero until initialised.
+
+        Args:
+            blocks: their indices.
+            device: where they compute.
+            inner: the ranks of the stage.
+            compiles: whether they run as compiled code.
+        """
+        return [
+            Block(self.blocks[i], device=device, dtype=self.dtype, inner=inner, compiles=compiles)
+            for i in blocks
+        ]
 
     def inner_fingerprint(self, inner: InnerMesh) -> dict[str, str]:
         """Entries for the numerics fingerprint: how the blocks lie on the inner mesh.

@@ -91,11 +91,11 @@ class ParallelLayer(nn.Module):
             qkv, heads, kv_heads, config.head_dim, config.rope_base, config.attention
         )
         attended = _summed(self.attention_out(mine), self.mesh)
-        x = x + attention.drop(attended, address, f"{self.site}.attention", config.dropout)
+        x = x + attention.drop(attended, address, self.site, "attention", config.dropout)
         h = _shared(self.mlp_norm(x), self.mesh)
         gated = functional.silu(self.mlp_gate(h)) * self.mlp_up(h)
         mlp = _summed(self.mlp_down(gated), self.mesh)
-        return x + attention.drop(mlp, address, f"{self.site}.mlp", config.dropout)
+        return x + attention.drop(mlp, address, self.site, "mlp", config.dropout)
 
 
 class PartLinear(split.Linear):

@@ -53,6 +53,7 @@ _PATHS = {
     "workload": "spec.workload.config",
     "device": "spec.runtime.device",
     "backend": "spec.runtime.backend",
+    "compile": "spec.runtime.compile",
     "recompute": "spec.runtime.recompute",
     "bucket_bytes": "spec.runtime.bucketMebibytes",
     "redundancy": "spec.redundancy",

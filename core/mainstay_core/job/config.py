@@ -47,6 +47,8 @@ class JobConfig:
     """``cpu``, ``cuda`` or ``auto`` (cuda when there is one)."""
     backend: Name = "auto"
     """``gloo``, ``nccl`` or ``auto`` (nccl on cuda with a device per rank, else gloo)."""
+    compile: Name = "off"
+    """``blocks`` runs each block as compiled code; ``off`` does not."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
     bucket_bytes: Annotated[int, Range(1, MAX_BUCKET_BYTES)] = BUCKET_BYTES

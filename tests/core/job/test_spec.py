@@ -86,7 +86,8 @@ def test_every_setting_reaches_the_config() -> None:
         "redundancy": 2,
         "pipeline": {"schedule": "1F1B", "microBatches": 2, "order": "InOrder"},
         "workload": {"entrypoint": "a:b", "args": ["x"], "config": {"dim": 8}},
-        "runtime": {"device": "CUDA", "backend": "Gloo", "recompute": True, "bucketMebibytes": 8},
+        "runtime": {"device": "CUDA", "backend": "Gloo", "compile": "Blocks"}
+        | {"recompute": True, "bucketMebibytes": 8},
         "template": {"spec": {"anything": [1]}},
         "spares": {"replicas": 1},
         "detection": {
@@ -136,6 +137,7 @@ def test_every_setting_reaches_the_config() -> None:
         "workload": {"dim": 8},
         "device": "cuda",
         "backend": "gloo",
+        "compile": "blocks",
         "recompute": True,
         "bucket_bytes": 8 * 1024 * 1024,
         "redundancy": 2,
@@ -198,6 +200,13 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
         ("spec.recovery.allowApproximate", True, "every recovery is exact"),
         ("spec.recovery.onHostsLost", "Restart", "use Rehost"),
         ("spec.runtime", {"device": "CPU", "backend": "NCCL"}, "needs CUDA"),
+        (
+            "spec",
+            SMALLEST["spec"]
+            | {"runtime": {"compile": "Blocks"}, "parallelism": {"ranksPerStage": 2}},
+            "is Blocks, but blocks that are spread over several ranks are not compiled; use Off",
+        ),
+        ("spec.runtime.compile", "Model", "must be 'Off' or 'Blocks'"),
         ("spec.runtime.bucketMebibytes", 0, "is 0, must be greater than or equal to 1"),
         ("spec.runtime.bucketMebibytes", 1025, "is 1025, must be less than or equal to 1024"),
         ("spec.runtime.bucketMebibytes", "4Mi", "is '4Mi', must be a valid integer"),
