@@ -59,6 +59,7 @@ _PATHS = {
     "redundancy": "spec.redundancy",
     "checkpoint_dir": "spec.checkpoint.storage",
     "checkpoint_keep": "spec.checkpoint.keep",
+    "checkpoint_copy_bytes": "spec.checkpoint.copyMebibytes",
     "checkpoint_signed": "spec.checkpoint.keySecret",
     "resume_from": "spec.checkpoint.resumeFrom",
     "heartbeat_s": "spec.detection.heartbeatSeconds",

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import pydantic
 import pydantic.alias_generators
 
-from mainstay_core.base.bounds import MAX_BUCKET_BYTES
-from mainstay_core.job.config import BUCKET_BYTES
+from mainstay_core.base.bounds import MAX_BUCKET_BYTES, MAX_COPY_BYTES, MIN_COPY_BYTES
+from mainstay_core.job.config import BUCKET_BYTES, COPY_BYTES
 from mainstay_core.job.types import (
     AbsolutePath,
     Amounts,
@@ -209,6 +209,13 @@ class Checkpoint(Section):
     last step. 0 switches durable checkpoints off."""
     keep: Annotated[int, pydantic.Field(ge=2, le=10_000)] = 2
     """Complete checkpoints that are kept. At least two: the newest may turn out to be damaged."""
+    copy_mebibytes: Annotated[
+        int, pydantic.Field(ge=MIN_COPY_BYTES // MEBIBYTE, le=MAX_COPY_BYTES // MEBIBYTE)
+    ] = COPY_BYTES // MEBIBYTE
+    """Host memory of a rank for the copy of its state while it is written; a smaller state takes
+    less. Of a larger state the rest is copied as the storage takes what was copied before, and the
+    next step waits, before it applies, until all is copied: for half of detection.hangSeconds at
+    most, then the checkpoint is given up."""
     resume_from: AbsolutePath | None = None
     """Directory of an earlier run's checkpoints: go on from the newest good one. Replicas, stages
     and slots per pod may differ. Only read, never changed."""
@@ -216,6 +223,11 @@ class Checkpoint(Section):
     """A Secret of the job's namespace, whose entry ``key`` signs checkpoints: one that is not
     signed by it is not read. Further lines of the entry are older keys, which only check. Local
     mode takes the key from the file that MAINSTAY_CHECKPOINT_KEY_FILE names."""
+
+    @property
+    def copy_bytes(self) -> int:
+        """``copyMebibytes`` in bytes."""
+        return self.copy_mebibytes * MEBIBYTE
 
 
 class RepairWindow(Section):

@@ -173,6 +173,7 @@ class TrainingJob(Section):
             redundancy=None if redundancy == "Auto" else redundancy,
             checkpoint_dir=storage if spec.checkpoint.every_steps or resume_from else "",
             checkpoint_keep=spec.checkpoint.keep,
+            checkpoint_copy_bytes=spec.checkpoint.copy_bytes,
             checkpoint_signed=spec.checkpoint.key_secret is not None,
             resume_from=resume_from,
             heartbeat_s=float(spec.detection.heartbeat_seconds),

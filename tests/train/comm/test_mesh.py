@@ -516,6 +516,26 @@ def test_digests_of_slices_add_up_to_the_whole_tensors(shape, start, size, dtype
     assert total == digests.tensor_digest("master:w", whole)
 
 
+@pytest.mark.parametrize("step", [1, 7, 64, 1000])
+@pytest.mark.parametrize(
+    ("shape", "start", "size"),
+    [
+        ((9,), (4,), (5,)),
+        ((7, 5), (2, 0), (3, 5)),
+        ((7, 5), (2, 1), (4, 3)),
+        ((3, 4, 5), (0, 1, 0), (3, 2, 5)),
+        ((30, 700), (10, 350), (2, 350)),
+    ],
+)
+def test_digests_of_pieces_of_a_slice_add_up_to_its_own(shape, start, size, step):
+    part = Slice(name="w", shape=shape, start=start, size=size)
+    local = torch.randn(size)
+    flat, total = local.reshape(-1), Digest.zero()
+    for first in range(0, len(flat), step):
+        total += part.piece_digest("master", flat[first : first + step], first)
+    assert total == part.digest("master", local)
+
+
 def _complement(part):
     """Slices that together with ``part`` cover the tensor once."""
     rest = []
