@@ -1,7 +1,8 @@
 """Tries compiled blocks before a trainer says hello: they compile here, and repeat their bits.
 
-Blocks that are alike (shapes of parameters, and what they are called with) have one trial. What it
-compiles is not lost: the compiler keeps it on the disk, and the blocks that train find it there.
+Blocks that are alike have one trial: they have the same modules with the same numbers, and
+parameters of the same shapes. What it compiles is not lost: the compiler keeps it on the disk, and
+the blocks that train find it there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
+from torch import nn
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.exact.draws import Address
@@ -54,11 +56,17 @@ def _kinds(model: Workload) -> Iterator[tuple[int, BlockSpec]]:
     for number, (spec, flat) in enumerate(zip(model.blocks, model.layouts(), strict=True)):
         shapes = tuple((p.name.removeprefix(f"{spec.name}."), p.shape) for p in flat.params)
         with torch.device("meta"):
-            code = str(spec.build())
-        kind = (shapes, code, spec.draws, number == 0, spec.is_last)
+            module = spec.build()
+        numbers = str([_numbers(inside) for inside in module.modules()])
+        kind = (shapes, str(module), numbers, spec.draws, number == 0, spec.is_last)
         if kind not in seen:
             seen.add(kind)
             yield number, spec
+
+
+def _numbers(module: nn.Module) -> list[tuple[str, object]]:
+    """The settings of a module: not texts, by which equal layers may be named."""
+    return [(name, value) for name, value in vars(module).items() if isinstance(value, int | float)]
 
 
 def _activation(model: Workload, device: torch.device) -> torch.Tensor:

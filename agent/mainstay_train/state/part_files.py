@@ -171,6 +171,37 @@ def write_tensors(path: Path, tensors: Iterable[torch.Tensor]) -> FileEntry:
     return FileEntry(size_bytes=size_bytes, sha256=sha256.hexdigest())
 
 
+class Passage:
+    """Host memory of two pieces before a device: one is filled while the other is copied there.
+
+    Args:
+        device: where the pieces go.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self._both = [
+            torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=is_cuda) for _ in range(2)
+        ]
+        self._gone: list[Moment | None] = [None, None]
+        self._turn = 0
+
+    def memory(self, size_bytes: int) -> memoryview:
+        """Return the memory for the next piece, once what was there is on the device."""
+        self._turn = 1 - self._turn
+        gone = self._gone[self._turn]
+        if gone is not None:
+            gone.wait()
+        return _bytes_of(self._both[self._turn][:size_bytes])
+
+    def send(self, place: torch.Tensor) -> None:
+        """Copy the piece to its place; the device may do so later."""
+        piece = self._both[self._turn][: place.numel() * place.element_size()]
+        with torch.no_grad():
+            place.copy_(piece.view(place.dtype), non_blocking=True)
+        self._gone[self._turn] = devices.moment(place.device)
+
+
 def read_description(
     directory: Path, listed: ManifestPart, version: int, keys: Keys = ()
 ) -> PartDescription:
@@ -246,6 +277,7 @@ def walk_tensors(
     name = f"{listed.name}/{TENSORS}"
     sha256 = hashlib.sha256()
     scratch = bytearray(min(PIECE_BYTES, listed.tensors.size_bytes))
+    passages: dict[torch.device, Passage] = {}
     with open_file(directory / name) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes != listed.tensors.size_bytes:
@@ -257,7 +289,7 @@ def walk_tensors(
             if place is None:
                 _skip(file, tensor.size_bytes, scratch, sha256.update, name)
             else:
-                _fill(file, place, sha256.update, name)
+                _fill(file, place, sha256.update, name, passages)
             yield tensor, place
     if sha256.hexdigest() != listed.tensors.sha256:
         raise IntegrityError(f"{name} does not have its SHA-256")
@@ -291,33 +323,43 @@ def _fits(stored: StoredTensor, place: torch.Tensor) -> bool:
 
 
 def _fill(
-    file: FileIO, place: torch.Tensor, update: Callable[[memoryview], None], name: str
+    file: FileIO,
+    place: torch.Tensor,
+    update: Callable[[memoryview], None],
+    name: str,
+    passages: dict[torch.device, Passage],
 ) -> None:
     assert place.is_contiguous(), "a state's tensors are, and those that are made for reading"
-    if place.device.type == "cpu":
-        for piece in _pieces(_bytes_of(place)):
-            _read_all(file, piece, name)
-            update(piece)
+    if place.device.type != "cpu":
+        if place.device not in passages:
+            passages[place.device] = Passage(place.device)
+        read_through(file, place, update, name, passages[place.device])
         return
-    read_through(file, place, update, name)
+    for piece in _pieces(_bytes_of(place)):
+        _read_all(file, piece, name)
+        update(piece)
 
 
 def read_through(
-    file: FileIO, place: torch.Tensor, update: Callable[[memoryview], None], name: str
+    file: FileIO,
+    place: torch.Tensor,
+    update: Callable[[memoryview], None],
+    name: str,
+    passage: Passage,
 ) -> None:
-    """Fill a tensor of a device from a file, by way of host memory of two pieces.
+    """Fill a tensor of a device from a file, by way of host memory.
 
     Args:
         file: at the tensor's first byte.
         place: contiguous.
         update: is given each piece.
         name: of the file.
+        passage: before the device.
 
     Raises:
         IntegrityError: the file ends first.
         OSError: it cannot be read.
     """
-    passage = _Passage(place.device)
     flat = place.detach().reshape(-1)
     step = PIECE_BYTES // place.element_size()
     for start in range(0, len(flat), step):
@@ -326,37 +368,6 @@ def read_through(
         _read_all(file, piece, name)
         update(piece)
         passage.send(part)
-
-
-class _Passage:
-    """Host memory of two pieces before a device: one is filled while the other is copied there.
-
-    Args:
-        device: where the pieces go.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        is_cuda = device.type == "cuda"
-        self._both = [
-            torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=is_cuda) for _ in range(2)
-        ]
-        self._gone: list[Moment | None] = [None, None]
-        self._turn = 0
-
-    def memory(self, size_bytes: int) -> memoryview:
-        """Return the memory for the next piece, once what was there is on the device."""
-        self._turn = 1 - self._turn
-        gone = self._gone[self._turn]
-        if gone is not None:
-            gone.wait()
-        return _bytes_of(self._both[self._turn][:size_bytes])
-
-    def send(self, place: torch.Tensor) -> None:
-        """Copy the piece to its place; the device may do so later."""
-        piece = self._both[self._turn][: place.numel() * place.element_size()]
-        with torch.no_grad():
-            place.copy_(piece.view(place.dtype), non_blocking=True)
-        self._gone[self._turn] = devices.moment(place.device)
 
 
 def _skip(

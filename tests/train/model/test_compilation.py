@@ -4,6 +4,7 @@ Compiling takes seconds, so a small block is compiled once, in the type that ask
 """
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -41,16 +42,16 @@ class Mixed(nn.Module):
 
 
 class Varying(nn.Module):
-    """A module that computes with what a compiler does not see into, and that varies."""
+    """A module that adds what a compiler does not see into: the number of its calls, scaled."""
 
-    def __init__(self):
+    def __init__(self, scale):
         super().__init__()
-        self.out = split.Linear(8, 256)
-        self.calls = []
+        self.out = split.Linear(8, 8)
+        self.scale, self.calls = scale, []
         self.count = torch.compiler.disable(lambda: self.calls.append(0) or len(self.calls))
 
     def forward(self, x):
-        return self.out(x + self.count())
+        return self.out(x) + self.scale * self.count()
 
 
 MIXED = blocks.BlockSpec(name="mixed", build=Mixed, draws=True)
@@ -103,11 +104,12 @@ def test_a_compiled_block_is_the_same_function_and_repeats_its_bits():
     assert other > first
 
 
-def model(**last):
-    """A workload of two blocks, of which the last is given."""
+def model(*middle, **last):
+    """A workload whose last block is given, and those between it and the first."""
     return workload.Workload(
         blocks=(
             blocks.BlockSpec(name="embedding", build=lambda: split.Embedding(256, 8)),
+            *middle,
             blocks.BlockSpec(loss=lambda y, targets: y.float().sum() + 0 * targets.sum(), **last),
         ),
         dataset=data.ByteDataset(data.STDLIB, sequence=6, micro_batch_size=1),
@@ -122,8 +124,12 @@ def test_a_trial_names_the_compiler_and_refuses_a_block_whose_bits_vary():
     assert entry["compile"].startswith("inductor by block, ")
     assert "g++" in entry["compile"]
 
+    even, odd = (
+        blocks.BlockSpec(name=name, build=partial(Varying, scale))
+        for name, scale in (("even", 0), ("odd", 1))
+    )
     with pytest.raises(InvalidSpecError, match=r"two runs of block 'odd' .* other bits; use Off"):
-        trial.check(model(name="odd", build=Varying), CPU)
+        trial.check(model(even, odd, name="head", build=lambda: split.Linear(8, 256)), CPU)
 
 
 @needs_compiler

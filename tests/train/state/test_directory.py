@@ -21,6 +21,7 @@ from mainstay_train.state.directory import CheckpointDirectory, Part, Whose
 from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.part_files import (
     PIECE_BYTES,
+    Passage,
     describe,
     new_tensor,
     open_file,
@@ -362,11 +363,12 @@ def test_a_tensor_of_several_pieces_comes_through_memory_of_two(tmp_path):
     (tmp_path / "tensors").write_bytes(written.numpy().tobytes())
     read, seen = torch.empty_like(written), []
     with open_file(tmp_path / "tensors") as file:
-        read_through(file, read, lambda piece: seen.append(len(piece)), "tensors")
+        passage = Passage(read.device)
+        read_through(file, read, lambda piece: seen.append(len(piece)), "tensors", passage)
         assert torch.equal(read, written)
         assert seen == [PIECE_BYTES] * 3 + [20]
         with pytest.raises(IntegrityError, match="tensors is torn"):
-            read_through(file, read, seen.append, "tensors")
+            read_through(file, read, seen.append, "tensors", passage)
 
 
 def test_a_shape_whose_strides_overflow_is_a_documented_error():
