@@ -101,6 +101,7 @@ class Stage:
         self.engine.compute((0,), self.version, None)
         self.engine.reduce(None, self.table, [0], 0)
         self.engine.ballot(None, self.table, 0, SLOT, self.masters)
+        self.checkpoints.wait_copied()
         self.masters = masters = self.engine.apply(self.commit(), 1e-4)
         self.engine.drop_held()
         self.version += 1

@@ -62,6 +62,13 @@ class Metrics:
             _JOB,
             registry=self.registry,
         )
+        self.copy_waits = Counter(
+            "mainstay_checkpoint_wait_seconds",
+            "Seconds for which ranks waited, before they applied a step, for the copy of a "
+            "checkpoint; more of checkpoint.copyMebibytes lowers it",
+            _JOB,
+            registry=self.registry,
+        )
         self.heartbeats = Counter(
             "mainstay_heartbeats", "Heartbeats accepted", _JOB, registry=self.registry
         )
@@ -133,6 +140,11 @@ class Metrics:
             for stage, seconds in recovery.times.by_stage.items():
                 if seconds is not None:
                     self._of(self.recovery_seconds, job, stage).observe(seconds)
+
+    def count_copy_waits(self, job: JobLabels, seconds: float) -> None:
+        """Count for how long ranks waited for copies of checkpoints; 0 is no wait."""
+        if seconds > 0:
+            self._of(self.copy_waits, job).inc(seconds)
 
     def count_steps(self, job: JobLabels, number: int) -> None:
         """Count steps that were committed for the first time; a number below 1 is none."""

@@ -296,6 +296,11 @@ class _Job(SupervisorAnswers):
         # Not only by the replica that commits a step: others show how the job is as well.
         self._transactions.metrics.note_job(self._uid)
 
+    def entered(self, state: CoordinatorState, entries: Sequence[LedgerEntry]) -> None:
+        labels = JobLabels(self._uid, state.config.namespace, state.config.name)
+        waited_s = sum(entry.copy_wait_s for entry in entries)
+        self._transactions.metrics.count_copy_waits(labels, waited_s)
+
     async def step(self, state: CoordinatorState, event: Event) -> Transition:
         nonce, now_s = self._transactions.draw_nonce(), self.now_s()
         return await beside(size_of(state), machine.step, state, event, now_s, nonce)

@@ -101,11 +101,15 @@ def test_a_recovery_has_its_reason_and_five_times(job: Any) -> None:
     assert mask["first_commit_after_s"] is not None
     assert "r1.s0.i0" in mask["fault"]
     assert (join["method"], join["lost_steps"]) == ("join", 0)
+    entries = [job.entry(2, stage, copy_wait_s=0.25) for stage in (0, 1)]
+    for _ in range(2):  # told again, it does not count again
+        job.api.post(f"{job.path}/agent/ledger", {"entries": entries})
     metrics = job.api.client.get("/metrics").text
     # Labels are written in the order of their names.
     first, last = f'job="{job.uid}"', 'name="demo",namespace=""'
     assert f'mainstay_recoveries_total{{{first},method="mask",{last}}} 1.0' in metrics
-    assert f"mainstay_steps_committed_total{{{first},{last}}} 2.0" in metrics
+    assert f"mainstay_steps_committed_total{{{first},{last}}} 3.0" in metrics
+    assert f"mainstay_checkpoint_wait_seconds_total{{{first},{last}}} 0.5" in metrics
     assert f'mainstay_build_info{{name="mainstay-api",version="{VERSION}"}} 1.0' in metrics
 
 

@@ -120,6 +120,13 @@ REFUSED = [
         "is NCCL, which needs CUDA; use Gloo or Auto with device CPU",
     ),
     Refused(
+        "spec.runtime.compile",
+        "cross",
+        "spec",
+        SMALLEST["spec"] | {"runtime": {"compile": "Blocks"}, "parallelism": {"ranksPerStage": 2}},
+        "is Blocks, but blocks that are spread over several ranks are not compiled; use Off",
+    ),
+    Refused(
         "spec.detection.heartbeatTimeoutSeconds",
         "cross",
         "spec.detection",

@@ -50,7 +50,8 @@ MANIFEST: dict[str, Any] = {
             "args": ["--fast", "1"],
             "config": {"dim": 192, "layers": 8, "heads": 6, "data": {"path": "/data"}, "x": None},
         },
-        "runtime": {"device": "CPU", "backend": "Gloo", "recompute": True, "bucketMebibytes": 8},
+        "runtime": {"device": "CPU", "backend": "Gloo", "recompute": True, "compile": "Off"}
+        | {"bucketMebibytes": 8},
         "template": {
             "metadata": {"labels": {"a": "b"}},
             "spec": {

@@ -33,7 +33,7 @@ COMPILER = {
     # What torch.use_deterministic_algorithms would set too, by importing the compiler: seconds.
     "TORCHINDUCTOR_DETERMINISTIC": "1",
 }
-"""Of torch's compiler, should a user's model call it; none of our own code does."""
+"""Of torch's compiler, with ``runtime.compile`` or where a user's model calls it."""
 
 
 def prepare(environ: MutableMapping[str, str] | None = None) -> None:

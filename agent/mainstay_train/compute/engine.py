@@ -29,6 +29,7 @@ from mainstay_train.exact.digests import FlatDigest, Piece
 from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
 from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer
+from mainstay_train.model import compilation
 from mainstay_train.model.workload import Workload, user_code
 
 
@@ -161,7 +162,9 @@ class Engine:
             inner: this rank's place in its cell.
         """
         with user_code("building the model"):
-            blocks = workload.build(workload.stages(num_stages)[stage], device, inner)
+            compiles = config.compile == compilation.BLOCKS
+            mine = workload.stages(num_stages)[stage]
+            blocks = workload.build(mine, device, inner, compiles=compiles)
             state = StageState(blocks, workload.optimizer)
         store = PartialStore(state.layout, config.shape.shards_per_lane, device)
         results: dict[int, TypeResult] = {}

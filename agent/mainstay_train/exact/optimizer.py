@@ -37,8 +37,9 @@ Schedule = Callable[[int], float]
 class EagerAdamW(torch.optim.AdamW):
     """torch's AdamW without the decorators that import torch's compiler.
 
-    They say that the compiler is to leave these methods alone. Nothing of ours is compiled, and
-    the import takes 1.5 s of CPU of every pod's start. The kernels, and so the bits, are the same.
+    They say that the compiler is to leave these methods alone. What calls them is never compiled,
+    and the import takes 1.5 s of CPU of every pod's start. The kernels, and so the bits, are the
+    same.
     """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

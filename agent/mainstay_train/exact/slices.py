@@ -9,12 +9,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from mainstay_core.base.digest import Digest
 from mainstay_train.exact import digests
+
+
+class _Rows(NamedTuple):
+    """Equally long runs of elements, equally far apart in a tensor."""
+
+    number: int
+    width: int
+    first: int
+    """Index of the first element in the tensor."""
+    apart: int
+    """From the first element of a row to that of the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +76,40 @@ class Slice:
             kind: "master", "param" ...: with the name the identity of the tensor.
             local: the slice's elements, of shape ``size``.
         """
+        rows = self._rows()
+        return digests.rows_sums(
+            f"{kind}:{self.name}", local.reshape(rows.number, -1), rows.first, rows.apart
+        )
+
+    def piece_digest(self, kind: str, piece: torch.Tensor, start: int) -> Digest:
+        """The part of the whole tensor's digest that consecutive elements of the slice are.
+
+        Args:
+            kind: "master", "param" ...: with the name the identity of the tensor.
+            piece: flat.
+            start: index of its first element among those of the slice.
+        """
+        rows, name = self._rows(), f"{kind}:{self.name}"
+        sums = []
+        at, stop = start, start + piece.numel()
+        while at < stop:
+            row, column = divmod(at, rows.width)
+            # To the end of a row that is begun; then whole rows; then the begin of the last one.
+            whole = (stop - at) // rows.width if column == 0 else 0
+            taken = whole * rows.width or min(stop - at, rows.width - column)
+            cut = piece[at - start : at - start + taken].reshape(max(1, whole), -1)
+            sums.append(
+                digests.rows_sums(name, cut, rows.first + row * rows.apart + column, rows.apart)
+            )
+            at += taken
+        return digests.added(sums)
+
+    def _rows(self) -> _Rows:
+        """How its elements lie in the whole tensor.
+
+        Raises:
+            ValueError: it is cut in dimensions for which they lie in no such rows.
+        """
         # From the last dimension that is cut on, elements of a row lie one behind the other.
         cut = [d for d, count in enumerate(self.size) if count != self.shape[d]]
         dim = max(cut, default=0)
@@ -74,9 +119,8 @@ class Slice:
             raise ValueError(
                 f"{self.name} is cut in dimensions {cut}, at most 0 and another can be"
             )
-        rows = local.reshape(math.prod(self.size[:dim]), -1)
-        length = math.prod(self.shape[dim:]) if dim else rows.shape[1]
-        return digests.rows_sums(f"{kind}:{self.name}", rows, first, length)
+        number, width = math.prod(self.size[:dim]), math.prod(self.size[dim:])
+        return _Rows(number, width, first, math.prod(self.shape[dim:]) if dim else width)
 
 
 def slice_of(name: str, parameter: torch.Tensor) -> Slice | None:

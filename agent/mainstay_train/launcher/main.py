@@ -17,7 +17,7 @@ from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.engine import BlockTraining, inner_mesh
 from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import digests, fingerprint, numerics, optimizer
-from mainstay_train.model import workload
+from mainstay_train.model import compilation, trial, workload
 from mainstay_train.session import failing, loop
 from mainstay_train.session.driver import Driver
 from mainstay_train.session.session import Session
@@ -123,6 +123,7 @@ class _Life:
         with workload.user_code(f"loading {config.entrypoint}"):
             entrypoint = workload.find(config.entrypoint)
         if isinstance(entrypoint, Loop):
+            compilation.check_loop(config.compile, config.entrypoint)
             self._driver = Driver(settings, device, backend)
             loop.run(entrypoint, self._driver)
             return
@@ -142,6 +143,8 @@ def _load_blocks(
         inner = loaded.inner_fingerprint(inner_mesh(config, device, 0))
         ours = loaded.fingerprint(torch.device(device))
         extra = {**ours, **inner, protections.ENTRY_KEY: protections.BLOCKS}
+        if config.compile == compilation.BLOCKS:
+            extra |= trial.check(loaded, torch.device(device))
         extra["reduction"] = f"canonical/{backend}"
     hello: dict[str, object] = {
         "slot": settings.slot,

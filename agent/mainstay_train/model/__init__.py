@@ -2,6 +2,8 @@
 
 - ``workload``: loads the entrypoint and checks what it returns
 - ``blocks``: pieces of a model between which only explicit tensors pass
+- ``compilation``: blocks as code of torch's compiler
+- ``trial``: tries compiled blocks before a trainer says hello
 - ``losses``: losses that never hold all logits in fp32
 - ``split``: modules whose backward computes input and weight gradients apart
 - ``data``: samples by address, from folders of text files

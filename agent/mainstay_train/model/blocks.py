@@ -23,7 +23,7 @@ from torch import nn
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, local_gradient, placed_like, plain
 from mainstay_train.exact import initialization, layout
 from mainstay_train.exact.draws import Address
-from mainstay_train.model import split
+from mainstay_train.model import compilation, split
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(output of the last block, targets) -> fp32 scalar, a sum over tokens, never a mean."""
@@ -111,12 +111,16 @@ class Block:
     Invariant: the module's parameters are views of ``compute``, whatever is
     written into the masters.
 
+    With ``compiles`` the module runs as compiled code (:mod:`mainstay_train.model.compilation`).
+
     Weight gradients of ``split`` modules are computed in :meth:`backward_weight`;
     those of any other parameter come out of autograd together with dx in
     :meth:`backward_input` and are handed over in :meth:`backward_weight`. So every
     module works, and one made of split modules lets a pipeline send dx earlier. In bf16 split
-    modules sum the products of their weight gradients in fp32; what comes out of autograd was
-    rounded to bf16 for each micro-batch.
+    modules sum the products of their weight gradients in fp32. What comes out of autograd was
+    rounded to bf16 for each micro-batch: a gradient has its parameter's type there, and no hook
+    sees the products before that. In compiled code split modules defer nothing: their gradients
+    come out of autograd in fp32, as those of leaves that stand for their parameters.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class Block:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         inner: InnerMesh = SINGLE,
+        compiles: bool = False,
     ) -> None:
         self.spec = spec
         self.name = spec.name
@@ -139,9 +144,16 @@ class Block:
             else layout.aligned_zeros(self.layout.size, dtype=dtype, device=self.device)
         )
         self._names = self._bind()
-        self._plain = [p for p in self.module.parameters() if p.requires_grad]
+        # What autograd differentiates for a parameter: itself, or in compiled code its leaf.
+        self._direct: list[tuple[torch.Tensor, nn.Parameter]] = [
+            (p, p) for p in self.module.parameters() if p.requires_grad
+        ]
         self._checked = False
         self._refuse_impure_modules()
+        self._compiles, self._run = compiles, self.module
+        if compiles:
+            self._direct += self._add_leaves()
+            self._run = compilation.compiled(self.module)
 
     def initialize(self, seed: int) -> None:
         """Set the masters to their first values, each by its own name alone."""
@@ -165,6 +177,11 @@ class Block:
         Raises:
             ValueError: The module is not a pure function (see the module docstring).
         """
+        if self._compiles:
+            # Code that is compiled without a graph might be fused otherwise, and have other bits.
+            output = self._record(x, address, None).output
+            assert output is not None
+            return output.detach()
         with torch.no_grad():
             return plain(self._checked_call(x, address))
 
@@ -203,15 +220,17 @@ class Block:
         """
         assert tape.output is not None, "a tape serves one backward"
         floating = tape.x.is_floating_point()
-        inputs = [*([tape.x] if floating else []), *self._plain, tape.recorder.anchor]
+        leaves = [leaf for leaf, _ in self._direct]
+        inputs = [*([tape.x] if floating else []), *leaves, tape.recorder.anchor]
         found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
             tape.output, inputs, dy, allow_unused=True
         )
         tape.output = None
         direct = found[1:-1] if floating else found[:-1]
-        for parameter, gradient in zip(self._plain, direct, strict=True):
+        for (_, parameter), gradient in zip(self._direct, direct, strict=True):
             if gradient is not None:
-                tape.gradients[id(parameter)] = gradient
+                earlier = tape.gradients.get(id(parameter))  # of a parameter that modules share
+                tape.gradients[id(parameter)] = gradient if earlier is None else earlier + gradient
         if not floating:
             return None
         dx = found[0]
@@ -257,7 +276,9 @@ class Block:
         return loss
 
     def _call(self, x: torch.Tensor, address: Address) -> torch.Tensor:
-        output: Any = self.module(x, address) if self.spec.draws else self.module(x)
+        if self._compiles:
+            address = compilation.untraced(address)
+        output: Any = self._run(x, address) if self.spec.draws else self._run(x)
         if not isinstance(output, torch.Tensor):
             raise ValueError(
                 f"block {self.name!r} must return one tensor, got {type(output).__name__}"
@@ -294,7 +315,7 @@ class Block:
         """Replace the module's parameters by views of ``compute``; return them with names."""
         views = self.layout.views(self.compute)
         deferred = {
-            id(parameter)
+            id(parameter): module
             for module in self.module.modules()
             if isinstance(module, split.SplitModule)
             for parameter in module.parameters(recurse=False)
@@ -305,10 +326,13 @@ class Block:
             name = f"{self.name}.{local}"
             value = placed_like(parameter, views[name])
             if value is not views[name] and id(parameter) in deferred:
-                raise ValueError(
-                    f"parameter {name} is distributed, but its module defers its gradient; use "
-                    "torch.nn's modules in a block that is parallelised"
-                )
+                if not deferred[id(parameter)].takes_parts:
+                    raise ValueError(
+                        f"parameter {name} is distributed, but its module defers its gradient and "
+                        "does not say `takes_parts`; use torch.nn's modules in a block that is "
+                        "parallelised"
+                    )
+                value = views[name]
             new = nn.Parameter(value, requires_grad=id(parameter) not in deferred)
             bound[id(parameter)] = new
             names.append((new, name))
@@ -317,6 +341,15 @@ class Block:
                 if old is not None:
                     module._parameters[key] = bound[id(old)]
         return names
+
+    def _add_leaves(self) -> list[tuple[torch.Tensor, nn.Parameter]]:
+        """What stands for the parameters of split modules in compiled code."""
+        found: list[tuple[torch.Tensor, nn.Parameter]] = []
+        for module in self.module.modules():
+            if isinstance(module, split.SplitModule) and module.compiles:
+                module.add_leaves()
+                found += [(leaf, module._parameters[key]) for key, leaf in module.leaves.items()]  # type: ignore[misc]
+        return found
 
     def _refuse_impure_modules(self) -> None:
         for name, module in self.module.named_modules():

@@ -59,15 +59,22 @@ class ProjectedCrossEntropy(split.SplitModule):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, in_features))
         self.chunk_elements = chunk_elements
+        self.vocab = vocab
+        self.first = 0
+        """Class of the weight's first row: not 0 where other ranks have those before."""
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the fp32 sum for [..., in_features] and int64 targets [...]."""
         recorder = split.current()
         if recorder is None:
-            return cross_entropy_sum(functional.linear(x, self.weight), targets)
-        return _Projected.apply(  # type: ignore[no-any-return,no-untyped-call]
-            x, recorder.anchor, self.weight, targets.reshape(-1), recorder, self.chunk_elements
-        )
+            flat = x.reshape(-1, x.shape[-1])
+            logits = self.gathered(functional.linear(flat, self.weight))
+            return cross_entropy_sum(logits, targets, self.chunk_elements)
+        return _Projected.apply(x, recorder.anchor, self, targets.reshape(-1), recorder)  # type: ignore[no-any-return,no-untyped-call]
+
+    def gathered(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits of all classes of some tokens, from those of the weight's rows."""
+        return logits
 
 
 def _chunks(count: int, width: int, most: int) -> Iterator[slice]:
@@ -136,45 +143,52 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _Projected(torch.autograd.Function):
-    """The gradient of the input is computed with the loss: so logits are made once for both."""
+    """The gradient of the input is computed with the loss: so logits are made once for both.
+
+    Where the module has some rows of the weight, it is this rank's term of that gradient.
+    """
 
     @staticmethod
-    def forward(ctx, x, anchor, weight, targets, recorder, most):  # type: ignore[no-untyped-def] # noqa: ARG004
-        flat = x.reshape(-1, x.shape[-1])
+    def forward(ctx, x, anchor, module, targets, recorder):  # type: ignore[no-untyped-def] # noqa: ARG004
+        flat, weight = x.reshape(-1, x.shape[-1]), module.weight
         dx = torch.empty_like(flat)
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         log_sums, kept = [], None
-        chunks = list(_chunks(len(flat), len(weight), most))
+        chunks = list(_chunks(len(flat), module.vocab, module.chunk_elements))
         for rows in chunks:
-            logits = torch.mm(flat[rows], weight.t()).float()
+            logits = module.gathered(torch.mm(flat[rows], weight.t())).float()
             part, log_sum = _sum_of(logits, targets[rows])
             total += part
             log_sums.append(log_sum)
-            gradient = _gradient(logits, log_sum, targets[rows]).to(x.dtype)
+            own = logits.narrow(1, module.first, len(weight)).contiguous()
             del logits
+            gradient = _gradient(own, log_sum, targets[rows], module.first).to(x.dtype)
+            del own
             torch.mm(gradient, weight, out=dx[rows])
             kept = gradient if len(chunks) == 1 else None
             del gradient
-        ctx.held = (flat, dx, weight, targets, torch.cat(log_sums), kept, recorder, most)
+        ctx.held = (flat, dx, module, targets, torch.cat(log_sums), kept, recorder)
         ctx.shape = x.shape
         return total
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
-        flat, dx, weight, targets, log_sum, kept, recorder, most = ctx.held
+        flat, dx, module, targets, log_sum, kept, recorder = ctx.held
         del ctx.held  # the input's gradient goes when the next module has used it
+        weight = module.weight
 
         def weight_gradient(view: torch.Tensor, add: bool) -> None:
             if kept is not None:
                 split.add_product(view, kept.mul_(dy), flat, add)
                 return
-            for classes in _chunks(len(weight), len(flat), most):
+            for classes in _chunks(len(weight), len(flat), module.chunk_elements):
                 logits = torch.mm(flat, weight[classes].t()).float()
-                gradient = _gradient(logits, log_sum, targets, classes.start).mul_(dy)
+                first = module.first + classes.start
+                gradient = _gradient(logits, log_sum, targets, first).mul_(dy)
                 gradient = gradient.to(flat.dtype)
                 del logits
                 split.add_product(view[classes], gradient, flat, add)
                 del gradient
 
         recorder.defer(weight, weight_gradient)
-        return dx.view(ctx.shape).mul_(dy), None, None, None, None, None
+        return dx.view(ctx.shape).mul_(dy), None, None, None, None

@@ -58,16 +58,48 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 def current() -> Recorder | None:
-    """The recorder of this thread, None outside a block's recompute."""
+    """The recorder of this thread, None outside a block's recompute and in compiled code."""
+    if torch.compiler.is_compiling():  # it could not follow what a recorder keeps
+        return None
     return getattr(_local, "recorder", None)
 
 
 class SplitModule(nn.Module):
     """Base of modules whose own parameters' gradients are deferred while recording."""
 
+    takes_parts = False
+    """Whether forward can compute with a part of each parameter. Where a stage has several ranks
+    and a parameter is distributed over them, a block gives it this rank's part, a plain tensor."""
+    compiles = False
+    """Whether compiled code may call it, which defers nothing: gradients go to ``leaves``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves: dict[str, torch.Tensor] = {}
+        """By a parameter's local name, in a block that is compiled: a zero in fp32 of its shape,
+        whose gradient is that of the parameter, unrounded."""
+
+    def add_leaves(self) -> None:
+        """Make the leaves of a module that compiled code calls; they take no memory."""
+        for name, parameter in self.named_parameters(recurse=False):
+            zero = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            self.leaves[name] = zero.expand(parameter.shape).requires_grad_()
+
+
+def parameters_in_parts(module: nn.Module) -> set[int]:
+    """Return the ids of the parameters of modules that take parts."""
+    return {
+        id(parameter)
+        for inside in module.modules()
+        if isinstance(inside, SplitModule) and inside.takes_parts
+        for parameter in inside.parameters(recurse=False)
+    }
+
 
 class Linear(SplitModule):
     """y = x W^T (+ b), weight of shape [out_features, in_features]."""
+
+    compiles = True
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -77,6 +109,9 @@ class Linear(SplitModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [..., in_features] to [..., out_features]."""
         recorder = current()
+        if recorder is None and self.leaves:
+            y = _LeafLinear.apply(x, self.weight, self.leaves["weight"])  # type: ignore[no-untyped-call]
+            return y if self.bias is None else (y + self.bias + self.leaves["bias"]).to(y.dtype)  # type: ignore[no-any-return]
         if recorder is None:
             return functional.linear(x, self.weight, self.bias)
         return _Linear.apply(x, recorder.anchor, self.weight, self.bias, recorder)  # type: ignore[no-any-return,no-untyped-call]
@@ -87,6 +122,8 @@ class RMSNorm(SplitModule):
 
     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, equation 4.
     """
+
+    compiles = True
 
     def __init__(self, dim: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -100,7 +137,10 @@ class RMSNorm(SplitModule):
             if torch.is_grad_enabled():
                 xf = x.float()
                 scale = torch.rsqrt(xf.square().mean(-1, keepdim=True) + self.eps)
-                return (xf * scale * self.weight.float()).to(x.dtype)
+                weight = self.weight.float()
+                if self.leaves:
+                    weight = weight + self.leaves["weight"]
+                return (xf * scale * weight).to(x.dtype)
             return _rms_norm(x, self.weight, self.eps)[0]
         return _RMSNorm.apply(x, recorder.anchor, self.weight, self.eps, recorder)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -247,6 +287,27 @@ class _Linear(torch.autograd.Function):
             recorder.defer(bias, lambda view, add: _write(view, flat_dy.float().sum(0), add))
         dx = torch.matmul(dy, weight) if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None
+
+
+class _LeafLinear(torch.autograd.Function):
+    """Without a recorder: the weight's gradient is returned, as that of a leaf in fp32."""
+
+    @staticmethod
+    def forward(ctx, x, weight, leaf):  # type: ignore[no-untyped-def] # noqa: ARG004
+        ctx.save_for_backward(x, weight)
+        return functional.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx, dy):  # type: ignore[no-untyped-def]
+        x, weight = ctx.saved_tensors
+        outputs, inputs = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+        if inputs.dtype == torch.float32:
+            gradient = torch.mm(outputs.t(), inputs)
+        elif inputs.is_cuda:
+            gradient = torch.mm(outputs.t(), inputs, out_dtype=torch.float32)
+        else:
+            gradient = torch.mm(outputs.float().t(), inputs.float())
+        return torch.matmul(dy, weight), None, gradient
 
 
 class _RMSNorm(torch.autograd.Function):

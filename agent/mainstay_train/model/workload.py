@@ -151,9 +151,21 @@ class Workload:
         blocks: Iterable[int],
         device: str | torch.device = "cpu",
         inner: InnerMesh = SINGLE,
+        *,
+        compiles: bool = False,
     ) -> list[Block]:
-        """Make some of the blocks on ``device``, their parameters zero until initialised."""
-        return [Block(self.blocks[i], device=device, dtype=self.dtype, inner=inner) for i in blocks]
+        """Make some of the blocks on ``device``, their parameters zero until initialised.
+
+        Args:
+            blocks: their indices.
+            device: where they compute.
+            inner: the ranks of the stage.
+            compiles: whether they run as compiled code.
+        """
+        return [
+            Block(self.blocks[i], device=device, dtype=self.dtype, inner=inner, compiles=compiles)
+            for i in blocks
+        ]
 
     def inner_fingerprint(self, inner: InnerMesh) -> dict[str, str]:
         """Entries for the numerics fingerprint: how the blocks lie on the inner mesh.
@@ -171,10 +183,13 @@ class Workload:
         placed = hashlib.blake2b(digest_size=8)
         with torch.device("meta"):
             for spec in self.blocks:
-                for name, parameter in built(spec, inner).named_parameters():
+                module = built(spec, inner)
+                in_parts = split.parameters_in_parts(module)
+                for name, parameter in module.named_parameters():
                     placements = getattr(parameter, "placements", "copy")
+                    how = " in parts" if id(parameter) in in_parts else ""
                     placed.update(
-                        f"{spec.name}.{name}{tuple(parameter.shape)}{placements}".encode()
+                        f"{spec.name}.{name}{tuple(parameter.shape)}{placements}{how}".encode()
                     )
         return {"inner": f"{inner.size} ranks, {placed.hexdigest()}"}
 

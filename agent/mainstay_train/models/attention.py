@@ -141,11 +141,20 @@ def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return out.permute(0, 3, 1, 2, 4).reshape(batch, length, heads * width)
 
 
-def drop(x: torch.Tensor, address: Address, site: str, rate: float) -> torch.Tensor:
-    """Dropout whose draws are addressed: equal on every rank that has all of ``x``."""
+def drop(x: torch.Tensor, address: Address, layer: str, place: str, rate: float) -> torch.Tensor:
+    """Dropout whose draws are addressed: equal on every rank that has all of ``x``.
+
+    Args:
+        x: of any shape.
+        address: of the micro-batch.
+        layer: names the layer. It is looked at only where something is dropped: compiled code is
+            one for all layers then.
+        place: names the place in it.
+        rate: share of elements that are dropped.
+    """
     if rate == 0.0:
         return x
-    kept = address.uniform(x.shape, site, x.device) >= rate
+    kept = address.uniform(x.shape, f"{layer}.{place}", x.device) >= rate
     return x * kept.to(x.dtype) / (1 - rate)
 
 

@@ -144,10 +144,10 @@ class Layer(nn.Module):
             config.attention,
         )
         attended = self.attention_out(heads)
-        x = x + attention.drop(attended, address, f"{self.site}.attention", config.dropout)
+        x = x + attention.drop(attended, address, self.site, "attention", config.dropout)
         gated = swiglu(self.mlp_gate_up(self.mlp_norm(x)))
         mlp = self.mlp_down(gated)
-        return x + attention.drop(mlp, address, f"{self.site}.mlp", config.dropout)
+        return x + attention.drop(mlp, address, self.site, "mlp", config.dropout)
 
 
 class Head(nn.Module):
@@ -171,6 +171,9 @@ class Head(nn.Module):
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, gate and up being the halves of the last dimension."""
+    if torch.compiler.is_compiling():  # its backward writes both halves at once by itself
+        gate, up = x.chunk(2, dim=-1)
+        return functional.silu(gate) * up
     return _SwiGLU.apply(x)  # type: ignore[no-any-return,no-untyped-call]
 
 

@@ -22,9 +22,9 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
-from mainstay_core.rank.reports import Ballot
+from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import AppliedStep, MessageT, RankSession, run_blocking
+from mainstay_core.rank.session import MessageT, RankSession, run_blocking
 from mainstay_core.rank.settle import Supply
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.crashes import Crash
@@ -225,6 +225,7 @@ class Session(RankSession[Connections]):
         self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
         """Copy other cells' state into the engine's; return the digest of its masters."""
+        self._checkpoints.wait_copied()
         return client.copy(self.engine.state, sources=sources, wanted=wanted, expected=expected)
 
     def serve(self, served: Wanted | None) -> None:
@@ -247,6 +248,7 @@ class Session(RankSession[Connections]):
         if self._engine is None or not self._engine.computes(*place):
             # Freed first: a device need not hold two stages.
             self._served.serve(None, None)
+            self._checkpoints.forget_state()
             self._engine = None
             self._engine = self._training.build_engine(*place, self._begin_computing)
 
@@ -296,9 +298,12 @@ class Session(RankSession[Connections]):
         with user_code(f"the learning rate of step {commit.step}"):
             learning_rate = self._training.learning_rate(commit.step)
         engine = self.engine
+        copy_wait_s = self._checkpoints.wait_copied()
         digest = engine.apply(commit, learning_rate)
         masters = engine.counted_masters(digest)
-        return AppliedStep(digest=digest, masters=masters, partials=engine.sent)
+        return AppliedStep(
+            digest=digest, masters=masters, partials=engine.sent, copy_wait_s=copy_wait_s
+        )
 
     def final_digests(self, data: str) -> FinalDigests:
         """Return the digests at the end of the job; ``data`` is that of all samples consumed."""

@@ -4,7 +4,7 @@
 - ``heal``: copies the state of living cells to a joiner
 - ``serving``: says when this trainer's state may be copied
 - ``controller``: saves and loads checkpoints for the session
-- ``host_copy``: copies a stage's state to host memory at a step's boundary
+- ``host_copy``: copies a stage's state, through bounded host memory, to whoever writes it
 - ``part_files``: the files of one part of a checkpoint
 - ``versions``: a look at one version on the disk
 - ``owner``: claims a directory of checkpoints for a job

@@ -57,6 +57,12 @@ def cut(flats: Iterable[StateTensor], size_bytes: int = CHUNK_BYTES) -> list[Chu
     return chunks
 
 
+def cut_tensors(tensors: Iterable[StateTensor], size_bytes: int = CHUNK_BYTES) -> list[Chunk]:
+    """Return the chunks of tensors of any shape, in the order of their bytes in a file."""
+    flat = (t._replace(tensor=t.tensor.detach().reshape(-1)) for t in tensors)
+    return cut(flat, size_bytes)
+
+
 def shape_of(chunks: Sequence[Chunk]) -> str:
     """Return what source and joiner must have in common: a digest of names, types and sizes."""
     listing = [[c.flat.id, str(c.flat.tensor.dtype), c.start, c.stop] for c in chunks]

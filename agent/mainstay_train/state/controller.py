@@ -178,6 +178,7 @@ class Checkpointing:
             InvalidSpecError: the job should have gone on from an earlier run's version, and
                 none of them is good.
         """
+        self.wait_copied()
         if version == 0 and self._config.resume_from:
             raise InvalidSpecError(
                 "checkpoint.resumeFrom",
@@ -204,7 +205,9 @@ class Checkpointing:
         masters: str,
         reached: Reached,
     ) -> None:
-        """Copy this position's part now and write it in the background.
+        """Copy this position's part, as it is now, and write it in the background.
+
+        Whoever changes the state afterwards calls :meth:`wait_copied` first.
 
         Args:
             action: version, last commit and commit chain.
@@ -217,8 +220,8 @@ class Checkpointing:
         rank, nonce = plan.members[index].rank, name_attempt(plan.quorum)
         try:
             if self._copy is None or not self._copy.is_of(engine.state):
-                self._copy = HostCopy(engine.state)
-            self._copy.take()
+                self._copy = HostCopy(engine.state, self._config.checkpoint_copy_bytes)
+            self._copy.begin()
         except (RuntimeError, MemoryError) as error:  # no memory for the copy
             self._copy = None
             self._failed(action.version, str(rank), error)
@@ -233,7 +236,8 @@ class Checkpointing:
                 part = Part(
                     stage=rank.stage,
                     inner=rank.inner,
-                    tensors=copy.tensors(),
+                    tensors=copy.tensors,
+                    chunks=copy.chunks(),
                     commit=action.commit,
                     commit_chain=action.commit_chain,
                     masters=masters,
@@ -245,9 +249,28 @@ class Checkpointing:
             except (OSError, IntegrityError, OwnershipError, RuntimeError) as error:
                 self._failed(action.version, str(rank), error)
                 return
+            finally:
+                copy.end()
             self._note(lambda saves: saves.written(action.version, nonce))
 
         self._background.submit(job)
+
+    def wait_copied(self) -> float:
+        """Return once the state may change; the seconds that took.
+
+        It waits while a part of the state has still to be copied, as there is not memory for all of
+        it at once. Half of what counts as a hang is the most: then the checkpoint is given up.
+        """
+        if self._copy is None:
+            return 0.0
+        began_s = time.monotonic()
+        waited = self._copy.wait_left(self._config.hang_s / 2)
+        return time.monotonic() - began_s if waited else 0.0
+
+    def forget_state(self) -> None:
+        """Keep no more of a state that is about to be freed; waits as :meth:`wait_copied` does."""
+        self.wait_copied()
+        self._copy = None
 
     def void(self, version: int) -> None:
         """Never call the part of a version safe, written or not: its state was found bad."""

@@ -13,12 +13,13 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from mainstay_core.base import codec
-from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.errors import IntegrityError, OwnershipError
 from mainstay_core.planning.program import Op
 from mainstay_core.rank.disk_room import Stored, plan_room
@@ -41,9 +42,10 @@ from mainstay_core.wire.sealed import Keys, seal
 from mainstay_core.wire.votes import Commit
 from mainstay_train.exact.optimizer import StageState, StateTensor
 from mainstay_train.state import owner
+from mainstay_train.state.chunks import Chunk, cut_tensors
 from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.part_files import (
-    describe,
+    Describing,
     read_description,
     read_tensors,
     sync,
@@ -83,7 +85,10 @@ class Part:
     stage: int
     inner: int = 0
     tensors: Sequence[StateTensor]
-    """On the host, unchanging while they are written."""
+    """Their names, types and shapes; their elements where ``chunks`` does not have these."""
+    chunks: Iterable[tuple[Chunk, torch.Tensor]] | None = None
+    """Their elements on the host, in their order; None: those of ``tensors``, which do not change
+    while they are written."""
     commit: Commit
     """Of the last step applied."""
     commit_chain: str
@@ -215,12 +220,11 @@ class CheckpointDirectory:
     def _write_files(
         self, directory: Path, version: int, nonce: str, part: Part, reached: Reached
     ) -> None:
-        described = [describe(t.id, t.tensor) for t in part.tensors]
-        masters = total(
-            Digest.parse(stored.digest) if t.part is None else t.digest()
-            for t, stored in zip(part.tensors, described, strict=True)
-            if t.kind == "master"
-        ).hex()
+        describing, chunks = Describing(part.tensors), part.chunks
+        if chunks is None:
+            chunks = ((chunk, chunk.tensor) for chunk in cut_tensors(part.tensors))
+        file = write_tensors(directory / TENSORS, describing.passing(chunks))
+        tensors, masters = describing.stored(), describing.masters
         if masters != part.masters:
             raise IntegrityError(f"the copy of version {version} has digest {masters}, not its own")
         description = PartDescription(
@@ -230,8 +234,8 @@ class CheckpointDirectory:
             inner=part.inner,
             commit=part.commit,
             commit_chain=part.commit_chain,
-            tensors=tuple(described),
-            file=write_tensors(directory / TENSORS, [t.tensor for t in part.tensors]),
+            tensors=tensors,
+            file=file,
         )
         (directory / PART).write_bytes(seal(PART, codec.dumps(description), self._keys))
         reached(Op.CHECKPOINT_SYNC)

@@ -3,6 +3,9 @@
 The file of the tensors has nothing to parse: the bytes of one tensor follow those of the one
 before. It is read once, from its beginning to its end. Its SHA-256 is computed on the way, and
 whoever reads uses no tensor of it before that is right.
+
+What goes to a device, and what is written of a state, passes in pieces: neither way needs host
+memory that grows with a tensor.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
 import torch
 
+from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import IntegrityError, brief
 from mainstay_core.wire.checkpoint_manifest import (
     DTYPE_BYTES,
@@ -29,7 +33,11 @@ from mainstay_core.wire.checkpoint_manifest import (
     parse_part,
 )
 from mainstay_core.wire.sealed import MAX_SEALED_BYTES, Keys
+from mainstay_train.base import device as devices
+from mainstay_train.base.device import Moment
 from mainstay_train.exact import digests
+from mainstay_train.exact.optimizer import StateTensor
+from mainstay_train.state.chunks import Chunk
 
 PIECE_BYTES = 4 << 20
 """Read, written and hashed at a time. It stays in a cache; system calls cost nothing beside it."""
@@ -77,14 +85,77 @@ def describe(name: str, tensor: torch.Tensor) -> StoredTensor:
     Raises:
         IntegrityError: its elements have a type that is not stored.
     """
+    digest = digests.tensor_digest(name, tensor).hex()
+    return StoredTensor(
+        name=name, dtype=_stored_type(name, tensor), shape=tuple(tensor.shape), digest=digest
+    )
+
+
+def _stored_type(name: str, tensor: torch.Tensor) -> str:
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None:
         raise IntegrityError(f"{name} has elements of type {tensor.dtype}, which are not stored")
-    digest = digests.tensor_digest(name, tensor).hex()
-    return StoredTensor(name=name, dtype=dtype, shape=tuple(tensor.shape), digest=digest)
+    return dtype
 
 
-def write_tensors(path: Path, tensors: Sequence[torch.Tensor]) -> FileEntry:
+class Describing:
+    """Computes the digests of a state's tensors from chunks that pass on their way to a file.
+
+    Args:
+        tensors: the state; only their names, types and shapes are used.
+
+    Raises:
+        IntegrityError: elements of some tensor have a type that is not stored.
+    """
+
+    def __init__(self, tensors: Sequence[StateTensor]) -> None:
+        self._tensors = {t.id: t for t in tensors}
+        self._types = {t.id: _stored_type(t.id, t.tensor) for t in tensors}
+        self._digests = {t.id: Digest.zero() for t in tensors}
+        self._passed = dict.fromkeys(self._tensors, 0)
+        """Elements of each tensor that have passed."""
+        self._masters = Digest.zero()
+
+    def passing(self, chunks: Iterable[tuple[Chunk, torch.Tensor]]) -> Iterator[torch.Tensor]:
+        """Yield the copy of each chunk, once it is described."""
+        for chunk, copied in chunks:
+            name = chunk.flat.id
+            tensor = self._tensors[name]
+            digest = digests.tensor_digest(name, copied, chunk.start)
+            self._digests[name] += digest
+            self._passed[name] += copied.numel()
+            if tensor.kind == "master":
+                if tensor.part is not None:
+                    digest = tensor.part.piece_digest(tensor.kind, copied, chunk.start)
+                self._masters += digest
+            yield copied
+
+    @property
+    def masters(self) -> str:
+        """Digest of the masters that have passed."""
+        return self._masters.hex()
+
+    def stored(self) -> tuple[StoredTensor, ...]:
+        """Return the entries of the tensors, in their order.
+
+        Raises:
+            IntegrityError: not all of their elements have passed.
+        """
+        for name, passed in self._passed.items():
+            if passed != self._tensors[name].tensor.numel():
+                raise IntegrityError(f"{name} was copied in part: {passed} elements of it")
+        return tuple(
+            StoredTensor(
+                name=name,
+                dtype=self._types[name],
+                shape=tuple(tensor.tensor.shape),
+                digest=self._digests[name].hex(),
+            )
+            for name, tensor in self._tensors.items()
+        )
+
+
+def write_tensors(path: Path, tensors: Iterable[torch.Tensor]) -> FileEntry:
     """Write the bytes of tensors, one behind the other; returns what the manifest says of the file.
 
     Raises:
@@ -98,6 +169,37 @@ def write_tensors(path: Path, tensors: Sequence[torch.Tensor]) -> FileEntry:
                 _write_all(file, piece)
             size_bytes += tensor.numel() * tensor.element_size()
     return FileEntry(size_bytes=size_bytes, sha256=sha256.hexdigest())
+
+
+class Passage:
+    """Host memory of two pieces before a device: one is filled while the other is copied there.
+
+    Args:
+        device: where the pieces go.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self._both = [
+            torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=is_cuda) for _ in range(2)
+        ]
+        self._gone: list[Moment | None] = [None, None]
+        self._turn = 0
+
+    def memory(self, size_bytes: int) -> memoryview:
+        """Return the memory for the next piece, once what was there is on the device."""
+        self._turn = 1 - self._turn
+        gone = self._gone[self._turn]
+        if gone is not None:
+            gone.wait()
+        return _bytes_of(self._both[self._turn][:size_bytes])
+
+    def send(self, place: torch.Tensor) -> None:
+        """Copy the piece to its place; the device may do so later."""
+        piece = self._both[self._turn][: place.numel() * place.element_size()]
+        with torch.no_grad():
+            place.copy_(piece.view(place.dtype), non_blocking=True)
+        self._gone[self._turn] = devices.moment(place.device)
 
 
 def read_description(
@@ -175,6 +277,7 @@ def walk_tensors(
     name = f"{listed.name}/{TENSORS}"
     sha256 = hashlib.sha256()
     scratch = bytearray(min(PIECE_BYTES, listed.tensors.size_bytes))
+    passages: dict[torch.device, Passage] = {}
     with open_file(directory / name) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes != listed.tensors.size_bytes:
@@ -186,7 +289,7 @@ def walk_tensors(
             if place is None:
                 _skip(file, tensor.size_bytes, scratch, sha256.update, name)
             else:
-                _fill(file, place, sha256.update, name)
+                _fill(file, place, sha256.update, name, passages)
             yield tensor, place
     if sha256.hexdigest() != listed.tensors.sha256:
         raise IntegrityError(f"{name} does not have its SHA-256")
@@ -220,16 +323,51 @@ def _fits(stored: StoredTensor, place: torch.Tensor) -> bool:
 
 
 def _fill(
-    file: FileIO, place: torch.Tensor, update: Callable[[memoryview], None], name: str
+    file: FileIO,
+    place: torch.Tensor,
+    update: Callable[[memoryview], None],
+    name: str,
+    passages: dict[torch.device, Passage],
 ) -> None:
-    direct = place.device.type == "cpu" and place.is_contiguous()
-    target = place.detach() if direct else torch.empty(place.shape, dtype=place.dtype)
-    for piece in _pieces(_bytes_of(target)):
+    assert place.is_contiguous(), "a state's tensors are, and those that are made for reading"
+    if place.device.type != "cpu":
+        if place.device not in passages:
+            passages[place.device] = Passage(place.device)
+        read_through(file, place, update, name, passages[place.device])
+        return
+    for piece in _pieces(_bytes_of(place)):
         _read_all(file, piece, name)
         update(piece)
-    if not direct:
-        with torch.no_grad():
-            place.copy_(target)
+
+
+def read_through(
+    file: FileIO,
+    place: torch.Tensor,
+    update: Callable[[memoryview], None],
+    name: str,
+    passage: Passage,
+) -> None:
+    """Fill a tensor of a device from a file, by way of host memory.
+
+    Args:
+        file: at the tensor's first byte.
+        place: contiguous.
+        update: is given each piece.
+        name: of the file.
+        passage: before the device.
+
+    Raises:
+        IntegrityError: the file ends first.
+        OSError: it cannot be read.
+    """
+    flat = place.detach().reshape(-1)
+    step = PIECE_BYTES // place.element_size()
+    for start in range(0, len(flat), step):
+        part = flat[start : start + step]
+        piece = passage.memory(part.numel() * part.element_size())
+        _read_all(file, piece, name)
+        update(piece)
+        passage.send(part)
 
 
 def _skip(

@@ -157,6 +157,11 @@ def _print_sizes(found: sizes.JobSizes, *, as_json: bool) -> None:
     print(f"what each rank holds, and sends in a step, {how} {by}:")
     for line in describe_sizes(found.ranks):
         print(f"  {line}")
+    if found.compiles:
+        print(
+            "runtime.compile is Blocks: activations are those of blocks that are not compiled; "
+            "compiled ones keep others, and a block's gradients in fp32 until they are added"
+        )
 
 
 def _warn(text: str) -> None:

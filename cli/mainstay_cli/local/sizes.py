@@ -27,6 +27,8 @@ class JobSizes:
     ranks: tuple[RankSizes, ...]
     is_measured: bool
     """Of blocks that one micro-batch was taken through, not by formulas."""
+    compiles: bool
+    """Whether the job's blocks are compiled: what is known is of blocks that are not."""
 
 
 def compute_sizes(file: manifests.JobFile) -> JobSizes:
@@ -56,7 +58,8 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
     except InvalidSpecError as error:
         raise UsageError(f"{file.path}: {error}") from error
     ranks.sort(key=lambda rank: (rank.replica, rank.stage, rank.inner))
-    return JobSizes(ranks=tuple(ranks), is_measured=is_measured)
+    compiles = job.spec.runtime.compile != "Off"
+    return JobSizes(ranks=tuple(ranks), is_measured=is_measured, compiles=compiles)
 
 
 def _redundancy(file: manifests.JobFile) -> int | None:

@@ -24,6 +24,10 @@ MAX_BLOCKS = 65_536
 """Blocks of a stage."""
 MAX_BUCKET_BYTES = 1 << 30
 """Of a gradient, reduced at a time. Larger ones win nothing: little is left to overlap with."""
+MAX_COPY_BYTES = 1 << 40
+"""Of a state, in host memory at a time while a checkpoint is written: more than a machine has."""
+MIN_COPY_BYTES = 8 << 20
+"""The least for that: two chunks, of which one is written while the other is copied."""
 MAX_AT_ONCE = 10_000
 """Facts that a provider tells in one request: as many pods may be gone at once."""
 MAX_TOLD = 1024

@@ -161,6 +161,10 @@ class JobTransactions(ABC):
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         """Announce that a step came out differently the second time."""
 
+    @abstractmethod
+    def entered(self, state: CoordinatorState, entries: Sequence[LedgerEntry]) -> None:
+        """Take note of entries that are new in the ledger."""
+
     async def load(self) -> Snapshot:
         """Return the job's state.
 
@@ -310,6 +314,7 @@ class JobTransactions(ABC):
         for old, new in news.contradictions[:MAX_ANNOUNCED]:
             await self.contradicted(old, new)
         await self._store.put_ledger(news.fresh)
+        self.entered(state, news.fresh)
         positions = state.shape.positions
         for step in sorted({e.step for e in news.fresh}):
             found = await self._store.fetch_ledger([(step, *p) for p in positions])

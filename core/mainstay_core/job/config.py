@@ -11,7 +11,9 @@ from typing import Annotated
 
 from mainstay_core.base.bounds import (
     MAX_BUCKET_BYTES,
+    MAX_COPY_BYTES,
     MAX_FAULTS,
+    MIN_COPY_BYTES,
     Count,
     Document,
     Index,
@@ -27,6 +29,10 @@ from mainstay_core.faults.points import FaultPoint
 
 BUCKET_BYTES = 4 * 1024 * 1024
 """What is summed stays in a last-level cache, and an exchange is worth its start."""
+
+COPY_BYTES = 4 * 1024 * 1024 * 1024
+"""A state of up to 358 million parameters with AdamW is copied at once. Eight ranks of a node take
+32 GiB, which nodes with as many GPUs have to spare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +53,8 @@ class JobConfig:
     """``cpu``, ``cuda`` or ``auto`` (cuda when there is one)."""
     backend: Name = "auto"
     """``gloo``, ``nccl`` or ``auto`` (nccl on cuda with a device per rank, else gloo)."""
+    compile: Name = "off"
+    """``blocks`` runs each block as compiled code; ``off`` does not."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
     bucket_bytes: Annotated[int, Range(1, MAX_BUCKET_BYTES)] = BUCKET_BYTES
@@ -57,6 +65,8 @@ class JobConfig:
     """Directory of durable checkpoints; empty switches them off."""
     checkpoint_keep: Count = 2
     """Complete versions that are kept; at least two."""
+    checkpoint_copy_bytes: Annotated[int, Range(MIN_COPY_BYTES, MAX_COPY_BYTES)] = COPY_BYTES
+    """Host memory of a rank for the copy of its state while it is written."""
     checkpoint_signed: bool = False
     """Whether checkpoints must carry a keyed digest: pods are given the key."""
     resume_from: Text = ""

@@ -119,6 +119,13 @@ CROSS_FIELD: tuple[Rule, ...] = (
         message="is NCCL, which needs CUDA; use Gloo or Auto with device CPU",
     ),
     Rule(
+        section=SPEC,
+        field=".runtime.compile",
+        rule="self.runtime.compile == 'Off' || self.parallelism.ranksPerStage == 1",
+        message="is Blocks, but blocks that are spread over several ranks are not compiled; use "
+        "Off with parallelism.ranksPerStage above 1",
+    ),
+    Rule(
         section="spec.detection",
         field=".heartbeatTimeoutSeconds",
         rule="self.heartbeatTimeoutSeconds >= 3 * self.heartbeatSeconds",

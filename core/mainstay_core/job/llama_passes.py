@@ -188,11 +188,11 @@ class Embedding(Kind):
 
     def weights(self, m: Memory) -> None:
         c = self.c
-        rows = min(c.tokens, c.vocab)  # sums of those that occur, and their places
+        rows = min(c.tokens, c.rows)  # sums of those that occur, and their places
         m.touch(8 * c.tokens, 8 * rows, 4 * rows * c.dim, self.u.wide if self.u.narrow else 0)
 
 
-class ParallelEmbedding(Kind):
+class ParallelEmbedding(Embedding):
     """One rank's rows of the table."""
 
     @property
@@ -200,17 +200,16 @@ class ParallelEmbedding(Kind):
         return (self.c.rows * self.c.dim,)
 
     def forward(self, m: Memory, *, keeps: bool) -> None:
-        del keeps
-        m.take(self.u.act, self.u.act)
-        m.drop(self.u.act)
+        u, c = self.u, self.c
+        places, elsewhere = 8 * c.tokens, c.tokens
+        m.take(places, elsewhere)
+        m.touch(2 * elsewhere)
+        m.take(u.act, u.act)
+        m.drop(u.act, *(() if keeps else (places, elsewhere)))
 
     def backward(self, m: Memory) -> None:
-        # The gradient is made of the whole table, and then cut.
-        m.take(self.c.vocab * self.c.dim * self.c.width)
-        m.drop(self.u.act)
-
-    def weights(self, m: Memory) -> None:
-        m.touch(self.c.rows * self.c.dim * self.c.width)
+        m.take(self.u.act)
+        m.drop(self.u.act, self.c.tokens)
 
 
 class Layer(Kind):
@@ -294,6 +293,7 @@ class ParallelLayer(Kind):
         u, c = self.u, self.c
         _norm(m, u, keeps=keeps)
         m.take(u.qkv, u.qkv)
+        m.drop(u.qkv)
         _attend(m, u, keeps=keeps)
         self._add_up(m)
         dropped = _drop(m, u, c, keeps=keeps)
@@ -311,7 +311,7 @@ class ParallelLayer(Kind):
         self._add_up(m)
         dropped = _drop(m, u, c, keeps=keeps)
         m.take(u.act)
-        m.drop(dropped, 3 * u.act, u.qkv, 0 if keeps and u.keeps_qkv else u.qkv)
+        m.drop(dropped, 3 * u.act, 0 if keeps and u.keeps_qkv else u.qkv)
         if not keeps:
             m.drop(u.act, u.query, u.hidden)
 
@@ -322,43 +322,36 @@ class ParallelLayer(Kind):
 
     def backward(self, m: Memory) -> None:
         u, c = self.u, self.c
-        query, key, _, _, hidden, *_ = (n * c.width for n in self.parameters)
         _drop_backward(m, u, c)
-        m.take(hidden, u.hidden)
-        m.drop(u.hidden, u.act if c.drops else 0)
+        m.take(u.hidden)
         m.take(2 * u.hidden)
         m.drop(3 * u.hidden)
-        m.take(hidden, u.act)
-        m.drop(u.hidden)
+        m.take(u.act)
         m.take(u.hidden)
         m.drop(2 * u.hidden)
-        m.take(hidden, u.act)
-        m.drop(u.hidden, u.act)
-        m.take(u.act)
-        m.drop(2 * u.act)
-        self._add_up(m)
-        m.drop(u.act)
+        m.touch(u.act)
+        m.touch(u.act)
         _norm_backward(m, u)
-        m.take(u.act)
-        m.drop(u.act)
+        m.touch(u.act)
         _drop_backward(m, u, c)
-        m.take(query, u.query)
-        m.drop(u.query, u.act if c.drops else 0)
+        m.take(u.query)
         _attend_backward(m, u)
-        m.take(2 * key, 2 * u.act)
         m.take(u.act)
-        m.drop(2 * u.act)
-        m.take(query, u.act)
-        m.drop(u.qkv, u.act)
-        m.take(u.act)
-        m.drop(2 * u.act)
-        self._add_up(m)
-        m.drop(u.act)
+        m.touch(u.act)
+        m.touch(u.act)
         _norm_backward(m, u)
-        m.take(u.act)
-        m.drop(3 * u.act)
+        m.touch(u.act)
+        if c.drops:
+            m.drop(2 * u.act)  # as on the only rank of a stage
 
     def weights(self, m: Memory) -> None:
+        c = self.c
+        heads, kv_heads = c.heads // c.ranks * c.head_dim, c.kv_heads // c.ranks * c.head_dim
+        hidden = c.hidden // c.ranks
+        for outputs in (heads, kv_heads, hidden):
+            self._product(m, outputs, c.dim)
+        for inputs in (heads, hidden):
+            self._product(m, c.dim, inputs)
         m.touch(self.u.wide)
 
 
@@ -371,68 +364,47 @@ class Head(Kind):
         return (c.dim, c.rows * c.dim)
 
     @property
-    def _part(self) -> int:
-        """Logits of this rank."""
-        return self.c.tokens * self.c.rows * self.c.width
-
-    @property
     def _chunk(self) -> int:
-        """Tokens whose logits are in fp32 at a time."""
+        """Tokens whose logits are there at a time."""
         return min(self.c.tokens, max(1, LOGITS // self.c.vocab))
 
     def forward(self, m: Memory, *, keeps: bool) -> None:
-        _norm(m, self.u, keeps=keeps)
-        if self.c.ranks == 1:
-            self._project(m)
-        else:
-            self._gather(m)
-
-    def _project(self, m: Memory) -> None:
-        """Make the loss and the input's gradient, a chunk of tokens at a time."""
         c, u = self.c, self.u
+        _norm(m, u, keeps=keeps)
         m.take(u.act, u.scale)  # of the input's gradient, and of the sums of exponentials
+        if c.ranks > 1:
+            self._gather(m)
+        self._gradients(m, self._chunk, c.rows)
         if self._chunk == c.tokens:
-            self._gradients(m, c.tokens, c.vocab)
-            m.take(u.logits)
-        else:
-            self._gradients(m, self._chunk, c.vocab)
+            m.take(c.tokens * c.rows * c.width)
+
+    def _gather(self, m: Memory) -> None:
+        """Make the logits of a chunk of which each rank has a part, and cut out the own ones."""
+        c, tokens = self.c, self._chunk
+        part, most = tokens * c.rows * c.width, tokens * c.most_rows * c.width
+        padded = most if c.rows < c.most_rows else 0
+        logits = tokens * c.vocab * c.width
+        m.touch(part, padded, most * c.ranks, logits)
+        wide = 4 * tokens * c.vocab
+        m.touch(wide, logits if self.u.narrow else 0)
+        m.touch(wide, 4 * tokens * c.rows)
 
     def _gradients(self, m: Memory, tokens: int, classes: int) -> None:
         """Make logits in fp32, and their gradient of them in the model's type."""
         wide = 4 * tokens * classes
         m.touch(wide, wide // 4 * self.c.width if self.u.narrow else PICKING * tokens)
 
-    def _gather(self, m: Memory) -> None:
-        """Make all logits of which each rank has a part, and the loss."""
-        c, u = self.c, self.u
-        most = c.tokens * c.most_rows * c.width
-        padded = most if c.rows < c.most_rows else 0
-        whole = most * c.ranks
-        m.take(self._part, padded, whole, u.logits)
-        m.drop(self._part, padded, whole)
-        m.touch(4 * self._chunk * c.vocab if u.narrow else 0)
-        m.take(u.scale)
-
     def backward(self, m: Memory) -> None:
-        u, c = self.u, self.c
-        if c.ranks > 1:
-            m.take(u.logits)
-            m.touch(self._chunk * (4 * c.vocab + PICKING))
-            m.drop(u.logits, u.scale)
-            m.take(self._part)
-            m.drop(u.logits)
-            m.take(c.rows * c.dim * c.width, u.act)
-            m.drop(self._part, u.act)
-            m.take(u.act)
-            m.drop(u.act)
-        _norm_backward(m, u)
+        if self.c.ranks > 1:
+            m.touch(self.u.act)
+        _norm_backward(m, self.u)
 
     def weights(self, m: Memory) -> None:
         c = self.c
-        if c.ranks == 1 and self._chunk == c.tokens:
-            self._product(m, c.vocab, c.dim)
-        elif c.ranks == 1:
-            classes = min(c.vocab, max(1, LOGITS // c.tokens))
+        if self._chunk == c.tokens:
+            self._product(m, c.rows, c.dim)
+        else:
+            classes = min(c.rows, max(1, LOGITS // c.tokens))
             self._gradients(m, c.tokens, classes)
             m.take(c.tokens * classes * c.width)
             self._product(m, classes, c.dim)

@@ -100,7 +100,6 @@ class TensorSizes:
         self.scores = c.tokens * c.sequence * heads * c.width
         self.scores_wide = self.scores // c.width * 4
         self.hidden = c.tokens * c.hidden // c.ranks * c.width
-        self.logits = c.tokens * c.vocab * c.width
         one = c.batch == 1 or kv_heads == 1
         self.key_is_view = one
         """Keys and values need no copy to become matrices: they keep all of what they are in."""

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import pydantic
 import pydantic.alias_generators
 
-from mainstay_core.base.bounds import MAX_BUCKET_BYTES
-from mainstay_core.job.config import BUCKET_BYTES
+from mainstay_core.base.bounds import MAX_BUCKET_BYTES, MAX_COPY_BYTES, MIN_COPY_BYTES
+from mainstay_core.job.config import BUCKET_BYTES, COPY_BYTES
 from mainstay_core.job.types import (
     AbsolutePath,
     Amounts,
@@ -138,6 +138,10 @@ class Runtime(Section):
     """Where ranks compute. Auto is CUDA where there is one."""
     backend: Literal["Auto", "Gloo", "NCCL"] = "Auto"
     """How ranks talk. Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
+    compile: Literal["Off", "Blocks"] = "Off"
+    """Whether blocks run as code of torch's compiler. Blocks: each by itself, after a trial that
+    compares the bits of two runs; the first step of a trainer takes longer. It needs a C++ compiler
+    on a CPU and Triton on a GPU, and one rank to a stage. It decides the bits."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved, one block
     at a time. The stage before waits longer for its gradient. It never changes the bits."""
@@ -205,6 +209,13 @@ class Checkpoint(Section):
     last step. 0 switches durable checkpoints off."""
     keep: Annotated[int, pydantic.Field(ge=2, le=10_000)] = 2
     """Complete checkpoints that are kept. At least two: the newest may turn out to be damaged."""
+    copy_mebibytes: Annotated[
+        int, pydantic.Field(ge=MIN_COPY_BYTES // MEBIBYTE, le=MAX_COPY_BYTES // MEBIBYTE)
+    ] = COPY_BYTES // MEBIBYTE
+    """Host memory of a rank for the copy of its state while it is written; a smaller state takes
+    less. Of a larger state the rest is copied as the storage takes what was copied before, and the
+    next step waits, before it applies, until all is copied: for half of detection.hangSeconds at
+    most, then the checkpoint is given up."""
     resume_from: AbsolutePath | None = None
     """Directory of an earlier run's checkpoints: go on from the newest good one. Replicas, stages
     and slots per pod may differ. Only read, never changed."""
@@ -212,6 +223,11 @@ class Checkpoint(Section):
     """A Secret of the job's namespace, whose entry ``key`` signs checkpoints: one that is not
     signed by it is not read. Further lines of the entry are older keys, which only check. Local
     mode takes the key from the file that MAINSTAY_CHECKPOINT_KEY_FILE names."""
+
+    @property
+    def copy_bytes(self) -> int:
+        """``copyMebibytes`` in bytes."""
+        return self.copy_mebibytes * MEBIBYTE
 
 
 class RepairWindow(Section):

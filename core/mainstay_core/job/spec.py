@@ -167,11 +167,13 @@ class TrainingJob(Section):
             workload=spec.workload.config,
             device=spec.runtime.device.lower(),
             backend=spec.runtime.backend.lower(),
+            compile=spec.runtime.compile.lower(),
             recompute=spec.runtime.recompute,
             bucket_bytes=spec.runtime.bucket_bytes,
             redundancy=None if redundancy == "Auto" else redundancy,
             checkpoint_dir=storage if spec.checkpoint.every_steps or resume_from else "",
             checkpoint_keep=spec.checkpoint.keep,
+            checkpoint_copy_bytes=spec.checkpoint.copy_bytes,
             checkpoint_signed=spec.checkpoint.key_secret is not None,
             resume_from=resume_from,
             heartbeat_s=float(spec.detection.heartbeat_seconds),
@@ -282,6 +284,12 @@ def _check_settings(spec: TrainingJobSpec) -> None:
     if spec.runtime.device == "CPU" and spec.runtime.backend == "NCCL":
         raise InvalidSpecError(
             "spec.runtime.backend", "is NCCL, which needs CUDA; use Gloo or Auto with device CPU"
+        )
+    if spec.runtime.compile == "Blocks" and spec.parallelism.ranks_per_stage > 1:
+        raise InvalidSpecError(
+            "spec.runtime.compile",
+            "is Blocks, but blocks that are spread over several ranks are not compiled; use Off "
+            "with parallelism.ranksPerStage above 1",
         )
     if spec.workload.entrypoint == model_sizes.BUILT_IN:
         model_sizes.check_config(spec.workload.config)

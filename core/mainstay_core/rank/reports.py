@@ -106,6 +106,19 @@ def last_status(saves: SaveStatus, state: str) -> LastStatus:
     return LastStatus(**asdict(saves), state=state)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedStep:
+    """The state of a rank after a step, and what it sent into the step's reduction."""
+
+    digest: str
+    """Digest of all masters that the rank holds."""
+    masters: str
+    """Digest of the masters that count for its position in the ledger."""
+    partials: tuple[PartialDigest, ...] = ()
+    copy_wait_s: float = 0.0
+    """For which it waited, before it applied the step, for the copy of a checkpoint."""
+
+
 def entry_of(
     state: RankState,
     commit: Commit,
@@ -115,6 +128,7 @@ def entry_of(
     step_s: float,
     now_s: float,
     partials: tuple[PartialDigest, ...] = (),
+    copy_wait_s: float = 0.0,
 ) -> LedgerEntry:
     """Return the ledger's entry of a step that a rank has applied.
 
@@ -126,6 +140,7 @@ def entry_of(
         step_s: seconds since the step before.
         now_s: wall clock.
         partials: what this cell sent into the reduction.
+        copy_wait_s: seconds for which the step waited for the copy of a checkpoint.
     """
     assert state.plan is not None
     return LedgerEntry(
@@ -144,6 +159,7 @@ def entry_of(
         attempt=state.attempt,
         partials=partials,
         committed_at_s=now_s,
+        copy_wait_s=copy_wait_s,
     )
 
 

@@ -9,19 +9,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import Ends, GroupEnded, QuorumConnections
-from mainstay_core.rank.reports import Ballot, EntryLog, Status, entry_of, last_status, vote_of
+from mainstay_core.rank.reports import (
+    AppliedStep,
+    Ballot,
+    EntryLog,
+    Status,
+    entry_of,
+    last_status,
+    vote_of,
+)
 from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_attempts, sources_of
 from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
-from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, Vote
 
@@ -52,17 +60,6 @@ class Writer(Protocol):
 
     def void(self, version: int) -> None:
         """Never call the part of a version safe."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedStep:
-    """The state of a rank after a step, and what it sent into the step's reduction."""
-
-    digest: str
-    """Digest of all masters that the rank holds."""
-    masters: str
-    """Digest of the masters that count for its position in the ledger."""
-    partials: tuple[PartialDigest, ...] = ()
 
 
 class RankSession(ABC, Generic[ConnectionsT]):
@@ -469,6 +466,7 @@ class RankSession(ABC, Generic[ConnectionsT]):
             gradient=self._gradient,
             masters=done.masters,
             partials=done.partials,
+            copy_wait_s=done.copy_wait_s,
             step_s=self.lap_s(),
             now_s=self.now_s(),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +104,9 @@ class Api(Process, SupervisorAnswers):
 
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
         self.world.checks.same_entry(old, new)
+
+    def entered(self, state: CoordinatorState, entries: Sequence[LedgerEntry]) -> None:
+        pass
 
     def unknown_job(self) -> UnknownJobError:
         return UnknownJobError("the job has vanished from the store")

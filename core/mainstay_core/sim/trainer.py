@@ -8,9 +8,10 @@ from typing import Any
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
+from mainstay_core.rank.reports import AppliedStep
 from mainstay_core.rank.saves import name_attempt
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import AppliedStep, MessageT, RankSession
+from mainstay_core.rank.session import MessageT, RankSession
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
 from mainstay_core.sim.engine import Awaited, Process, Sleep, Steps

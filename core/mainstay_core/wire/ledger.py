@@ -57,6 +57,9 @@ class LedgerEntry:
     partials: Annotated[tuple[PartialDigest, ...], Longest(MAX_TYPES)] = ()
     committed_at_s: Instant = 0.0
     inner: Index = 0
+    copy_wait_s: Seconds = 0.0
+    """Part of ``step_s``: for which the step waited until the copy of a checkpoint had left the
+    state that it was about to change."""
 
     @property
     def key(self) -> LedgerKey:

@@ -69,6 +69,9 @@ class Transactions(JobTransactions):
     async def contradicted(self, old, new):
         raise AssertionError((old, new))
 
+    def entered(self, state, entries):
+        raise AssertionError(entries)
+
     def unknown_job(self):
         raise AssertionError("it is there")
 

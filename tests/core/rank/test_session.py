@@ -19,9 +19,9 @@ from mainstay_core.planning.partials import grow_all
 from mainstay_core.planning.program import Action
 from mainstay_core.rank import events
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
-from mainstay_core.rank.reports import Ballot
+from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import HealFailed, Source, Wanted
-from mainstay_core.rank.session import AppliedStep, RankSession, run_blocking
+from mainstay_core.rank.session import RankSession, run_blocking
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import RankState, fact_of
 from mainstay_core.wire.facts import RankFact, Settled

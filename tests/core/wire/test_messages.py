@@ -150,6 +150,7 @@ EXAMPLES: dict[str, Any] = {
         attempt=1,
         partials=(PartialDigest(partial=RUN, slot=SLOT, digest="p" * 32),),
         committed_at_s=1700000001.5,
+        copy_wait_s=0.0625,
     ),
     "pod-registration": PodRegistration(
         pod=POD,

@@ -23,11 +23,13 @@ from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
+from mainstay_train.compute import measure
 from mainstay_train.compute.engine import Engine, inner_mesh
 from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import digests, optimizer
+from mainstay_train.exact.draws import Address
 from mainstay_train.exact.slices import Slice
-from mainstay_train.model import blocks, workload
+from mainstay_train.model import blocks, split, workload
 
 SMALL = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 64, "sequence": 8}
 SIZE, SEED, STEP = 2, 5, 3
@@ -227,6 +229,80 @@ def test_what_inner_ranks_hold_in_copies_has_equal_bits_and_the_rest_has_not(cre
         assert (mine == theirs).all()
 
 
+def run_head(pipe, store, index, x, options, chunk):
+    chain = chain_of(store, index)
+    chain.connect()
+    pipe.send(through_head(x, options, chunk, comm_mesh.InnerMesh(size=SIZE, index=index)))
+    pipe.recv()
+
+
+def through_head(x, options, chunk, mesh=comm_mesh.SINGLE):
+    """Loss, and the input's gradient, of the model's last block for a numpy array ``x``."""
+    model = workload.load("", {**SMALL, **options})
+    block = blocks.Block(model.blocks[-1], dtype=model.dtype, inner=mesh)
+    block.module.out.chunk_elements = chunk
+    block.initialize(SEED)
+    targets = torch.arange(x.shape[1])[None] * 7
+    tape = block.recompute_loss(torch.from_numpy(x).to(model.dtype), targets, None)
+    loss, dx = tape.loss.item(), block.backward_input(tape).float()
+    weights = block.layout.views(torch.zeros(block.layout.size))
+    block.backward_weight(tape, weights)
+    (out,) = (p for p in block.layout.params if p.name == "head.out.weight")
+    return loss, dx.numpy(), weights[out.name].numpy(), out.part.start[0] if out.part else 0
+
+
+@pytest.mark.parametrize(
+    ("options", "chunk"), [({}, 1 << 24), ({"vocab": 301}, 700), ({"dtype": "bfloat16"}, 600)]
+)
+def test_the_loss_of_ranks_that_share_the_vocabulary_has_the_bits_of_one_that_has_it_all(
+    crew, options, chunk
+):
+    x = torch.randn(1, SMALL["sequence"], SMALL["dim"]).numpy()
+    workers = [crew.fork(run_head, crew.store, i, x, options, chunk) for i in range(SIZE)]
+    loss, dx, weight, _ = through_head(x, options, chunk)
+    near = 0.02 if "dtype" in options else 1e-5
+    for worker in workers:
+        found, theirs_dx, part, first = worker.hear()
+        assert found == loss
+        assert abs(theirs_dx - dx).max() <= near * abs(dx).max()
+        mine = weight[first : first + len(part)]
+        assert abs(part - mine).max() <= near * abs(weight).max()
+        worker.kill()
+
+
+def test_weight_gradients_of_parts_are_not_rounded_to_the_type_of_their_operands():
+    """One micro-batch: what autograd would yield of these is bf16 to the last bit."""
+    mesh = comm_mesh.InnerMesh(size=SIZE)
+    measure.play_collectives(mesh)
+    model = workload.load("", {**SMALL, "dtype": "bfloat16"})
+    block = blocks.Block(model.blocks[1], dtype=model.dtype, inner=mesh)
+    block.initialize(SEED)
+    x, dy = (torch.randn(1, SMALL["sequence"], SMALL["dim"]).bfloat16() for _ in range(2))
+    tape = block.recompute(x, Address(SEED, STEP, 0, 0))
+    block.backward_input(tape, dy)
+    found = block.layout.views(torch.zeros(block.layout.size))
+    block.backward_weight(tape, found)
+
+    comm_mesh.leave()
+    matrices = [gradient for gradient in found.values() if gradient.dim() == 2]
+    assert len(matrices) == 7
+    for gradient in matrices:
+        assert (gradient.bfloat16() != gradient).float().mean() > 0.9
+
+
+def test_a_distributed_parameter_of_a_module_that_takes_whole_ones_is_refused():
+    def shard(module, mesh):
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        part = distribute_tensor(module.weight, mesh, [Shard(0)], src_data_rank=None)
+        module.weight = nn.Parameter(part)
+        return module
+
+    spec = blocks.BlockSpec(name="l", build=lambda: split.Linear(4, 4), parallelize=shard)
+    with pytest.raises(ValueError, match=r"l\.weight is distributed.*takes_parts"):
+        blocks.Block(spec, inner=comm_mesh.InnerMesh(size=SIZE))
+
+
 def form_twice(pipe, store, index):
     engine = engine_of(index)
     for name in ("first", "second"):
@@ -314,6 +390,9 @@ def test_a_model_that_cannot_be_split_is_refused_by_name():
 
     with pytest.raises(InvalidSpecError, match=r"workload\.config\.kvHeads: is 1, must be a mult"):
         one_head.inner_fingerprint(mesh)
+    few_rows = workload.load("", {**SMALL, "vocab": 257})
+    with pytest.raises(InvalidSpecError, match=r"vocab: is 257, of which the last .* have 9 each"):
+        few_rows.inner_fingerprint(comm_mesh.InnerMesh(size=32))
 
 
 def test_a_workload_whose_blocks_ignore_the_mesh_is_refused():
@@ -435,6 +514,26 @@ def test_digests_of_slices_add_up_to_the_whole_tensors(shape, start, size, dtype
         total += rest.digest("master", rest.cut(whole).contiguous())
 
     assert total == digests.tensor_digest("master:w", whole)
+
+
+@pytest.mark.parametrize("step", [1, 7, 64, 1000])
+@pytest.mark.parametrize(
+    ("shape", "start", "size"),
+    [
+        ((9,), (4,), (5,)),
+        ((7, 5), (2, 0), (3, 5)),
+        ((7, 5), (2, 1), (4, 3)),
+        ((3, 4, 5), (0, 1, 0), (3, 2, 5)),
+        ((30, 700), (10, 350), (2, 350)),
+    ],
+)
+def test_digests_of_pieces_of_a_slice_add_up_to_its_own(shape, start, size, step):
+    part = Slice(name="w", shape=shape, start=start, size=size)
+    local = torch.randn(size)
+    flat, total = local.reshape(-1), Digest.zero()
+    for first in range(0, len(flat), step):
+        total += part.piece_digest("master", flat[first : first + step], first)
+    assert total == part.digest("master", local)
 
 
 def _complement(part):

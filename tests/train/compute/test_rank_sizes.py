@@ -157,6 +157,7 @@ BLOCKS = [
     (1, {"attention": "explicit", "microBatchSize": 1, "kvHeads": 4}),
     (1, {"microBatchSize": 40, "vocab": 12_000, "dtype": "bfloat16"}),
     (2, {"kvHeads": 4, "dropout": 0.1}),
+    (2, {"microBatchSize": 40, "vocab": 12_001}),
     (2, {"microBatchSize": 1, "vocab": 301, "dtype": "bfloat16", "attention": "explicit"}),
 ]
 """Ranks of a stage, and what differs from the small model."""

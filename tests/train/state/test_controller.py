@@ -3,14 +3,17 @@
 import errno
 import logging
 import os
+import random
 import resource
 import shutil
 import threading
+from collections import deque
 
 import pytest
 import torch
 from tests.train.state.test_directory import (
     SMALL,
+    build_states,
     flip,
     make_commit,
     make_states,
@@ -18,10 +21,11 @@ from tests.train.state.test_directory import (
     versions_in,
 )
 
+from mainstay_core.base.bounds import MIN_COPY_BYTES
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import QuorumId, RankId, Slot
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.config import JobConfig
+from mainstay_core.job.config import COPY_BYTES, JobConfig
 from mainstay_core.planning.program import Op
 from mainstay_core.rank import events
 from mainstay_core.wire.checkpoint_manifest import identity_of
@@ -30,7 +34,7 @@ from mainstay_train.model import workload
 from mainstay_train.state import verify
 from mainstay_train.state.controller import Checkpointing
 from mainstay_train.state.heal import masters_digest
-from mainstay_train.state.host_copy import HostCopy
+from mainstay_train.state.host_copy import CopyGivenUpError, HostCopy, Ring
 
 FINGERPRINT = {"device": "a cpu"}
 
@@ -61,6 +65,8 @@ def make_config(root, *, seed=3, resume_from="", entrypoint="a:b", **job):
         entrypoint=entrypoint,
         workload=SMALL,
         checkpoint_dir=str(root),
+        checkpoint_copy_bytes=job.get("checkpoint_copy_bytes", COPY_BYTES),
+        hang_s=job.get("hang_s", 300.0),
         resume_from=str(resume_from),
     )
 
@@ -125,15 +131,108 @@ def trainer(tmp_path):
     return made
 
 
-def test_a_copy_has_the_bits_of_its_moment_whatever_the_state_becomes():
+@pytest.mark.parametrize("limit_bytes", [4096, 5 * 2048, 1 << 30])
+def test_a_copy_has_the_bits_of_its_moment_and_the_state_changes_when_they_have_left(limit_bytes):
     (state,) = make_states(1, seed=3)
-    copy = HostCopy(state)
-    copy.take()
-    before = {t.id: t.tensor.clone() for t in state.state_tensors()}
-    state.initialize(4)
-    assert [t.id for t in copy.tensors()] == list(before)
-    assert all(torch.equal(t.tensor, before[t.id]) for t in copy.tensors())
+    copy = HostCopy(state, limit_bytes, 2048)
+    assert copy.memory_bytes <= limit_bytes
+    for round_ in range(2):  # the memory is used again
+        before = {t.id: t.tensor.clone().reshape(-1) for t in state.state_tensors()}
+        copy.begin()
+        has_changed = threading.Event()
+
+        def change(seed=round_, has_changed=has_changed):
+            copy.wait_left(60)
+            state.initialize(seed)
+            has_changed.set()
+
+        threading.Thread(target=change).start()
+        if limit_bytes > copy.size_bytes:
+            assert has_changed.wait(60), "nobody waits for whoever reads"
+        for chunk, copied in copy.chunks():
+            assert torch.equal(copied, before[chunk.flat.id][chunk.start : chunk.stop])
+            before[chunk.flat.id][chunk.start : chunk.stop] = float("nan")
+        copy.end()
+        assert has_changed.wait(60)
+        assert all(tensor.isnan().all() for tensor in before.values()), "all of it, once"
     assert copy.is_of(state)
+    assert not copy.is_of(make_states(1)[0])
+
+
+def test_places_in_a_ring_hold_one_chunk_at_a_time():
+    """Against the list of who is where, for drawn sizes in a drawn order."""
+    draw = random.Random(5)
+    for _ in range(300):
+        size = draw.randrange(1, 200)
+        ring, there = Ring(size), deque()
+        for _ in range(60):
+            wanted = draw.randrange(1, size + 1)
+            start = ring.take(wanted) if draw.random() < 0.6 else None
+            if start is not None:
+                assert 0 <= start <= start + wanted <= size
+                assert all(start + wanted <= a or b <= start for a, b in there)
+                there.append((start, start + wanted))
+            elif there:
+                ring.free()
+                there.popleft()
+            if not there:
+                assert ring.take(size) == 0, "what is empty has room for all"
+                ring.free()
+
+
+def test_a_copy_that_must_wait_too_long_is_given_up_and_its_reader_told():
+    (state,) = make_states(1, seed=3)
+    copy = HostCopy(state, 4096, 2048)
+    copy.begin()
+    chunks = copy.chunks()
+    next(chunks)
+    assert copy.wait_left(0), "for the rest, which did not come"
+    with pytest.raises(CopyGivenUpError, match=r"waited 0 s .* raise checkpoint\.copyMebibytes"):
+        list(chunks)
+    copy.end()
+    assert not copy.wait_left(60), "nothing is left to wait for"
+    copy.begin()
+    copied = sum(chunk.size_bytes for chunk, _ in copy.chunks())
+    assert copied == copy.size_bytes
+
+
+LARGE = {"dim": 128, "layers": 4, "heads": 2, "kvHeads": 1, "hidden": 512, "sequence": 8}
+"""A model whose state is larger than the least memory for its copy."""
+
+
+@pytest.mark.parametrize("storage", ["slow", "full"])
+def test_a_storage_that_does_not_take_a_large_state_holds_up_the_step_within_bounds(
+    tmp_path, storage
+):
+    (state,) = build_states(LARGE)
+    assert sum(t.tensor.nbytes for t in state.state_tensors()) > MIN_COPY_BYTES
+    trainer = Trainer(tmp_path / "store", checkpoint_copy_bytes=MIN_COPY_BYTES, hang_s=0.1)
+    trainer.checkpoints.start(FINGERPRINT)
+    assert trainer.checkpoints.wait_copied() == 0, "nothing is copied"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if storage == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    else:
+        trainer.halt_at = Op.CHECKPOINT_WRITE
+    try:
+        trainer.write(10, state)
+        waited_s = trainer.checkpoints.wait_copied()
+        state.initialize(4)
+        trainer.go_on.set()
+        trainer.checkpoints.wait_idle()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    ((_, why),) = trainer.told
+    assert ("copyMebibytes" in why, "File too large" in why) == (
+        storage == "slow", storage == "full"
+    )  # fmt: skip
+    assert waited_s > 0 or storage == "full"
+    assert trainer.checkpoints.status().checkpoint_safe is None
+    assert versions_in(tmp_path / "store") == []
+    trainer.halt_at = None
+    trainer.write(20, state)
+    trainer.checkpoints.wait_idle()
+    assert trainer.checkpoints.status().checkpoint_safe == 20
 
 
 def test_a_version_is_written_while_the_state_goes_on_changing(trainer, tmp_path):

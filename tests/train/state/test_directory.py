@@ -20,20 +20,28 @@ from mainstay_train.model import workload
 from mainstay_train.state.directory import CheckpointDirectory, Part, Whose
 from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.part_files import (
+    PIECE_BYTES,
+    Passage,
     describe,
     new_tensor,
+    open_file,
     read_description,
     read_tensors,
+    read_through,
     write_tensors,
 )
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 
 
+def build_states(config, stages=1):
+    model = workload.load("", config)
+    return [build_stage(model, stages, s) for s in range(stages)]
+
+
 def make_states(stages, seed=None, steps=2):
     """The states of all stages; with a seed they have been trained ``steps`` steps."""
-    model = workload.load("", SMALL)
-    states = [build_stage(model, stages, s) for s in range(stages)]
+    states = build_states(SMALL, stages)
     for state in states if seed is not None else ():
         state.initialize(seed)
         for step in range(steps):
@@ -348,6 +356,19 @@ def test_every_type_of_elements_is_read_as_it_was_written(tmp_path, dtype):
     read_tensors(tmp_path, listed, described, read)
     assert torch.equal(read["a"].view(torch.uint8), written.view(torch.uint8))
     assert read["b"].shape == written[:0].shape
+
+
+def test_a_tensor_of_several_pieces_comes_through_memory_of_two(tmp_path):
+    written = torch.randn(3 * PIECE_BYTES // 4 + 5)
+    (tmp_path / "tensors").write_bytes(written.numpy().tobytes())
+    read, seen = torch.empty_like(written), []
+    with open_file(tmp_path / "tensors") as file:
+        passage = Passage(read.device)
+        read_through(file, read, lambda piece: seen.append(len(piece)), "tensors", passage)
+        assert torch.equal(read, written)
+        assert seen == [PIECE_BYTES] * 3 + [20]
+        with pytest.raises(IntegrityError, match="tensors is torn"):
+            read_through(file, read, seen.append, "tensors", passage)
 
 
 def test_a_shape_whose_strides_overflow_is_a_documented_error():
