@@ -1,8 +1,8 @@
-"""Gradient norm, clipping, optimizer and the state of a stage.
+"""Optimizer and the state of a stage.
 
-Everything here is elementwise per block or summed on the fixed chunk grid, so
-its bits do not depend on how many stages or cells there are. Apply uses no
-communication and is not interrupted (protocol.md section 2, rule B).
+Everything here is elementwise per block, so its bits do not depend on how many
+stages or cells there are. Apply uses no communication and is not interrupted
+(protocol.md section 2, rule B).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from mainstay_core.base.digest import Digest
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.exact import digests, layout
-from mainstay_train.exact.readout import Readout
+from mainstay_train.exact.readout import Later, Readout
+from mainstay_train.exact.rows import Piece
 from mainstay_train.exact.slices import Slice
 
 OptimizerFactory = Callable[[Sequence[tuple[str, torch.Tensor]]], torch.optim.Optimizer]
@@ -109,65 +110,6 @@ def warmup_cosine(
         return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
 
     return rate
-
-
-def chunk_norms_sq(flat: torch.Tensor) -> torch.Tensor:
-    """Squared L2 norm of each chunk of one block's flat gradient: fp64 [chunks], where it is."""
-    sums = []
-    for start in range(0, flat.numel(), layout.CHUNK):
-        wide = flat[start : start + layout.CHUNK].to(torch.float64)
-        sums.append(torch.dot(wide, wide))
-    if not sums:
-        return torch.empty(0, dtype=torch.float64, device=flat.device)
-    return torch.stack(sums)
-
-
-class NormsSq:
-    """Squared L2 norm of each block's flat gradient: fp64 per chunk, chunks added in order.
-
-    Args:
-        blocks: flat gradients.
-        readout: fetches what the norms are made of.
-    """
-
-    def __init__(self, blocks: Iterable[torch.Tensor], readout: Readout) -> None:
-        self._chunks = [readout.add(chunk_norms_sq(flat)) for flat in blocks]
-
-    def fetched(self) -> list[float]:
-        """The norms, once the readout is fetched."""
-        return [fold(chunks().tolist()) for chunks in self._chunks]
-
-
-def block_norms_sq(blocks: Iterable[torch.Tensor]) -> list[float]:
-    """:class:`NormsSq`, at once."""
-    readout = Readout()
-    norms = NormsSq(blocks, readout)
-    readout.fetch()
-    return norms.fetched()
-
-
-def counted(
-    layouts: Iterable[layout.BlockLayout], reduced: Iterable[torch.Tensor], mesh: InnerMesh
-) -> list[torch.Tensor]:
-    """The part of the blocks' gradients that a rank speaks for: inner rank 0 alone for copies.
-
-    Args:
-        layouts: of the stage's blocks.
-        reduced: their flat gradients.
-        mesh: the rank's place in its cell.
-    """
-    return [
-        flat if mesh.counts_copies else flat[: block.own]
-        for block, flat in zip(layouts, reduced, strict=True)
-    ]
-
-
-def fold(norms_sq: Iterable[float]) -> float:
-    """Plain left-to-right sum: ``sum`` compensates for rounding from Python 3.12 on."""
-    total = 0.0
-    for value in norms_sq:
-        total += value
-    return total
 
 
 class StateTensor(NamedTuple):
@@ -284,11 +226,9 @@ class StageState:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._params: list[StateTensor] = []
         self._flats: list[StateTensor] = []
-        self._own = _whole_masters(self.blocks, copies=False)
-        """Of the masters that this rank alone holds; parts of tensors have digests of their own."""
-        self._copies = _whole_masters(self.blocks, copies=True)
         for block in self.blocks:
             self._add(block, factory)
+        self._masters = [_Masters.of(block, self._params) for block in self.blocks]
 
     def initialize(self, seed: int) -> None:
         """First values: masters by address, optimizer state zero."""
@@ -307,16 +247,10 @@ class StageState:
 
     def masters_digest(self) -> Shared:
         """Of the masters, by model-wide parameter name; waits for the device once."""
-        readout = Readout()
-        own, copies = (
-            [readout.add(known.sums(block.masters)) for block, known in whole]
-            for whole in (self._own, self._copies)
-        )
-        for tensor in self._params:
-            if tensor.kind == "master" and tensor.part is not None:
-                (copies if tensor.copy else own).append(readout.add(tensor.sums()))
-        readout.fetch()
-        return Shared(*(digests.added([sums() for sums in of]) for of in (own, copies)))
+        digest = _MastersDigest()
+        for masters in self._masters:
+            digest.add(masters)
+        return digest.fetched()
 
     def refresh(self) -> None:
         """Renew compute parameters after masters were written from outside (heal, load)."""
@@ -332,12 +266,25 @@ class StageState:
             lr: Learning rate of this step.
         """
         with torch.no_grad():
-            for block, optimizer, flat in zip(self.blocks, self._optimizers, reduced, strict=True):
-                torch.mul(flat, scale, out=self._scaled[: block.layout.size])
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * group.get("lr_scale", 1.0)
-                optimizer.step()
-                block.refresh()
+            for number, flat in enumerate(reduced):
+                self._apply_block(number, flat, scale, lr)
+
+    def apply_digested(self, reduced: Sequence[torch.Tensor], scale: float, lr: float) -> Shared:
+        """:meth:`apply`, and the masters' digest: each block's while it is in a cache."""
+        digest = _MastersDigest()
+        with torch.no_grad():
+            for number, flat in enumerate(reduced):
+                self._apply_block(number, flat, scale, lr)
+                digest.add(self._masters[number])
+        return digest.fetched()
+
+    def _apply_block(self, number: int, flat: torch.Tensor, scale: float, lr: float) -> None:
+        block, optimizer = self.blocks[number], self._optimizers[number]
+        torch.mul(flat, scale, out=self._scaled[: block.layout.size])
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        optimizer.step()
+        block.refresh()
 
     def _add(self, block: StatePart, factory: OptimizerFactory) -> None:
         masters = block.layout.views(block.masters)
@@ -377,22 +324,55 @@ class StageState:
         self._flats += [StateTensor(block.name, kind, flat) for kind, flat in flats.items()]
 
 
-def _whole_masters(
-    blocks: Iterable[StatePart], *, copies: bool
-) -> list[tuple[StatePart, digests.FlatDigest]]:
-    """The digests of the blocks that hold whole tensors, copies of them or not."""
-    by_block = (
-        (
-            block,
-            [
-                digests.Piece(f"master:{param.name}", param.offset, param.numel)
-                for param in block.layout.params
-                if param.part is None and param.copy == copies
-            ],
+class _Masters(NamedTuple):
+    """The masters of a block and their digests: whole tensors, copies of them, and parts."""
+
+    block: StatePart
+    own: digests.FlatDigest
+    """Of the tensors that this rank alone holds."""
+    copies: digests.FlatDigest
+    parts: tuple[StateTensor, ...]
+    """What it has of tensors that inner ranks share: these have digests of their own."""
+
+    @classmethod
+    def of(cls, block: StatePart, tensors: Iterable[StateTensor]) -> _Masters:
+        own, copies = (
+            digests.FlatDigest(
+                (
+                    Piece(f"master:{param.name}", param.offset, param.numel)
+                    for param in block.layout.params
+                    if param.part is None and param.copy == copied
+                ),
+                block.device,
+            )
+            for copied in (False, True)
         )
-        for block in blocks
-    )
-    return [(block, digests.FlatDigest(held, block.device)) for block, held in by_block if held]
+        names = {param.name for param in block.layout.params if param.part is not None}
+        parts = tuple(t for t in tensors if t.kind == "master" and t.name in names)
+        return cls(block, own, copies, parts)
+
+
+class _MastersDigest:
+    """The digest of a stage's masters, block by block."""
+
+    def __init__(self) -> None:
+        self._readout = Readout()
+        self._own: list[Later] = []
+        self._copies: list[Later] = []
+
+    def add(self, masters: _Masters) -> None:
+        """Have a block's masters digested, as they are now."""
+        for of, known in ((self._own, masters.own), (self._copies, masters.copies)):
+            if known.num_rows:
+                of.append(self._readout.add(known.sums(masters.block.masters)))
+        for tensor in masters.parts:
+            (self._copies if tensor.copy else self._own).append(self._readout.add(tensor.sums()))
+
+    def fetched(self) -> Shared:
+        """The digest; waits for the device once."""
+        self._readout.fetch()
+        both = (self._own, self._copies)
+        return Shared(*(digests.added([sums() for sums in of]) for of in both))
 
 
 def _state_structure(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -191,6 +191,17 @@ def cut(
     return tuple(buckets)
 
 
+def bounds(lengths: Sequence[int], bucket_bytes: int) -> tuple[tuple[int, int], ...]:
+    """(first element, one past the last) of the buckets that :func:`cut` makes."""
+    starts = [*accumulate(lengths, initial=0)]
+    step = max(1, bucket_bytes // (CHUNK * torch.float32.itemsize))
+    return tuple(pairwise([*starts[:-1:step], starts[-1]]))
+
+
+def _unheard(_: int) -> None:
+    """Nobody wants to know of complete buckets."""
+
+
 def _add_up(into: torch.Tensor, terms: Sequence[torch.Tensor]) -> torch.Tensor:
     """The left-to-right sum of the terms, in ``into``."""
     if len(terms) == 1:
@@ -256,9 +267,12 @@ class Reducer:
     ) -> None:
         self._device, self._bucket_bytes = device, bucket_bytes
         self._lengths = [chunk.stop - chunk.start for chunk in layout.chunks()]
+        self.bounds = bounds(self._lengths, bucket_bytes)
+        """(first element, one past the last) of each bucket."""
         self._cut: dict[tuple[int, int], tuple[Bucket, ...]] = {}
         self._buffers: dict[tuple[str, int, int], torch.Tensor] = {}
         self._started: list[Exchange] = []
+        self._placed: Callable[[int], None] = _unheard
         self.reduced = layout.allocate(device=device)
         """Sum over all types of the step; valid after :meth:`reduce`."""
 
@@ -270,6 +284,7 @@ class Reducer:
         index: int,
         partials: Mapping[Partial, torch.Tensor],
         meanwhile: Callable[[], None] | None = None,
+        placed: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
         """Return the canonical sum over all supplies of the table, on every cell.
 
@@ -280,6 +295,7 @@ class Reducer:
             index: this cell's member index.
             partials: buffers of this cell, flat over the stage.
             meanwhile: called once, as soon as the first bucket is on its way.
+            placed: called with the first element of each bucket whose sum is complete.
 
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
@@ -287,6 +303,7 @@ class Reducer:
         rank = members.index(index)
         turns = _Turns.of(table, members, rank, partials)
         buckets = self._buckets(len(members), rank)
+        self._placed = placed or _unheard
         if group is None:
             self._sum_alone(buckets, turns)
             if meanwhile is not None:
@@ -308,6 +325,7 @@ class Reducer:
             within = slice(bucket.start, bucket.stop)
             terms = [(lane, turns.own[turn][within]) for lane, _, turn in turns.terms]
             self._sum(terms, self.reduced[within])
+            self._placed(bucket.start)
 
     def _reduce_together(
         self,
@@ -334,6 +352,7 @@ class Reducer:
             if placed >= 0:
                 self._finish(group, gathered.pop(placed))
                 self._place(buckets[placed])
+                self._placed(buckets[placed].start)
 
     def _scatter(self, group: Group, bucket: Bucket, turns: _Turns, rank: int) -> list[Exchange]:
         """Start to send every other cell its chunks of what this one supplies."""

@@ -1,4 +1,3 @@
-import math
 import subprocess
 import sys
 
@@ -7,7 +6,7 @@ import torch
 from torch import nn
 
 from mainstay_core.base import digest
-from mainstay_train.exact import digests, layout, numerics, optimizer
+from mainstay_train.exact import digests, numerics, optimizer
 from mainstay_train.model import blocks
 
 
@@ -146,19 +145,6 @@ def test_an_optimizer_whose_state_does_not_start_from_zero_is_refused():
         _state(lambda named: torch.optim.NAdam([tensor for _, tensor in named]))
 
 
-def test_norms_go_by_chunk_and_block_in_fp64():
-    flat = torch.randn(2 * layout.CHUNK + 100, generator=torch.Generator().manual_seed(1))
-    chunks = optimizer.chunk_norms_sq(flat).tolist()
-    assert len(chunks) == 3
-    assert optimizer.block_norms_sq([flat, flat[:10]]) == [
-        chunks[0] + chunks[1] + chunks[2],
-        optimizer.chunk_norms_sq(flat[:10]).item(),
-    ]
-    exact = math.fsum(float(v) ** 2 for v in flat)
-    assert abs(sum(chunks) - exact) < 1e-9 * exact
-    assert optimizer.block_norms_sq([torch.empty(0)]) == [0.0]
-
-
 def test_the_masters_have_the_digest_of_their_tensors_one_by_one():
     state = _state()
     state.initialize(5)
@@ -167,6 +153,9 @@ def test_the_masters_have_the_digest_of_their_tensors_one_by_one():
     assert state.masters_digest() == optimizer.Shared(expected, digest.Digest.zero())
     state.flats()[0].tensor[31] += 1.0
     assert state.masters_digest().own != expected
+    applied = state.apply_digested(_gradient(state, 1), 0.5, 1e-2)
+    assert applied == state.masters_digest()
+    assert applied.own == digest.total(digests.tensor_digest(t.id, t.tensor) for t in masters)
 
 
 def test_the_learning_rate_warms_up_and_decays_by_the_step_alone():
