@@ -58,6 +58,7 @@ from mainstay_train.exact.draws import Address  # noqa: E402
 from mainstay_train.exact.gradients import GradientSums  # noqa: E402
 from mainstay_train.exact.readout import Readout  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
+from mainstay_train.state.heal import masters_digest  # noqa: E402
 
 SEED = 7
 LEARNING_RATE = 1e-4
@@ -181,11 +182,9 @@ class OurStep:
         _, scale = clip(norms, tokens, 1.0)
         reduced = engine.reducer.reduced if OURS[1] in part else own
         blocks = engine.state.layout.block_views(reduced)
+        engine.state.apply(blocks, scale, LEARNING_RATE)
         if OURS[3] in part:
-            masters = engine.state.apply_digested(blocks, scale, LEARNING_RATE)
-            self._masters = masters.whole.hex()
-        else:
-            engine.state.apply(blocks, scale, LEARNING_RATE)
+            self._masters = masters_digest(engine.state)
         if copy:
             for flat in engine.state.flats():
                 flat.tensor.clone()

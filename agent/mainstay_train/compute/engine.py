@@ -314,8 +314,8 @@ class Engine:
 
     def apply(self, commit: Commit, learning_rate: float) -> str:
         """Apply the reduced gradient; returns the digest of the masters after it."""
-        blocks = self._reduced_blocks()
-        self._masters = self.state.apply_digested(blocks, commit.scale, learning_rate)
+        self.state.apply(self._reduced_blocks(), commit.scale, learning_rate)
+        self._masters = self.state.masters_digest()
         return self._masters.whole.hex()
 
     def counted_masters(self, masters: str) -> str:

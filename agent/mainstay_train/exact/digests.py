@@ -162,7 +162,7 @@ class FlatDigest:
         pieces = [*pieces]
         self._rows = Rows(pieces, self._device, batch)
         rows = self._rows.rows
-        self.num_rows = len(rows)
+        self._num_rows = len(rows)
         bases = [_bases(piece.name) for piece in pieces]
         self._keys = _drawn(
             self._tensor(
@@ -184,11 +184,11 @@ class FlatDigest:
         Args:
             flat: elements of 4 bytes, contiguous, a whole number of granules.
         """
-        if not self.num_rows:
+        if not self._num_rows:
             return torch.zeros(_NUM_MIXERS, dtype=torch.int64, device=self._device)
         keys, _ = _tables(self._device)
         words = flat.detach().view(torch.int32)
-        sums = torch.empty(_NUM_MIXERS, self.num_rows, dtype=torch.int64, device=self._device)
+        sums = torch.empty(_NUM_MIXERS, self._num_rows, dtype=torch.int64, device=self._device)
         for batch in self._rows.batches:
             wide = _widened(read(words, batch).view(torch.uint32))
             _multiply(wide, keys[:, : batch.width], sums[:, batch.first : batch.stop])

@@ -18,7 +18,7 @@ import torch
 from mainstay_core.base.digest import Digest
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.exact import digests, layout
-from mainstay_train.exact.readout import Later, Readout
+from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.rows import Piece
 from mainstay_train.exact.slices import Slice
 
@@ -226,9 +226,11 @@ class StageState:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._params: list[StateTensor] = []
         self._flats: list[StateTensor] = []
+        self._own = _whole_masters(self.blocks, copies=False)
+        """Of the masters that this rank alone holds; parts of tensors have digests of their own."""
+        self._copies = _whole_masters(self.blocks, copies=True)
         for block in self.blocks:
             self._add(block, factory)
-        self._masters = [_Masters.of(block, self._params) for block in self.blocks]
 
     def initialize(self, seed: int) -> None:
         """First values: masters by address, optimizer state zero."""
@@ -247,10 +249,16 @@ class StageState:
 
     def masters_digest(self) -> Shared:
         """Of the masters, by model-wide parameter name; waits for the device once."""
-        digest = _MastersDigest()
-        for masters in self._masters:
-            digest.add(masters)
-        return digest.fetched()
+        readout = Readout()
+        own, copies = (
+            [readout.add(known.sums(block.masters)) for block, known in whole]
+            for whole in (self._own, self._copies)
+        )
+        for tensor in self._params:
+            if tensor.kind == "master" and tensor.part is not None:
+                (copies if tensor.copy else own).append(readout.add(tensor.sums()))
+        readout.fetch()
+        return Shared(*(digests.added([sums() for sums in of]) for of in (own, copies)))
 
     def refresh(self) -> None:
         """Renew compute parameters after masters were written from outside (heal, load)."""
@@ -266,25 +274,12 @@ class StageState:
             lr: Learning rate of this step.
         """
         with torch.no_grad():
-            for number, flat in enumerate(reduced):
-                self._apply_block(number, flat, scale, lr)
-
-    def apply_digested(self, reduced: Sequence[torch.Tensor], scale: float, lr: float) -> Shared:
-        """:meth:`apply`, and the masters' digest: each block's while it is in a cache."""
-        digest = _MastersDigest()
-        with torch.no_grad():
-            for number, flat in enumerate(reduced):
-                self._apply_block(number, flat, scale, lr)
-                digest.add(self._masters[number])
-        return digest.fetched()
-
-    def _apply_block(self, number: int, flat: torch.Tensor, scale: float, lr: float) -> None:
-        block, optimizer = self.blocks[number], self._optimizers[number]
-        torch.mul(flat, scale, out=self._scaled[: block.layout.size])
-        for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
-        optimizer.step()
-        block.refresh()
+            for block, optimizer, flat in zip(self.blocks, self._optimizers, reduced, strict=True):
+                torch.mul(flat, scale, out=self._scaled[: block.layout.size])
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * group.get("lr_scale", 1.0)
+                optimizer.step()
+                block.refresh()
 
     def _add(self, block: StatePart, factory: OptimizerFactory) -> None:
         masters = block.layout.views(block.masters)
@@ -324,55 +319,22 @@ class StageState:
         self._flats += [StateTensor(block.name, kind, flat) for kind, flat in flats.items()]
 
 
-class _Masters(NamedTuple):
-    """The masters of a block and their digests: whole tensors, copies of them, and parts."""
-
-    block: StatePart
-    own: digests.FlatDigest
-    """Of the tensors that this rank alone holds."""
-    copies: digests.FlatDigest
-    parts: tuple[StateTensor, ...]
-    """What it has of tensors that inner ranks share: these have digests of their own."""
-
-    @classmethod
-    def of(cls, block: StatePart, tensors: Iterable[StateTensor]) -> _Masters:
-        own, copies = (
-            digests.FlatDigest(
-                (
-                    Piece(f"master:{param.name}", param.offset, param.numel)
-                    for param in block.layout.params
-                    if param.part is None and param.copy == copied
-                ),
-                block.device,
-            )
-            for copied in (False, True)
+def _whole_masters(
+    blocks: Iterable[StatePart], *, copies: bool
+) -> list[tuple[StatePart, digests.FlatDigest]]:
+    """The digests of the blocks that hold whole tensors, copies of them or not."""
+    by_block = (
+        (
+            block,
+            [
+                Piece(f"master:{param.name}", param.offset, param.numel)
+                for param in block.layout.params
+                if param.part is None and param.copy == copies
+            ],
         )
-        names = {param.name for param in block.layout.params if param.part is not None}
-        parts = tuple(t for t in tensors if t.kind == "master" and t.name in names)
-        return cls(block, own, copies, parts)
-
-
-class _MastersDigest:
-    """The digest of a stage's masters, block by block."""
-
-    def __init__(self) -> None:
-        self._readout = Readout()
-        self._own: list[Later] = []
-        self._copies: list[Later] = []
-
-    def add(self, masters: _Masters) -> None:
-        """Have a block's masters digested, as they are now."""
-        for of, known in ((self._own, masters.own), (self._copies, masters.copies)):
-            if known.num_rows:
-                of.append(self._readout.add(known.sums(masters.block.masters)))
-        for tensor in masters.parts:
-            (self._copies if tensor.copy else self._own).append(self._readout.add(tensor.sums()))
-
-    def fetched(self) -> Shared:
-        """The digest; waits for the device once."""
-        self._readout.fetch()
-        both = (self._own, self._copies)
-        return Shared(*(digests.added([sums() for sums in of]) for of in both))
+        for block in blocks
+    )
+    return [(block, digests.FlatDigest(held, block.device)) for block, held in by_block if held]
 
 
 def _state_structure(
