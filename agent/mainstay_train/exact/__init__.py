@@ -7,6 +7,7 @@
 - ``rows``: the chunks of a flat buffer, read in batches
 - ``norms``: squared norms of gradients
 - ``digests``: digests of tensors
+- ``row_sums``: their sums in one pass on a GPU
 - ``gradients``: digest and norms of a reduced gradient, bucket by bucket
 - ``optimizer``: the update of a stage, and its state
 - ``numerics``: one arithmetic for all ranks of a job

@@ -12,16 +12,24 @@ batches, never with the chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
+from mainstay_core.base.errors import brief
 from mainstay_train.base import device as devices
 from mainstay_train.exact.rows import Piece, Rows, batch_for, read, scratch
+
+RowSums = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""From words, starts and lengths of rows, and keys: see ``row_sums.row_sums``."""
+
+logger = logging.getLogger(__name__)
 
 _FEW = 4
 """Keys of so many chunks are drawn in Python: cheaper than starting tensor operations for them."""
@@ -171,7 +179,9 @@ class FlatDigest:
             self._tensor([row.chunk for row in rows]),
         )
         _, key_sums = _tables(self._device)
-        lengths = self._tensor([row.length for row in rows])
+        self._fused = _fused(self._device)
+        self._starts = self._tensor([row.start for row in rows])
+        self._lengths = lengths = self._tensor([row.length for row in rows])
         # sum K (bits + 1) = sum K bits + sum K, and the second is the layout's.
         self._of_zeros = (self._keys * key_sums[:, lengths]).sum(1)
 
@@ -188,15 +198,51 @@ class FlatDigest:
             return torch.zeros(_NUM_MIXERS, dtype=torch.int64, device=self._device)
         keys, _ = _tables(self._device)
         words = flat.detach().view(torch.int32)
+        if self._fused is not None:
+            sums = self._fused(words, self._starts, self._lengths, keys)
+        else:
+            sums = self._by_batch(words, keys)
+        return (sums * self._keys).sum(1) + self._of_zeros
+
+    def _by_batch(self, words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """The sum of key times word, [mixers, rows]."""
         sums = torch.empty(_NUM_MIXERS, self._num_rows, dtype=torch.int64, device=self._device)
         for batch in self._rows.batches:
             wide = _widened(read(words, batch).view(torch.uint32))
             _multiply(wide, keys[:, : batch.width], sums[:, batch.first : batch.stop])
-        return (sums * self._keys).sum(1) + self._of_zeros
+        return sums
 
     def digest(self, flat: torch.Tensor) -> Digest:
         """The digest of a buffer; argument as of :meth:`sums`."""
         return added([self.sums(flat)])
+
+
+@lru_cache(maxsize=16)
+def _fused(device: torch.device) -> RowSums | None:
+    """The form that makes one pass over a buffer; None where there is none.
+
+    It is tried before it is used, since it calls a C compiler and writes to a cache of its own.
+    """
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    keys, _ = _tables(device)
+    words = torch.arange(-1000, 1000, dtype=torch.int32, device=device) * 999_983
+    starts, lengths = (torch.tensor([n], device=device) for n in (32, 1500))
+    expected = torch.empty(_NUM_MIXERS, 1, dtype=torch.int64, device=device)
+    _multiply(_widened(words[32:1532].view(torch.uint32).view(1, -1)), keys[:, :1500], expected)
+    try:
+        from mainstay_train.exact.row_sums import row_sums
+
+        found = row_sums(words, starts, lengths, keys)
+    except (
+        Exception
+    ) as error:  # of its compiler, its cache or its driver, each by a kind of its own
+        logger.warning("digests on %s go without Triton: %s", device, brief(error))
+        return None
+    if not torch.equal(found, expected):
+        logger.warning("digests on %s go without Triton: its sums are wrong", device)
+        return None
+    return row_sums
 
 
 def added(sums: Sequence[torch.Tensor]) -> Digest:
