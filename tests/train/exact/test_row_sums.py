@@ -56,3 +56,20 @@ def test_one_pass_has_the_sums_of_many(row_sums, monkeypatch):
 def test_a_device_without_it_goes_by_batches():
     assert digests._fused(torch.device("cpu")) is None
     assert digests._fused(torch.device("meta")) is None
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_kernel_compiles_for_a_gpu(monkeypatch, tmp_path, capability):
+    """Triton's interpreter takes more than its compiler does."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton import compiler
+    from triton.backends.compiler import GPUTarget
+
+    kernels = importlib.import_module(MODULE)
+    names = ("words", "starts", "lengths", "keys", "sums", "num_rows")
+    types = dict(zip(names, ("*i32", "*i64", "*i64", "*i64", "*i64", "i32"), strict=True))
+    constants = {"chunk": CHUNK, "block": kernels.BLOCK, "num_mixers": 2}
+    signature = types | dict.fromkeys(constants, "constexpr")
+    source = compiler.ASTSource(fn=kernels._add, signature=signature, constexprs=constants)
+    compiled = compiler.compile(source, target=GPUTarget("cuda", capability, 32))
+    assert "ld.global" in compiled.asm["ptx"]
