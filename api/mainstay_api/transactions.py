@@ -300,11 +300,14 @@ class _Job(SupervisorAnswers):
         nonce, now_s = self._transactions.draw_nonce(), self.now_s()
         return await beside(size_of(state), machine.step, state, event, now_s, nonce)
 
+    def turn(self) -> asyncio.Lock:
+        return self._lock
+
     async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
         try:
             # A store that hangs must not keep an ever longer queue waiting behind one request.
-            async with asyncio.timeout(2 * self._transactions.settings.redis_timeout_s), self._lock:
-                return await self.decide(event, held)
+            async with asyncio.timeout(2 * self._transactions.settings.redis_timeout_s):
+                return await super().in_turn(event, held)
         except TimeoutError as error:
             raise StoreUnavailableError("no decision in time; the store hangs") from error
 

@@ -1,6 +1,6 @@
 """The canonical reduction: bits that depend on shard types alone (design rule 3).
 
-Reduce-scatter to chunk owners (an all-to-all and an ordered local sum), then a
+Reduce-scatter (an all-to-all and an ordered local sum of a cell's share), then a
 gather: the bytes of a ring with one partial per rank, (p+1)/2 of it with p. The
 order of summation is the table's: types in ascending order inside a lane, lanes
 in ascending order, in fp32, whoever sent them.
@@ -10,13 +10,13 @@ operations. While one bucket is summed, the next is on its way to its owners and
 one before on its way back; all cells start the exchanges in one order.
 
 Partials are only read (protocol section 2, rule A): received bytes go to
-scratch, the sum into one separate buffer, so an interrupted reduction leaves
-everything as it was.
+scratch, sums into one separate buffer, so an interrupted reduction leaves
+partials as they were. What is lost on the way may be written much later: an
+interrupted reduction's buffers are never used again.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
@@ -25,14 +25,12 @@ from typing import NamedTuple
 import torch
 
 from mainstay_core.job.config import BUCKET_BYTES
+from mainstay_core.job.reduction_sizes import IN_FLIGHT, chunks_in, share_edges
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_train.comm.group import Exchange, Group
-from mainstay_train.exact.layout import CHUNK, StageLayout
-
-_IN_FLIGHT = 2
-"""Sets of scratch: a bucket may be on its way while the one before it is summed."""
+from mainstay_train.exact.layout import StageLayout
 
 
 class PartialStore:
@@ -84,58 +82,6 @@ class PartialStore:
         return self._free.pop() if self._free else self._layout.allocate(device=self._device)
 
 
-class Ordering(NamedTuple):
-    """The order in which a bucket's chunks travel, as one of the cells sees it.
-
-    ``granule`` elements move together: the largest number of which all chunks of the
-    bucket are multiples.
-    """
-
-    sizes: tuple[int, ...]
-    """Elements by owner."""
-    granule: int
-    outward: torch.Tensor
-    """Of each granule its place in the bucket: one's own first, then by owner."""
-    home: torch.Tensor
-    """The inverse."""
-
-    @classmethod
-    def of(
-        cls,
-        lengths: Sequence[int],
-        first: int,
-        num_cells: int,
-        rank: int,
-        device: torch.device | str = "cpu",
-    ) -> Ordering:
-        """Owner of a chunk = its index in the stage modulo the number of cells (design 13.2).
-
-        Args:
-            lengths: elements of the bucket's chunks.
-            first: owner of the first chunk.
-            num_cells: cells that share the bucket.
-            rank: whose view it is.
-            device: where the gradient lives.
-        """
-        granule = math.gcd(*lengths)
-        owners = [(first + i) % num_cells for i in range(len(lengths))]
-        order = sorted(range(len(lengths)), key=lambda i: (owners[i] != rank, owners[i]))
-        counts = torch.tensor([lengths[i] // granule for i in order])
-        starts = torch.tensor([*accumulate(lengths, initial=0)])[order] // granule
-        # Within a chunk granules stay in order: each place moves as far as its chunk does.
-        moves = (starts - counts.cumsum(0) + counts).repeat_interleave(counts)
-        outward = moves + torch.arange(len(moves))
-        sizes = [0] * num_cells
-        for owner, length in zip(owners, lengths, strict=True):
-            sizes[owner] += length
-        return cls(
-            sizes=tuple(sizes),
-            granule=granule,
-            outward=outward.to(device),
-            home=torch.argsort(outward).to(device),
-        )
-
-
 class Bucket(NamedTuple):
     """A run of a stage's chunks that is reduced together."""
 
@@ -143,59 +89,50 @@ class Bucket(NamedTuple):
     start: int
     """First element in the stage's flat buffer."""
     stop: int
-    ordering: Ordering
+    edges: tuple[int, ...]
+    """Where the cells' shares of it begin, counted from its start, and where the last one ends."""
 
     @property
     def slot(self) -> int:
         """Which set of scratch it uses."""
-        return self.number % _IN_FLIGHT
+        return self.number % IN_FLIGHT
 
-    def pack(self, flat: torch.Tensor, first: int, stop: int, into: torch.Tensor) -> None:
-        """Copy a part of the bucket on its way outward.
+    @property
+    def within(self) -> slice:
+        """Where it lies in a flat buffer of the stage."""
+        return slice(self.start, self.stop)
 
-        Args:
-            flat: the stage's flat buffer.
-            first: first element of the part, in outward order.
-            stop: one past its last.
-            into: flat, as long as the part.
-        """
-        granule = self.ordering.granule
-        order = self.ordering.outward[first // granule : stop // granule]
-        rows = _rows(flat[self.start : self.stop], granule)
-        torch.index_select(rows, 0, order, out=_rows(into, granule))
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of the cells' shares."""
+        return tuple(stop - start for start, stop in pairwise(self.edges))
+
+    def share(self, rank: int) -> slice:
+        """Where a cell's share lies in a flat buffer of the stage."""
+        return slice(self.start + self.edges[rank], self.start + self.edges[rank + 1])
 
 
-def cut(
-    lengths: Sequence[int],
-    bucket_bytes: int,
-    num_cells: int,
-    rank: int,
-    device: torch.device | str = "cpu",
-) -> tuple[Bucket, ...]:
-    """Cut a stage's chunks, of these lengths, into buckets of at most so many bytes, or one chunk.
+def cut(lengths: Sequence[int], bucket_bytes: int, num_cells: int) -> tuple[Bucket, ...]:
+    """Cut a stage's chunks into buckets, and each evenly into a share for every cell.
 
-    Buckets whose chunks have the same lengths share their ordering, so the indices of a large
-    stage take no memory to speak of.
+    A share is one run of elements, so nothing is packed: it is sent from where it lies, and
+    received there. Whose share an element is in changes no bit of its sum.
+
+    Args:
+        lengths: elements of the chunks.
+        bucket_bytes: of a bucket at most, unless one chunk is larger.
+        num_cells: cells that share the stage.
     """
-    starts = [*accumulate(lengths, initial=0)]
-    step = max(1, bucket_bytes // (CHUNK * torch.float32.itemsize))
-    orderings: dict[tuple[int, ...], Ordering] = {}
-    buckets = []
-    for number, first in enumerate(range(0, len(lengths), step)):
-        within = tuple(lengths[first : first + step])
-        key = (first % num_cells, *within)
-        if key not in orderings:
-            orderings[key] = Ordering.of(within, first % num_cells, num_cells, rank, device)
-        stop = starts[first + len(within)]
-        buckets.append(Bucket(number, starts[first], stop, orderings[key]))
-    return tuple(buckets)
+    return tuple(
+        Bucket(number, start, stop, share_edges(stop - start, num_cells))
+        for number, (start, stop) in enumerate(bounds(lengths, bucket_bytes))
+    )
 
 
 def bounds(lengths: Sequence[int], bucket_bytes: int) -> tuple[tuple[int, int], ...]:
-    """(first element, one past the last) of the buckets that :func:`cut` makes."""
+    """(first element, one past the last) of each bucket; arguments as of :func:`cut`."""
     starts = [*accumulate(lengths, initial=0)]
-    step = max(1, bucket_bytes // (CHUNK * torch.float32.itemsize))
-    return tuple(pairwise([*starts[:-1:step], starts[-1]]))
+    return tuple(pairwise([*starts[: -1 : chunks_in(bucket_bytes)], starts[-1]]))
 
 
 def _unheard(_: int) -> None:
@@ -210,11 +147,6 @@ def _add_up(into: torch.Tensor, terms: Sequence[torch.Tensor]) -> torch.Tensor:
     for term in terms[2:]:
         into.add_(term)
     return into
-
-
-def _rows(flat: torch.Tensor, length: int) -> torch.Tensor:
-    """A view of a flat tensor, which may be empty, as rows of ``length``."""
-    return flat.view(flat.numel() // length, length)
 
 
 class _Turns(NamedTuple):
@@ -266,10 +198,12 @@ class Reducer:
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._device, self._bucket_bytes = device, bucket_bytes
+        self._layout = layout
         self._lengths = [chunk.stop - chunk.start for chunk in layout.chunks()]
         self.bounds = bounds(self._lengths, bucket_bytes)
         """(first element, one past the last) of each bucket."""
-        self._cut: dict[tuple[int, int], tuple[Bucket, ...]] = {}
+        self._cut: tuple[int, tuple[Bucket, ...]] = (0, ())
+        """The buckets of the newest number of cells."""
         self._buffers: dict[tuple[str, int, int], torch.Tensor] = {}
         self._started: list[Exchange] = []
         self._placed: Callable[[int], None] = _unheard
@@ -302,7 +236,7 @@ class Reducer:
         """
         rank = members.index(index)
         turns = _Turns.of(table, members, rank, partials)
-        buckets = self._buckets(len(members), rank)
+        buckets = self._buckets(len(members))
         self._placed = placed or _unheard
         if group is None:
             self._sum_alone(buckets, turns)
@@ -318,13 +252,13 @@ class Reducer:
                 group.abandon(self._started)
                 self._started.clear()
                 self._buffers.clear()
+                self.reduced = self._layout.allocate(device=self._device)
         return self.reduced
 
     def _sum_alone(self, buckets: Iterable[Bucket], turns: _Turns) -> None:
         for bucket in buckets:
-            within = slice(bucket.start, bucket.stop)
-            terms = [(lane, turns.own[turn][within]) for lane, _, turn in turns.terms]
-            self._sum(terms, self.reduced[within])
+            terms = [(lane, turns.own[turn][bucket.within]) for lane, _, turn in turns.terms]
+            self._sum(terms, self.reduced[bucket.within])
             self._placed(bucket.start)
 
     def _reduce_together(
@@ -335,58 +269,46 @@ class Reducer:
         rank: int,
         meanwhile: Callable[[], None] | None,
     ) -> None:
-        """Take every bucket through scatter, sum, gather and placing, each a bucket behind."""
+        """Take every bucket through scatter, sum and gather, each a bucket behind."""
         scattered: dict[int, list[Exchange]] = {}
         gathered: dict[int, Exchange] = {}
-        for number in range(len(buckets) + _IN_FLIGHT):
+        for number in range(len(buckets) + IN_FLIGHT):
             if number < len(buckets):
                 scattered[number] = self._scatter(group, buckets[number], turns, rank)
             if number == 0 and meanwhile is not None:
                 meanwhile()
-            summed, placed = number - 1, number - 2
+            summed, over = number - 1, number - 2
             if 0 <= summed < len(buckets):
                 for exchange in scattered.pop(summed):
                     self._finish(group, exchange)
                 self._sum_own(buckets[summed], turns, rank)
                 gathered[summed] = self._gather(group, buckets[summed], rank)
-            if placed >= 0:
-                self._finish(group, gathered.pop(placed))
-                self._place(buckets[placed])
-                self._placed(buckets[placed].start)
+            if over >= 0:
+                self._finish(group, gathered.pop(over))
+                self._placed(buckets[over].start)
 
     def _scatter(self, group: Group, bucket: Bucket, turns: _Turns, rank: int) -> list[Exchange]:
-        """Start to send every other cell its chunks of what this one supplies."""
-        ordering, own = bucket.ordering, bucket.ordering.sizes[rank]
-        exchanges = []
+        """Start to send every cell its share of what this one supplies."""
+        own, exchanges = bucket.sizes[rank], []
         for turn in range(max(turns.counts, default=0)):
             senders = turns.senders(turn)
-            packed = self._buffer("packed", bucket, turn, bucket.stop - bucket.start)
-            if senders[rank]:
-                bucket.pack(turns.own[turn], own, bucket.stop - bucket.start, packed[own:])
-            received_sizes = [own * sends for sends in senders]
-            sent_sizes = [size * senders[rank] for size in ordering.sizes]
-            sent_sizes[rank] = received_sizes[rank] = 0
-            sent = packed[own : own + sum(sent_sizes)]
+            sends = senders[rank]
+            sent = turns.own[turn][bucket.within] if sends else self.reduced[:0]
+            received_sizes = [own * other for other in senders]
             received = self._buffer("received", bucket, turn, sum(received_sizes))
+            sent_sizes = [size * sends for size in bucket.sizes]
             exchanges.append(self._start(group, received, sent, received_sizes, sent_sizes))
         return exchanges
 
     def _sum_own(self, bucket: Bucket, turns: _Turns, rank: int) -> None:
-        """Ordered sum of this cell's chunks of a bucket, in the first part of its "parts"."""
-        own = bucket.ordering.sizes[rank]
-        parts = self._buffer("parts", bucket, 0, bucket.stop - bucket.start)
+        """Ordered sum of this cell's share of a bucket, where it belongs."""
+        own = bucket.sizes[rank]
         terms: list[tuple[int, torch.Tensor]] = []
         for lane, peer, turn in turns.terms:
-            if peer == rank:  # not packed before now, so that it is in a cache
-                term = self._buffer("packed", bucket, turn, own) if terms else parts[:own]
-                bucket.pack(turns.own[turn], 0, own, term)
-            else:
-                senders = turns.senders(turn)
-                before = sum(senders[other] for other in range(peer) if other != rank)
-                received = self._buffer("received", bucket, turn, (before + 1) * own)
-                term = received[before * own :]
-            terms.append((lane, term))
-        self._sum(terms, parts[:own])
+            before = sum(turns.senders(turn)[:peer])
+            received = self._buffer("received", bucket, turn, (before + 1) * own)
+            terms.append((lane, received[before * own :]))
+        self._sum(terms, self.reduced[bucket.share(rank)])
 
     def _sum(self, terms: Iterable[tuple[int, torch.Tensor]], into: torch.Tensor) -> None:
         """Ordered sum of (lane, term), terms of a lane side by side.
@@ -403,25 +325,12 @@ class Reducer:
                 into.add_(_add_up(self._lane(into.numel()), run))
 
     def _gather(self, group: Group, bucket: Bucket, rank: int) -> Exchange:
-        """Start to send all others this cell's sum, and to receive theirs."""
-        sizes = [*bucket.ordering.sizes]
-        own, sizes[rank] = sizes[rank], 0
-        parts = self._buffer("parts", bucket, 0, bucket.stop - bucket.start)
-        sent = self._buffer("sums", bucket, 0, own * (len(sizes) - 1))
-        sent.view(len(sizes) - 1, own).copy_(parts[:own])
-        sent_sizes = [own * (peer != rank) for peer in range(len(sizes))]
-        return self._start(group, parts[own:], sent, sizes, sent_sizes)
-
-    def _place(self, bucket: Bucket) -> None:
-        """Put what was gathered where it belongs."""
-        granule = bucket.ordering.granule
-        parts = self._buffer("parts", bucket, 0, bucket.stop - bucket.start)
-        torch.index_select(
-            _rows(parts, granule),
-            0,
-            bucket.ordering.home,
-            out=_rows(self.reduced[bucket.start : bucket.stop], granule),
-        )
+        """Start to send all this cell's sum, and to receive theirs where they belong."""
+        num_cells, own = len(bucket.sizes), bucket.sizes[rank]
+        sent = self._buffer("sums", bucket, 0, own * num_cells)
+        sent.view(num_cells, own).copy_(self.reduced[bucket.share(rank)])
+        received = self.reduced[bucket.within]
+        return self._start(group, received, sent, bucket.sizes, [own] * num_cells)
 
     def _start(
         self,
@@ -439,11 +348,10 @@ class Reducer:
         group.finish_exchange(exchange)
         self._started.remove(exchange)
 
-    def _buckets(self, num_cells: int, rank: int) -> tuple[Bucket, ...]:
-        if (num_cells, rank) not in self._cut:
-            buckets = cut(self._lengths, self._bucket_bytes, num_cells, rank, self._device)
-            self._cut = {(num_cells, rank): buckets}  # memberships that are gone seldom come back
-        return self._cut[num_cells, rank]
+    def _buckets(self, num_cells: int) -> tuple[Bucket, ...]:
+        if self._cut[0] != num_cells:
+            self._cut = num_cells, cut(self._lengths, self._bucket_bytes, num_cells)
+        return self._cut[1]
 
     def _lane(self, numel: int) -> torch.Tensor:
         return self._scratch(("lane", 0, 0), numel)

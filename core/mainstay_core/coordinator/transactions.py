@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,6 +42,8 @@ from mainstay_core.coordinator.store_recovery import is_behind, refuse_behind
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 
+MAX_TOGETHER = 128
+"""Events that are decided in one transaction. A thousand pods that lose a peer tell it at once."""
 MAX_ANNOUNCED = 8
 """Contradictions of one request that are announced: one is enough to act upon."""
 
@@ -97,8 +100,25 @@ def newest_of(entries: Sequence[LedgerEntry]) -> LedgerEntry:
 # JobTransactions ----------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """An event that waits for its turn."""
+
+    event: Event
+    held: QuorumId | None
+    outcome: Transition | Exception | None = None
+    """What was decided, or why nothing was; None until then."""
+
+
+_Decided = tuple[_Waiting, Transition | Exception]
+"""An event and what was decided, or why nothing was."""
+
+
 class JobTransactions(ABC):
     """One job as one replica of the api serves it.
+
+    Events that come while a transaction runs wait, and the next one decides on all of them in
+    their order: what a transaction costs, to read and to write the whole state, is paid once.
 
     Args:
         store: where the job is.
@@ -107,6 +127,7 @@ class JobTransactions(ABC):
 
     def __init__(self, store: JobStore, max_conflicts: int) -> None:
         self._store, self._max_conflicts = store, max_conflicts
+        self._waiting: list[_Waiting] = []
 
     @abstractmethod
     async def step(self, state: CoordinatorState, event: Event) -> Transition:
@@ -133,8 +154,8 @@ class JobTransactions(ABC):
         """Log that something was not recorded."""
 
     @abstractmethod
-    async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
-        """Call :meth:`decide` when no other call of this process runs."""
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """Hold off all others of this process until it is left: one transaction at a time."""
 
     @abstractmethod
     async def contradicted(self, old: LedgerEntry, new: LedgerEntry) -> None:
@@ -156,24 +177,6 @@ class JobTransactions(ABC):
         """Return the error of a job that the store has lost."""
 
     async def apply(self, event: Event, held: QuorumId | None = None) -> Transition:
-        """Decide on an event in turn, and have it recorded when its plan was stored.
-
-        Arguments, result and errors are those of :meth:`decide`.
-        """
-        outcome = await self.in_turn(event, held)
-        if outcome.plan is not None:
-            stored = PlanStored(quorum=outcome.plan.quorum, at_s=self.now_s())
-            self.note_later(partial(self._note_stored, stored))
-        return outcome
-
-    async def _note_stored(self, event: PlanStored) -> None:
-        """Record when a plan was stored: the plan is out by then, so nobody waits for this."""
-        try:
-            await self.apply(event)
-        except MainstayError as error:
-            self.warn(f"the time of {event.quorum} is not recorded: {error}")
-
-    async def decide(self, event: Event, held: QuorumId | None = None) -> Transition:
         """Decide on an event, store the outcome and make it visible, and return it.
 
         Args:
@@ -187,27 +190,92 @@ class JobTransactions(ABC):
             StoreUnavailableError: nothing is known to have changed; repeat.
             UnknownJobError: the store has lost the job.
         """
+        outcome = await self.in_turn(event, held)
+        if outcome.plan is not None:
+            stored = PlanStored(quorum=outcome.plan.quorum, at_s=self.now_s())
+            self.note_later(partial(self._note_stored, stored))
+        return outcome
+
+    async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
+        """Wait for the event's turn and decide on it, with those that wait beside it."""
+        own = _Waiting(event, held)
+        self._waiting.append(own)
+        try:
+            async with self.turn():
+                while own.outcome is None:
+                    await self._decide_next()
+        finally:
+            if own in self._waiting:  # given up: whoever told it is answered already
+                self._waiting.remove(own)
+        if isinstance(own.outcome, Exception):
+            raise own.outcome
+        return own.outcome
+
+    async def _note_stored(self, event: PlanStored) -> None:
+        """Record when a plan was stored: the plan is out by then, so nobody waits for this."""
+        try:
+            await self.apply(event)
+        except MainstayError as error:
+            self.warn(f"the time of {event.quorum} is not recorded: {error}")
+
+    async def _decide_next(self) -> None:
+        """Decide on the events that have waited longest; what they come to is one change."""
+        decided: Sequence[_Decided]
+        try:
+            decided = await self._decide()
+        except MainstayError as error:
+            decided = [(waiting, error) for waiting in self._waiting[:MAX_TOGETHER]]
+        for waiting, outcome in decided:
+            waiting.outcome = outcome
+        self._waiting = [waiting for waiting in self._waiting if waiting.outcome is None]
+
+    async def _decide(self) -> Sequence[_Decided]:
+        """Return what the first of those that wait came to, stored."""
         conflict: StoreConflictError | None = None
         for _ in range(self._max_conflicts):
             try:
                 before = await self.load()
                 if before.state.server != before.server:
-                    await self._commit(before, StoreReopened(server=before.server))
+                    reopened = await self.step(before.state, StoreReopened(server=before.server))
+                    await self._commit(before, reopened)
                     before = await self.load()
-                refuse_behind(before.state, held)
-                return await self._commit(before, event)
+                # Those too that came meanwhile; some may give up before it is stored.
+                decided, whole = await self._step_all(before.state, self._waiting[:MAX_TOGETHER])
+                await self._commit(before, whole)
+                return decided
             except StoreConflictError as error:
                 self.conflicted()
                 conflict = error
         raise StoreConflictError(f"{self._max_conflicts} races lost in a row") from conflict
 
-    async def _commit(self, before: Snapshot, event: Event) -> Transition:
-        outcome = await self.step(before.state, event)
+    async def _step_all(
+        self, state: CoordinatorState, together: Sequence[_Waiting]
+    ) -> tuple[list[_Decided], Transition]:
+        """Return what each event came to, and all of it as one transition.
+
+        The first one that publishes a plan is the last: supervisors get every plan, and a change
+        has one at most.
+        """
+        decided: list[_Decided] = []
+        whole = Transition(state=state)
+        for waiting in together:
+            try:
+                refuse_behind(whole.state, waiting.held)
+                outcome = await self.step(whole.state, waiting.event)
+            except Exception as error:  # its teller gets it, the others are decided all the same
+                decided.append((waiting, error))
+                continue
+            decided.append((waiting, outcome))
+            whole = whole.then(outcome)
+            if outcome.plan is not None:
+                break
+        return decided, whole
+
+    async def _commit(self, before: Snapshot, outcome: Transition) -> None:
         if outcome.actions or outcome.state != before.state:
             change = change_of(before.state, outcome, self.now_s())
             await self._store.commit(before.revision, change)
             self.decided(before.state, outcome)
-        return outcome
 
     async def beat(self, heartbeat: Heartbeat) -> BeatReply:
         """Note that a pod is alive.

@@ -22,6 +22,7 @@ from mainstay_core.job.llama_passes import (
     ParallelLayer,
 )
 from mainstay_core.job.llama_tensors import LlamaShape, Memory, TensorSizes
+from mainstay_core.job.reduction_sizes import PAD
 
 PATH = "spec.workload.config"
 EMBEDDING, HEAD = "embedding", "head"
@@ -30,8 +31,6 @@ BYTE_VALUES = 256
 """Tokens are bytes of text: the vocabulary holds all of them."""
 TOKEN_BYTES = 8
 """A token is an int64."""
-PAD = 32
-"""Parameters start at multiples of so many elements of a block's buffer."""
 ATTENTION = ("auto", "flash", "explicit")
 """Forms of attention. ``auto`` is flash, but for fp32 on a GPU."""
 WIDTHS = {"float32": 4, "bfloat16": 2}

@@ -15,7 +15,7 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.llama_sizes import padded
-from mainstay_core.job.reduction_sizes import chunk_sizes, reduction_bytes
+from mainstay_core.job.reduction_sizes import owned_elements, reduction_bytes
 from mainstay_core.job.stages import stage_blocks
 
 WIDE_BYTES = 4
@@ -160,7 +160,7 @@ class StageSizes:
             bucket_bytes: what is reduced at a time.
         """
         num_cells = len(num_partials)
-        own = owned_elements(self.sizes, share.replica, num_cells)
+        own = owned_elements(self.sizes, share.replica, num_cells, bucket_bytes)
         num_flows = share.num_types * self.shape.micro_batches
         width = self.model.width_bytes
         buffers = self.size * WIDE_BYTES
@@ -313,17 +313,6 @@ def _constants(blocks: Sequence[BlockSizes], cut: range) -> int:
         total += block.constant_bytes or shared
         seen.add(block.parameters)
     return total
-
-
-def owned_elements(sizes: Sequence[int], index: int, num_cells: int) -> int:
-    """Return the elements that a cell owns in the reduction: every ``num_cells``-th chunk.
-
-    Args:
-        sizes: elements of each block of the stage; chunks begin anew at each.
-        index: of the cell in its stage.
-        num_cells: cells of the stage.
-    """
-    return sum(chunk_sizes(sizes)[index::num_cells])
 
 
 def even_shares(shape: JobShape) -> tuple[ReplicaShare, ...]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 CHUNK = 65_536
-"""Elements of a chunk: what has one owner in the reduction (``mainstay_train.exact.layout``)."""
+"""Elements of a chunk: buckets are made of whole ones (``mainstay_train.exact.layout``)."""
 WIDE_BYTES = 4
 """Gradients are fp32."""
-PLACE_BYTES = 2 * 8
-"""Of each granule its place on the way out and home."""
+PAD = 32
+"""Parameters, and shares of a bucket, begin at multiples of so many elements."""
 IN_FLIGHT = 2
-"""Buckets that have scratch of their own."""
+"""Buckets that have scratch of their own: one may be on its way while the one before is summed."""
 
 
 def chunk_sizes(sizes: Sequence[int]) -> list[int]:
@@ -24,6 +23,44 @@ def chunk_sizes(sizes: Sequence[int]) -> list[int]:
     return chunks
 
 
+def chunks_in(bucket_bytes: int) -> int:
+    """Return the chunks of a bucket: one at least."""
+    return max(1, bucket_bytes // (CHUNK * WIDE_BYTES))
+
+
+def share_edges(length: int, num_cells: int) -> tuple[int, ...]:
+    """Cut a bucket evenly: return where each cell's share begins, and where the last one ends.
+
+    Args:
+        length: elements of the bucket, a multiple of :data:`PAD`.
+        num_cells: cells that share it.
+    """
+    granules = length // PAD
+    return tuple(granules * cell // num_cells * PAD for cell in range(num_cells + 1))
+
+
+def owned_elements(sizes: Sequence[int], index: int, num_cells: int, bucket_bytes: int) -> int:
+    """Return the elements that a cell adds up: its share of each bucket.
+
+    Args:
+        sizes: elements of each block of the stage; chunks begin anew at each.
+        index: of the cell in its stage.
+        num_cells: cells of the stage.
+        bucket_bytes: what is reduced at a time.
+    """
+    return sum(_own(length, index, num_cells) for length in _bucket_lengths(sizes, bucket_bytes))
+
+
+def _own(length: int, index: int, num_cells: int) -> int:
+    edges = share_edges(length, num_cells)
+    return edges[index + 1] - edges[index]
+
+
+def _bucket_lengths(sizes: Sequence[int], bucket_bytes: int) -> list[int]:
+    chunks, step = chunk_sizes(sizes), chunks_in(bucket_bytes)
+    return [sum(chunks[first : first + step]) for first in range(0, len(chunks), step)]
+
+
 def reduction_bytes(
     sizes: Sequence[int],
     index: int,
@@ -32,7 +69,7 @@ def reduction_bytes(
     num_lanes: int,
     bucket_bytes: int,
 ) -> int:
-    """Return what a cell packs, receives and adds up, with the places of what it packs.
+    """Return what a cell receives and adds up, and the copies of its sums that it sends.
 
     Args:
         sizes: elements of each block of the stage.
@@ -41,23 +78,18 @@ def reduction_bytes(
         num_lanes: of the job.
         bucket_bytes: what is reduced at a time.
     """
-    cells, chunks = len(num_partials), chunk_sizes(sizes)
-    step = max(1, bucket_bytes // (CHUNK * WIDE_BYTES))
+    cells = len(num_partials)
     # Lanes with several partials are added up apart, but for the first.
     has_lane_sum = sum(num_partials) > num_lanes
-    places: dict[tuple[int, ...], int] = {}
     scratch: dict[tuple[str, int, int], int] = {}
-    for number, first in enumerate(range(0, len(chunks), step)):
-        within, slot = chunks[first : first + step], number % IN_FLIGHT
-        total = sum(within)
-        own = sum(within[(index - first) % cells :: cells])
-        places[(first % cells, *within)] = total // math.gcd(*within) * PLACE_BYTES
+    for number, length in enumerate(_bucket_lengths(sizes, bucket_bytes)):
+        own, slot = _own(length, index, cells), number % IN_FLIGHT
         wanted = {("lane", 0, 0): own * has_lane_sum}
         if cells > 1:
-            wanted |= {("parts", slot, 0): total, ("sums", slot, 0): own * (cells - 1)}
+            wanted |= {("sums", slot, 0): own * cells}
             for turn in range(max(num_partials)):
-                senders = sum(n > turn for i, n in enumerate(num_partials) if i != index)
-                wanted |= {("packed", slot, turn): total, ("received", slot, turn): own * senders}
+                senders = sum(n > turn for n in num_partials)
+                wanted |= {("received", slot, turn): own * senders}
         for name, elements in wanted.items():
             scratch[name] = max(scratch.get(name, 0), elements)
-    return sum(places.values()) + WIDE_BYTES * sum(scratch.values())
+    return WIDE_BYTES * sum(scratch.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,8 @@ class Api(Process, SupervisorAnswers):
     def conflicted(self) -> None:
         """Nobody counts lost races here."""
 
-    async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
-        async with self._turn:
-            return await self.decide(event, held)
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        return self._turn
 
     def note_later(self, procedure: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.spawn(procedure())

@@ -62,6 +62,8 @@ class Checks:
         self._by_name: dict[str, Plan] = {}
         self._reports: dict[str, tuple[SettleReport, ...]] = {}
         self._commits: dict[int, Commit] = {}
+        self._decisions: dict[int, tuple[CoordinatorState, CoordinatorState]] = {}
+        """States before and after each decision that is not durable yet, by id of the latter."""
         self._lives: dict[str, Life] = {}
         self._appliers: defaultdict[tuple[int, tuple[int, int]], list[Life]] = defaultdict(list)
         """Who has applied a step at a position."""
@@ -83,6 +85,8 @@ class Checks:
     def decided(self, before: CoordinatorState, outcome: Transition) -> None:
         """The coordinator took a step."""
         self.num_checks += 1
+        if outcome.state is not before:
+            self._decisions[id(outcome.state)] = before, outcome.state
         check_invariants(outcome.state)
         plans = [a.plan for a in outcome.actions if isinstance(a, PublishPlan)]
         _hold(len(plans) <= 1, "two plans for one event")
@@ -98,12 +102,23 @@ class Checks:
             _hold(known or len(plan.chains) <= most, f"{plan.quorum} has more than {most} replicas")
 
     def committed(self, before: CoordinatorState, after: CoordinatorState) -> None:
-        """A decision is durable."""
-        if after.phase is JobPhase.SUSPENDED and before.phase is not JobPhase.SUSPENDED:
-            self.seen["suspended"] += 1
-            if before.plan is not None:
-                self.seen["suspended while " + before.phase] += 1
-                self._check_saved(before)
+        """Decisions are durable."""
+        for old, new in self._steps_between(before, after):
+            if new.phase is JobPhase.SUSPENDED and old.phase is not JobPhase.SUSPENDED:
+                self.seen["suspended"] += 1
+                if old.plan is not None:
+                    self.seen["suspended while " + old.phase] += 1
+                    self._check_saved(old)
+
+    def _steps_between(
+        self, before: CoordinatorState, after: CoordinatorState
+    ) -> list[tuple[CoordinatorState, CoordinatorState]]:
+        """Return the decisions that one change makes durable, the newest first."""
+        steps = []
+        while after is not before and (step := self._decisions.pop(id(after), None)):
+            steps.append(step)
+            after = step[0]
+        return steps
 
     def _check_saved(self, before: CoordinatorState) -> None:
         """Nobody ends before what it has is on the disk, unless some stage had nothing to save."""

@@ -99,9 +99,11 @@ class World(Stage):
             self.checks.mirrored(self.store.job.ledger)
 
     def _is_all_told(self) -> bool:
-        """Whether nobody who lives still has a ledger entry to tell."""
-        supervisors = (pod.supervisor for pod in self.pods.values())
-        return all(s.conversation.has_mirrored for s in supervisors if s.alive) and not any(
+        """Whether nobody who lives still has a ledger entry to tell, or has not read one yet."""
+        supervisors = [pod.supervisor for pod in self.pods.values() if pod.supervisor.alive]
+        if any(s.stopped for s in supervisors):
+            return False
+        return all(s.conversation.has_mirrored for s in supervisors) and not any(
             trainer.alive and trainer.has_entries_to_repeat for trainer in self.trainers.values()
         )
 

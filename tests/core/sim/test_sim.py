@@ -64,11 +64,12 @@ def test_replicas_come_and_go_between_steps() -> None:
 
 def test_a_hand_over_connects_no_group_whose_members_stay() -> None:
     kept = 0
-    for seed in range(12):
+    for seed in range(24):
         outcome = simulate(draw(seed, kinds=("drain",)))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         kept += outcome.seen.get("group kept", 0)
-        if outcome.seen["unplanned"] == 1:
+        # Where a plan overtakes the one before, some members have not settled in that.
+        if outcome.seen["unplanned"] == 1 and outcome.seen.get("plan hand-over") == 1:
             assert not outcome.seen.get("group connected again"), f"seed {seed}: {outcome.seen}"
     assert kept
 

@@ -16,10 +16,9 @@ from mainstay_core.job.rank_sizes import (
     StageSizes,
     even_shares,
     largest,
-    owned_elements,
     rank_sizes,
 )
-from mainstay_core.job.reduction_sizes import CHUNK
+from mainstay_core.job.reduction_sizes import CHUNK, PAD, owned_elements
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.planning.assignment import plan_reordering
@@ -51,8 +50,8 @@ SMALL = {
 class PlayedGroup:
     """A group whose peers are not there: it counts what is sent, and holds it as a real one."""
 
-    def __init__(self):
-        self.sent = 0
+    def __init__(self, rank=0):
+        self.sent, self._rank = 0, rank
 
     @property
     def pipeline(self):
@@ -78,7 +77,7 @@ class PlayedGroup:
     def start_exchange(self, received, sent, received_sizes, sent_sizes):
         assert received.numel() == sum(received_sizes)
         assert sent.numel() == sum(sent_sizes)
-        self.sent += sent.nbytes
+        self.sent += sent.nbytes - sent_sizes[self._rank] * sent.element_size()
         return Exchange(Going(), received, received, sent)
 
     def finish_exchange(self, exchange):
@@ -213,7 +212,7 @@ def run(case, config, replica, stage, inner):
     engine.interpreter.run(program, 0, PlayedGroup())
     engine.drop_held()  # its buffers stay: what comes next is activations alone
     forget_constants()
-    pipeline, cells = PlayedGroup(), PlayedGroup()
+    pipeline, cells = PlayedGroup(), PlayedGroup(replica)
     with measure.LiveBytes(mesh.size) as live:
         engine.interpreter.run(program, 0, pipeline)
         activations, sent_inner = live.peak, live.sent
@@ -314,7 +313,7 @@ def test_largest_is_taken_line_by_line():
     )
 
 
-def test_owned_chunks_are_those_of_the_reduction():
+def test_owned_elements_are_those_of_the_reduction():
     layout = StageLayout(
         blocks=(
             BlockLayout.of("first", {"weight": (70_000,), "bias": (17,)}),
@@ -324,12 +323,14 @@ def test_owned_chunks_are_those_of_the_reduction():
     )
     sizes = [block.size for block in layout.blocks]
     for cells in range(1, 9):
-        owned = tuple(owned_elements(sizes, index, cells) for index in range(cells))
         lengths = [chunk.stop - chunk.start for chunk in layout.chunks()]
-        (whole,) = cut(lengths, layout.size * 4 + (1 << 20), cells, 0)
-        assert owned == whole.ordering.sizes
+        for bucket_bytes in (1, 3 * CHUNK * 4, layout.size * 4 + (1 << 20)):
+            buckets = cut(lengths, bucket_bytes, cells)
+            for index in range(cells):
+                owned = owned_elements(sizes, index, cells, bucket_bytes)
+                assert owned == sum(bucket.sizes[index] for bucket in buckets)
     assert CHUNK == exact_layout.CHUNK
-    assert llama_sizes.PAD == exact_layout.PAD
+    assert PAD == exact_layout.PAD
 
 
 def test_the_most_is_there_when_the_last_forward_has_begun():

@@ -10,7 +10,7 @@ from mainstay_core.planning.partials import grow_all
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.plan import Partial
-from mainstay_train.exact.layout import CHUNK, BlockLayout, StageLayout
+from mainstay_train.exact.layout import CHUNK, PAD, BlockLayout, StageLayout
 from mainstay_train.exact.reduction import PartialStore, Reducer, cut
 
 LAYOUT = StageLayout(
@@ -246,7 +246,7 @@ def test_a_reduction_leaves_partials_as_they_were_also_when_it_is_interrupted():
             received.fill_(float("nan"))
 
     for reducer in reducers:
-        reducer._place = lambda *args, place=reducer._place: (writes_late(), place(*args))
+        reducer._sum_own = lambda *args, add=reducer._sum_own: (writes_late(), add(*args))
     for result in reduce_all(stores, table, reducers):
         assert torch.equal(bits(result), bits(sum_by_rule_3(flats, 2, 2)))
     for store, kept in zip(stores, before, strict=True):
@@ -296,24 +296,20 @@ def test_buffers_are_reused_and_never_shared():
     assert second <= first
 
 
-@pytest.mark.parametrize("num_cells", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_cells", [1, 2, 3, 8, 4_000])
 @pytest.mark.parametrize("chunks", [1, 3, 100])
-def test_every_element_has_one_owner_and_owners_depend_on_the_grid_alone(num_cells, chunks):
+def test_every_element_is_in_one_share_and_shares_are_even(num_cells, chunks):
     lengths = [chunk.stop - chunk.start for chunk in LAYOUT.chunks()]
-    expected = torch.full((LAYOUT.size,), -1)
-    for chunk in LAYOUT.chunks():
-        base = LAYOUT.offsets[chunk.block]
-        expected[base + chunk.start : base + chunk.stop] = chunk.index % num_cells
-    for rank in range(num_cells):
-        owner = torch.full((LAYOUT.size,), -1)
-        for bucket in cut(lengths, chunks * CHUNK * 4, num_cells, rank):
-            ordering = bucket.ordering
-            order = [rank, *(peer for peer in range(num_cells) if peer != rank)]
-            by_part = torch.cat([torch.full((ordering.sizes[peer],), peer) for peer in order])
-            placed = by_part.view(-1, ordering.granule)[ordering.home].view(-1)
-            owner[bucket.start : bucket.stop] = placed
-            assert torch.equal(ordering.outward[ordering.home], torch.arange(len(ordering.home)))
-        assert torch.equal(owner, expected)
+    shares = torch.zeros(LAYOUT.size, dtype=torch.int32)
+    for bucket in cut(lengths, chunks * CHUNK * 4, num_cells):
+        assert bucket.stop - bucket.start <= chunks * CHUNK
+        assert max(bucket.sizes) - min(bucket.sizes) <= PAD
+        for rank in range(num_cells):
+            share = bucket.share(rank)
+            assert share.start % PAD == 0
+            assert share.stop - share.start == bucket.sizes[rank]
+            shares[share] += 1
+    assert torch.equal(shares, torch.ones_like(shares))
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 4 * CHUNK, 8 * CHUNK, 12 * CHUNK])
