@@ -61,7 +61,7 @@ class Played:
     """A group as rank 0 sees it: the others send zeros, at once and at no cost."""
 
     def __init__(self) -> None:
-        self._zeroed: set[int] = set()
+        self._zeroed: dict[int, tuple[int, ...]] = {}
 
     def start_exchange(
         self,
@@ -71,8 +71,9 @@ class Played:
         sent_sizes: Sequence[int],
     ) -> None:
         """Nothing is on its way but what a rank sends to itself."""
-        if received.data_ptr() not in self._zeroed:
-            self._zeroed.add(received.data_ptr())
+        sizes = tuple(received_sizes)
+        if self._zeroed.get(received.data_ptr()) != sizes:
+            self._zeroed[received.data_ptr()] = sizes
             received.zero_()
         received[: received_sizes[0]].copy_(sent[: sent_sizes[0]])
 
