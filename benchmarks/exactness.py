@@ -53,8 +53,10 @@ from mainstay_train.comm.gather_client import GatherClient  # noqa: E402
 from mainstay_train.comm.group import Group  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
 from mainstay_train.compute.loader import Loader  # noqa: E402
-from mainstay_train.exact import digests, numerics, optimizer  # noqa: E402
+from mainstay_train.exact import numerics  # noqa: E402
 from mainstay_train.exact.draws import Address  # noqa: E402
+from mainstay_train.exact.gradients import GradientSums  # noqa: E402
+from mainstay_train.exact.readout import Readout  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
 from mainstay_train.state.heal import masters_digest  # noqa: E402
 
@@ -157,37 +159,29 @@ class OurStep:
             for lane in range(size)
         ]
         self._masters = ""
+        self._sums = GradientSums(self._engine.state.layout, self._engine.reducer.bounds)
 
     def __call__(self, number: int, depth: int, copy: bool = False) -> None:
         engine, part = self._engine, OURS[:depth]
         engine.drop_held()
         engine.compute((self._rank,), number, None)
         own = engine.store.partials[self._table[self._rank].partial]
-        if OURS[1] in part:
-            engine.reducer.reduce(
-                self._group,
-                self._table,
-                list(range(self._size)),
-                self._rank,
-                engine.store.partials,
-            )
-            reduced = engine.reducer.reduced
-        else:
-            self._group._group.allreduce([own]).wait()
-            reduced = own
-        blocks = engine.state.layout.block_views(reduced)
         gradient = ""
         if OURS[3] in part:
-            self._digest(own)
-            gradient = self._digest(reduced)
-        if OURS[2] in part:
-            norms = optimizer.block_norms_sq(blocks)
+            norms, gradient = self._reduce_digested(own)
         else:
-            norms = [float(torch.linalg.vector_norm(block)) ** 2 for block in blocks]
+            if OURS[1] in part:
+                self._reduce()
+                own = engine.reducer.reduced
+            else:
+                self._group._group.allreduce([own]).wait()
+            norms = self._norms(own, OURS[2] in part)
         if OURS[4] in part:
             norms = self._vote(number, norms, gradient)
         tokens = self._size * demo.MODEL["sequence"]
         _, scale = clip(norms, tokens, 1.0)
+        reduced = engine.reducer.reduced if OURS[1] in part else own
+        blocks = engine.state.layout.block_views(reduced)
         engine.state.apply(blocks, scale, LEARNING_RATE)
         if OURS[3] in part:
             self._masters = masters_digest(engine.state)
@@ -195,11 +189,30 @@ class OurStep:
             for flat in engine.state.flats():
                 flat.tensor.clone()
 
-    def _digest(self, flat: torch.Tensor) -> str:
-        layout = self._engine.state.layout
-        names = (f"gradient:{block.name}" for block in layout.blocks)
-        named = zip(names, layout.block_views(flat), strict=True)
-        return digests.digest_tensors(named).hex()
+    def _reduce(self, **during: Callable[..., None]) -> None:
+        engine = self._engine
+        partials, cells = engine.store.partials, list(range(self._size))
+        engine.reducer.reduce(self._group, self._table, cells, self._rank, partials, **during)
+
+    def _reduce_digested(self, own: torch.Tensor) -> tuple[list[float], str]:
+        """The norms and the digest, each part's as soon as it is complete."""
+        sums, reducer = self._sums, self._engine.reducer
+        sums.begin()
+        self._reduce(
+            meanwhile=lambda: sums.digest(own).hex(),
+            placed=lambda start: sums.take(reducer.reduced, start),
+        )
+        readout = Readout()
+        read = sums.read(readout)
+        readout.fetch()
+        return [*read.norms_sq()], read.digest().hex()
+
+    def _norms(self, flat: torch.Tensor, on_grid: bool) -> list[float]:
+        if not on_grid:
+            blocks = self._engine.state.layout.block_views(flat)
+            return [float(torch.linalg.vector_norm(block)) ** 2 for block in blocks]
+        parts = (part.norms.squares(flat[part.within]) for part in self._sums.parts)
+        return [square for squares in parts for square in squares.tolist()]
 
     def _vote(self, number: int, norms: list[float], gradient: str) -> list[float]:
         result = self._engine.type_results[self._rank]

@@ -31,7 +31,8 @@ from mainstay_core.rank.settle import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
 from mainstay_train.compute.loader import Loader  # noqa: E402
-from mainstay_train.exact import digests, optimizer  # noqa: E402
+from mainstay_train.exact import digests  # noqa: E402
+from mainstay_train.exact.gradients import GradientSums  # noqa: E402
 from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402
 from mainstay_train.exact.reduction import Reducer  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
@@ -129,8 +130,10 @@ def overheads(rounds: int) -> None:
     engine.state.initialize(1)
     engine.reducer.reduced.normal_()
     blocks = engine.state.layout.block_views(engine.reducer.reduced)
+    reduced = engine.reducer.reduced
+    sums = GradientSums(engine.state.layout, engine.reducer.bounds)
     parts = {
-        "norms": lambda: optimizer.block_norms_sq(blocks),
+        "norms": lambda: [part.norms.squares(reduced[part.within]) for part in sums.parts],
         "digest of the reduced gradient": engine.gradient_digest,
         "digest of the masters": lambda: masters_digest(engine.state),
         "apply (AdamW)": lambda: engine.state.apply(blocks, 1e-3, 1e-4),

@@ -1,7 +1,7 @@
 """Reduces and digests chunk by chunk: the form that buckets are measured against.
 
-The bits are those of ``mainstay_train.exact``; what differs is that each chunk has its own views,
-sums and keys in Python.
+The bits are those of ``mainstay_train.exact``, but for the last ones of norms; what differs is that
+each chunk has its own views, sums and keys in Python.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Digest:
             for mixer, value in enumerate(row):
                 totals[mixer] += _chunk_key(name, chunk, mixer) * value
     return Digest(totals[0] % (1 << 64), totals[1] % (1 << 64))
+
+
+def chunk_norms_sq(flat: torch.Tensor) -> list[float]:
+    """Return each chunk's squared norm: a dot product of its own, whose order is the kernel's."""
+    wide = (flat[at : at + CHUNK].to(torch.float64) for at in range(0, flat.numel(), CHUNK))
+    return torch.stack([torch.dot(chunk, chunk) for chunk in wide]).tolist()
 
 
 class ChunkReducer:

@@ -24,10 +24,10 @@ from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute.interpreter import Hook, Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
-from mainstay_train.exact import digests, optimizer
-from mainstay_train.exact.digests import FlatDigest, Piece
+from mainstay_train.exact import digests
+from mainstay_train.exact.gradients import GradientSums
 from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
-from mainstay_train.exact.readout import Readout
+from mainstay_train.exact.readout import Later, Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import Workload, user_code
@@ -120,21 +120,21 @@ class Engine:
     inner: InnerMesh = SINGLE
     _chain: ChainGroups | None = None
     """Over which was computed last."""
-    _sums: tuple[tuple[Partial, torch.Tensor], ...] = ()
+    _sums: tuple[tuple[Partial, list[torch.Tensor]], ...] = ()
     """Digests of the same, where they were computed."""
     _masters: Shared | None = None
     """Of the masters as they were last applied."""
-    _gradient: FlatDigest = field(init=False)
-    """Of a flat gradient, reduced or a partial, by block."""
+    _gradient: GradientSums = field(init=False)
+    """Digest and norms of a flat gradient, reduced or a partial."""
 
     def __post_init__(self) -> None:
-        layout = self.state.layout
-        place = f"@{self.inner.index}" if self.inner.size > 1 else ""
-        pieces = (
-            Piece(f"gradient:{block.name}{place}", offset, block.size)
-            for block, offset in zip(layout.blocks, layout.offsets, strict=True)
+        self._gradient = GradientSums(
+            self.state.layout,
+            self.reducer.bounds,
+            place=f"@{self.inner.index}" if self.inner.size > 1 else "",
+            counts_copies=self.inner.counts_copies,
+            device=self.reducer.reduced.device,
         )
-        self._gradient = FlatDigest(pieces, self.reducer.reduced.device)
 
     @classmethod
     def build(
@@ -236,7 +236,11 @@ class Engine:
         def describe() -> None:
             self._sums = tuple((partial, self._gradient.sums(partials[partial])) for partial in own)
 
-        self.reducer.reduce(group, table, members, index, partials, meanwhile=describe)
+        def take(start: int) -> None:
+            self._gradient.take(self.reducer.reduced, start)
+
+        self._gradient.begin()
+        self.reducer.reduce(group, table, members, index, partials, describe, take)
 
     def judge_held(self) -> None:
         """Wait until the device has computed what is held, and drop what the chain's end cut off.
@@ -274,7 +278,6 @@ class Engine:
         Raises:
             GroupEnded: a group ended before the device was done; partials are as before.
         """
-        blocks = optimizer.counted(self.state.layout.blocks, self._reduced_blocks(), self.inner)
         supplied = {
             shard_type: self.type_results[shard_type]
             for supply in table
@@ -282,10 +285,9 @@ class Engine:
             for shard_type in range(supply.partial.first, supply.partial.last + 1)
         }
         readout = Readout()
-        norms = optimizer.NormsSq(blocks, readout)
-        gradient = readout.add(self._gradient.sums(self.reducer.reduced))
+        gradient = self._gradient.read(readout)
         copies = [readout.add(sums) for sums in self._copied_gradients()]
-        sent = [(partial, readout.add(sums)) for partial, sums in self._sums]
+        sent = [(partial, [readout.add(part) for part in sums]) for partial, sums in self._sums]
         losses = {
             shard_type: readout.add(result.loss_sum)
             for shard_type, result in supplied.items()
@@ -296,13 +298,13 @@ class Engine:
             raise GroupEnded("the chain ended before its types were computed")
         readout.fetch(None if group is None else group.wait_for)
         self.sent = tuple(
-            PartialDigest(partial=partial, slot=slot, digest=digests.added([sums()]).hex())
+            PartialDigest(partial=partial, slot=slot, digest=_digest(sums).hex())
             for partial, sums in sent
         )
         return Ballot(
-            norms_sq=tuple(norms.fetched()),
-            gradient=digests.added([gradient()]).hex(),
-            copies=self._copies_digest(digests.added([sums() for sums in copies]), masters),
+            norms_sq=gradient.norms_sq(),
+            gradient=gradient.digest().hex(),
+            copies=self._copies_digest(_digest(copies), masters),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type))
                 for shard_type, result in supplied.items()
@@ -379,3 +381,8 @@ class Engine:
 
     def _reduced_blocks(self) -> list[torch.Tensor]:
         return self.state.layout.block_views(self.reducer.reduced)
+
+
+def _digest(sums: Sequence[Later]) -> Digest:
+    """The digest that sums make up, once their readout is fetched."""
+    return digests.added([part() for part in sums])

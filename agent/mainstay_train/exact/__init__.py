@@ -4,8 +4,12 @@
 - ``slices``: the part of a tensor that an inner rank holds
 - ``reduction``: the sum of gradients over the cells of a stage
 - ``readout``: fetches small results from a device with one wait
-- ``optimizer``: gradient norm, clipping, and the update of a stage
+- ``rows``: the chunks of a flat buffer, read in batches
+- ``norms``: squared norms of gradients
 - ``digests``: digests of tensors
+- ``row_sums``: their sums in one pass on a GPU
+- ``gradients``: digest and norms of a reduced gradient, bucket by bucket
+- ``optimizer``: the update of a stage, and its state
 - ``numerics``: one arithmetic for all ranks of a job
 - ``fingerprint``: what must be equal for bits to be equal
 - ``draws``: random numbers by address

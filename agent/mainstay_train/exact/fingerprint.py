@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from mainstay_train.base import environment
-from mainstay_train.exact import layout
+from mainstay_train.exact import layout, norms
 
 
 def fingerprint(
@@ -34,6 +34,7 @@ def fingerprint(
         "dtype": str(dtype).removeprefix("torch."),
         "chunk_elements": str(layout.CHUNK),
         "pad_elements": str(layout.PAD),
+        "norm": f"fp64, rows of {norms.COLUMNS}, then halves",
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "compile": "eager",

@@ -1,8 +1,8 @@
-"""Gradient norm, clipping, optimizer and the state of a stage.
+"""Optimizer and the state of a stage.
 
-Everything here is elementwise per block or summed on the fixed chunk grid, so
-its bits do not depend on how many stages or cells there are. Apply uses no
-communication and is not interrupted (protocol.md section 2, rule B).
+Everything here is elementwise per block, so its bits do not depend on how many
+stages or cells there are. Apply uses no communication and is not interrupted
+(protocol.md section 2, rule B).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mainstay_core.base.digest import Digest
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.exact import digests, layout
 from mainstay_train.exact.readout import Readout
+from mainstay_train.exact.rows import Piece
 from mainstay_train.exact.slices import Slice
 
 OptimizerFactory = Callable[[Sequence[tuple[str, torch.Tensor]]], torch.optim.Optimizer]
@@ -110,65 +111,6 @@ def warmup_cosine(
         return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
 
     return rate
-
-
-def chunk_norms_sq(flat: torch.Tensor) -> torch.Tensor:
-    """Squared L2 norm of each chunk of one block's flat gradient: fp64 [chunks], where it is."""
-    sums = []
-    for start in range(0, flat.numel(), layout.CHUNK):
-        wide = flat[start : start + layout.CHUNK].to(torch.float64)
-        sums.append(torch.dot(wide, wide))
-    if not sums:
-        return torch.empty(0, dtype=torch.float64, device=flat.device)
-    return torch.stack(sums)
-
-
-class NormsSq:
-    """Squared L2 norm of each block's flat gradient: fp64 per chunk, chunks added in order.
-
-    Args:
-        blocks: flat gradients.
-        readout: fetches what the norms are made of.
-    """
-
-    def __init__(self, blocks: Iterable[torch.Tensor], readout: Readout) -> None:
-        self._chunks = [readout.add(chunk_norms_sq(flat)) for flat in blocks]
-
-    def fetched(self) -> list[float]:
-        """The norms, once the readout is fetched."""
-        return [fold(chunks().tolist()) for chunks in self._chunks]
-
-
-def block_norms_sq(blocks: Iterable[torch.Tensor]) -> list[float]:
-    """:class:`NormsSq`, at once."""
-    readout = Readout()
-    norms = NormsSq(blocks, readout)
-    readout.fetch()
-    return norms.fetched()
-
-
-def counted(
-    layouts: Iterable[layout.BlockLayout], reduced: Iterable[torch.Tensor], mesh: InnerMesh
-) -> list[torch.Tensor]:
-    """The part of the blocks' gradients that a rank speaks for: inner rank 0 alone for copies.
-
-    Args:
-        layouts: of the stage's blocks.
-        reduced: their flat gradients.
-        mesh: the rank's place in its cell.
-    """
-    return [
-        flat if mesh.counts_copies else flat[: block.own]
-        for block, flat in zip(layouts, reduced, strict=True)
-    ]
-
-
-def fold(norms_sq: Iterable[float]) -> float:
-    """Plain left-to-right sum: ``sum`` compensates for rounding from Python 3.12 on."""
-    total = 0.0
-    for value in norms_sq:
-        total += value
-    return total
 
 
 class StateTensor(NamedTuple):
@@ -386,7 +328,7 @@ def _whole_masters(
         (
             block,
             [
-                digests.Piece(f"master:{param.name}", param.offset, param.numel)
+                Piece(f"master:{param.name}", param.offset, param.numel)
                 for param in block.layout.params
                 if param.part is None and param.copy == copies
             ],

@@ -123,12 +123,20 @@ def cut(lengths: Sequence[int], bucket_bytes: int, num_cells: int) -> tuple[Buck
         bucket_bytes: of a bucket at most, unless one chunk is larger.
         num_cells: cells that share the stage.
     """
-    starts = [*accumulate(lengths, initial=0)]
-    step = chunks_in(bucket_bytes)
     return tuple(
         Bucket(number, start, stop, share_edges(stop - start, num_cells))
-        for number, (start, stop) in enumerate(pairwise([*starts[:-1:step], starts[-1]]))
+        for number, (start, stop) in enumerate(bounds(lengths, bucket_bytes))
     )
+
+
+def bounds(lengths: Sequence[int], bucket_bytes: int) -> tuple[tuple[int, int], ...]:
+    """(first element, one past the last) of each bucket; arguments as of :func:`cut`."""
+    starts = [*accumulate(lengths, initial=0)]
+    return tuple(pairwise([*starts[: -1 : chunks_in(bucket_bytes)], starts[-1]]))
+
+
+def _unheard(_: int) -> None:
+    """Nobody wants to know of complete buckets."""
 
 
 def _add_up(into: torch.Tensor, terms: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -192,10 +200,13 @@ class Reducer:
         self._device, self._bucket_bytes = device, bucket_bytes
         self._layout = layout
         self._lengths = [chunk.stop - chunk.start for chunk in layout.chunks()]
+        self.bounds = bounds(self._lengths, bucket_bytes)
+        """(first element, one past the last) of each bucket."""
         self._cut: tuple[int, tuple[Bucket, ...]] = (0, ())
         """The buckets of the newest number of cells."""
         self._buffers: dict[tuple[str, int, int], torch.Tensor] = {}
         self._started: list[Exchange] = []
+        self._placed: Callable[[int], None] = _unheard
         self.reduced = layout.allocate(device=device)
         """Sum over all types of the step; valid after :meth:`reduce`."""
 
@@ -207,6 +218,7 @@ class Reducer:
         index: int,
         partials: Mapping[Partial, torch.Tensor],
         meanwhile: Callable[[], None] | None = None,
+        placed: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
         """Return the canonical sum over all supplies of the table, on every cell.
 
@@ -217,6 +229,7 @@ class Reducer:
             index: this cell's member index.
             partials: buffers of this cell, flat over the stage.
             meanwhile: called once, as soon as the first bucket is on its way.
+            placed: called with the first element of each bucket whose sum is complete.
 
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
@@ -224,6 +237,7 @@ class Reducer:
         rank = members.index(index)
         turns = _Turns.of(table, members, rank, partials)
         buckets = self._buckets(len(members))
+        self._placed = placed or _unheard
         if group is None:
             self._sum_alone(buckets, turns)
             if meanwhile is not None:
@@ -245,6 +259,7 @@ class Reducer:
         for bucket in buckets:
             terms = [(lane, turns.own[turn][bucket.within]) for lane, _, turn in turns.terms]
             self._sum(terms, self.reduced[bucket.within])
+            self._placed(bucket.start)
 
     def _reduce_together(
         self,
@@ -270,6 +285,7 @@ class Reducer:
                 gathered[summed] = self._gather(group, buckets[summed], rank)
             if over >= 0:
                 self._finish(group, gathered.pop(over))
+                self._placed(buckets[over].start)
 
     def _scatter(self, group: Group, bucket: Bucket, turns: _Turns, rank: int) -> list[Exchange]:
         """Start to send every cell its share of what this one supplies."""

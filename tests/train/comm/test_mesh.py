@@ -82,8 +82,8 @@ def chain_of(store, index, name="chain"):
 def reduced(engine, chain):
     """Compute all types and sum them, as the only replica."""
     engine.compute(TYPES, STEP, chain)
-    (partial,) = engine.store.partials.values()
-    engine.reducer.reduced.copy_(partial)
+    (partial,) = engine.store.partials
+    engine.reduce(None, [Supply(partial=partial, index=0)], [0], 0)
     return engine
 
 

@@ -4,11 +4,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.train.operations import Operations
+from tests.train.operations import Operations, without_memory
 
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
-from mainstay_train.exact import digests, numerics
+from mainstay_train.exact import digests, numerics, rows
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
@@ -127,7 +127,7 @@ def test_digests_are_the_ones_that_were_ever_written():
     columns = words[: 300 * 700].view(300, 700)[:, 350:]
     found = [
         digests.tensor_digest("master:w", floats),
-        digests.FlatDigest([digests.Piece("master:w", 0, len(words))]).digest(
+        digests.FlatDigest([rows.Piece("master:w", 0, len(words))]).digest(
             torch.cat([floats, torch.ones(24)])  # up to the next granule
         ),
         digests.tensor_digest("param:w", halves[: 5 * CHUNK + 77], 3 * CHUNK - 5),
@@ -152,11 +152,11 @@ def test_a_flat_buffer_has_the_digest_of_its_pieces_whatever_lies_between_them(s
     for number in range(rng.randrange(1, 12)):
         numel = rng.choice([1, 31, 32, 500, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 40])
         start = end + 32 * rng.randrange(3)
-        pieces.append(digests.Piece(f"layer.{number}", start, numel))
+        pieces.append(rows.Piece(f"layer.{number}", start, numel))
         end = start + -(-numel // 32) * 32
     flat = _bits(torch.float32, end, seed)
     rng.shuffle(pieces)
-    batch = rng.choice([32, CHUNK, 3 * CHUNK, digests.BATCH, None])
+    batch = rng.choice([32, CHUNK, 3 * CHUNK, rows.BATCH, None])
 
     found = digests.FlatDigest(pieces, batch=batch)
 
@@ -169,7 +169,7 @@ def test_a_flat_buffer_has_the_digest_of_its_pieces_whatever_lies_between_them(s
 
 def test_nothing_has_the_digest_of_nothing():
     assert digests.FlatDigest([]).digest(torch.empty(0)) == Digest.zero()
-    empty = digests.FlatDigest([digests.Piece("w", 0, 0)])
+    empty = digests.FlatDigest([rows.Piece("w", 0, 0)])
     assert empty.digest(torch.zeros(32)) == Digest.zero()
     assert digests.added([]) == Digest.zero()
 
@@ -177,12 +177,13 @@ def test_nothing_has_the_digest_of_nothing():
 def _operations(numel, names, batch, *, every=1, gap=0):
     """Operations of a digest of ``names`` pieces, of which only each ``every``th counts."""
     each = numel * every // names
-    pieces = [digests.Piece(f"layer.{n}", n * each, each // every - gap) for n in range(names)]
-    known = digests.FlatDigest(pieces, batch=batch)
-    flat = torch.ones(numel * every)
-    known.digest(flat)  # what is allocated once is there
-    with Operations() as seen:
-        known.digest(flat)
+    pieces = [rows.Piece(f"layer.{n}", n * each, each // every - gap) for n in range(names)]
+    with without_memory() as device:
+        known = digests.FlatDigest(pieces, device, batch)
+        flat = torch.empty(numel * every, device=device)
+        known.sums(flat)  # what is made once is there
+        with Operations() as seen:
+            known.sums(flat)
     return seen.count
 
 

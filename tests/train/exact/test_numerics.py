@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.train.norms import block_norms_sq
 from tests.train.stages import build_stage
 
 from mainstay_core.base import digest
 from mainstay_core.rank import votes
-from mainstay_train.exact import digests, draws, layout, numerics, optimizer
+from mainstay_train.exact import digests, draws, layout, norms, numerics, optimizer
 from mainstay_train.model import data, workload
 
 LANES, SHARDS_PER_LANE, MICRO_BATCHES, SEED = 4, 2, 2, 7
@@ -122,13 +123,13 @@ def _train(model, *, num_stages, replicas, steps, hand_off=False):
             for lane in range(1, LANES):
                 total.add_(_lane_sum(lanes[lane][stage]))
             reduced.append(cells[0][stage].layout.block_views(total))
-        norms = optimizer.block_norms_sq(flat for stage in reduced for flat in stage)
-        _, scale = votes.clip(norms, count, model.clip_norm)
+        found = block_norms_sq(flat for stage in reduced for flat in stage)
+        _, scale = votes.clip(found, count, model.clip_norm)
         for chain in cells:
             for cell, gradient in zip(chain, reduced, strict=True):
                 cell.apply(gradient, scale, model.learning_rate(step))
         outcome.steps.append(_agreed_digests(cells))
-        outcome.losses.append(optimizer.fold(losses) / count)
+        outcome.losses.append(norms.fold(losses) / count)
     outcome.data = consumed.hex()
     return outcome
 
@@ -198,7 +199,7 @@ def test_healing_by_flat_buffers_gives_the_same_future(corpus):
             address = draws.Address(SEED, number, 0, micro_batch)
             _, num_tokens, _ = _compute_type(model, [state], address, state.layout.views(gradient))
         reduced = state.layout.block_views(gradient)
-        _, scale = votes.clip(optimizer.block_norms_sq(reduced), num_tokens, 1.0)
+        _, scale = votes.clip(block_norms_sq(reduced), num_tokens, 1.0)
         state.apply(reduced, scale, model.learning_rate(number))
 
     step(old, 0)

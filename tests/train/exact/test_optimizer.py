@@ -1,4 +1,3 @@
-import math
 import subprocess
 import sys
 
@@ -7,7 +6,7 @@ import torch
 from torch import nn
 
 from mainstay_core.base import digest
-from mainstay_train.exact import digests, layout, numerics, optimizer
+from mainstay_train.exact import digests, numerics, optimizer
 from mainstay_train.model import blocks
 
 
@@ -144,19 +143,6 @@ def test_other_optimizers_whose_state_starts_from_zero_are_accepted(kind):
 def test_an_optimizer_whose_state_does_not_start_from_zero_is_refused():
     with pytest.raises(ValueError, match="NAdam does not start 'mu_product'"):
         _state(lambda named: torch.optim.NAdam([tensor for _, tensor in named]))
-
-
-def test_norms_go_by_chunk_and_block_in_fp64():
-    flat = torch.randn(2 * layout.CHUNK + 100, generator=torch.Generator().manual_seed(1))
-    chunks = optimizer.chunk_norms_sq(flat).tolist()
-    assert len(chunks) == 3
-    assert optimizer.block_norms_sq([flat, flat[:10]]) == [
-        chunks[0] + chunks[1] + chunks[2],
-        optimizer.chunk_norms_sq(flat[:10]).item(),
-    ]
-    exact = math.fsum(float(v) ** 2 for v in flat)
-    assert abs(sum(chunks) - exact) < 1e-9 * exact
-    assert optimizer.block_norms_sq([torch.empty(0)]) == [0.0]
 
 
 def test_the_masters_have_the_digest_of_their_tensors_one_by_one():

@@ -30,6 +30,7 @@ from mainstay_core.planning.program import Op
 from mainstay_core.rank import events
 from mainstay_core.wire.checkpoint_manifest import identity_of
 from mainstay_core.wire.plan import Member, Method, Plan, Rendezvous
+from mainstay_train.exact import fingerprint
 from mainstay_train.model import workload
 from mainstay_train.state import verify
 from mainstay_train.state.controller import Checkpointing
@@ -383,12 +384,19 @@ def test_another_jobs_checkpoints_are_refused_with_every_difference(tmp_path):
 
 
 def test_a_checkpoint_of_other_arithmetic_is_refused_with_each_difference(tmp_path):
-    """One from before losses went in chunks, products were summed in fp32, attention was fused."""
-    new = workload.load("", SMALL).fingerprint(torch.device("cpu"))
-    written(tmp_path / "store", fingerprint={name: new[name] for name in ("model", "data")})
+    """One from before losses went in chunks, products were summed in fp32, attention was fused,
+
+    and norms had an order of their own.
+    """
+    loaded = workload.load("", SMALL)
+    extra = loaded.fingerprint(torch.device("cpu"))
+    new = fingerprint.fingerprint("cpu", dtype=loaded.dtype, extra=extra)
+    changed = ("attention", "loss", "norm", "weight_gradients")
+    before = {name: value for name, value in new.items() if name not in changed}
+    written(tmp_path / "store", fingerprint=before)
     with pytest.raises(InvalidSpecError) as refused:
         Trainer(tmp_path / "store").checkpoints.start(new)
-    for name in ("attention", "loss", "weight_gradients"):
+    for name in changed:
         assert f"{name} is absent in the checkpoint, {new[name]} here" in str(refused.value)
 
 
