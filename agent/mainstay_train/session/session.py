@@ -22,6 +22,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
+from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import AppliedStep, MessageT, RankSession, run_blocking
@@ -257,9 +258,14 @@ class Session(RankSession[Connections]):
         """Fire the injected faults of an action that is about to run."""
         self._faults.reach(self.plan, self.state.index, self.state.step_at_hand, action)
 
-    async def compute_types(self, types: Sequence[int], groups: ChainGroups | None) -> None:
+    async def compute_types(
+        self,
+        types: Sequence[int],
+        groups: ChainGroups | None,
+        early: EarlyReduction[Group] | None,
+    ) -> None:
         """Run types through the engine's stage; complete ones are held, whatever happens."""
-        self.engine.compute(types, self.state.version, groups)
+        self.engine.compute(types, self.state.version, groups, early)
 
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
         """Return the complete partials; ``judged``: those that count once they are computed."""
