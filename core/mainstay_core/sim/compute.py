@@ -102,6 +102,8 @@ class Compute:
         self.give_up()
         program = compile_compute(types, self._micro_batches, self.stage, self._stages)
         for action in program:
+            if early is not None and action is program[-1]:
+                self._begin(early, terms.weight_gradient(tuple(done[action.type])))
             yield from self._hook(action)
             key = (action.type, action.micro_batch)
             if action.op in (Op.FORWARD, Op.BACKWARD_INPUT):
@@ -110,8 +112,6 @@ class Compute:
                 del flows[key]
                 if action.micro_batch == self._micro_batches - 1:
                     self._complete(action.type, terms.weight_gradient(tuple(done[action.type])))
-                if early is not None and action is program[-1]:
-                    self._begin(early)
             else:
                 assert group is not None
                 yield from self._transfer(action, flows, sends, group)
@@ -177,22 +177,27 @@ class Compute:
         return terms.mixed(tuple(parts))
 
     def _complete(self, shard_type: int, gradient: str) -> None:
-        grown = grow(self.partials, shard_type, self._shards_per_lane)
+        self.partials = self._with(shard_type, gradient)
+        self.complete.add(shard_type)
+
+    def _with(self, shard_type: int, gradient: str) -> dict[Partial, tuple[str, ...]]:
+        """Return the partials, with a type that is complete."""
+        partials = dict(self.partials)
+        grown = grow(partials, shard_type, self._shards_per_lane)
         values: tuple[str, ...] = (gradient,)
         if grown.first < grown.last:
             run = Partial(lane=grown.lane, first=grown.first, last=shard_type - 1)
-            values = (*self.partials.pop(run), *values)
-        self.partials[grown] = values
-        self.complete.add(shard_type)
+            values = (*partials.pop(run), *values)
+        partials[grown] = values
+        return partials
 
-    def _begin(self, early: EarlyReduction[Group]) -> None:
-        own = self._own(early.table, early.index)
+    def _begin(self, early: EarlyReduction[Group], gradient: str) -> None:
+        """Send what there will be once the last type is complete, of this gradient."""
+        partials = self._with(early.partial.last, gradient)
+        own = {s.partial: partials[s.partial] for s in early.table if s.index == early.index}
         # The reduction tells that its group has ended.
         with contextlib.suppress(GroupEnded):
             self._begun = early.group, early.table, early.group.start_exchange(own)
-
-    def _own(self, table: Iterable[Supply], index: int) -> dict[Partial, tuple[str, ...]]:
-        return {s.partial: self.partials[s.partial] for s in table if s.index == index}
 
     def _scattered(
         self, group: Group, table: Sequence[Supply], own: dict[Partial, tuple[str, ...]]
@@ -226,7 +231,7 @@ class Compute:
         Raises:
             GroupEnded: the group ended before it completed.
         """
-        own = self._own(table, index)
+        own = {s.partial: self.partials[s.partial] for s in table if s.index == index}
         came = [own] if group is None else (yield from self._scattered(group, table, own))
         yield from between()
         total = self._sum(table, members, came)
