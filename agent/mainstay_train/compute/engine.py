@@ -27,7 +27,7 @@ from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests, optimizer
 from mainstay_train.exact.digests import FlatDigest, Piece
-from mainstay_train.exact.early import BegunReduction
+from mainstay_train.exact.early import BegunReduction, Worker
 from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
 from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer
@@ -123,6 +123,8 @@ class Engine:
     """Over which was computed last."""
     _begun: BegunReduction | None = None
     """That of the types that were computed last, until :meth:`reduce` or what comes instead."""
+    _worker: Worker = field(default_factory=Worker)
+    """Runs it."""
     _sums: tuple[tuple[Partial, torch.Tensor], ...] = ()
     """Digests of the same, where they were computed."""
     _masters: Shared | None = None
@@ -248,8 +250,9 @@ class Engine:
 
         def deliver(block: int) -> None:
             if self._begun is None:
-                layout = self.state.layout
-                self._begun = BegunReduction(early, layout, self.store, self.reducer)
+                self._begun = BegunReduction(
+                    early, self.state.layout, self.store, self.reducer, self._worker
+                )
             self._begun.deliver(block)
 
         return deliver
@@ -258,6 +261,11 @@ class Engine:
         begun, self._begun = self._begun, None
         if begun is not None:
             begun.give_up()
+
+    def close(self) -> None:
+        """Give up what was begun: another engine comes."""
+        self._give_up()
+        self._worker.end()
 
     def reduce(
         self,

@@ -8,8 +8,9 @@ complete, the reduction is given up: partials were only read, and nobody has the
 from __future__ import annotations
 
 import logging
+import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -25,6 +26,32 @@ logger = logging.getLogger(__name__)
 GIVEN_UP = "a reduction that had begun was given up"
 
 
+class Worker:
+    """A thread that runs jobs one after the other. It stays from step to step, as does its memory.
+
+    A job handles its own failures.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run ``job`` after those before it; the first one starts the thread."""
+        self._jobs.put(job)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="early reduction", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """End the thread after its jobs. There may be no further one."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
 class BegunReduction:
     """One reduction under way, begun when all types but the last are complete.
 
@@ -35,6 +62,7 @@ class BegunReduction:
         layout: of the stage.
         store: holds the partials that are complete; the last type comes to be in its scratch.
         reducer: reduces; nobody else uses it until the reduction has ended.
+        worker: where it runs.
     """
 
     def __init__(
@@ -43,6 +71,7 @@ class BegunReduction:
         layout: StageLayout,
         store: PartialStore,
         reducer: Reducer,
+        worker: Worker,
     ) -> None:
         self._early, self._layout, self._store, self._reducer = early, layout, store, reducer
         own = [s.partial for s in early.table if s.index == early.index]
@@ -53,8 +82,8 @@ class BegunReduction:
         """Elements from here on are there."""
         self._has_sent = self._given_up = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="early reduction", daemon=True)
-        self._thread.start()
+        self._over = threading.Event()
+        worker.submit(self._run)
 
     def deliver(self, block: int) -> None:
         """A block's weights, and those of all blocks behind it, have the last type's gradients."""
@@ -75,7 +104,7 @@ class BegunReduction:
         Raises:
             GroupEnded: the group ended before; partials are as before.
         """
-        self._thread.join()
+        self._over.wait()
         if self._error is not None:
             raise self._error
 
@@ -84,9 +113,9 @@ class BegunReduction:
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
-        if self._has_sent and self._thread.is_alive():
+        if self._has_sent and not self._over.is_set():
             self._early.group.shutdown(GIVEN_UP)
-        self._thread.join()
+        self._over.wait()
         if not isinstance(self._error, GroupEnded | None):
             logger.error("an early reduction failed before it was given up", exc_info=self._error)
 
@@ -104,6 +133,8 @@ class BegunReduction:
                 )
         except BaseException as error:
             self._error = error
+        finally:
+            self._over.set()
 
     def _await_piece(self, start: int) -> None:
         with self._changed:

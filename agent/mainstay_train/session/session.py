@@ -248,6 +248,8 @@ class Session(RankSession[Connections]):
         if self._engine is None or not self._engine.computes(*place):
             # Freed first: a device need not hold two stages.
             self._served.serve(None, None)
+            if self._engine is not None:
+                self._engine.close()
             self._engine = None
             self._engine = self._training.build_engine(*place, self._begin_computing)
 

@@ -180,7 +180,7 @@ def test_what_comes_instead_gives_up_what_was_begun(instead):
     begun = engine._begun
     instead(engine)
     assert engine._begun is None
-    assert not begun._thread.is_alive()
+    assert begun._over.is_set()
     engine.drop_held()
     same(run(engine, TYPES, Cells(), None), run(build(0, 1), TYPES, Cells(), None))
 
@@ -193,6 +193,23 @@ def test_a_group_that_ended_meanwhile_fails_the_reduction_and_leaves_what_is_hel
     with pytest.raises(GroupEnded, match="the group has ended"):
         engine.reduce(cells, table, (0, 1), 0)
     same(run(engine, (), Cells(), None), run(build(0, 1), TYPES, Cells(), None))
+
+
+def test_one_thread_serves_all_steps_of_an_engine_and_ends_with_it():
+    def workers():
+        return {thread for thread in threading.enumerate() if thread.name == "early reduction"}
+
+    engine, before = build(0, 1), workers()
+    run(engine, TYPES, Cells(), None)
+    assert workers() == before
+    for _ in range(2):
+        engine.drop_held()
+        cells = Cells()
+        run(engine, TYPES, cells, early_for(TYPES, cells))
+        (worker,) = workers() - before
+    engine.close()
+    worker.join(30)
+    assert not worker.is_alive()
 
 
 def test_one_bucket_begins_when_all_is_there():

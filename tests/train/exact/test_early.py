@@ -19,7 +19,7 @@ from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.settle import Supply
-from mainstay_train.exact.early import BegunReduction
+from mainstay_train.exact.early import BegunReduction, Worker
 from mainstay_train.exact.layout import CHUNK
 from mainstay_train.exact.reduction import Reducer
 
@@ -62,7 +62,8 @@ def early_of(group, work, shards_per_lane, index):
 def begin(group, work, shards_per_lane, index, flats, reducer):
     """A cell at the moment when its last type is in scratch: its store, and its reduction."""
     store = filled(flats, work[index][:-1], shards_per_lane)
-    begun = BegunReduction(early_of(group, work, shards_per_lane, index), LAYOUT, store, reducer)
+    early = early_of(group, work, shards_per_lane, index)
+    begun = BegunReduction(early, LAYOUT, store, reducer, Worker())
     return store, begun
 
 
@@ -195,7 +196,7 @@ def test_what_is_given_up_leaves_partials_as_they_were_and_ends_its_group(blocks
     if blocks:
         group.wait_sent(1)
     begun.give_up()
-    assert not begun._thread.is_alive()
+    assert begun._over.is_set()
     assert store.partials.keys() == kept.keys()
     assert all(torch.equal(bits(store.partials[p]), bits(kept[p])) for p in kept)
     if not blocks:
