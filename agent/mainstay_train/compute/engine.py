@@ -13,6 +13,7 @@ from mainstay_core.base.ids import Slot
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import compile_compute
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.ledger import FinalDigests, PartialDigest
@@ -21,10 +22,11 @@ from mainstay_core.wire.votes import Commit
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
-from mainstay_train.compute.interpreter import Hook, Interpreter
+from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests
+from mainstay_train.exact.early import BegunReduction, Worker
 from mainstay_train.exact.gradients import GradientSums
 from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
 from mainstay_train.exact.readout import Later, Readout
@@ -120,6 +122,10 @@ class Engine:
     inner: InnerMesh = SINGLE
     _chain: ChainGroups | None = None
     """Over which was computed last."""
+    _begun: BegunReduction | None = None
+    """That of the types that were computed last, until :meth:`reduce` or what comes instead."""
+    _worker: Worker = field(default_factory=Worker)
+    """Runs it."""
     _sums: tuple[tuple[Partial, list[torch.Tensor]], ...] = ()
     """Digests of the same, where they were computed."""
     _masters: Shared | None = None
@@ -199,24 +205,71 @@ class Engine:
         """Whether this is the engine for that rank of ``stage`` out of ``num_stages``."""
         return (self.stage, self.num_stages, self.inner.index) == (stage, num_stages, inner)
 
-    def compute(self, types: Sequence[int], step: int, chain: ChainGroups | None) -> None:
+    def compute(
+        self,
+        types: Sequence[int],
+        step: int,
+        chain: ChainGroups | None,
+        early: EarlyReduction[Group] | None = None,
+    ) -> None:
         """Run the types through the stage; complete ones are in the store, whatever happens.
+
+        Args:
+            types: in this order.
+            step: whose samples are used.
+            chain: the groups of the rank's chain; None for a chain of one rank.
+            early: the reduction that begins as soon as parts of the last type are there.
 
         Raises:
             GroupEnded: the chain broke.
             WorkloadError: the user's blocks or data set failed.
         """
         assert self.interpreter is not None
+        self._give_up()
         self._chain = chain
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
+        deliver = self._deliver_to(early)
+        is_done = False
         try:
             with user_code(f"computing step {step}"):
-                self.interpreter.run(program, step, chain)
+                self.interpreter.run(program, step, chain, deliver)
+            is_done = True
         except RuntimeError as error:
             why = chain.broke(error) if chain else ""
             if not why:
                 raise
             raise GroupEnded(why) from error
+        finally:
+            if not is_done:
+                self._give_up()
+
+    def _deliver_to(self, early: EarlyReduction[Group] | None) -> Deliver | None:
+        """Return what is told of finished blocks and reduces them, if that gains something."""
+        # What is in one bucket is there with the last gradient. And a device computes in the order
+        # of its stream, behind the host: it would have to be told what waits for what.
+        on_host = self.reducer.reduced.device.type == "cpu"
+        if early is None or not on_host or self.reducer.num_buckets(len(early.members)) == 1:
+            return None
+
+        def deliver(block: int) -> None:
+            if self._begun is None:
+                self._gradient.begin()
+                self._begun = BegunReduction(
+                    early, self.state.layout, self.store, self.reducer, self._worker, self._take
+                )
+            self._begun.deliver(block)
+
+        return deliver
+
+    def _give_up(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.give_up()
+
+    def close(self) -> None:
+        """Give up what was begun: another engine comes."""
+        self._give_up()
+        self._worker.end()
 
     def reduce(
         self,
@@ -236,17 +289,29 @@ class Engine:
         def describe() -> None:
             self._sums = tuple((partial, self._gradient.sums(partials[partial])) for partial in own)
 
-        def take(start: int) -> None:
-            self._gradient.take(self.reducer.reduced, start)
+        begun = self._begun
+        if begun is None or not begun.is_for(group, table, members):
+            self._give_up()
+            self._gradient.begin()
+            self.reducer.reduce(
+                group, table, members, index, partials, meanwhile=describe, placed=self._take
+            )
+            return
+        self._begun = None
+        describe()
+        begun.finish()
 
-        self._gradient.begin()
-        self.reducer.reduce(group, table, members, index, partials, describe, take)
+    def _take(self, start: int) -> None:
+        """A bucket of the reduced gradient is complete."""
+        self._gradient.take(self.reducer.reduced, start)
 
     def judge_held(self) -> None:
         """Wait until the device has computed what is held, and drop what the chain's end cut off.
 
-        A partial is dropped as a whole: the sum in it cannot be taken apart.
+        A partial is dropped as a whole: the sum in it cannot be taken apart. No reduction of what
+        is held goes on after that.
         """
+        self._give_up()
         self._judge()
         for partial in self.store.held():
             types = range(partial.first, partial.last + 1)
@@ -350,6 +415,7 @@ class Engine:
 
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
+        self._give_up()
         self.store.clear()
         self.type_results.clear()
         self.sent = self._sums = ()

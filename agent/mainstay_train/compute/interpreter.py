@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mainstay_core.planning.program import ANSWER, Action, Flow, Op
+from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
@@ -28,6 +28,9 @@ from mainstay_train.model.workload import Workload
 
 Hook = Callable[[Action], None]
 """Called before each action: progress, fault injection."""
+Deliver = Callable[[int], None]
+"""Called with a block's number, from the last block to the first, once its weights have their
+gradients of a program's last type."""
 
 FORWARD_TAG = 0
 BACKWARD_TAG = 1
@@ -117,6 +120,9 @@ class Interpreter:
         self._posted: dict[tuple[Op, Flow], tuple[torch.Tensor, Pending]] = {}
         """Receives that were started with a send, by the action that waits for them."""
         self._chain: ChainGroups | None = None
+        self._deliver: Deliver | None = None
+        self._closing: frozenset[Action] = frozenset()
+        """The actions in which blocks are delivered."""
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -127,7 +133,13 @@ class Interpreter:
             Op.BACKWARD_WEIGHT: self._backward_weight,
         }
 
-    def run(self, program: Sequence[Action], step: int, chain: ChainGroups | None) -> None:
+    def run(
+        self,
+        program: Sequence[Action],
+        step: int,
+        chain: ChainGroups | None,
+        deliver: Deliver | None = None,
+    ) -> None:
         """Run a program of one step; complete types are in the store, whatever happens.
 
         A device may still compute them. Their marks say which of them count.
@@ -136,11 +148,13 @@ class Interpreter:
             program: actions of this stage.
             step: the step whose samples are used.
             chain: the groups of the rank's chain; None for a chain of one rank.
+            deliver: where finished blocks of the last type go; None: nobody waits for them.
 
         Raises:
             GroupEnded: the chain broke; types in flight are dropped.
         """
-        self._step, self._chain = step, chain
+        self._step, self._chain, self._deliver = step, chain, deliver
+        self._closing = frozenset(closing(program) if deliver is not None else ())
         self._expect(program)
         try:
             for action in program:
@@ -155,6 +169,7 @@ class Interpreter:
             self._sums.clear()
             self._sends.clear()
             self._posted.clear()
+            self._deliver = None
 
     def _expect(self, program: Sequence[Action]) -> None:
         """Have batches loaded in the program's order."""
@@ -294,13 +309,14 @@ class Interpreter:
     def _backward_input(self, action: Action) -> None:
         flow = self._flow(action)
         gradient, flow.gradient, flow.output = flow.gradient, None, None
+        at_once = self._recompute or action in self._closing
         for block in reversed(self._blocks):
             again = self._recompute and not block.spec.is_last
             tape = block.recompute(flow.inputs.pop(), flow.address) if again else flow.tapes.pop()
             gradient = block.backward_input(tape, gradient)
             gradient = None if gradient is None else _as_received(gradient)
-            if self._recompute and block is not self._blocks[0]:
-                # Before the block below runs again: only one block's tensors are ever there.
+            if at_once and block is not self._blocks[0]:
+                # With recompute only one block's tensors are ever there: the one below runs again.
                 self._add_weights(action, block, tape)
             else:
                 flow.deferred.insert(0, (block, tape))
@@ -308,17 +324,21 @@ class Interpreter:
 
     def _backward_weight(self, action: Action) -> None:
         flow = self._flows.pop((action.type, action.micro_batch))
+        if action in self._closing:
+            flow.deferred.reverse()  # blocks are delivered from the last to the first
         for block, tape in flow.deferred:
             self._add_weights(action, block, tape)
         if action.micro_batch == self._micro_batches - 1:
-            self._complete(action.type)
+            self._complete(action)
 
     def _add_weights(self, action: Action, block: Block, tape: Tape) -> None:
         views = self._store.scratch_views
         block.backward_weight(tape, views, accumulate=action.micro_batch > 0)
+        if self._deliver is not None and action in self._closing:
+            self._deliver(self._blocks.index(block))
 
-    def _complete(self, shard_type: int) -> None:
-        mark = None
+    def _complete(self, action: Action) -> None:
+        shard_type, mark = action.type, None
         if self._chain is not None:
             mark = self._chain.mark(devices.moment(self._device))
         sums = self._sums.pop(shard_type, TypeSums())
@@ -331,4 +351,4 @@ class Interpreter:
             data=sums.data.hex() if self._tells_data else None,
             mark=mark,
         )
-        self._store.complete(shard_type)
+        self._store.complete(shard_type, joined=action in self._closing)

@@ -3,6 +3,7 @@
 - ``layout``: flat buffers and the fixed chunk grid
 - ``slices``: the part of a tensor that an inner rank holds
 - ``reduction``: the sum of gradients over the cells of a stage
+- ``early``: the same, while the last type is still computed
 - ``readout``: fetches small results from a device with one wait
 - ``rows``: the chunks of a flat buffer, read in batches
 - ``norms``: squared norms of gradients

@@ -49,21 +49,44 @@ class PartialStore:
         self.scratch = self._take()
         self.scratch_views = layout.views(self.scratch)
 
-    def complete(self, shard_type: int) -> Partial:
-        """Move the finished type from scratch into its partial; returns that partial."""
+    def join_run(self, shard_type: int, within: slice) -> None:
+        """Add the run that a type extends to a finished piece of the type, in scratch.
+
+        The run itself stays as it is: the type may still fail to become complete.
+        """
+        run = self._run(grow(self.partials, shard_type, self._shards_per_lane))
+        if run is not None:
+            scratch = self.scratch[within]
+            torch.add(self.partials[run][within], scratch, out=scratch)
+
+    def complete(self, shard_type: int, *, joined: bool = False) -> Partial:
+        """Move the finished type from scratch into its partial; returns that partial.
+
+        Args:
+            shard_type: it is whole in scratch.
+            joined: whether :meth:`join_run` has seen all of it.
+        """
         grown = grow(self.partials, shard_type, self._shards_per_lane)
-        if grown.first < grown.last:
-            run = Partial(lane=grown.lane, first=grown.first, last=shard_type - 1)
-            buffer = self.partials[run]
-            # Not atomic, but nobody else reads it: a partial is only sent by this thread.
+        run = self._run(grown)
+        if run is not None and not joined:
+            buffer = self.partials.pop(run)
+            # Not atomic, but nobody else reads it: nothing of it is being sent.
             buffer.add_(self.scratch)
-            del self.partials[run]
             self.partials[grown] = buffer
         else:
+            if run is not None:
+                self.drop(run)
             self.partials[grown] = self.scratch
             self.scratch = self._take()
             self.scratch_views = self._layout.views(self.scratch)
         return grown
+
+    @staticmethod
+    def _run(grown: Partial) -> Partial | None:
+        """The partial that a type extends when it grows into this one."""
+        if grown.first == grown.last:
+            return None
+        return Partial(lane=grown.lane, first=grown.first, last=grown.last - 1)
 
     def drop(self, partial: Partial) -> None:
         """Forget one partial; its buffer is reused."""
@@ -218,6 +241,7 @@ class Reducer:
         index: int,
         partials: Mapping[Partial, torch.Tensor],
         meanwhile: Callable[[], None] | None = None,
+        await_piece: Callable[[int], None] | None = None,
         placed: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
         """Return the canonical sum over all supplies of the table, on every cell.
@@ -229,6 +253,8 @@ class Reducer:
             index: this cell's member index.
             partials: buffers of this cell, flat over the stage.
             meanwhile: called once, as soon as the first bucket is on its way.
+            await_piece: called before something is sent, with the first element of it: returns
+                once the partials are there from this element on.
             placed: called with the first element of each bucket whose sum is complete.
 
         Raises:
@@ -244,7 +270,7 @@ class Reducer:
                 meanwhile()
             return self.reduced
         try:
-            self._reduce_together(group, buckets, turns, rank, meanwhile)
+            self._reduce_together(group, buckets, turns, rank, meanwhile, await_piece)
         finally:
             if self._started:
                 # Of a group that has ended. What is lost on the way may still arrive: in memory
@@ -268,24 +294,31 @@ class Reducer:
         turns: _Turns,
         rank: int,
         meanwhile: Callable[[], None] | None,
+        await_piece: Callable[[int], None] | None,
     ) -> None:
-        """Take every bucket through scatter, sum and gather, each a bucket behind."""
+        """Take every bucket through scatter, sum and gather, each a bucket behind.
+
+        The last bucket comes first, on all cells: a backward pass yields its gradients so.
+        """
+        order = buckets[::-1]
         scattered: dict[int, list[Exchange]] = {}
         gathered: dict[int, Exchange] = {}
         for number in range(len(buckets) + IN_FLIGHT):
-            if number < len(buckets):
-                scattered[number] = self._scatter(group, buckets[number], turns, rank)
+            if number < len(order):
+                if await_piece is not None:
+                    await_piece(order[number].start)
+                scattered[number] = self._scatter(group, order[number], turns, rank)
             if number == 0 and meanwhile is not None:
                 meanwhile()
             summed, over = number - 1, number - 2
-            if 0 <= summed < len(buckets):
+            if 0 <= summed < len(order):
                 for exchange in scattered.pop(summed):
                     self._finish(group, exchange)
-                self._sum_own(buckets[summed], turns, rank)
-                gathered[summed] = self._gather(group, buckets[summed], rank)
+                self._sum_own(order[summed], turns, rank)
+                gathered[summed] = self._gather(group, order[summed], rank)
             if over >= 0:
                 self._finish(group, gathered.pop(over))
-                self._placed(buckets[over].start)
+                self._placed(order[over].start)
 
     def _scatter(self, group: Group, bucket: Bucket, turns: _Turns, rank: int) -> list[Exchange]:
         """Start to send every cell its share of what this one supplies."""
@@ -347,6 +380,10 @@ class Reducer:
     def _finish(self, group: Group, exchange: Exchange) -> None:
         group.finish_exchange(exchange)
         self._started.remove(exchange)
+
+    def num_buckets(self, num_cells: int) -> int:
+        """Return into how many parts the stage is cut for so many cells."""
+        return len(self._buckets(num_cells))
 
     def _buckets(self, num_cells: int) -> tuple[Bucket, ...]:
         if self._cut[0] != num_cells:

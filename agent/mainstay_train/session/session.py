@@ -22,6 +22,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
+from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import MessageT, RankSession, run_blocking
@@ -249,6 +250,8 @@ class Session(RankSession[Connections]):
             # Freed first: a device need not hold two stages.
             self._served.serve(None, None)
             self._checkpoints.forget_state()
+            if self._engine is not None:
+                self._engine.close()
             self._engine = None
             self._engine = self._training.build_engine(*place, self._begin_computing)
 
@@ -259,9 +262,14 @@ class Session(RankSession[Connections]):
         """Fire the injected faults of an action that is about to run."""
         self._faults.reach(self.plan, self.state.index, self.state.step_at_hand, action)
 
-    async def compute_types(self, types: Sequence[int], groups: ChainGroups | None) -> None:
+    async def compute_types(
+        self,
+        types: Sequence[int],
+        groups: ChainGroups | None,
+        early: EarlyReduction[Group] | None,
+    ) -> None:
         """Run types through the engine's stage; complete ones are held, whatever happens."""
-        self.engine.compute(types, self.state.version, groups)
+        self.engine.compute(types, self.state.version, groups, early)
 
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
         """Return the complete partials; ``judged``: those that count once they are computed."""

@@ -49,6 +49,9 @@ class Op(enum.StrEnum):
 Flow = tuple[int, int]
 """(type, micro-batch)."""
 
+COMPUTES = frozenset({Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT})
+"""What a rank of a chain does without its neighbours."""
+
 ANSWER = {Op.SEND_F: Op.RECV_B, Op.SEND_B: Op.RECV_F}
 """What comes back from the neighbour to which something is sent."""
 
@@ -124,6 +127,22 @@ def compile_compute(
                 act(Op.SEND_B)
             act(Op.BACKWARD_WEIGHT)
     return _join_transfers(actions)
+
+
+def closing(program: Sequence[Action]) -> tuple[Action, ...]:
+    """Return the actions of the last flow that come when all sends and receives have started.
+
+    What another group exchanges may start in these. Earlier it could stand between two transfers,
+    and a transport that takes a rank's operations one after the other, whatever their group, might
+    wait for ever.
+    """
+    transfers = [i for i, action in enumerate(program) if action.op not in COMPUTES]
+    rest = program[transfers[-1] + 1 if transfers else 0 :]
+    return tuple(a for a in rest if (a.type, a.micro_batch) == _flow(program[-1]))
+
+
+def _flow(action: Action) -> Flow:
+    return action.type, action.micro_batch
 
 
 def _join_transfers(actions: Sequence[Action]) -> tuple[Action, ...]:

@@ -175,6 +175,23 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             group = self._stage_group
             return group.name if group and group.connected else ""
 
+    def standing_stage_group(self, agreed: str) -> GroupT | None:
+        """Return the group of the position's members if it is connected already; None if not.
+
+        Nothing is connected here: a rank that still computes need not wait for others.
+
+        Args:
+            agreed: as of :meth:`begin_stage_group`.
+        """
+        with self._guard:
+            group = self._stage_group
+            stands = (
+                group is not None
+                and group.connected
+                and group.name == self._stage_group_name(agreed)
+            )
+            return group if stands else None
+
     def begin_stage_group(self, agreed: str) -> tuple[GroupT | None, bool]:
         """Return the group of the position's members, and whether it is still to be connected.
 
@@ -194,7 +211,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             members = _identities(plan, position)
             if len(members) == 1:
                 return None, False
-            name = agreed or f"{plan.job}/{plan.quorum}/p{position}"
+            name = self._stage_group_name(agreed)
             if self._stage_group is not None and self._stage_group.name == name:
                 return self._stage_group, False
             ended = self.gather().ended
@@ -207,6 +224,11 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             group = self._group(name, members.index(own), len(members))
             self._stage_group, self._stage_members = group, members
             return group, True
+
+    def _stage_group_name(self, agreed: str) -> str:
+        plan = self.adopted
+        assert plan is not None
+        return agreed or f"{plan.job}/{plan.quorum}/p{plan.position_of(self.index)}"
 
     def stage_order(self) -> list[int]:
         """Return the indices of the position's members in the order of the stage group's ranks.

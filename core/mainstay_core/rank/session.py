@@ -16,6 +16,7 @@ from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import Ends, GroupEnded, QuorumConnections
+from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.reports import (
     AppliedStep,
     Ballot,
@@ -172,12 +173,13 @@ class RankSession(ABC, Generic[ConnectionsT]):
         """Allocate what computes the adopted plan's stage, unless that is there."""
 
     @abstractmethod
-    async def compute_types(self, types: Sequence[int], groups: Any) -> None:
+    async def compute_types(self, types: Sequence[int], groups: Any, early: Any) -> None:
         """Run types through this cell; complete ones are held, whatever happens.
 
         Args:
             types: in this order.
             groups: of the chain; None where a chain is a single rank.
+            early: an EarlyReduction that begins meanwhile, or None; given up if the chain breaks.
 
         Raises:
             GroupEnded: the chain broke.
@@ -373,11 +375,12 @@ class RankSession(ABC, Generic[ConnectionsT]):
         """Run the types of an action through this rank's chain."""
         self.prepare()
         try:
-            groups = None
+            groups = early = None
             if action.types:
                 begun = self.connections.begin_pipeline(self.state.agreed_pipeline)
                 groups = await self._connected(*begun)
-            await self.compute_types(action.types, groups)
+                early = early_reduction(self.state, self.connections, self.held())
+            await self.compute_types(action.types, groups, early)
         except GroupEnded as end:
             self.connections.fail_pipeline(str(end))
             return events.ComputeBroken(self.held(), f"the chain broke: {end}")
@@ -448,13 +451,11 @@ class RankSession(ABC, Generic[ConnectionsT]):
         if isinstance(fact, Settled):
             state = self.state
             self.serve(Wanted(str(self.plan.quorum), state.member_position, state.version))
-            # The first member may have joined just now, without an entry of the steps before.
-            if state.is_lowest or state.is_oldest:
+            if state.is_lowest or state.is_oldest:  # the lowest may lack entries of steps before
                 self._log = self._log.takes_over()
 
     def _finish(self) -> None:
-        data = self.state.commit.data_total if self.state.commit else ""
-        final = self.final_digests(data)
+        final = self.final_digests(self.state.commit.data_total if self.state.commit else "")
         self._repeat_entries()
         self.tell(fact_of(self.state, Finished, final=final))
 

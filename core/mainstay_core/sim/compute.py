@@ -7,10 +7,14 @@ Runs the actions of :func:`mainstay_core.planning.program.compile_compute` as
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from mainstay_core.planning.partials import grow
 from mainstay_core.planning.program import Action, Op, compile_compute
+from mainstay_core.rank.connections import GroupEnded
+from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
 from mainstay_core.rank.settle import Supply
 from mainstay_core.sim import terms
@@ -52,6 +56,8 @@ class Compute:
         self._hook = hook
         self.params = ""
         self.reduced: str | None = None
+        self._begun: tuple[Group, tuple[Supply, ...], Any] | None = None
+        """Group, table and first exchange of a reduction that began while types were computed."""
         self.partials: dict[Partial, tuple[str, ...]] = {}
         self.complete: set[int] = set()
         """Types whose statistics are known."""
@@ -62,11 +68,30 @@ class Compute:
 
     def drop_held(self) -> None:
         """Forget all partials."""
+        self.give_up()
         self.partials.clear()
         self.complete.clear()
 
-    def run(self, types: Sequence[int], step: int, group: Group | None) -> Steps[None]:
+    def give_up(self) -> None:
+        """End a reduction that was begun and not ended, and its group."""
+        if self._begun is not None:
+            self._begun[0].shutdown("an exchange was given up")
+            self._begun = None
+
+    def run(
+        self,
+        types: Sequence[int],
+        step: int,
+        group: Group | None,
+        early: EarlyReduction[Group] | None,
+    ) -> Steps[None]:
         """Run the types through the position; complete ones are held, whatever happens.
+
+        Args:
+            types: in this order.
+            step: whose samples are used.
+            group: of the chain.
+            early: the reduction that begins with the last type's weight gradients.
 
         Raises:
             GroupEnded: the chain broke.
@@ -74,7 +99,11 @@ class Compute:
         flows: dict[tuple[int, int], list[str]] = {}
         done: dict[int, list[tuple[str, str, str]]] = {}
         sends: list[tuple[int, int]] = []
-        for action in compile_compute(types, self._micro_batches, self.stage, self._stages):
+        self.give_up()
+        program = compile_compute(types, self._micro_batches, self.stage, self._stages)
+        for action in program:
+            if early is not None and action is program[-1]:
+                self._begin(early, terms.weight_gradient(tuple(done[action.type])))
             yield from self._hook(action)
             key = (action.type, action.micro_batch)
             if action.op in (Op.FORWARD, Op.BACKWARD_INPUT):
@@ -148,13 +177,39 @@ class Compute:
         return terms.mixed(tuple(parts))
 
     def _complete(self, shard_type: int, gradient: str) -> None:
-        grown = grow(self.partials, shard_type, self._shards_per_lane)
+        self.partials = self._with(shard_type, gradient)
+        self.complete.add(shard_type)
+
+    def _with(self, shard_type: int, gradient: str) -> dict[Partial, tuple[str, ...]]:
+        """Return the partials, with a type that is complete."""
+        partials = dict(self.partials)
+        grown = grow(partials, shard_type, self._shards_per_lane)
         values: tuple[str, ...] = (gradient,)
         if grown.first < grown.last:
             run = Partial(lane=grown.lane, first=grown.first, last=shard_type - 1)
-            values = (*self.partials.pop(run), *values)
-        self.partials[grown] = values
-        self.complete.add(shard_type)
+            values = (*partials.pop(run), *values)
+        partials[grown] = values
+        return partials
+
+    def _begin(self, early: EarlyReduction[Group], gradient: str) -> None:
+        """Send what there will be once the last type is complete, of this gradient."""
+        partials = self._with(early.partial.last, gradient)
+        own = {s.partial: partials[s.partial] for s in early.table if s.index == early.index}
+        # The reduction tells that its group has ended.
+        with contextlib.suppress(GroupEnded):
+            self._begun = early.group, early.table, early.group.start_exchange(own)
+
+    def _scattered(
+        self, group: Group, table: Sequence[Supply], own: dict[Partial, tuple[str, ...]]
+    ) -> Steps[list[dict[Partial, tuple[str, ...]]]]:
+        """Return what each member supplies."""
+        if self._begun is not None and self._begun[:2] == (group, tuple(table)):
+            started = self._begun[2]
+            self._begun = None
+        else:
+            self.give_up()
+            started = group.start_exchange(own)
+        return (yield from group.finish_exchange(started))
 
     def reduce(
         self,
@@ -177,12 +232,12 @@ class Compute:
             GroupEnded: the group ended before it completed.
         """
         own = {s.partial: self.partials[s.partial] for s in table if s.index == index}
-        came: list[dict[Partial, tuple[str, ...]]] = [own]
-        if group is not None:
-            came = yield from group.exchange([own] * len(members))
+        came = [own] if group is None else (yield from self._scattered(group, table, own))
         yield from between()
         total = self._sum(table, members, came)
-        parts = [total] if group is None else (yield from group.exchange([total] * len(members)))
+        parts = [total]
+        if group is not None:
+            parts = yield from group.finish_exchange(group.start_exchange(total))
         # Each owner sends its chunks: the whole is right if all of them summed the same.
         self.reduced = total if set(parts) == {total} else terms.term("mixed", tuple(parts))
 

@@ -8,7 +8,6 @@ message.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from mainstay_core.rank.connections import GroupEnded
@@ -153,21 +152,30 @@ class Group:
 
     # Operations -------------------------------------------------------------
 
-    def exchange(self, bodies: Sequence[Any]) -> Steps[list[Any]]:
-        """All-to-all: ``bodies`` by destination; returns what came, by source.
+    def start_exchange(self, body: object) -> Any:
+        """Start to give everybody ``body``; return what :meth:`finish_exchange` needs.
 
         Raises:
-            GroupEnded: the group ended before it completed.
+            GroupEnded: a peer is gone or the group was shut.
         """
         self._operations += 1
         tag = ("exchange", self._operations)
         for peer in range(self.size):
             if peer != self.rank:
-                self.send(bodies[peer], peer, tag)
-        received = []
+                self.send(body, peer, tag)
+        return tag, body
+
+    def finish_exchange(self, started: Any) -> Steps[list[Any]]:
+        """Return what came from everybody, by rank.
+
+        Raises:
+            GroupEnded: the group ended before it completed.
+        """
+        tag, body = started
+        received = [body] * self.size
         for peer in range(self.size):
-            own = peer == self.rank
-            received.append(bodies[peer] if own else (yield from self.receive(peer, tag)))
+            if peer != self.rank:
+                received[peer] = yield from self.receive(peer, tag)
         for peer in range(self.size):
             if peer != self.rank:
                 yield from self.finish(peer, tag)

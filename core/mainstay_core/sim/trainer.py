@@ -8,6 +8,7 @@ from typing import Any
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
+from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.reports import AppliedStep
 from mainstay_core.rank.saves import name_attempt
 from mainstay_core.rank.serving import Sources, Wanted
@@ -237,8 +238,13 @@ class Trainer(Process, RankSession[Connections]):
         assert self.cell is not None
         return self.cell
 
-    async def compute_types(self, types: Sequence[int], groups: Any) -> None:
-        await Awaited(self.made_cell().run(types, self.state.version, groups))
+    async def compute_types(self, types: Sequence[int], groups: Any, early: Any) -> None:
+        cell = self.made_cell()
+        try:
+            await Awaited(cell.run(types, self.state.version, groups, early))
+        except GroupEnded:
+            cell.give_up()
+            raise
 
     def held(self, *, judged: bool = False) -> tuple[Any, ...]:
         del judged  # a played device is never behind

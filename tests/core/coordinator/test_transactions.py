@@ -70,7 +70,7 @@ class Transactions(JobTransactions):
         raise AssertionError((old, new))
 
     def entered(self, state, entries):
-        raise AssertionError(entries)
+        raise AssertionError((state, entries))
 
     def unknown_job(self):
         raise AssertionError("it is there")

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from mainstay_core.planning.program import ANSWER, Action, Op, compile_compute, schedule_1f1b
+from mainstay_core.planning.program import (
+    ANSWER,
+    Action,
+    Op,
+    closing,
+    compile_compute,
+    schedule_1f1b,
+)
 
 SIZES = [(n, s) for n in (0, 1, 2, 3, 7) for s in (1, 2, 3, 5)]
 
@@ -217,3 +224,111 @@ def test_an_action_names_its_flow_and_stage() -> None:
     assert str(Action(Op.SEND_B, 2, 3, 0, posts=(3, 1))) == "SEND_B t3.m0+RECV_F t3.m1@s2"
     assert str(Action(Op.FORWARD, 1, 3, 0)) == "FORWARD t3.m0@s1"
     assert str(Action(Op.VOTE, 0)) == "VOTE@s0"
+
+
+EXCHANGES = 3
+"""Of a reduction, between the cells of a stage."""
+
+
+def queue_of(program: Sequence[Action], begins: Action | None, late: int) -> list[list[Leg] | int]:
+    """What one rank hands to a device that runs its operations one by one, whatever their group.
+
+    Args:
+        program: of the rank.
+        begins: before this action a reduction begins; None: when the program has ended.
+        late: by how many operations the reduction's exchanges are late, each.
+    """
+    before = len(program) if begins is None else program.index(begins)
+    done = operations(program[:before])
+    ordered: list[list[Leg] | int] = list(operations(program))
+    for number in range(EXCHANGES):
+        ordered.insert(len(done) + number + late * (number + 1), number)
+    return ordered
+
+
+def run_serially(queues: dict[tuple[int, int], list[list[Leg] | int]]) -> None:
+    """Run replicas, by (replica, stage). An exchange needs all cells of its stage."""
+    while any(queues.values()):
+        moved = False
+        for (replica, stage), later in queues.items():
+            if not later:
+                continue
+            cells = [key for key in queues if key[1] == stage]
+            heads = [queues[key][0] if queues[key] else None for key in cells]
+            if isinstance(later[0], int):
+                if all(head == later[0] for head in heads):
+                    for key in cells:
+                        queues[key].pop(0)
+                    moved = True
+                    break
+                continue
+            there = queues.get((replica, stage + 1), [])
+            answers = there[0] if there and isinstance(there[0], list) else []
+            for leg in [leg for leg in later[0] if leg[1] == stage + 1]:
+                op, _, *flow = leg
+                found = [a for a in answers if a == (OTHER_END[op], stage, *flow)]
+                if found:
+                    later[0].remove(leg)
+                    answers.remove(found[0])
+                    moved = True
+        assert moved, f"every rank waits: { {key: later[:1] for key, later in queues.items()} }"
+        for later in queues.values():
+            while later and later[0] == []:
+                later.pop(0)
+
+
+def draw_replicas(rng: random.Random) -> dict[tuple[int, int], tuple[Action, ...]]:
+    num_stages, micro_batches = rng.randint(1, 5), rng.randint(1, 3)
+    lists = [rng.sample(range(12), rng.randint(0, 3)) for _ in range(rng.randint(2, 4))]
+    return {
+        (replica, stage): compile_compute(types, micro_batches, stage, num_stages)
+        for replica, types in enumerate(lists)
+        for stage in range(num_stages)
+    }
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_reduction_that_begins_early_blocks_nobody_on_a_device_that_runs_one_operation_at_a_time(
+    seed: int,
+) -> None:
+    """Whoever begins it early, and however late its exchanges are."""
+    rng = random.Random(seed)
+    queues = {}
+    for key, program in draw_replicas(rng).items():
+        closes = closing(program)
+        begins = rng.choice([*closes, None]) if closes else None
+        queues[key] = queue_of(program, begins, rng.randint(0, 2))
+
+    run_serially(queues)
+
+
+def test_a_reduction_between_two_transfers_can_block_all() -> None:
+    blocked = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        queues = {
+            key: queue_of(program, rng.choice([*program, None]), rng.randint(0, 2))
+            for key, program in draw_replicas(rng).items()
+        }
+        try:
+            run_serially(queues)
+        except AssertionError:
+            blocked += 1
+    assert blocked
+
+
+def test_what_closes_a_program_is_the_last_flow_behind_the_last_transfer() -> None:
+    for num_stages in range(1, 5):
+        for stage in range(num_stages):
+            program = compile_compute([4, 1], 2, stage, num_stages)
+            closes = closing(program)
+            assert program[-len(closes) :] == closes
+            assert {(a.type, a.micro_batch) for a in closes} == {(1, 1)}
+            ops = [a.op for a in closes]
+            if num_stages == 1:
+                assert ops == [Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT]
+            elif stage == 0:
+                assert ops == [Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT]
+            else:
+                assert ops == [Op.BACKWARD_WEIGHT]
+    assert closing(()) == ()

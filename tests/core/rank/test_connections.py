@@ -84,12 +84,19 @@ class Crew:
         connected = set()
         for life, member in members.items():
             position = plan.position_of(member.index)
+            standing = self.lives[life].standing_stage_group(agreed[position])
             group, is_new = self.lives[life].begin_stage_group(agreed[position])
+            assert standing is (None if is_new else group)
             if is_new:
+                assert self.lives[life].standing_stage_group(agreed[position]) is None
                 group.met = True
                 connected.add(position)
         for position in plan.positions:
             self._check(position)
+            for member in position:
+                mine = self.lives[life_of(member)]
+                name = agreed[plan.position_of(member.index)]
+                assert mine.standing_stage_group(name) is mine._stage_group
         return connected
 
     def _enter(self, life, member, plan, loses):
@@ -176,6 +183,7 @@ def test_what_is_told_late_of_a_quorum_that_was_left_ends_no_group_of_the_next(c
     assert mine.stage_group_name
     mine.lost_quorum(mine.adopted.quorum, "the host has gone")
     assert not mine.stage_group_name
+    assert mine.standing_stage_group("") is None
 
 
 def test_a_group_that_ends_after_the_settle_ends_the_quorum(crew):

@@ -160,7 +160,7 @@ class Played(RankSession[Connections]):
 
     def prepare(self) -> None: ...
 
-    async def compute_types(self, types: Sequence[int], groups: Any) -> None:
+    async def compute_types(self, types: Sequence[int], groups: Any, early: Any) -> None:
         if self.breaks == "chain":
             self.breaks = ""
             raise GroupEnded("a cell is gone")

@@ -39,14 +39,15 @@ class Layer(nn.Module):
         return x + self.out(self.norm(x)) * kept + self.shift
 
 
-def make_model():
+def make_model(layers=1):
     spec = blocks.BlockSpec
     return workload.Workload(
         blocks=(
-            spec(name="embedding", build=lambda: split.Embedding(256, WIDTH)),
-            spec(name="layer", build=Layer, draws=True),
+            spec(name="embedding", build=lambda: split.Embedding(256, WIDTH), cost=1),
+            *(spec(name=f"layers.{i}", build=Layer, draws=True, cost=1) for i in range(layers)),
             spec(
                 name="head",
+                cost=1,
                 build=lambda: split.Linear(WIDTH, 256),
                 loss=losses.cross_entropy_sum,
             ),
@@ -58,7 +59,7 @@ def make_model():
     )
 
 
-def make_engine(device="cpu", stage=0, num_stages=1, *, recompute=False):
+def make_engine(device="cpu", stage=0, num_stages=1, *, recompute=False, layers=1):
     shape = JobShape(
         lanes=2,
         shards_per_lane=2,
@@ -72,7 +73,7 @@ def make_engine(device="cpu", stage=0, num_stages=1, *, recompute=False):
     config = JobConfig(
         job=JobUid("job"), name="job", shape=shape, entrypoint="", workload={}, recompute=recompute
     )
-    model = make_model()
+    model = make_model(layers)
     engine = Engine.build(
         model,
         config,
