@@ -139,9 +139,10 @@ class Runtime(Section):
     backend: Literal["Auto", "Gloo", "NCCL"] = "Auto"
     """How ranks talk. Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
     compile: Literal["Off", "Blocks"] = "Off"
-    """Whether blocks run as code of torch's compiler. Blocks: each by itself, after a trial that
-    compares the bits of two runs; the first step of a trainer takes longer. It needs a C++ compiler
-    on a CPU and Triton on a GPU, and one rank to a stage. It decides the bits."""
+    """Whether blocks run as code of torch's compiler. Blocks: each by itself. A trainer first
+    compiles each kind of block and compares the bits of two runs, tens of seconds before it takes
+    part (see scheduling.startupDeadlineSeconds). Blocks need a C++ compiler on a CPU and Triton on
+    a GPU, and one rank to a stage. It decides the bits."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved, one block
     at a time. The stage before waits longer for its gradient. It never changes the bits."""
