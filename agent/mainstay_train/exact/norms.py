@@ -20,6 +20,9 @@ from mainstay_train.exact.rows import Piece, Rows, read, scratch
 COLUMNS = CHUNK // 4
 """Elements of a row, to which the rows behind it are added."""
 
+_BATCH_ON_CPU = 8 * CHUNK
+"""Elements that are widened at a time: fewer, and the starts of operations show."""
+
 
 def fold(values: Iterable[float]) -> float:
     """Plain left-to-right sum: ``sum`` compensates for rounding from Python 3.12 on."""
@@ -45,7 +48,8 @@ class FlatNorms:
         batch: int | None = None,
     ) -> None:
         self._device = torch.device(device)
-        self._rows = Rows(pieces, self._device, batch)
+        on_cpu = self._device.type == "cpu"
+        self._rows = Rows(pieces, self._device, batch or (_BATCH_ON_CPU if on_cpu else None))
         longest = self._rows.rows[0].length if self._rows.rows else 0
         self._columns = min(COLUMNS, 1 << max(0, longest - 1).bit_length())
         self._order = [(number, self._rows.rows[number].piece) for number in self._rows.in_order()]

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import torch
+from tests.train.operations import Operations
 from torch import nn
 
 from mainstay_core.base import digest
@@ -153,6 +154,25 @@ def test_the_masters_have_the_digest_of_their_tensors_one_by_one():
     assert state.masters_digest() == optimizer.Shared(expected, digest.Digest.zero())
     state.flats()[0].tensor[31] += 1.0
     assert state.masters_digest().own != expected
+
+
+def _operations(width, num_blocks):
+    specs = [
+        blocks.BlockSpec(name=f"b{i}", build=lambda: nn.Linear(width, width))
+        for i in range(num_blocks)
+    ]
+    state = optimizer.StageState([blocks.Block(spec) for spec in specs], optimizer.adamw())
+    state.initialize(1)
+    gradient = _gradient(state, 1)
+    with Operations() as seen:
+        state.apply(gradient, 0.5, 1e-3)
+    return seen.count
+
+
+def test_operations_of_an_apply_are_counted_by_blocks_alone():
+    one, two, four = (_operations(8, num_blocks) for num_blocks in (1, 2, 4))
+    assert four - two == 2 * (two - one)
+    assert [_operations(700, num_blocks) for num_blocks in (1, 2)] == [one, two]
 
 
 def test_the_learning_rate_warms_up_and_decays_by_the_step_alone():
