@@ -44,8 +44,13 @@ class Worker:
             self._thread.start()
 
     def end(self) -> None:
-        """End the thread after its jobs. There may be no further one."""
+        """End the thread after its jobs, and wait for that. There may be no further one.
+
+        A thread that still frees its tensors when the interpreter ends would abort the process.
+        """
         self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

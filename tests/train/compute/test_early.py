@@ -18,7 +18,6 @@ from mainstay_core.planning.program import Op
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.settle import Supply
-from mainstay_train.exact.reduction import Reducer
 
 STAGES = [(0, 1), (0, 3), (1, 3), (2, 3)]
 
@@ -80,8 +79,9 @@ class Breaks(Neighbours):
 
 
 def build(stage, num_stages, *, recompute=False):
-    engine = make_engine(stage=stage, num_stages=num_stages, recompute=recompute, layers=6)
-    engine.reducer = Reducer(engine.state.layout, "cpu", 1)
+    engine = make_engine(
+        stage=stage, num_stages=num_stages, recompute=recompute, layers=6, bucket_bytes=1
+    )
     assert engine.reducer.num_buckets(2) > 1
     return engine
 

@@ -59,7 +59,7 @@ def make_model(layers=1):
     )
 
 
-def make_engine(device="cpu", stage=0, num_stages=1, *, recompute=False, layers=1):
+def make_engine(device="cpu", stage=0, num_stages=1, *, recompute=False, layers=1, **fields):
     shape = JobShape(
         lanes=2,
         shards_per_lane=2,
@@ -71,7 +71,13 @@ def make_engine(device="cpu", stage=0, num_stages=1, *, recompute=False, layers=
         micro_batches=MICRO_BATCHES,
     )
     config = JobConfig(
-        job=JobUid("job"), name="job", shape=shape, entrypoint="", workload={}, recompute=recompute
+        job=JobUid("job"),
+        name="job",
+        shape=shape,
+        entrypoint="",
+        workload={},
+        recompute=recompute,
+        **fields,
     )
     model = make_model(layers)
     engine = Engine.build(
