@@ -102,7 +102,7 @@ class Loader:
             desk.order = _Order(wanted)
             desk.changed.notify_all()
         if self._thread is None:
-            # Not at the interpreter's exit: a thread that frees its tensors then aborts the process.
+            # Not at the interpreter's exit: a thread that frees tensors then aborts the process.
             weakref.finalize(self, desk.end).atexit = False
             self._thread = threading.Thread(
                 target=_serve, args=(desk, self._load), name="data", daemon=True
