@@ -405,14 +405,14 @@ MUTANTS = {
         "nobody looks at the states that are saved where no step follows",
         [(rank_machine, "judge_states", _all_good), (rank_machine, "judge_reports", _all_good)],
         ("suspend", "corrupt-state"),
-        first=320,
+        first=10,
     ),
     "bad-state-settles": Mutant(
         "nobody looks at the states that a settle goes on from",
         [(rank_machine, "judge_reports", _all_good)],
         ("kill-trainer",),
         draws=draw_deaths_with_bad_states,
-        first=50,
+        first=120,
     ),
     "gone-state-keeps-gradients": Mutant(
         "what was computed with a cell that never voted counts",
