@@ -9,7 +9,7 @@
 - ``sockets``: the open sockets of this process, which any thread can shut
 - ``network_cut``: an injected loss of the network
 - ``device``: gives work to a device without waiting for it
-- ``background``: one thread that writes to the disk while training goes on
+- ``background``: a thread for what is done while training goes on
 - ``output``: carries the output of trainers to their launcher
 - ``decorator``: marks a function of the user as an own training loop
 """

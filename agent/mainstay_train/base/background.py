@@ -1,4 +1,4 @@
-"""One thread for what a trainer writes to the disk while it trains.
+"""A thread for what a trainer does while it trains: writing to the disk, reducing early.
 
 Large writes, fsync and torch's kernels release the interpreter's lock, so the main
 thread goes on. Its disk traffic has the lowest best-effort priority. It runs at the
@@ -38,6 +38,7 @@ class Background:
         self._name = name
         self._changed = threading.Condition()
         self._jobs: deque[Callable[[], None]] = deque()
+        self._ended = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -59,11 +60,24 @@ class Background:
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs)
 
+    def end(self) -> None:
+        """End the thread after its jobs, and wait for that. There may be no further one.
+
+        A thread that still frees its tensors when the interpreter ends would abort the process.
+        """
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
     def _run(self) -> None:
         _give_way()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._jobs))
+                self._changed.wait_for(lambda: self._jobs or self._ended)
+                if not self._jobs:
+                    return
                 job = self._jobs[0]
             try:
                 with torch.no_grad():

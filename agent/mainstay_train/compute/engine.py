@@ -19,6 +19,7 @@ from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
+from mainstay_train.base.background import Background
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
@@ -26,7 +27,7 @@ from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests
-from mainstay_train.exact.early import BegunReduction, Worker
+from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
 from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
 from mainstay_train.exact.readout import Later, Readout
@@ -124,7 +125,7 @@ class Engine:
     """Over which was computed last."""
     _begun: BegunReduction | None = None
     """That of the types that were computed last, until :meth:`reduce` or what comes instead."""
-    _worker: Worker = field(default_factory=Worker)
+    _worker: Background = field(default_factory=lambda: Background("early reduction"))
     """Runs it."""
     _sums: tuple[tuple[Partial, list[torch.Tensor]], ...] = ()
     """Digests of the same, where they were computed."""
@@ -248,7 +249,7 @@ class Engine:
         # What is in one bucket is there with the last gradient. And a device computes in the order
         # of its stream, behind the host: it would have to be told what waits for what.
         on_host = self.reducer.reduced.device.type == "cpu"
-        if early is None or not on_host or self.reducer.num_buckets(len(early.members)) == 1:
+        if early is None or not on_host or len(self.reducer.bounds) == 1:
             return None
 
         def deliver(block: int) -> None:

@@ -8,15 +8,13 @@ complete, the reduction is given up: partials were only read, and nobody has the
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Callable, Sequence
-
-import torch
 
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.settle import Supply
+from mainstay_train.base.background import Background
 from mainstay_train.comm.group import Group
 from mainstay_train.exact.layout import StageLayout
 from mainstay_train.exact.reduction import PartialStore, Reducer
@@ -24,37 +22,6 @@ from mainstay_train.exact.reduction import PartialStore, Reducer
 logger = logging.getLogger(__name__)
 
 GIVEN_UP = "a reduction that had begun was given up"
-
-
-class Worker:
-    """A thread that runs jobs one after the other. It stays from step to step, as does its memory.
-
-    A job handles its own failures.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def submit(self, job: Callable[[], None]) -> None:
-        """Run ``job`` after those before it; the first one starts the thread."""
-        self._jobs.put(job)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="early reduction", daemon=True)
-            self._thread.start()
-
-    def end(self) -> None:
-        """End the thread after its jobs, and wait for that. There may be no further one.
-
-        A thread that still frees its tensors when the interpreter ends would abort the process.
-        """
-        self._jobs.put(None)
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
 
 
 class BegunReduction:
@@ -77,7 +44,7 @@ class BegunReduction:
         layout: StageLayout,
         store: PartialStore,
         reducer: Reducer,
-        worker: Worker,
+        worker: Background,
         placed: Callable[[int], None],
     ) -> None:
         self._early, self._layout, self._store, self._reducer = early, layout, store, reducer
@@ -130,16 +97,15 @@ class BegunReduction:
     def _run(self) -> None:
         early = self._early
         try:
-            with torch.no_grad():
-                self._reducer.reduce(
-                    early.group,
-                    early.table,
-                    early.members,
-                    early.index,
-                    self._partials,
-                    await_piece=self._await_piece,
-                    placed=self._placed,
-                )
+            self._reducer.reduce(
+                early.group,
+                early.table,
+                early.members,
+                early.index,
+                self._partials,
+                await_piece=self._await_piece,
+                placed=self._placed,
+            )
         except BaseException as error:
             self._error = error
         finally:

@@ -381,10 +381,6 @@ class Reducer:
         group.finish_exchange(exchange)
         self._started.remove(exchange)
 
-    def num_buckets(self, num_cells: int) -> int:
-        """Return into how many parts the stage is cut for so many cells."""
-        return len(self._buckets(num_cells))
-
     def _buckets(self, num_cells: int) -> tuple[Bucket, ...]:
         if self._cut[0] != num_cells:
             self._cut = num_cells, cut(self._lengths, self._bucket_bytes, num_cells)

@@ -19,7 +19,8 @@ from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.settle import Supply
-from mainstay_train.exact.early import BegunReduction, Worker
+from mainstay_train.base.background import Background
+from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.layout import CHUNK
 from mainstay_train.exact.reduction import Reducer
 
@@ -63,7 +64,7 @@ def begin(group, work, shards_per_lane, index, flats, reducer, placed=lambda _: 
     """A cell at the moment when its last type is in scratch: its store, and its reduction."""
     store = filled(flats, work[index][:-1], shards_per_lane)
     early = early_of(group, work, shards_per_lane, index)
-    begun = BegunReduction(early, LAYOUT, store, reducer, Worker(), placed)
+    begun = BegunReduction(early, LAYOUT, store, reducer, Background("early reduction"), placed)
     return store, begun
 
 
