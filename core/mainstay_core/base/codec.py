@@ -24,6 +24,10 @@ from mainstay_core.base.words import quote
 
 T = TypeVar("T")
 
+TOLD_IF_SET: Mapping[str, Any] = {"told_if_set": True}
+"""Metadata of a dataclass's field that is left out while it has its default. So a job that does not
+use what it is for sends no byte more."""
+
 
 def encode(value: Any) -> Any:
     """Return ``value`` as JSON-ready dicts, lists, strings and numbers."""
@@ -31,9 +35,14 @@ def encode(value: Any) -> Any:
     kind: type = type(value)
     if value is None or kind in _PLAIN:
         return value
-    names = _field_names(kind)
-    if names is not None:
-        return {name: encode(getattr(value, name)) for name in names}
+    fields = _fields(kind)
+    if fields is not None:
+        told = {name: encode(getattr(value, name)) for name in fields.always}
+        for name, default in fields.if_set:
+            field = getattr(value, name)
+            if field != default:
+                told[name] = encode(field)
+        return told
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -98,12 +107,29 @@ Decoder = Callable[[Any], Any]
 """Reads one type. Its errors name the path below the value; who calls it adds what is above."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fields:
+    """The fields of a dataclass, as they are told."""
+
+    always: tuple[str, ...]
+    if_set: tuple[tuple[str, Any], ...]
+    """Names and defaults of those that are left out while they have their default."""
+
+
 @cache
-def _field_names(cls: type) -> tuple[str, ...] | None:
-    """Return the names of a dataclass's fields; None for any other type."""
+def _fields(cls: type) -> _Fields | None:
+    """Return the fields of a dataclass; None for any other type."""
     if not dataclasses.is_dataclass(cls):
         return None
-    return tuple(field.name for field in dataclasses.fields(cls))
+    fields = dataclasses.fields(cls)
+    return _Fields(
+        always=tuple(f.name for f in fields if not _is_rare(f)),
+        if_set=tuple((f.name, f.default) for f in fields if _is_rare(f)),
+    )
+
+
+def _is_rare(field: dataclasses.Field[Any]) -> bool:
+    return bool(field.metadata.get("told_if_set"))
 
 
 @cache

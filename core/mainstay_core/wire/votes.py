@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
     MAX_BLOCKS,
+    MAX_MEMBERS,
     MAX_TYPES,
     Address,
     AnyFloat,
@@ -21,6 +22,7 @@ from mainstay_core.base.bounds import (
     TypeIndex,
     cut_fields,
 )
+from mainstay_core.base.codec import TOLD_IF_SET
 from mainstay_core.wire.plan import Partial
 
 
@@ -65,6 +67,18 @@ class LastStatus(SaveStatus):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotStatus:
+    """A rank's status of the snapshots and logs that it writes into its pod's memory."""
+
+    logged: bool
+    """Whether its part of the step's reduced gradient is at all its holders."""
+    copied: Count = 0
+    """All states that it wrote at versions below this one are at all their holders."""
+    wanted_instalments: Count = 1
+    """Versions over which it would spread a snapshot of its state, by what it has measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Vote(SaveStatus):
     """A rank's vote on a step (protocol section 4)."""
 
@@ -87,6 +101,8 @@ class Vote(SaveStatus):
     copies: Digest = ""
     """Digest of the gradients and masters that the inner ranks of a stage hold in copies. It is
     equal on all of them."""
+    snapshots: SnapshotStatus | None = field(default=None, metadata=TOLD_IF_SET)
+    """None in a job without snapshots."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "problem")
@@ -108,6 +124,24 @@ class Commit:
     """Digest of all samples of the step."""
     data_total: Digest = ""
     """Sum of the data digests of all steps up to this one."""
+    num_instalments: Count = field(default=0, metadata=TOLD_IF_SET)
+    """The most that a vote wanted for a window of snapshots; 0 in a job without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRecord:
+    """A commit, and what its votes said of each position: enough to apply its step again later."""
+
+    lineage: Count
+    commit: Commit
+    certified_in: Name
+    """Quorum (as text) whose votes made the commit."""
+    chain: Digest
+    """Commit chain after it."""
+    gradients: Annotated[tuple[Digest, ...], Longest(MAX_MEMBERS)]
+    """Digest of each position's reduced gradient of the step."""
+    states: Annotated[tuple[Digest, ...], Longest(MAX_MEMBERS)]
+    """Digest of each position's masters at version = step, before the step was applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay_core.base.codec import decode, dumps, encode, loads
+from mainstay_core.base.codec import TOLD_IF_SET, decode, dumps, encode, loads
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation
 
@@ -37,6 +37,15 @@ class Tree:
     counts: Mapping[int, str] = field(default_factory=dict)
     anything: Any = None
     flag: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """A message with fields that only some jobs use."""
+
+    number: int
+    leaf: Leaf | None = field(default=None, metadata=TOLD_IF_SET)
+    counts: tuple[int, ...] = field(default=(), metadata=TOLD_IF_SET)
 
 
 FULL = Tree(
@@ -166,3 +175,11 @@ def test_every_number_and_text_comes_back_bit_by_bit(
 
     assert again == tree
     assert dumps(again) == dumps(tree)
+
+
+def test_a_field_that_is_told_if_set_costs_no_byte_before() -> None:
+    assert dumps(Grown(number=1)) == dumps(Leaf(number=1)).replace(',"ratio":0.0', "")
+    assert loads(Grown, dumps(Grown(number=1))) == Grown(number=1)
+    full = Grown(number=1, leaf=Leaf(number=2), counts=(3,))
+    assert encode(full) == {"number": 1, "leaf": {"number": 2, "ratio": 0.0}, "counts": [3]}
+    assert loads(Grown, dumps(full)) == full

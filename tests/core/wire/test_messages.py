@@ -20,13 +20,31 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
-from mainstay_core.wire import crashes, facts, ledger, page, plan, recoveries, routes, votes
+from mainstay_core.wire import (
+    crashes,
+    facts,
+    ledger,
+    page,
+    plan,
+    recoveries,
+    routes,
+    segments,
+    votes,
+)
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.wire.formats import UnknownFormatError
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
 from mainstay_core.wire.plan import Method, Partial
 from mainstay_core.wire.recoveries import Recovery, StageTimes
-from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, TypeStat, Vote
+from mainstay_core.wire.votes import (
+    Commit,
+    LastStatus,
+    SaveStatus,
+    SettleReport,
+    SnapshotStatus,
+    TypeStat,
+    Vote,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -45,6 +63,14 @@ COMMIT = Commit(
     loss=2.5,
     data="0" * 31 + "1",
     data_total="0" * 31 + "2",
+)
+RECORD = votes.CommitRecord(
+    lineage=0,
+    commit=dataclasses.replace(COMMIT, num_instalments=2),
+    certified_in="q7-5eed",
+    chain="c" * 32,
+    gradients=("g" * 32, "h" * 32),
+    states=("s" * 32, "t" * 32),
 )
 PLAN = make_plan(
     {0: ["a.1", "b.1"], 1: ["c.1", "d.2"]},
@@ -111,6 +137,49 @@ EXAMPLES: dict[str, Any] = {
         checkpoint_nonce="beef",
         checkpoint_busy=True,
         durable=2,
+    ),
+    "vote-with-snapshots": Vote(
+        step=4,
+        attempt=0,
+        ok=True,
+        norms_sq=(1.5,),
+        gradient="g" * 32,
+        state="s" * 32,
+        stats=(),
+        newest_plan=8,
+        newest_nonce="beef",
+        snapshots=SnapshotStatus(logged=True, copied=3, wanted_instalments=2),
+    ),
+    "segment-header": segments.SegmentHeader(
+        key=segments.SegmentKey(
+            lineage=0, position=1, unit=2, kind=segments.SegmentKind.STATE, version=4
+        ),
+        job=JobUid("job-1"),
+        fingerprint="f" * 32,
+        unit_name="blocks.2",
+        num_units=3,
+        nonce="5eed",
+        window=3,
+        num_instalments=2,
+        size_bytes=1024,
+        digest="d" * 32,
+    ),
+    "holder": segments.Holder(pod=POD, address="10.0.0.1:4000"),
+    "store-report": segments.StoreReport(
+        pod=POD,
+        address="10.0.0.1:4000",
+        lineage=0,
+        units=(
+            segments.UnitHeld(
+                position=1,
+                unit=2,
+                unit_name="blocks.2",
+                num_units=3,
+                states=(2, 4),
+                gradients=(segments.Run(first=2, last=5),),
+            ),
+        ),
+        records=(RECORD,),
     ),
     "last-status": LastStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2, state="5a"),
     "save-status": SaveStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2),
@@ -410,7 +479,7 @@ def test_every_message_has_a_golden_file() -> None:
         collect(example)
     wanted = {
         kind
-        for room in (plan, votes, ledger, recoveries, crashes, page)
+        for room in (plan, votes, segments, ledger, recoveries, crashes, page)
         for kind in vars(room).values()
         if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
     }
