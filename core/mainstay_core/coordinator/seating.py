@@ -340,7 +340,13 @@ def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rende
     """Return where each pod with a member can be met, in pod order."""
     used = {m.slot.pod for m in members}
     return tuple(
-        Rendezvous(pod=p.registration.pod, gather=p.registration.gather, store=p.registration.store)
+        Rendezvous(
+            pod=p.registration.pod,
+            gather=p.registration.gather,
+            store=p.registration.store,
+            snapshots=p.registration.snapshots,
+            domain=p.registration.domain if p.registration.snapshots else "",
+        )
         for p in state.pods
         if p.registration.pod in used
     )

@@ -242,6 +242,8 @@ def _with_pods(state: CoordinatorState, plan: Plan) -> CoordinatorState:
                 address=members[0].address,
                 gather=host.gather if host else "",
                 store=host.store if host else "",
+                snapshots=host.snapshots if host else "",
+                domain=host.domain if host else "",
                 num_slots=1 + max(m.slot.index for m in members),
             )
             known = PodState(registration=registration, placeholder=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
+    MAX_BLOCKS,
     MAX_BUCKET_BYTES,
     MAX_COPY_BYTES,
     MAX_FAULTS,
@@ -33,6 +34,24 @@ BUCKET_BYTES = 4 * 1024 * 1024
 COPY_BYTES = 4 * 1024 * 1024 * 1024
 """A state of up to 358 million parameters with AdamW is copied at once. Eight ranks of a node take
 32 GiB, which nodes with as many GPUs have to spare."""
+
+
+SNAPSHOT_PEERS = 2
+"""Other pods that keep a copy of each segment (MoEvement, section 4)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotConfig:
+    """How the state is kept in the memory of pods."""
+
+    memory_bytes: Annotated[int, Range(1, MAX_COPY_BYTES)]
+    """Memory of each pod's store of segments."""
+    num_instalments: Annotated[int, Range(0, MAX_BLOCKS)] = 0
+    """Versions over which one snapshot of the state is spread; 0: as few as fit into a step."""
+    peers: Annotated[int, Range(0, 64)] = SNAPSHOT_PEERS
+    """Other pods that keep a copy of each segment."""
+    domains: Annotated[int, Range(1, 64)] = 2
+    """Failure domains over which the copies are spread, where there are as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +122,8 @@ class JobConfig:
     the same exception, beside the first."""
     escalate_after: Annotated[int, Range(1, 1_000_000)] = 10
     """Quorums that end for the same cause before more is done than to meet again."""
+    snapshots: SnapshotConfig | None = None
+    """None in a job without snapshots in memory."""
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
     faults: Annotated[tuple[FaultPoint, ...], Longest(MAX_FAULTS)] = ()

@@ -28,6 +28,7 @@ from mainstay_core.base.bounds import (
     SlotIndex,
     cut_fields,
 )
+from mainstay_core.base.codec import TOLD_IF_SET
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.base.words import quote
@@ -54,6 +55,8 @@ class PodRegistration:
     pid: Count = 0
     supervisor: Name = ""
     """Random name of the supervisor's process: in containers all of them have the same pid."""
+    snapshots: Address = field(default="", metadata=TOLD_IF_SET)
+    """host:port of its store of segments; empty in a job without snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

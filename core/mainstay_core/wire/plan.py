@@ -8,7 +8,7 @@ format.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
@@ -25,6 +25,7 @@ from mainstay_core.base.bounds import (
     TypeIndex,
     cut_fields,
 )
+from mainstay_core.base.codec import TOLD_IF_SET
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 
 FORMAT = 1
@@ -40,6 +41,7 @@ class Method(enum.StrEnum):
     JOIN = "join"
     RESTART = "restart"
     WAIT = "wait"
+    REPLAY = "replay"
     HAND_OVER = "hand-over"
     SUSPEND = "suspend"
 
@@ -102,6 +104,10 @@ class Rendezvous:
     gather: Address
     store: Address = ""
     """What the pod has registered as ``store``: for pods of the version before, else empty."""
+    snapshots: Address = field(default="", metadata=TOLD_IF_SET)
+    """The pod's store of segments; empty in a job without snapshots."""
+    domain: Name = field(default="", metadata=TOLD_IF_SET)
+    """The pod's failure domain, in a job with snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
