@@ -25,14 +25,15 @@ from mainstay_core.rank import events, machine
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import MessageT, RankSession, run_blocking
+from mainstay_core.rank.session import RankSession, run_blocking
 from mainstay_core.rank.settle import Supply
+from mainstay_core.rank.shell import Message, MessageT
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial
-from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, Vote
+from mainstay_core.wire.votes import Commit, SaveStatus
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.chains import ChainGroups
@@ -206,7 +207,7 @@ class Session(RankSession[Connections]):
             if connections.ended:
                 raise JobOver("the job is complete")
 
-    async def post(self, key: str, message: SettleReport | Vote | LastStatus) -> None:
+    async def post(self, key: str, message: Message) -> None:
         """Give a message to all members."""
         self.connections.gather().post(key, codec.dumps(message).encode())
 

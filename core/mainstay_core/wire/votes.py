@@ -124,8 +124,6 @@ class Commit:
     """Digest of all samples of the step."""
     data_total: Digest = ""
     """Sum of the data digests of all steps up to this one."""
-    num_instalments: Count = field(default=0, metadata=TOLD_IF_SET)
-    """The most that a vote wanted for a window of snapshots; 0 in a job without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,3 +177,5 @@ class SettleReport:
     """Name of the connected pipeline group that it keeps for its chain; empty if it has none."""
     stage_group: Name = ""
     """Name of the connected group of its position's members that it keeps; empty if it has none."""
+    num_instalments: Count = field(default=0, metadata=TOLD_IF_SET)
+    """The most that a vote of the last commit wanted for a window of snapshots."""

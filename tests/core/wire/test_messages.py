@@ -66,7 +66,7 @@ COMMIT = Commit(
 )
 RECORD = votes.CommitRecord(
     lineage=0,
-    commit=dataclasses.replace(COMMIT, num_instalments=2),
+    commit=COMMIT,
     certified_in="q7-5eed",
     chain="c" * 32,
     gradients=("g" * 32, "h" * 32),
