@@ -48,7 +48,7 @@ class SnapshotConfig:
     """Memory of each pod's store of segments."""
     num_instalments: Annotated[int, Range(0, MAX_BLOCKS)] = 0
     """Versions over which one snapshot of the state is spread; 0: as few as fit into a step."""
-    peers: Annotated[int, Range(0, 64)] = SNAPSHOT_PEERS
+    peers: Annotated[int, Range(0, 16)] = SNAPSHOT_PEERS
     """Other pods that keep a copy of each segment."""
     domains: Annotated[int, Range(1, 64)] = 2
     """Failure domains over which the copies are spread, where there are as many."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.settle import StateAction, Supply
+from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.segments import StoreReport
@@ -245,9 +246,7 @@ class Snapshot:
     """
 
     version: int
-    first: int
-    """Version at which the window began."""
-    num_instalments: int
+    window: Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,13 @@ class Writer(Protocol):
 class Keeper(Protocol):
     """The writer and reader of a trainer's segments."""
 
-    async def report(self, lineage: int) -> StoreReport:
-        """Return what the store of this trainer's pod holds."""
+    async def report(self, lineage: int, *, whole: bool) -> StoreReport:
+        """Return which segments this trainer has found damaged, and what its pod's store holds.
+
+        Args:
+            lineage: of the plan.
+            whole: whether to tell of the store; else another member of the pod does.
+        """
 
     def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:
         """Begin to copy this member's units of an instalment, in the background.

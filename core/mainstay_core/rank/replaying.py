@@ -8,11 +8,18 @@ anything (design section 5, row 3).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, StoreReport, UnitHeld
+from mainstay_core.wire.segments import (
+    Holder,
+    Run,
+    SegmentKey,
+    SegmentKind,
+    StoreReport,
+    UnitHeld,
+)
 from mainstay_core.wire.votes import CommitRecord, SettleReport
 
 
@@ -82,15 +89,16 @@ class Stores:
         """By position and unit, in the order of the reports."""
         self.records: dict[int, CommitRecord] = {}
         """By step."""
-        for report in reports:
-            if report.lineage == lineage:
-                self._add(report)
+        told = [report for report in reports if report.lineage == lineage]
+        bad = {(bad.pod, bad.key) for report in told for bad in report.bad}
+        for report in told:
+            self._add(report, {key for pod, key in bad if pod == report.pod})
 
-    def _add(self, report: StoreReport) -> None:
+    def _add(self, report: StoreReport, bad: Collection[SegmentKey]) -> None:
         holder = Holder(pod=report.pod, address=report.address)
         for held in report.units:
             of_position = self._units.setdefault(held.position, {})
-            of_position.setdefault(held.unit, []).append((holder, held))
+            of_position.setdefault(held.unit, []).append((holder, _without(held, bad)))
         for record in report.records:
             known = self.records.get(record.commit.step)
             # A rank that rolled forward has not seen the digests that the votes told.
@@ -198,6 +206,26 @@ class Stores:
                 (key(SegmentKind.GRADIENT, step), steps[step]) for step in range(newest, version)
             ),
         )
+
+
+def _without(held: UnitHeld, bad: Collection[SegmentKey]) -> UnitHeld:
+    """Return what is held of a unit without what was found damaged."""
+    mine = [key for key in bad if (key.position, key.unit) == (held.position, held.unit)]
+    states = {key.version for key in mine if key.kind is SegmentKind.STATE}
+    steps = {key.version for key in mine if key.kind is SegmentKind.GRADIENT}
+    if not mine:
+        return held
+    runs = []
+    for run in held.gradients:
+        first = run.first
+        for step in sorted(step for step in steps if run.first <= step <= run.last):
+            if first < step:
+                runs.append(Run(first=first, last=step - 1))
+            first = step + 1
+        if first <= run.last:
+            runs.append(Run(first=first, last=run.last))
+    left = tuple(version for version in held.states if version not in states)
+    return replace(held, states=left, gradients=tuple(runs))
 
 
 def _holders_of_step(copies: Sequence[tuple[Holder, UnitHeld]], step: int) -> tuple[Holder, ...]:

@@ -207,9 +207,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
     async def _ask_stores(self, keeper: Keeper, action: events.Settle) -> tuple[StoreReport, ...]:
         """Exchange what the stores of all pods hold: some position has nobody who stayed."""
         plan, index = action.plan, action.report.index
-        held = StoreReport(pod=plan.members[index].slot.pod, address="", lineage=plan.lineage)
-        if speaks_for_store(plan, index):
-            held = await keeper.report(plan.lineage)
+        held = await keeper.report(plan.lineage, whole=speaks_for_store(plan, index))
         await self.post("stores", held)
         return await self.gathered("stores", StoreReport)
 

@@ -16,6 +16,7 @@ from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.rank.events import Action
 from mainstay_core.rank.settle import Settlement, StepPlan
+from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
@@ -32,19 +33,6 @@ class SnapshotRules:
     wanted."""
     first_instalments: int = 1
     """What is taken before anything was measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """A run of versions over which one snapshot is spread."""
-
-    first: int
-    num_instalments: int
-
-    @property
-    def end(self) -> int:
-        """Return the version after its last one."""
-        return self.first + self.num_instalments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

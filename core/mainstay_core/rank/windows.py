@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mainstay_core.rank.events import KeepFrom, KeepRecord, Snapshot
-from mainstay_core.rank.state import RankState, Window, extend_commit_chain
+from mainstay_core.rank.state import RankState, extend_commit_chain
+from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.votes import Commit, CommitRecord, Vote
 
 MAX_WINDOW_LAG = 64
@@ -26,15 +27,14 @@ def begin_window(state: RankState) -> RankState:
         return state
     rules = state.snapshots
     wanted = rules.num_instalments or state.num_instalments or rules.first_instalments
-    return replace(state, window=Window(first=state.version, num_instalments=wanted))
+    return replace(state, window=Window(first=state.version, length=wanted))
 
 
 def due_snapshot(state: RankState) -> tuple[Snapshot, ...]:
     """Return the action that copies the instalment of the version at hand, if one is due."""
-    window = state.window
-    if window is None or not window.first <= state.version < window.end:
+    if state.window is None or state.window.number_of(state.version) is None:
         return ()
-    return (Snapshot(state.version, window.first, window.num_instalments),)
+    return (Snapshot(state.version, state.window),)
 
 
 def note_copies(state: RankState, votes: Sequence[Vote]) -> tuple[RankState, tuple[KeepFrom, ...]]:
@@ -45,11 +45,11 @@ def note_copies(state: RankState, votes: Sequence[Vote]) -> tuple[RankState, tup
     told = [v.snapshots for v in votes if v.snapshots]
     state = replace(state, num_instalments=max((t.wanted_instalments for t in told), default=0))
     window = state.window
-    if window is None or state.version + 1 < window.end:
+    if window is None or state.version < window.last:
         return state, ()
-    if len(told) == len(votes) and all(t.copied >= window.end for t in told):
+    if len(told) == len(votes) and all(t.copied > window.last for t in told):
         return replace(state, window=None), (KeepFrom(state.lineage, window.first),)
-    if state.version >= window.end + MAX_WINDOW_LAG:
+    if state.version > window.last + MAX_WINDOW_LAG:
         return replace(state, window=None), ()
     return state, ()
 

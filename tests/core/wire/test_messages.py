@@ -180,6 +180,14 @@ EXAMPLES: dict[str, Any] = {
             ),
         ),
         records=(RECORD,),
+        bad=(
+            segments.BadSegment(
+                key=segments.SegmentKey(
+                    lineage=0, position=1, unit=0, kind=segments.SegmentKind.GRADIENT, version=3
+                ),
+                pod=POD,
+            ),
+        ),
     ),
     "last-status": LastStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2, state="5a"),
     "save-status": SaveStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2),
