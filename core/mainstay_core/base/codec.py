@@ -3,7 +3,8 @@
 One codec serves every message, so the wire format has one set of rules. Unknown fields are accepted
 and dropped, as a newer peer may send more. Missing fields take their default or are refused by
 name. A wrong type is refused by the path of the field. A message that has older formats has a
-static method ``modernized``, which turns their JSON into that of the newest one. Only the standard
+static method ``modernized``, which turns their JSON into that of the newest one. A field that few
+jobs use has the metadata :data:`OMITTED` and is not sent while it is empty. Only the standard
 library is used, as trainers import this too.
 """
 
@@ -24,6 +25,11 @@ from mainstay_core.base.words import quote
 
 T = TypeVar("T")
 
+OMITTED: Mapping[str, bool] = types.MappingProxyType({"omitted_while_empty": True})
+"""Metadata of a dataclass's field that is left out of the JSON while it is empty. So a job that
+does not use it sends the bytes, and has the hashes of them, that it had before there was the field.
+"""
+
 
 def encode(value: Any) -> Any:
     """Return ``value`` as JSON-ready dicts, lists, strings and numbers."""
@@ -33,7 +39,11 @@ def encode(value: Any) -> Any:
         return value
     names = _field_names(kind)
     if names is not None:
-        return {name: encode(getattr(value, name)) for name in names}
+        encoded = {name: encode(getattr(value, name)) for name in names}
+        for name in _omitted_names(kind):
+            if not encoded[name]:
+                del encoded[name]
+        return encoded
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -104,6 +114,12 @@ def _field_names(cls: type) -> tuple[str, ...] | None:
     if not dataclasses.is_dataclass(cls):
         return None
     return tuple(field.name for field in dataclasses.fields(cls))
+
+
+@cache
+def _omitted_names(cls: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields that are left out while they are empty."""
+    return tuple(field.name for field in dataclasses.fields(cls) if field.metadata == OMITTED)
 
 
 @cache

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
+from mainstay_core.base import codec
 from mainstay_core.base.bounds import (
     MAX_BLOCKS,
+    MAX_STATISTICS,
     MAX_TYPES,
     Address,
     AnyFloat,
@@ -23,6 +25,9 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.wire.plan import Partial
 
+Statistics = Annotated[tuple[Count, ...], Longest(MAX_STATISTICS)]
+"""Integers that blocks count while they compute, such as the tokens of each expert."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeStat:
@@ -34,6 +39,8 @@ class TypeStat:
     tokens: Count | None = None
     data: Digest | None = None
     """Digest of the consumed samples, from the first stage."""
+    statistics: Statistics = field(default=(), metadata=codec.OMITTED)
+    """From every stage: the integers that its blocks counted, in model order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +115,8 @@ class Commit:
     """Digest of all samples of the step."""
     data_total: Digest = ""
     """Sum of the data digests of all steps up to this one."""
+    statistics: Statistics = field(default=(), metadata=codec.OMITTED)
+    """The integers that the model's blocks counted, in model order, each added over all types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

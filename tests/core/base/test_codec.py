@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay_core.base.codec import decode, dumps, encode, loads
+from mainstay_core.base.codec import OMITTED, decode, dumps, encode, loads
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation
 
@@ -54,6 +54,18 @@ FULL = Tree(
 def test_a_value_comes_back_equal() -> None:
     assert loads(Tree, dumps(FULL)) == FULL
     assert decode(Tree, encode(FULL)) == FULL
+
+
+def test_a_field_that_is_omitted_while_empty_is_sent_only_when_it_is_not() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Counted:
+        name: str
+        counts: tuple[int, ...] = field(default=(), metadata=OMITTED)
+
+    assert dumps(Counted(name="a")) == '{"name":"a"}'
+    assert dumps(Counted(name="a", counts=(0,))) == '{"counts":[0],"name":"a"}'
+    for value in (Counted(name="a"), Counted(name="a", counts=(0, 3))):
+        assert loads(Counted, dumps(value)) == value
 
 
 def test_equal_values_have_equal_bytes_in_whatever_order_they_were_made() -> None:
