@@ -7,11 +7,12 @@ ascending order of the experts. All of that is sorts, gathers and additions by s
 added at addresses that are looked up, which a GPU would do in any order.
 
 Sizes of products depend on how many tokens an expert has. So on a GPU the host waits for these
-counts once in each mixture's forward.
+counts once in each mixture's forward. They are statistics of the step, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ class Routing(NamedTuple):
 
 
 class Router(split.SplitModule):
-    """Scores experts in fp32 and chooses the best for each token.
+    """Scores experts in fp32 and chooses for each token those with the best scores and biases.
 
     Softmax over all experts: Shazeer et al., "Outrageously Large Neural Networks", 2017, section
     2.1, without noise. Sigmoid: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, equations 13
@@ -62,6 +63,7 @@ class Router(split.SplitModule):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.experts, config.dim))
+        self.bias = nn.Parameter(torch.empty(config.experts)) if config.bias_rate else None
 
     def forward(self, x: torch.Tensor) -> Routing:
         """Route the tokens of [batch, sequence, dim], sample by sample."""
@@ -71,7 +73,7 @@ class Router(split.SplitModule):
             logits = functional.linear(flat.float(), self.weight.float())
         else:
             logits = _Logits.apply(flat, recorder.anchor, self.weight, recorder)  # type: ignore[no-untyped-call]
-        return Routing(*_Route.apply(logits, len(x), self.config))  # type: ignore[no-untyped-call]
+        return Routing(*_Route.apply(logits, self.bias, len(x), self.config))  # type: ignore[no-untyped-call]
 
 
 class Mixture(split.SplitModule):
@@ -95,6 +97,7 @@ class Mixture(split.SplitModule):
         flat = x.flatten(0, 1)
         gates, experts = self.router(x)
         way = Way.of(experts, len(self.experts))
+        split.count(way.counts)
         rows = _Dispatch.apply(flat, way)  # type: ignore[no-untyped-call]
         parts = rows.split(way.counts.tolist())
         outputs = [
@@ -142,6 +145,22 @@ def choose(scores: torch.Tensor, active: int) -> torch.Tensor:
     # Not topk: it does not say which of equal scores it takes.
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :active]
     return best.sort(dim=1).values
+
+
+def shift_bias(bias: torch.Tensor, counts: Sequence[int], rate: float) -> None:
+    """Add ``rate`` to the bias of experts with fewer tokens than the mean, and take it from others.
+
+    Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024,
+    algorithm 1. Whether an expert has fewer is decided in integers.
+
+    Args:
+        bias: fp32 [experts], written to.
+        counts: tokens of each expert in the step.
+        rate: by how much; an expert at the mean keeps its bias.
+    """
+    total = sum(counts)
+    signs = [(len(counts) * count < total) - (len(counts) * count > total) for count in counts]
+    bias.add_(torch.tensor(signs, dtype=bias.dtype).to(bias.device), alpha=rate)
 
 
 def counts_of(experts: torch.Tensor, sequences: int, num_experts: int) -> torch.Tensor:
@@ -195,10 +214,11 @@ class _Route(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, logits, sequences, config):  # type: ignore[no-untyped-def]
+    def forward(ctx, logits, bias, sequences, config):  # type: ignore[no-untyped-def]
         soft = config.router == moe_config.SOFTMAX
         scores = torch.softmax(logits, 1) if soft else torch.sigmoid(logits)
-        experts = choose(scores, config.active_experts)
+        wanted = scores if bias is None else scores + bias
+        experts = choose(wanted, config.active_experts)
         gates = scores.gather(1, experts)
         total = None
         if config.gates == moe_config.NORMALIZED:
@@ -224,8 +244,10 @@ class _Route(torch.autograd.Function):
         if config.balance_loss == moe_config.SEQUENCE:
             dscores += _balance_gradient(scores, experts, sequences, config)
         if config.router == moe_config.SOFTMAX:
-            return scores * (dscores - (scores * dscores).sum(1, keepdim=True)), None, None
-        return dscores * scores * (1 - scores), None, None
+            dlogits = scores * (dscores - (scores * dscores).sum(1, keepdim=True))
+        else:
+            dlogits = dscores * scores * (1 - scores)
+        return dlogits, None, None, None
 
 
 def _balance_gradient(

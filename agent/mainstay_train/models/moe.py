@@ -17,11 +17,14 @@ import torch
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.model import data, split
 from mainstay_train.model import workload as workloads
-from mainstay_train.model.blocks import BlockSpec
+from mainstay_train.model.blocks import BlockSpec, CommittedState
+from mainstay_train.model.units import Unit
 from mainstay_train.models import llama
-from mainstay_train.models.experts import Mixture
+from mainstay_train.models.experts import Mixture, shift_bias
 from mainstay_train.models.llama_config import parse_config
 from mainstay_train.models.moe_config import MoeConfig
+
+_BIAS = "mixture.router.bias"
 
 
 def warm_up() -> None:
@@ -52,11 +55,46 @@ def block_specs(config: MoeConfig) -> tuple[BlockSpec, ...]:
     taken = config.active_experts + config.shared_experts
     cost = llama.attention_cost(config) + config.dim * config.experts
     cost += taken * 3 * config.dim * config.expert_hidden
+    units, committed = _units(config), _router_bias(config)
     for number in range(1 + config.dense_layers, 1 + config.layers):
-        name = specs[number].name
-        build = partial(MixtureLayer, config, name)
-        specs[number] = replace(specs[number], build=build, cost=float(cost))
+        specs[number] = replace(
+            specs[number],
+            build=partial(MixtureLayer, config, specs[number].name),
+            cost=float(cost),
+            units=units,
+            statistics=tuple(f"experts.{expert}" for expert in range(config.experts)),
+            committed=committed,
+        )
     return tuple(specs)
+
+
+def _units(config: MoeConfig) -> tuple[Unit, ...]:
+    """Each expert, the router, and the rest of a layer with experts."""
+    with torch.device("meta"):
+        names = [name for name, _ in MixtureLayer(config, "").named_parameters()]
+    units: dict[str, list[str]] = {}
+    for name in names:
+        units.setdefault(_unit_of(name), []).append(name)
+    return tuple(Unit(name=unit, parameters=tuple(within)) for unit, within in units.items())
+
+
+def _unit_of(parameter: str) -> str:
+    match parameter.split("."):
+        case ["mixture", "experts", number, *_]:
+            return f"experts.{number}"
+        case ["mixture", "router", *_]:
+            return "router"
+    return "rest"
+
+
+def _router_bias(config: MoeConfig) -> CommittedState | None:
+    if not config.bias_rate:
+        return None
+
+    def shift(masters: Mapping[str, torch.Tensor], counts: Sequence[int]) -> None:
+        shift_bias(masters[_BIAS], counts, config.bias_rate)
+
+    return CommittedState(parameters=(_BIAS,), rule=shift)
 
 
 class MixtureLayer(llama.AttentionLayer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mainstay_core.base.bounds import MAX_STATISTICS
 from mainstay_train.models.llama_config import LlamaConfig
 
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
@@ -42,6 +43,9 @@ class MoeConfig(LlamaConfig):
     (plain)."""
     gate_scale: float = 1.0
     """Factor of all gates."""
+    bias_rate: float = 1e-3
+    """By how much a step changes the bias that each expert's score has where experts are chosen: up
+    if the expert had fewer tokens than the mean, down if it had more. 0: there is no bias."""
     balance_loss: str = NONE
     """What is added to the loss so that experts get equally many tokens: nothing, or a term for
     each sequence. One over a batch would depend on what is in a micro-batch together."""
@@ -52,7 +56,7 @@ class MoeConfig(LlamaConfig):
         LlamaConfig.__post_init__(self)  # super() knows no class with slots
         for name in ("experts", "active_experts", "expert_hidden", "gate_scale"):
             self.require(getattr(self, name) > 0, name, "must be above 0")
-        for name in ("dense_layers", "shared_experts", "balance_weight"):
+        for name in ("dense_layers", "shared_experts", "bias_rate", "balance_weight"):
             self.require(getattr(self, name) >= 0, name, "must not be negative")
         self.require(
             self.dense_layers < self.layers,
@@ -63,6 +67,12 @@ class MoeConfig(LlamaConfig):
             self.active_experts <= self.experts,
             "active_experts",
             f"must be at most experts ({self.experts})",
+        )
+        counted = (self.layers - self.dense_layers) * self.experts
+        self.require(
+            counted <= MAX_STATISTICS,
+            "experts",
+            f"must leave at most {MAX_STATISTICS} experts in all layers, not {counted}",
         )
         self.require_one_of("router", ROUTERS)
         self.require_one_of("gates", GATES)
