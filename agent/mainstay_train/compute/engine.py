@@ -391,10 +391,27 @@ class Engine:
 
     def apply(self, commit: Commit, learning_rate: float) -> str:
         """Apply the reduced gradient; returns the digest of the masters after it."""
-        counted = self.statistics and [commit.statistics[where] for where in self.statistics]
+        counted = self._counted(commit)
         self.state.apply(self._reduced_blocks(), commit.scale, learning_rate, counted)
         self._masters = self.state.masters_digest()
         return self._masters.whole.hex()
+
+    def apply_again(self, commit: Commit, learning_rate: float, parameters: Sequence[str]) -> None:
+        """Apply to some parameters a step that this rank's position has applied before.
+
+        Args:
+            commit: of the step, whose reduced gradient is there for these parameters.
+            learning_rate: of the step.
+            parameters: their model-wide names.
+        """
+        gradients, names = self._reduced_blocks(), frozenset(parameters)
+        self.state.apply(gradients, commit.scale, learning_rate, self._counted(commit), names)
+
+    def _counted(self, commit: Commit) -> list[tuple[int, ...]] | None:
+        """What each block counted in a step; None where no block counts anything."""
+        if self.statistics is None:
+            return None
+        return [commit.statistics[where] for where in self.statistics]
 
     def counted_masters(self, masters: str) -> str:
         """What this rank's masters add to the digest of the whole model.

@@ -55,6 +55,11 @@ class PlainPart:
         self._first = self.masters.to("cpu", copy=True)
 
     @property
+    def units(self) -> dict[str, tuple[str, ...]]:
+        """One: a plain module does not say which parts it has."""
+        return {self.name: tuple(param.name for param in self.layout.params)}
+
+    @property
     def committed(self) -> frozenset[str]:
         """None: the optimizer changes all parameters of a plain module."""
         return frozenset()

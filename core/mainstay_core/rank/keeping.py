@@ -5,8 +5,9 @@ These are durable checkpoints on storage, and segments in the memory of pods.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
+from mainstay_core.rank.connections import Ends
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.wire.plan import Plan
@@ -48,7 +49,10 @@ class Keeper(Protocol):
             action: which instalment.
         """
 
-    async def log(self, plan: Plan, index: int, lineage: int, step: int) -> bool:
+    def begin_wait(self) -> Ends:
+        """Return what ends a wait of :meth:`log` or :meth:`replay`, from any thread."""
+
+    async def log(self, wait: Any, plan: Plan, index: int, lineage: int, step: int) -> bool:
         """Copy this member's part of the reduced gradient, and wait until its holders have it.
 
         Returns:
@@ -64,5 +68,5 @@ class Keeper(Protocol):
     def keep_from(self, lineage: int, version: int) -> None:
         """Tell the pod's store that nothing before ``version`` is needed any more."""
 
-    async def replay(self, replay: Replay) -> StateLoaded | LoadFailed:
+    async def replay(self, wait: Any, replay: Replay) -> StateLoaded | LoadFailed:
         """Make the state anew; every replayed step has the digests that its votes told."""

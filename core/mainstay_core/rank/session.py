@@ -218,7 +218,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if action.replay is not None:
             assert self.keeper is not None
             await self._begin(Op.REPLAY)
-            return await self.keeper.replay(action.replay)
+            wait = self.connections.healing(self.keeper.begin_wait())
+            return await self.keeper.replay(wait, action.replay)
         await self._begin(Op.HEAL)
         client = self.connections.healing(self.make_heal_client())
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
@@ -286,7 +287,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         """Have the gradient kept: a step that is committed can always be applied again."""
         await self._begin(Op.LOG)
         state = self.state
-        logged = await keeper.log(self.plan, state.index, state.lineage, state.version)
+        wait = self.connections.healing(keeper.begin_wait())
+        logged = await keeper.log(wait, self.plan, state.index, state.lineage, state.version)
         return keeper.status(state.version, logged=logged)
 
     async def _apply(self, commit: Commit) -> events.Event:
