@@ -50,6 +50,7 @@ from mainstay_core.rank.settle import StateAction, plan_step, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
+    SnapshotRules,
     Transition,
     extend_commit_chain,
     fact_of,
@@ -76,6 +77,7 @@ __all__ = [
     "Interrupt",
     "Phase",
     "RankState",
+    "SnapshotRules",
     "Transition",
     "interrupts",
     "must_adopt",
