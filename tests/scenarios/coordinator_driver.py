@@ -163,8 +163,9 @@ class CoordinatorDriver(Driver):
             default = getattr(config, name)
             number = call.count if isinstance(default, int) else call.number
             settings[name] = call.get(field) if isinstance(default, str) else number(field)
-        if call.flag("snapshots"):
-            settings["snapshots"] = SnapshotConfig(memory_bytes=1 << 30)
+        if call.flag("snapshots") or call.has("snapshot-memory"):
+            memory_bytes = call.count("snapshot-memory", 1 << 30)
+            settings["snapshots"] = SnapshotConfig(memory_bytes=memory_bytes)
         return replace(config, shape=JobShape(**shape), **settings)
 
     # Pods and trainers ---------------------------------------------------------
