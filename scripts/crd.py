@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from generated import keep
 
-from mainstay_core.job.crd import build_crd, build_schema
+from mainstay_core.job.crd import VALIDATIONS, build_crd, build_schema
 from mainstay_core.job.crd_rules import UNCHANGEABLE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,7 +68,8 @@ def _fields(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
 def _kind(field: dict[str, Any]) -> str:
     """Return type, bounds and default of a field, in few words."""
     if "x-kubernetes-int-or-string" in field:
-        text = "integer or Auto"
+        is_amount = any("amount" in rule["message"] for rule in field[VALIDATIONS])
+        text = "amount or Auto" if is_amount else "integer or Auto"
     elif "enum" in field:
         text = " or ".join(str(value) for value in field["enum"])
     elif field.get("type") == "array":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mainstay_cli.base.exits import MachineError, UsageError
@@ -17,7 +18,19 @@ from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.job import llama_sizes, model_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion, ModelSizes
 from mainstay_core.job.rank_sizes import RankSizes, rank_sizes
+from mainstay_core.job.snapshot_sizes import check_memory, store_bytes
+from mainstay_core.job.spec import TrainingJob
 from mainstay_core.planning.shares import first_shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSizes:
+    """The memory of each pod for snapshots and gradients."""
+
+    memory_bytes: int
+    """What it is given: ``spec.snapshots.memory``."""
+    least_bytes: int
+    """The least with which it keeps all that it has to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +42,8 @@ class JobSizes:
     """Of blocks that one micro-batch was taken through, not by formulas."""
     compiles: bool
     """Whether the job's blocks are compiled: what is known is of blocks that are not."""
+    store: StoreSizes | None = None
+    """None in a job without snapshots."""
 
 
 def compute_sizes(file: manifests.JobFile) -> JobSizes:
@@ -55,11 +70,22 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
                 bucket_bytes=job.spec.runtime.bucket_bytes,
             )
         ]
+        store = _store(job, models)
     except InvalidSpecError as error:
         raise UsageError(f"{file.path}: {error}") from error
     ranks.sort(key=lambda rank: (rank.replica, rank.stage, rank.inner))
     compiles = job.spec.runtime.compile != "Off"
-    return JobSizes(ranks=tuple(ranks), is_measured=is_measured, compiles=compiles)
+    return JobSizes(ranks=tuple(ranks), is_measured=is_measured, compiles=compiles, store=store)
+
+
+def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
+    """Return the memory of a pod's store of segments; refuse one that is too small."""
+    kept = job.plan_snapshots()
+    if kept is None:
+        return None
+    least = store_bytes(models, job.shape, window=kept.num_instalments, peers=kept.peers)
+    check_memory(job.spec.snapshots.memory, kept.memory_bytes, least)
+    return StoreSizes(memory_bytes=kept.memory_bytes, least_bytes=least)
 
 
 def _redundancy(file: manifests.JobFile) -> int | None:

@@ -19,6 +19,7 @@
 - ``llama_sizes``: what the built-in model's blocks take
 - ``reduction_sizes``: the memory in which a rank reduces gradients
 - ``rank_sizes``: what each rank holds, and what it sends in a step
+- ``snapshot_sizes``: the memory of pods for snapshots of the state, and how these are kept
 - ``size_summary``: the same in sentences, as far as the specification tells
 - ``shared_memory``: the size of a pod's memory-backed volume
 - ``protections``: which protections a job has, and why not the others
