@@ -118,8 +118,9 @@ class Engine:
     """Of every complete type of the step."""
     interpreter: Interpreter | None = None
     """None where the user's own loop computes (:mod:`mainstay_train.session.loop`)."""
-    statistics: tuple[slice, ...] | None = None
-    """Where the statistics of each block lie in those of a commit; None where no block counts."""
+    statistics: tuple[slice, ...] = ()
+    """Where the statistics of each block lie in those of a commit; none where a loop of the user's
+    own computes."""
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
@@ -391,7 +392,7 @@ class Engine:
 
     def apply(self, commit: Commit, learning_rate: float) -> str:
         """Apply the reduced gradient; returns the digest of the masters after it."""
-        counted = self.statistics and [commit.statistics[where] for where in self.statistics]
+        counted = [commit.statistics[where] for where in self.statistics] or None
         self.state.apply(self._reduced_blocks(), commit.scale, learning_rate, counted)
         self._masters = self.state.masters_digest()
         return self._masters.whole.hex()
