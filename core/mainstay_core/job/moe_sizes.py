@@ -44,7 +44,10 @@ def sizes_of(
     c = _read(config, inner)
     costs = [block.cost for block in model_sizes.blocks_of(model_sizes.MOE, config)]
     dense = sizes_of_kind(Layer(c, accumulates), "layers", cost=costs[1])
-    mixture = sizes_of_kind(MixtureLayer(c, accumulates), "layers", cost=costs[-2])
+    mixture = replace(
+        sizes_of_kind(MixtureLayer(c, accumulates), "layers", cost=costs[-2]),
+        num_units=c.experts + 2,  # the router, and the rest of the layer
+    )
     num_dense = model_sizes.sizes_in(model_sizes.MOE, config)["denseLayers"]
     layers = [
         replace(dense if number < num_dense else mixture, name=f"layers.{number}", sharers="layers")

@@ -21,8 +21,9 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job import model_sizes
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
-from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW, SnapshotConfig
-from mainstay_core.job.llama_sizes import padded, sizes_of
+from mainstay_core.job.built_in_sizes import built_in_sizes
+from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_SNAPSHOT_WINDOW, SnapshotConfig
+from mainstay_core.job.llama_sizes import padded
 from mainstay_core.job.sections import Protection, Snapshots, Workload
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.job.types import whole_quantity
@@ -35,6 +36,9 @@ MARGIN = 4
 """Auto adds one part in so many: shares of pods are not quite even, and freed room has gaps."""
 PAGE_BYTES = 4096
 """Segments begin at whole pages."""
+ALIGNMENT_BYTES = 64
+KINDS = 4
+"""Tensors of a parameter's state: master, two moments, and the number of its steps."""
 WIDE_BYTES = 4
 """Masters and gradients are fp32."""
 
@@ -55,7 +59,8 @@ def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, p
         ValueError: there are more stages than blocks.
     """
     cuts = _cut(tuple(block.cost for block in models[0].blocks), shape.stages)
-    length = window or min(MAX_SNAPSHOT_WINDOW, max(len(cut) for cut in cuts))
+    largest = max(sum(models[0].blocks[i].num_units for i in cut) for cut in cuts)
+    length = window or min(MAX_AUTO_WINDOW, largest)
     num_steps = 2 * length + LAG_STEPS
     num_cells = max(1, shape.replicas - 1)
     largest_share = total = 0
@@ -69,9 +74,15 @@ def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, p
 
 
 def _kept(block: BlockSizes, num_steps: int) -> int:
-    """Return what is kept of a unit: two states, and the gradients of some steps."""
+    """Return what is kept of a block: two states, and the gradients of some steps."""
     width = WIDE_BYTES * sum(map(padded, block.parameters))
-    return 2 * _paged(width + block.moments_bytes) + num_steps * _paged(width)
+    slack = 0
+    if block.num_units > 1:
+        # Each tensor of a unit begins at a cache line, each unit at a page.
+        lines = ALIGNMENT_BYTES * len(block.parameters)
+        slack = (block.num_units - 1) * PAGE_BYTES + lines
+    state = _paged(width + block.moments_bytes + KINDS * slack)
+    return 2 * state + num_steps * _paged(width + slack)
 
 
 def _paged(size: int) -> int:
@@ -176,13 +187,20 @@ def _check_degrees(
 def _least_bytes(workload: Workload, shape: JobShape, *, window: int, peers: int) -> int | None:
     """Return what a pod keeps; None where the size of the model is not known here."""
     config = workload.config
-    if workload.entrypoint != model_sizes.BUILT_IN:
+    if workload.entrypoint not in model_sizes.BUILT_IN:
         return None
-    model_sizes.check_config(config)
+    model_sizes.check_config(workload.entrypoint, config)
+    model_sizes.check_ranks(workload.entrypoint, shape.ranks_per_stage)
     if shape.stages * model_sizes.num_blocks(config) ** 2 > model_sizes.MAX_CUTS:
         return None
     models = [
-        sizes_of(config, shape.ranks_per_stage, inner, accumulates=shape.micro_batches > 1)
+        built_in_sizes(
+            workload.entrypoint,
+            config,
+            shape.ranks_per_stage,
+            inner,
+            accumulates=shape.micro_batches > 1,
+        )
         for inner in sorted({0, shape.ranks_per_stage - 1})
     ]
     try:
