@@ -89,7 +89,7 @@ class SegmentStore:
         self._lines: dict[str, HolderLine] = {}
         """By address."""
         self._sweeps_at_s = time.monotonic()
-        self._is_closed = False
+        self._is_closed = self._is_paused = False
 
     @property
     def address(self) -> str:
@@ -129,7 +129,7 @@ class SegmentStore:
     def _wait_s(self) -> float | None:
         """Return after how many seconds there is something to do in any case; None: never."""
         waits = [self._entrance.wait_s()]
-        if any(channel.due_s() is not None for channel in self._channels):
+        if self._is_paused or any(channel.due_s() is not None for channel in self._channels):
             waits.append(max(0.0, self._sweeps_at_s - time.monotonic()))
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -146,8 +146,15 @@ class SegmentStore:
     def _look_after(self) -> None:
         """End what does not move, and wait for what each connection wants to do next."""
         now_s = time.monotonic()
+        if self._entrance.wait_s() == 0.0:
+            self._let_pods_in()
         if now_s >= self._sweeps_at_s:
             self._sweeps_at_s = now_s + SWEEP_S
+            if self._is_paused:
+                self._is_paused = False
+                self._selector.register(
+                    self._trainers, selectors.EVENT_READ, self._let_trainers_in
+                )
             for channel in tuple(self._channels):
                 due_s = channel.due_s()
                 if due_s is not None and due_s <= now_s:
@@ -183,6 +190,12 @@ class SegmentStore:
             connection, _ = self._trainers.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # it was gone before its turn
+        except OSError as error:
+            # There is no descriptor. Others may be given back until the next sweep.
+            logger.warning("a trainer has to wait: %s", brief(error))
+            self._selector.unregister(self._trainers)
+            self._is_paused = True
+            return
         connection.setblocking(False)
         if sum(isinstance(channel, TrainerLine) for channel in self._channels) >= MAX_TRAINERS:
             connection.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -313,3 +315,24 @@ def test_a_socket_that_a_former_supervisor_left_is_replaced(
 
     assert make_client(again).report(0).address == again.holder.address
     assert (directory / "a" / "snapshots.sock").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_trainer_waits_while_the_store_has_no_descriptor_left(
+    make_store: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, pod = threading.Event(), make_store("a")
+    monkeypatch.setattr("mainstay_agent.snapshots.store.logger.warning", lambda *_: seen.set())
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    free = os.dup(line.fileno())
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with line:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            line.connect(pod.path)
+            seen.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        line.sendall(frames.encode(frames.Hello(slot=0, incarnation="a")))
+
+        assert frames.decode_to_trainer(answer_of(line)) == frames.Arena(size=4 * MIB)
