@@ -251,6 +251,7 @@ def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
         step: at which all go on.
     """
     assert state.plan is not None
+    settled_in = state.plan.quorum.id
     judged = []
     for opened in state.recoveries:
         recovery = opened.recovery
@@ -263,7 +264,7 @@ def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
                 from_step=stood,
                 reason=f"{recovery.reason}; in the end all went on from step {step}",
             )
-            state = replace(state, restarted_id=state.plan.quorum.id)
+            state = replace(state, restarted_id=settled_in)
         judged.append(replace(opened, recovery=recovery))
     return replace(state, recoveries=tuple(judged))
 
