@@ -55,6 +55,8 @@ class Purpose(IntEnum):
     """A supervisor offers a plan to another one."""
     HEAL = 3
     """A joiner copies the state of a living cell."""
+    SNAPSHOT = 4
+    """A store of segments sends some to another one, or a trainer reads some."""
 
 
 class RefusedPeerError(RemoteProtocolError):

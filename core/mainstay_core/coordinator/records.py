@@ -251,8 +251,7 @@ def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
         step: at which all go on.
     """
     assert state.plan is not None
-    settled_in = state.plan.quorum.id
-    judged = []
+    judged, quorum = [], state.plan.quorum.id
     for opened in state.recoveries:
         recovery = opened.recovery
         stood = max(recovery.from_step, state.step) if opened.reached is None else opened.reached
@@ -264,7 +263,7 @@ def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
                 from_step=stood,
                 reason=f"{recovery.reason}; in the end all went on from step {step}",
             )
-            state = replace(state, restarted_id=settled_in)
+            state = replace(state, restarted_id=quorum)
         judged.append(replace(opened, recovery=recovery))
     return replace(state, recoveries=tuple(judged))
 

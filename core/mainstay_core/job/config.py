@@ -37,7 +37,7 @@ COPY_BYTES = 4 * 1024 * 1024 * 1024
 
 SNAPSHOT_PEERS = 2
 """Other pods that keep a copy of each segment (MoEvement, section 4)."""
-MAX_SNAPSHOT_PEERS = 64
+MAX_SNAPSHOT_PEERS = 16
 MAX_SNAPSHOT_WINDOW = 1024
 """Steps of a window. Pods keep the gradients of two of them, and a replay applies as many."""
 SNAPSHOT_DOMAINS = 2

@@ -242,13 +242,15 @@ class Layer(Kind):
         if not keeps:
             m.drop(2 * u.hidden)
         m.take(u.act)
+        if not keeps:
+            m.drop(u.hidden)
         dropped = _drop(m, u, c, keeps=keeps)
         m.take(u.act)
         m.drop(dropped)
         # Names of the function that go with it: both sums, and what was added to them.
         m.drop(3 * u.act, 0 if keeps and u.keeps_qkv else u.qkv)
         if not keeps:
-            m.drop(u.query, u.hidden)
+            m.drop(u.query)
 
     def backward(self, m: Memory) -> None:
         u, c = self.u, self.c

@@ -24,6 +24,7 @@ from mainstay_core.wire.facts import Heartbeat, PodRegistration, TrainerDown, re
 from mainstay_core.wire.votes import Vote
 
 MODULES = [
+    "mainstay_core.segments.frames",
     *(f"mainstay_core.wire.{m.name}" for m in pkgutil.iter_modules(wire.__path__)),
     "mainstay_core.base.ids",
     "mainstay_core.base.shape",

@@ -362,7 +362,7 @@ def walked(stage, flows):
 
 
 def test_keys_and_types_are_those_of_the_model():
-    assert {*llama_config._KEYS, "data"} == llama_sizes.KEYS
+    assert {*llama_config.keys_of(llama_config.LlamaConfig), "data"} == llama_sizes.KEYS
     assert attention.FORMS == llama_sizes.ATTENTION
     assert losses.CHUNK_ELEMENTS == llama_tensors.LOGITS
     assert split.WIDENED_ELEMENTS == llama_tensors.WIDENED_ELEMENTS

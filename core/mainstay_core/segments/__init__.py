@@ -1,0 +1,10 @@
+"""Decides what a pod's store of segments keeps, where it lies in memory, and who has confirmed it.
+
+- ``frames``: what trainers and other pods say to a store, and what it answers
+- ``spans``: places in an arena of a fixed size
+- ``index``: the segments of one store
+- ``deliveries``: one segment on its way to its holders
+
+The supervisor drives it over sockets, trainers speak its frames. A segment counts only when all its
+bytes are there. Nothing here chooses: a writer names the holders and says what is needed no more.
+"""

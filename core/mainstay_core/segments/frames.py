@@ -1,0 +1,347 @@
+"""The messages between trainers, other pods and a store of segments.
+
+On a socket a message is the head of a frame (:mod:`mainstay_core.base.frames`). A trainer numbers
+its requests; an answer carries the number of what it answers. Another pod's store and a reader get
+their answers in the order of their requests, and only a segment has a body. The bytes of segments
+never pass between a trainer and its own pod's store: both have the arena mapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from mainstay_core.base import codec
+from mainstay_core.base.bounds import Count, Name, Range, Sentence, SlotIndex, cut_fields
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.frames import pack_head
+from mainstay_core.base.words import quote
+from mainstay_core.wire.segments import (
+    MAX_SEGMENT_BYTES,
+    Holders,
+    SegmentHeader,
+    SegmentKey,
+    StoreReport,
+)
+from mainstay_core.wire.votes import CommitRecord
+
+SOCKET_NAME = "snapshots.sock"
+"""Unix socket of a pod's store, in the pod's directory."""
+
+T = TypeVar("T")
+SizeBytes = Annotated[int, Range(0, MAX_SEGMENT_BYTES)]
+
+# From a trainer to the store of its pod.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A trainer says who it is; the store gives it the arena."""
+
+    slot: SlotIndex
+    incarnation: Name
+    kind: Literal["hello"] = "hello"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeRoom:
+    """A trainer wants to write a segment; its number names the room from now on."""
+
+    request: Count
+    size: SizeBytes
+    kind: Literal["room"] = "room"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveBack:
+    """A trainer writes nothing into a room after all."""
+
+    request: Count
+    kind: Literal["give-back"] = "give-back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """The bytes of a segment are all in its room; they are to be sent to its holders."""
+
+    request: Count
+    """The room's."""
+    header: SegmentHeader
+    holders: Holders
+    keep_from: Count
+    """Holders keep what is as old as this version, and drop what is older."""
+    kind: Literal["written"] = "written"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendAgain:
+    """A segment that is kept is to be sent, also to holders that have not got it before."""
+
+    request: Count
+    key: SegmentKey
+    holders: Holders
+    keep_from: Count
+    kind: Literal["send-again"] = "send-again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepRecord:
+    """A commit is to be kept beside the segments."""
+
+    record: CommitRecord
+    kind: Literal["record"] = "record"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepFrom:
+    """States of older versions, gradients and records of older steps are needed no more."""
+
+    lineage: Count
+    version: Count
+    kind: Literal["keep-from"] = "keep-from"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskReport:
+    """A trainer wants to know what is kept of a lineage."""
+
+    request: Count
+    lineage: Count
+    kind: Literal["report"] = "report"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A trainer wants to read a segment; it stays where it is until the trainer is done."""
+
+    request: Count
+    key: SegmentKey
+    kind: Literal["read"] = "read"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadDone:
+    """A trainer reads a segment no more."""
+
+    request: Count
+    """The one that it was asked for with."""
+    kind: Literal["read-done"] = "read-done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discard:
+    """The bytes of a segment are bad; it is to be kept no more."""
+
+    key: SegmentKey
+    kind: Literal["discard"] = "discard"
+
+
+FromTrainer = (
+    Hello | TakeRoom | GiveBack | Written | SendAgain | KeepRecord | KeepFrom | AskReport
+    | Read | ReadDone | Discard
+)  # fmt: skip
+
+# From a store to a trainer of its pod.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """The memory of the store, whose descriptor comes with this message."""
+
+    size: Annotated[int, Range(0, MAX_SEGMENT_BYTES)]
+    kind: Literal["arena"] = "arena"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A trainer has room to write."""
+
+    request: Count
+    offset: Count
+    kind: Literal["room"] = "room"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """A trainer gets no room."""
+
+    request: Count
+    why: Sentence
+    kind: Literal["full"] = "full"
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "why")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """All holders of a segment have answered, or are gone."""
+
+    request: Count
+    """The one with which it was written, or sent again."""
+    why_not: Sentence
+    """Why it is not at all of them; empty if it is."""
+    kind: Literal["held"] = "held"
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "why_not")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """The store says what it keeps."""
+
+    request: Count
+    report: StoreReport
+    kind: Literal["report"] = "report"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A segment that a trainer wants to read lies here."""
+
+    request: Count
+    header: SegmentHeader
+    offset: Count
+    kind: Literal["found"] = "found"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFound:
+    """A segment that a trainer wants to read is not kept."""
+
+    request: Count
+    kind: Literal["not-found"] = "not-found"
+
+
+ToTrainer = Arena | Room | Full | Held | Reported | Found | NotFound
+
+# Between stores, and between a reader and another pod's store.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A segment, whose bytes are the frame's body: to be kept, or as it was asked for."""
+
+    header: SegmentHeader
+    keep_from: Count = 0
+    """Of one that is to be kept: what is older goes."""
+    kind: Literal["segment"] = "segment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """A reader wants a segment, or only its header."""
+
+    key: SegmentKey
+    header_only: bool = False
+    kind: Literal["fetch"] = "fetch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A holder keeps the segment that was sent."""
+
+    kind: Literal["stored"] = "stored"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A holder does not keep the segment that was sent."""
+
+    why: Sentence
+    kind: Literal["refused"] = "refused"
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "why")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The header of a segment that is kept."""
+
+    header: SegmentHeader
+    kind: Literal["header"] = "header"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A segment that a reader wants is not kept."""
+
+    kind: Literal["missing"] = "missing"
+
+
+FromPeer = Segment | Fetch
+ToHolder = Stored | Refused
+ToReader = Segment | Header | Missing
+Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
+
+_FROM_TRAINER: Mapping[str, type[FromTrainer]] = {
+    "hello": Hello, "room": TakeRoom, "give-back": GiveBack, "written": Written,
+    "send-again": SendAgain, "record": KeepRecord, "keep-from": KeepFrom, "report": AskReport,
+    "read": Read, "read-done": ReadDone, "discard": Discard,
+}  # fmt: skip
+_TO_TRAINER: Mapping[str, type[ToTrainer]] = {
+    "arena": Arena, "room": Room, "full": Full, "held": Held, "report": Reported,
+    "found": Found, "not-found": NotFound,
+}  # fmt: skip
+_FROM_PEER: Mapping[str, type[FromPeer]] = {"segment": Segment, "fetch": Fetch}
+_TO_HOLDER: Mapping[str, type[ToHolder]] = {"stored": Stored, "refused": Refused}
+_TO_READER: Mapping[str, type[ToReader]] = {
+    "segment": Segment, "header": Header, "missing": Missing,
+}  # fmt: skip
+
+
+def encode(message: Message, body_size: int = 0) -> bytes:
+    """Return the frame of a message up to its body, which has ``body_size`` bytes."""
+    return pack_head(codec.encode(message), body_size)
+
+
+def decode_from_trainer(head: Mapping[str, Any]) -> FromTrainer:
+    """Return what a trainer says to its store.
+
+    Raises:
+        RemoteProtocolError: it says nothing of this kind, or a value is missing, of another type or
+            out of its bounds. So do the other functions that decode.
+    """
+    return _decode(_FROM_TRAINER, head)
+
+
+def decode_to_trainer(head: Mapping[str, Any]) -> ToTrainer:
+    """Return what a store says to a trainer of its pod."""
+    return _decode(_TO_TRAINER, head)
+
+
+def decode_from_peer(head: Mapping[str, Any], body_size: int) -> FromPeer:
+    """Return what another pod's store, or a reader, says to a store; also by its body's size."""
+    message = _decode(_FROM_PEER, head)
+    _check_body(message, body_size)
+    return message
+
+
+def decode_to_holder(head: Mapping[str, Any], body_size: int) -> ToHolder:
+    """Return what a holder answers to a store."""
+    message = _decode(_TO_HOLDER, head)
+    _check_body(message, body_size)
+    return message
+
+
+def decode_to_reader(head: Mapping[str, Any], body_size: int) -> ToReader:
+    """Return what a store answers to a reader."""
+    message = _decode(_TO_READER, head)
+    _check_body(message, body_size)
+    return message
+
+
+def _decode(kinds: Mapping[str, type[T]], head: Mapping[str, Any]) -> T:
+    kind = head.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise RemoteProtocolError(f"unknown kind {quote(kind)}")
+    return codec.decode(kinds[kind], head)
+
+
+def _check_body(message: object, size: int) -> None:
+    expected = message.header.size_bytes if isinstance(message, Segment) else 0
+    if size != expected:
+        raise RemoteProtocolError(f"a body of {size} bytes, not of {expected}")

@@ -1,0 +1,252 @@
+"""Knows the segments of one pod's store: what is kept, where, and what may go.
+
+A segment comes in three moves: room is taken for it, its bytes are written there, and only then is
+it put into the index, whole. Who writes has a room of its own until then, so a writer that dies in
+the middle leaves nothing behind but its room. Who reads a segment, or sends it, holds it: its place
+is given away only once nobody does, even if the segment itself was replaced or dropped meanwhile.
+
+What is kept belongs to one lineage: the newest that was heard of, as a new one voids all states of
+those before. ``keep_from`` moves only forward: what a slow writer says later brings nothing back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.base.words import quote
+from mainstay_core.segments.spans import Span, SpanAllocator
+from mainstay_core.wire.segments import (
+    MAX_HELD_STATES,
+    MAX_HELD_UNITS,
+    MAX_RECORDS,
+    MAX_RUNS,
+    Run,
+    SegmentHeader,
+    SegmentKey,
+    SegmentKind,
+    StoreReport,
+    UnitHeld,
+)
+from mainstay_core.wire.votes import CommitRecord
+
+UnitKey = tuple[int, int]
+"""(position, unit)"""
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A segment whose bytes are all there."""
+
+    header: SegmentHeader
+    span: Span
+    num_readers: int = 0
+    """How many read or send its bytes now."""
+    is_kept: bool = True
+    """Whether the index has it; else its place goes with its last reader."""
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What is kept of one unit."""
+
+    unit_name: str
+    num_units: int
+    segments: dict[SegmentKey, Segment] = field(default_factory=dict)
+
+
+class SegmentIndex:
+    """The segments of one store, and the arena in which they lie.
+
+    Invariant: every place of the arena is free, or of exactly one room or segment.
+
+    Args:
+        job: the store's; segments of others are refused.
+        size_bytes: of the arena, whole pages.
+    """
+
+    def __init__(self, job: JobUid, size_bytes: int) -> None:
+        self._job, self._size_bytes = job, size_bytes
+        self._spans = SpanAllocator(size_bytes)
+        self._units: dict[UnitKey, _Unit] = {}
+        self._records: dict[int, CommitRecord] = {}
+        """By step."""
+        self._lineage = 0
+        self._from_version = 0
+        """What is older goes, and is refused."""
+        self._fingerprint = ""
+        """Of the lineage's first segment; empty before."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the arena that nothing takes."""
+        return self._spans.free_bytes
+
+    # Rooms -----------------------------------------------------------------------
+
+    def take_room(self, size: int) -> Span | None:
+        """Return a place to write ``size`` bytes into; None if it does not fit."""
+        return self._spans.allocate(size)
+
+    def why_full(self, size: int) -> str:
+        """Return why no room was to be had."""
+        return (
+            f"a segment of {size} bytes does not fit into the store of segments: of its "
+            f"{self._size_bytes} bytes {self._spans.free_bytes} are free, {self._spans.largest} of "
+            "them in one piece (spec.snapshots.memory)"
+        )
+
+    def give_room_back(self, room: Span) -> None:
+        """Take back a room into which nothing was written, or not all of it."""
+        self._spans.free(room)
+
+    # Segments --------------------------------------------------------------------
+
+    def refusal_of(self, header: SegmentHeader) -> str:
+        """Return why a segment is not kept here; empty if it is."""
+        key, unit = header.key, self._units.get((header.key.position, header.key.unit))
+        if header.job != self._job:
+            return f"{key} is of job {quote(header.job)}, this store is of job {quote(self._job)}"
+        if key.lineage < self._lineage:
+            return f"{key} is of lineage {key.lineage}, this store is at lineage {self._lineage}"
+        if key.lineage > self._lineage:
+            return ""
+        if self._fingerprint and header.fingerprint != self._fingerprint:
+            return (
+                f"{key} has the fingerprint {quote(header.fingerprint)}, the segments of this "
+                f"store have {quote(self._fingerprint)}"
+            )
+        if key.version < self._from_version:
+            return f"{key} is older than version {self._from_version}, from which on all is kept"
+        if unit is None and len(self._units) >= MAX_HELD_UNITS:
+            return f"{key} is of one more unit than the {MAX_HELD_UNITS} of which a store keeps any"
+        return ""
+
+    def put(self, header: SegmentHeader, room: Span) -> Segment:
+        """Keep a segment that is written, and has no refusal, in place of one of the same key."""
+        assert not self.refusal_of(header)
+        assert room.size == header.size_bytes
+        self._move_to(header.key.lineage)
+        self._fingerprint = header.fingerprint
+        self.discard(header.key)
+        segment = Segment(header, room)
+        place = header.key.position, header.key.unit
+        unit = self._units.setdefault(place, _Unit(header.unit_name, header.num_units))
+        unit.segments[header.key] = segment
+        return segment
+
+    def find(self, key: SegmentKey) -> Segment | None:
+        """Return a segment; None if it is not kept here."""
+        unit = self._units.get((key.position, key.unit))
+        return None if unit is None else unit.segments.get(key)
+
+    def hold(self, segment: Segment) -> None:
+        """Note that one more reads the bytes of a segment."""
+        segment.num_readers += 1
+
+    def release(self, segment: Segment) -> None:
+        """Note that one reads the bytes of a segment no more."""
+        segment.num_readers -= 1
+        if not segment.is_kept and not segment.num_readers:
+            self._spans.free(segment.span)
+
+    def discard(self, key: SegmentKey) -> None:
+        """Keep a segment no more; one that is not kept is none to discard."""
+        place = key.position, key.unit
+        unit = self._units.get(place)
+        segment = None if unit is None else unit.segments.pop(key, None)
+        if unit is None or segment is None:
+            return
+        if not unit.segments:
+            del self._units[place]
+        segment.is_kept = False
+        if not segment.num_readers:
+            self._spans.free(segment.span)
+
+    # Commits, and what goes ------------------------------------------------------
+
+    def record(self, record: CommitRecord) -> None:
+        """Keep the record of a commit; of more than ``MAX_RECORDS`` the oldest go."""
+        step = record.commit.step
+        if record.lineage < self._lineage:
+            return
+        self._move_to(record.lineage)
+        if step >= self._from_version:
+            self._records[step] = record
+        while len(self._records) > MAX_RECORDS:
+            del self._records[min(self._records)]
+
+    def keep_from(self, lineage: int, version: int) -> None:
+        """Drop states of older versions, gradients and records of older steps."""
+        if lineage < self._lineage:
+            return
+        self._move_to(lineage)
+        if version <= self._from_version:
+            return
+        self._from_version = version
+        self._drop(s.header.key for s in self._segments() if s.header.key.version < version)
+        self._records = {s: r for s, r in self._records.items() if s >= version}
+
+    def _move_to(self, lineage: int) -> None:
+        """Drop everything when the lineage is a new one."""
+        if lineage == self._lineage:
+            return
+        self._drop(segment.header.key for segment in self._segments())
+        self._records.clear()
+        self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
+
+    def _segments(self) -> list[Segment]:
+        return [s for unit in self._units.values() for s in unit.segments.values()]
+
+    def _drop(self, keys: Iterable[SegmentKey]) -> None:
+        for key in keys:
+            self.discard(key)
+
+    # What is told ----------------------------------------------------------------
+
+    def report(self, pod: PodUid, address: str, lineage: int) -> StoreReport:
+        """Return what is kept of a lineage.
+
+        Of a unit with more states or runs of gradients than a report names, the newest are told.
+        """
+        if lineage != self._lineage:
+            return StoreReport(pod=pod, address=address, lineage=lineage)
+        return StoreReport(
+            pod=pod,
+            address=address,
+            lineage=lineage,
+            units=tuple(
+                _line_of(place, unit) for place, unit in sorted(self._units.items(), key=_at)
+            ),
+            records=tuple(record for _, record in sorted(self._records.items())),
+        )
+
+
+def _at(item: tuple[UnitKey, _Unit]) -> UnitKey:
+    return item[0]
+
+
+def _line_of(place: UnitKey, unit: _Unit) -> UnitHeld:
+    versions: dict[SegmentKind, list[int]] = {kind: [] for kind in SegmentKind}
+    for key in sorted(unit.segments):
+        versions[key.kind].append(key.version)
+    return UnitHeld(
+        position=place[0],
+        unit=place[1],
+        unit_name=unit.unit_name,
+        num_units=unit.num_units,
+        states=tuple(versions[SegmentKind.STATE][-MAX_HELD_STATES:]),
+        gradients=tuple(runs_of(versions[SegmentKind.GRADIENT])[-MAX_RUNS:]),
+    )
+
+
+def runs_of(steps: Iterable[int]) -> list[Run]:
+    """Return the unbroken runs of ascending steps."""
+    runs: list[Run] = []
+    for step in steps:
+        if runs and runs[-1].last + 1 == step:
+            runs[-1] = Run(first=runs[-1].first, last=step)
+        else:
+            runs.append(Run(first=step, last=step))
+    return runs

@@ -1,0 +1,267 @@
+"""What a store of segments keeps, against a twin that keeps everything in one list."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.core.segments.keys import JOB, header_of, key_of, record_of
+
+from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.segments import index as index_module
+from mainstay_core.segments.index import Segment, SegmentIndex, runs_of
+from mainstay_core.segments.spans import PAGE_BYTES
+from mainstay_core.wire.segments import Run, SegmentHeader, SegmentKey, StoreReport, UnitHeld
+from mainstay_core.wire.votes import CommitRecord
+
+POD = PodUid("pod-1")
+
+
+def store(num_pages: int = 8) -> SegmentIndex:
+    return SegmentIndex(JOB, num_pages * PAGE_BYTES)
+
+
+def put(index: SegmentIndex, header: SegmentHeader) -> Segment:
+    room = index.take_room(header.size_bytes)
+    assert room is not None
+    return index.put(header, room)
+
+
+def report(index: SegmentIndex, lineage: int = 0) -> StoreReport:
+    return index.report(POD, "10.0.0.1:1", lineage)
+
+
+def test_a_segment_is_kept_once_it_is_whole() -> None:
+    index = store()
+    room = index.take_room(10)
+    assert room is not None
+    assert index.find(key_of(3)) is None
+    assert report(index).units == ()
+
+    segment = index.put(header_of(key_of(3)), room)
+
+    assert index.find(key_of(3)) is segment
+    (unit,) = report(index).units
+    assert (unit.unit_name, unit.states, unit.gradients) == ("layer.0", (3,), ())
+
+
+def test_a_room_that_is_given_back_is_free() -> None:
+    index = store(1)
+    room = index.take_room(PAGE_BYTES)
+    assert room is not None
+    assert index.take_room(1) is None
+    assert "1 bytes does not fit" in index.why_full(1)
+
+    index.give_room_back(room)
+
+    assert index.free_bytes == PAGE_BYTES
+
+
+def test_a_segment_of_the_same_key_takes_the_place_of_the_first() -> None:
+    index = store(2)
+    put(index, header_of(key_of(3), nonce="a"))
+
+    again = put(index, header_of(key_of(3), nonce="b"))
+
+    assert index.find(key_of(3)) is again
+    assert index.free_bytes == PAGE_BYTES
+
+
+def test_bytes_that_somebody_reads_stay_until_the_last_one_is_done() -> None:
+    index = store(1)
+    segment = put(index, header_of(key_of(3)))
+    index.hold(segment)
+    index.hold(segment)
+    index.keep_from(0, 4)
+    assert index.find(key_of(3)) is None
+
+    index.release(segment)
+    assert index.free_bytes == 0
+    index.release(segment)
+
+    assert index.free_bytes == PAGE_BYTES
+
+
+def test_a_segment_that_is_kept_outlasts_its_readers() -> None:
+    index = store(1)
+    segment = put(index, header_of(key_of(3)))
+    index.hold(segment)
+    index.release(segment)
+
+    assert index.find(key_of(3)) is segment
+    index.discard(key_of(3))
+    index.discard(key_of(3))
+    assert index.free_bytes == PAGE_BYTES
+
+
+def test_what_is_older_goes_and_does_not_come_back() -> None:
+    index = store()
+    for version in range(4):
+        put(index, header_of(key_of(version)))
+        put(index, header_of(key_of(version, kind="gradient")))
+        index.record(record_of(version))
+
+    index.keep_from(0, 2)
+    index.keep_from(0, 1)
+    index.record(record_of(1))
+
+    (unit,) = report(index).units
+    assert unit.states == (2, 3)
+    assert unit.gradients == (Run(first=2, last=3),)
+    assert [r.commit.step for r in report(index).records] == [2, 3]
+    assert "older than version 2" in index.refusal_of(header_of(key_of(1)))
+
+
+def test_a_new_lineage_voids_what_was_kept() -> None:
+    index = store()
+    put(index, header_of(key_of(5)))
+    index.record(record_of(5))
+    index.keep_from(0, 5)
+
+    put(index, header_of(key_of(2, lineage=1), fingerprint="f2"))
+
+    assert report(index, 0) == StoreReport(pod=POD, address="10.0.0.1:1", lineage=0)
+    assert [unit.states for unit in report(index, 1).units] == [(2,)]
+    assert report(index, 1).records == ()
+    assert index.free_bytes == 7 * PAGE_BYTES
+    index.record(record_of(6, lineage=0))
+    index.keep_from(0, 9)
+    assert [unit.states for unit in report(index, 1).units] == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (header_of(key_of(3, lineage=1), job=JobUid("other")), "is of job 'other'"),
+        (header_of(key_of(3, lineage=0)), "is of lineage 0, this store is at lineage 1"),
+        (header_of(key_of(3, lineage=1), fingerprint="f2"), "has the fingerprint 'f2'"),
+        (header_of(key_of(1, lineage=1)), "is older than version 2"),
+        (header_of(key_of(3, lineage=1)), ""),
+        (header_of(key_of(3, lineage=2), fingerprint="f2"), ""),
+    ],
+)
+def test_what_is_not_kept_is_refused_by_name(header: SegmentHeader, why: str) -> None:
+    index = store()
+    put(index, header_of(key_of(2, lineage=1)))
+    index.keep_from(1, 2)
+
+    assert (why in index.refusal_of(header)) if why else index.refusal_of(header) == ""
+
+
+def test_one_unit_more_than_a_report_has_room_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index_module, "MAX_HELD_UNITS", 2)
+    index = store()
+    put(index, header_of(key_of(0, unit=0)))
+    put(index, header_of(key_of(0, unit=1)))
+
+    assert "one more unit than the 2" in index.refusal_of(header_of(key_of(0, unit=2)))
+    assert index.refusal_of(header_of(key_of(1, unit=1))) == ""
+
+
+def test_of_too_many_records_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "MAX_RECORDS", 2)
+    index = store()
+    for step in (4, 5, 6):
+        index.record(record_of(step))
+
+    assert [r.commit.step for r in report(index).records] == [5, 6]
+
+
+def test_runs_are_unbroken() -> None:
+    runs = [Run(first=1, last=3), Run(first=5, last=5), Run(first=7, last=8)]
+
+    assert runs_of([1, 2, 3, 5, 7, 8]) == runs
+
+
+class Twin:
+    """A store as one dictionary: what is kept follows from it by the rules alone."""
+
+    def __init__(self) -> None:
+        self.lineage = self.from_version = 0
+        self.kept: dict[SegmentKey, SegmentHeader] = {}
+        self.records: dict[int, CommitRecord] = {}
+
+    def move_to(self, lineage: int, version: int) -> None:
+        if lineage > self.lineage:
+            self.lineage, self.from_version = lineage, 0
+        if lineage == self.lineage:
+            self.from_version = max(self.from_version, version)
+        self.kept = {k: h for k, h in self.kept.items() if self.wants(k.lineage, k.version)}
+        self.records = {s: r for s, r in self.records.items() if self.wants(r.lineage, s)}
+
+    def wants(self, lineage: int, version: int) -> bool:
+        return lineage == self.lineage and version >= self.from_version
+
+    def report(self, lineage: int) -> StoreReport:
+        units = []
+        places = {(k.position, k.unit) for k in self.kept if k.lineage == lineage}
+        for position, unit in sorted(places):
+            mine = [k for k in self.kept if (k.position, k.unit) == (position, unit)]
+            gradients = {k.version for k in mine if k.kind == "gradient"}
+            firsts = sorted(g for g in gradients if g - 1 not in gradients)
+            lasts = sorted(g for g in gradients if g + 1 not in gradients)
+            header = self.kept[mine[0]]
+            units.append(
+                UnitHeld(
+                    position=position, unit=unit, unit_name=header.unit_name,
+                    num_units=header.num_units,
+                    states=tuple(sorted(k.version for k in mine if k.kind == "state")),
+                    gradients=tuple(
+                        Run(first=a, last=b) for a, b in zip(firsts, lasts, strict=True)
+                    ),
+                )
+            )  # fmt: skip
+        records = [r for _, r in sorted(self.records.items()) if r.lineage == lineage]
+        return StoreReport(
+            pod=POD, address="10.0.0.1:1", lineage=lineage, units=tuple(units),
+            records=tuple(records),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_store_keeps_what_its_twin_keeps(seed: int) -> None:
+    rng = random.Random(seed)
+    index, twin, held = store(64), Twin(), []
+    for _ in range(400):
+        lineage, version = max(0, twin.lineage + rng.choice([-1, 0, 0, 0, 0])), rng.randrange(12)
+        if rng.random() < 0.01:
+            lineage = twin.lineage + 1
+        kind = rng.choice(["state", "gradient"])
+        key = key_of(version, rng.randrange(3), kind, lineage, rng.randrange(2))
+        action = rng.choice(["put", "put", "put", "discard", "keep", "record", "hold", "release"])
+        if action == "put":
+            header = header_of(key, rng.randrange(3 * PAGE_BYTES), nonce=str(rng.random()))
+            refusal = index.refusal_of(header)
+            assert (refusal == "") == (lineage > twin.lineage or twin.wants(lineage, version))
+            room = index.take_room(header.size_bytes)
+            if refusal == "" and room is not None:
+                index.put(header, room)
+                twin.move_to(lineage, 0)
+                twin.kept[key] = header
+            elif room is not None:
+                index.give_room_back(room)
+        elif action == "discard":
+            index.discard(key)
+            twin.kept.pop(key, None)
+        elif action == "keep" and rng.random() < 0.2:
+            index.keep_from(lineage, version)
+            twin.move_to(lineage, version)
+        elif action == "record":
+            index.record(record_of(version, lineage))
+            twin.move_to(lineage, 0)
+            if twin.wants(lineage, version):
+                twin.records[version] = record_of(version, lineage)
+        elif action == "hold" and (found := index.find(key)) is not None:
+            index.hold(found)
+            held.append(found)
+        elif action == "release" and held:
+            index.release(held.pop(rng.randrange(len(held))))
+        assert report(index, twin.lineage) == twin.report(twin.lineage)
+        found = {k: s.header for k in twin.kept if (s := index.find(k)) is not None}
+        assert found == twin.kept
+    for segment in held:
+        index.release(segment)
+    index.keep_from(twin.lineage + 1, 0)
+    assert index.free_bytes == 64 * PAGE_BYTES
