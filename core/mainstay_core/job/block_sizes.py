@@ -60,6 +60,8 @@ class BlockSizes:
     sent_forward_bytes: Count = 0
     """What a forward sends to the other ranks of the stage."""
     sent_backward_bytes: Count = 0
+    num_units: Count = 1
+    """Parts of the block that are snapshotted alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
