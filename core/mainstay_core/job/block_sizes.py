@@ -64,7 +64,7 @@ class BlockSizes:
     """What a forward sends to the other ranks of the stage."""
     sent_backward_bytes: Count = 0
     num_units: Count = 1
-    """Parts that are snapshotted by themselves."""
+    """Parts of the block that are snapshotted alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

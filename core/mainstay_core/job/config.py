@@ -48,7 +48,7 @@ MAX_SNAPSHOT_DOMAINS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotConfig:
-    """How the state is kept in the memory of pods."""
+    """Says how the state is kept in the memory of pods."""
 
     memory_bytes: Annotated[int, Range(1, MAX_COPY_BYTES)]
     """Memory of each pod's store of segments."""

@@ -46,47 +46,43 @@ WIDE_BYTES = 4
 def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, peers: int) -> int:
     """Return the least memory with which a pod keeps all that it has to keep.
 
-    It is a bound: no pod has a larger share of a position than its ranks would have if all of them
-    were of the largest position, and as many shares of other pods as each part has peers.
+    It is a bound. No pod has a larger share of a position than its ranks would have if all of them
+    were of the largest position. It holds such shares for as many other pods as each part has
+    peers, and for one more, as peers are chosen by failure domain and stage before size.
 
     Args:
         models: sizes of the blocks, for the inner ranks that are known.
         shape: degrees of the job; one of the wanted replicas may be missing.
-        window: steps of a window; 0: at most as many as the largest position has units.
+        window: steps of a window; 0: one for each unit of the position that has most of them.
         peers: other pods that keep each part.
 
     Raises:
         ValueError: there are more stages than blocks.
     """
     cuts = _cut(tuple(block.cost for block in models[0].blocks), shape.stages)
-    largest = max(sum(models[0].blocks[i].num_units for i in cut) for cut in cuts)
-    length = window or min(MAX_AUTO_WINDOW, largest)
+    num_units = max(sum(models[0].blocks[i].num_units for i in cut) for cut in cuts)
+    length = window or min(MAX_AUTO_WINDOW, num_units)
     num_steps = 2 * length + LAG_STEPS
     num_cells = max(1, shape.replicas - 1)
     largest_share = total = 0
     for cut in cuts:
         stage = [[_kept(model.blocks[i], num_steps) for i in cut] for model in models]
-        # A unit is not divided: who has the most has up to one more than an even share.
+        # A unit is not divided: who has the most has up to a block more than an even share.
         shares = [min(sum(kept), -(-sum(kept) // num_cells) + max(kept)) for kept in stage]
         largest_share = max(largest_share, *shares)
         total += shape.ranks_per_stage * max(map(sum, stage))
-    return min((1 + peers) * shape.ranks_per_pod * largest_share, total)
+    shares = 1 + peers + min(peers, 1)
+    return min(shares * shape.ranks_per_pod * largest_share, total)
 
 
 def _kept(block: BlockSizes, num_steps: int) -> int:
     """Return what is kept of a block: two states, and the gradients of some steps."""
     width = WIDE_BYTES * sum(map(padded, block.parameters))
-    slack = 0
+    # Each unit is a segment of its own, and each tensor of several units begins at a cache line.
+    gaps = (2 + num_steps) * block.num_units * PAGE_BYTES
     if block.num_units > 1:
-        # Each tensor of a unit begins at a cache line, each unit at a page.
-        lines = ALIGNMENT_BYTES * len(block.parameters)
-        slack = (block.num_units - 1) * PAGE_BYTES + lines
-    state = _paged(width + block.moments_bytes + KINDS * slack)
-    return 2 * state + num_steps * _paged(width + slack)
-
-
-def _paged(size: int) -> int:
-    return -(-size // PAGE_BYTES) * PAGE_BYTES
+        gaps += (2 * KINDS + num_steps) * ALIGNMENT_BYTES * len(block.parameters)
+    return 2 * (width + block.moments_bytes) + num_steps * width + gaps
 
 
 _cut = lru_cache(maxsize=256)(stage_blocks)
@@ -159,7 +155,7 @@ def check_memory(told: str, memory_bytes: int, least_bytes: int) -> None:
         raise InvalidSpecError(
             f"{PATH}.memory",
             f"is {told}, but a pod keeps {show_bytes(least_bytes)} of snapshots and gradients; use "
-            f"at least {least_mib}Mi, or Auto",
+            f"at least {least_mib}Mi",
         )
 
 

@@ -94,7 +94,9 @@ def test_a_member_that_healed_in_the_lost_stage_before_is_healed_from_and_no_sto
     assert (outcome.sources[2], outcome.replays) == ((3,), {})
 
 
-def test_when_all_are_lost_the_newest_version_of_which_stores_know_the_commit_is_made_anew() -> None:
+def test_when_all_are_lost_the_newest_version_of_which_stores_know_the_commit_is_made_anew() -> (
+    None
+):
     pods = store("a", 0, (4, 4), 7, first=4), store("c", 1, (4, 5), 6, first=4)
     pods[0].records.discard(7)
 
