@@ -5,6 +5,9 @@
 - ``windows``: in which step of a window each unit is copied (MoEvement's algorithm 1)
 - ``measures``: how fast copies travel and how long a step takes, as all ranks agree on it
 - ``orderings``: the order in which units are copied
+- ``duties``: which living cell copies which units
+- ``copies``: whose stores hold what a cell copies
+- ``retention``: which window is complete, and what stores keep
 
 A *window* is a run of steps in which every unit of the model is copied once. The copies that one
 author makes at one version are an *instalment*. Everything here is a function of what votes and
