@@ -20,7 +20,7 @@ from mainstay_core.theory import paper_jobs
 from mainstay_core.theory.forecasts import forecast_job, plan_needs
 from mainstay_core.theory.paper import compare_paper
 from mainstay_core.theory.profiles import JobProfile, read_profile
-from mainstay_core.theory.traces import draw_poisson, read_trace
+from mainstay_core.theory.traces import MAX_FAILURES, draw_poisson, read_trace
 
 app = typer.Typer(help="Plan snapshots in memory; docs/snapshots-theory.md.", no_args_is_help=True)
 
@@ -153,10 +153,12 @@ def _failures(
     found = []
     for part in mtbf.split(","):
         mtbf_s = _parse_duration(part)
-        try:
-            traces = [draw_poisson(random.Random(seed), mtbf_s, horizon_s) for seed in seeds]
-        except InvalidSpecError as error:
-            raise UsageError(f"--{error}") from error
+        if len(seeds) * horizon_s / mtbf_s > MAX_FAILURES / 2:
+            raise UsageError(
+                f"--mtbf has {part.strip()!r}, which makes more than {MAX_FAILURES // 2} failures "
+                f"in {count(len(seeds), 'run')} of {horizon_s / 3600:g} h; ask for fewer"
+            )
+        traces = [draw_poisson(random.Random(seed), mtbf_s, horizon_s) for seed in seeds]
         heading = f"a failure every {part.strip()}, {count(len(seeds), 'run')} of "
         found.append((mtbf_s, traces, f"{heading}{horizon_s / 3600:g} h"))
     return found

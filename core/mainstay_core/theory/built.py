@@ -7,6 +7,7 @@ which takes all units for equal and has one author for each state.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,14 @@ from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.snapshots.duties import Author, divide
 from mainstay_core.snapshots.orderings import Ordering, Score, order_units
 from mainstay_core.snapshots.prices import UnitPrice, price_units
+from mainstay_core.snapshots.retention import (
+    Retention,
+    WindowStatus,
+    after_commit,
+    begin_window,
+)
 from mainstay_core.snapshots.units import Position, Unit
-from mainstay_core.snapshots.windows import Instalment, plan_instalments, plan_length
+from mainstay_core.snapshots.windows import Instalment, Window, plan_instalments, plan_length
 from mainstay_core.theory.model_units import build_units
 from mainstay_core.theory.profiles import JobProfile
 
@@ -116,3 +123,33 @@ def _authors(position: Position, num_authors: int) -> list[Author]:
         )
         for number in range(num_authors)
     ]
+
+
+def list_replays(length: int, lag: int, num_windows: int) -> tuple[int, ...]:
+    """Return the steps of a replay for each version at which a failure may strike.
+
+    The windows are those of a running job: the next one begins when the one before is complete,
+    and it is complete once all its copies have arrived and votes have said so. A replay computes
+    every step since the first version of the newest complete window.
+
+    Args:
+        length: of each window, W.
+        lag: steps from the end of a window until the vote that says that its copies have arrived.
+        num_windows: windows over which versions are listed, from the first complete one on.
+    """
+    author = _authors(Position(stage=0), 1)[0]
+    retention = Retention()
+    replays: list[int] = []
+    for version in itertools.count():
+        if retention.complete is not None:
+            if version >= (length + lag) * (num_windows + 1):
+                break
+            replays.append(version - retention.complete.first)
+        if retention.open is None:
+            window = Window(first=version, length=length)
+            retention = begin_window(retention, window, [author])
+        assert retention.open is not None, "a window was begun"
+        window = retention.open.window
+        covered = (window.first,) if version >= window.last + lag else ()
+        retention, _ = after_commit(retention, version, {author: WindowStatus(covered=covered)})
+    return tuple(replays)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from mainstay_core.theory import paper_jobs, paper_tables
-from mainstay_core.theory.built import plan_built_window
+from mainstay_core.theory.built import list_replays, plan_built_window
 from mainstay_core.theory.comparison import Comparison, Section
+
+NUM_WINDOWS = 20
+"""Windows over which replays are averaged; they are all alike."""
 
 
 def compare_built() -> Section:
@@ -32,3 +35,29 @@ def compare_built() -> Section:
         ),
     )
     return Section(title="Windows as they are built", rows=tuple(rows), notes=notes)
+
+
+def compare_replay_lengths() -> Section:
+    """List the length of replays by window and lag, of windows as they are built."""
+    rows = []
+    for window in (1, 2, 3, 4, 5, 6, 8):
+        for lag in (0, 1, 2, 4):
+            replays = list_replays(window, lag, NUM_WINDOWS)
+            rows.append(
+                Comparison(
+                    what=f"W = {window}, lag {lag}: mean steps",
+                    printed=None if lag else 1.5 * window,
+                    ours=sum(replays) / len(replays) + 0.5,
+                    allowed=None if lag else 0,
+                    digits=1,
+                    note=f"{min(replays)} to {max(replays)} and the step that was interrupted",
+                )
+            )
+    notes = (
+        (
+            "The lag is the time from a window's end until all know that its copies have arrived. The "
+            "next window begins then, so that stores hold two at most: 3/2 (W + lag)."
+        ),
+        "The interrupted step counts as one half.",
+    )
+    return Section(title="Length of a replay, in steps", rows=tuple(rows), notes=notes)

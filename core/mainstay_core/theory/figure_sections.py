@@ -1,4 +1,4 @@
-"""Compares runs with the MoEvement paper: figures 10, 11 and 16, and the length of replays."""
+"""Compares runs with the MoEvement paper: figures 10, 11 and 16."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mainstay_core.theory.paper_jobs import HOUR_S, RUN_S
 from mainstay_core.theory.policies import DensePolicy, PartialPolicy, Policy, SparsePolicy, plan_moc
 from mainstay_core.theory.popularity import draw_popularity, skewness_of
 from mainstay_core.theory.profiles import JobProfile
-from mainstay_core.theory.replay_lengths import conversion_cost, plan_replay_length
+from mainstay_core.theory.replay_lengths import conversion_cost
 from mainstay_core.theory.runs import mean_ettr, simulate_run
 from mainstay_core.theory.traces import draw_count
 
@@ -117,7 +117,7 @@ def _figure_10_policies(job: JobProfile) -> tuple[Policy, ...]:
         window=row.sparse.interval,
         step_stall_s=row.sparse.overhead_s,
         step_s=job.step_s,
-        conversion_steps=row.sparse.interval,
+        period=row.sparse.interval,
     )
     return (*dense, _plan_figure_10_moc(job), sparse)
 
@@ -304,23 +304,3 @@ def _compute_shares(
         else (1 - share) * unit.num_elements / rest
         for unit in units
     }
-
-
-def compare_replay_lengths() -> Section:
-    """List the length of replays by window and lag; the paper prints those without lag."""
-    rows = []
-    for window in (1, 2, 3, 4, 5, 6, 8):
-        for lag in (0, 1, 2, 4):
-            ours = plan_replay_length(window, lag, conversion_steps=window)
-            rows.append(
-                Comparison(
-                    what=f"W = {window}, lag {lag}: mean steps",
-                    printed=None if lag else 1.5 * window,
-                    ours=ours.mean,
-                    allowed=None if lag else 0,
-                    digits=1,
-                    note=f"{ours.least:g} to {ours.most:g}",
-                )
-            )
-    notes = ("The lag is the time from a window's end until it lies in its peers' memory.",)
-    return Section(title="Length of a replay, in steps", rows=tuple(rows), notes=notes)

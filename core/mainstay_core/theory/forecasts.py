@@ -141,18 +141,18 @@ def forecast_job(
             window=window.length,
             step_stall_s=_printed_stall_s(profile),
             step_s=step_s,
-            conversion_steps=window.length,
+            period=window.length,
         ),
         SparsePolicy(
             name="ours, as built",
             window=built.length,
             step_stall_s=built.step_stall_s,
             step_s=step_s,
-            conversion_steps=built.length - 1,
+            period=built.length + lag,
             lag=lag,
         ),
     ):
-        length = plan_replay_length(sparse.window, sparse.lag, sparse.conversion_steps)
+        length = plan_replay_length(sparse.window, sparse.lag, sparse.period)
         forecasts.append(
             _forecast(
                 sparse, sparse.window, length.mean * step_s, profile, mtbf_s, traces_s, horizon_s

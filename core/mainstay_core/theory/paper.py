@@ -21,6 +21,6 @@ def compare_paper() -> tuple[Section, ...]:
         figure_sections.compare_figure_11(),
         figure_sections.compare_figure_16(),
         size_sections.compare_alphas(),
-        figure_sections.compare_replay_lengths(),
+        built_sections.compare_replay_lengths(),
         built_sections.compare_built(),
     )

@@ -77,18 +77,16 @@ class SparsePolicy:
         window: steps in which each unit is snapshotted once, W.
         step_stall_s: what each step stalls.
         step_s: seconds of a step.
-        conversion_steps: steps that a replay takes to make a window dense; the paper counts W.
+        period: steps from the beginning of a window to that of the next one: W in the paper.
         lag: steps from the end of a window to the moment from which it can be loaded.
-        replay_factor: seconds of a replayed step for each second of a step.
     """
 
     name: str
     window: int
     step_stall_s: float
     step_s: float
-    conversion_steps: int
+    period: int
     lag: int = 0
-    replay_factor: float = 1.0
 
     def stall_s(self, lost: float) -> float:
         """Return what each step stalls."""
@@ -96,15 +94,16 @@ class SparsePolicy:
         return self.step_stall_s
 
     def replay_s(self, done: float) -> float:
-        """Return the time of the conversion, and of the steps since the window's end."""
-        return self.replay_factor * self.replay_steps(done) * self.step_s
+        """Return the time of the steps since the newest window began that can be loaded.
+
+        Its own steps make it dense; with those since then it is where the failure struck.
+        """
+        return self.replay_steps(done) * self.step_s
 
     def replay_steps(self, done: float) -> float:
         """Return the replay's length in steps: everything, if no window can be loaded yet."""
-        ended = self.window * math.floor((done - self.lag) / self.window)
-        if ended < self.window:
-            return done
-        return self.conversion_steps + done - ended
+        number = math.floor((done - self.window - self.lag) / self.period)
+        return done - self.period * max(0, number)
 
     def loses(self, done: float, lost: float) -> float:
         """Return 0: every step is computed again."""

@@ -237,7 +237,7 @@ def compare_simulation() -> Section:
             window=row.sparse.interval,
             step_stall_s=row.sparse.overhead_s,
             step_s=job.step_s,
-            conversion_steps=row.sparse.interval,
+            period=row.sparse.interval,
         )
         recovery_s = sparse_recovery_s(row.sparse.interval, job.step_s) + job.downtime_s
         rows.append(

@@ -18,20 +18,20 @@ class ReplayLength:
     most: float
 
 
-def plan_replay_length(window: int, lag: int, conversion_steps: int) -> ReplayLength:
+def plan_replay_length(window: int, lag: int, period: int) -> ReplayLength:
     """Return the length of a replay from the newest window that can be loaded.
 
-    ``conversion_steps`` make the window dense. Since its end ``lag`` to ``lag + W`` steps have
-    passed, all equally likely. With W conversion steps and no lag this is the paper's ``W`` to
-    ``2 W``, ``3/2 W`` in the mean (section 3.6).
+    W steps make the window dense. Since its end ``lag`` to ``lag + period`` steps have passed, all
+    equally likely. With windows one behind the other and no lag this is the paper's ``W`` to ``2
+    W``, ``3/2 W`` in the mean (section 3.6).
 
     Args:
         window: W, at least 1.
         lag: steps from the end of a window to the moment from which it can be loaded.
-        conversion_steps: steps that make a window dense.
+        period: steps from the beginning of a window to that of the next one, at least 1.
     """
-    least = conversion_steps + lag
-    return ReplayLength(least=least, mean=least + window / 2, most=least + window)
+    least = window + lag
+    return ReplayLength(least=least, mean=least + period / 2, most=least + period)
 
 
 def conversion_cost(
