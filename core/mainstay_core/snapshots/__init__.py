@@ -8,6 +8,11 @@
 - ``duties``: which living cell copies which units
 - ``copies``: whose stores hold what a cell copies
 - ``retention``: which window is complete, and what stores keep
+- ``memory``: what stores need for windows and logs
+- ``inventory``: what stores hold, and the answer that a replay lacks something
+- ``gradient_replay``: from copies and logged gradients to a lost state
+- ``segments``: which lost stages are replayed together
+- ``boundary_replay``: from copies and logged activations to the state of lost stages
 
 A *window* is a run of steps in which every unit of the model is copied once. The copies that one
 author makes at one version are an *instalment*. Everything here is a function of what votes and

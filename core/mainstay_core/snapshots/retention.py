@@ -53,7 +53,7 @@ class OpenWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What is known of a job's windows after a commit.
+    """The windows of a job, as they are known after a commit.
 
     Invariant: the open window begins after the complete one ends.
     """
