@@ -12,11 +12,20 @@ import typer
 
 from mainstay_cli.base.exits import ExitCode, UsageError
 from mainstay_cli.commands.arguments import AS_JSON
-from mainstay_cli.views.snapshot_plan import describe_forecasts, describe_job, describe_section
+from mainstay_cli.views.snapshot_plan import (
+    describe_built,
+    describe_forecasts,
+    describe_job,
+    describe_section,
+)
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import count
+from mainstay_core.snapshots.measures import MAX_PEERS
 from mainstay_core.theory import paper_jobs
+from mainstay_core.theory.built import plan_built_window
+from mainstay_core.theory.built_memory import plan_built_stores
+from mainstay_core.theory.built_replays import plan_built_policy
 from mainstay_core.theory.forecasts import forecast_job, plan_needs
 from mainstay_core.theory.paper import compare_paper
 from mainstay_core.theory.profiles import JobProfile, read_profile
@@ -73,6 +82,9 @@ def plan(
             min=0, max=MAX_LAG, help="Steps from a window's end until its copies have arrived."
         ),
     ] = 1,
+    peers: Annotated[
+        int, typer.Option(min=0, max=MAX_PEERS, help="Other pods that hold a copy.")
+    ] = 2,
     as_json: AS_JSON = False,
 ) -> None:
     if paper:
@@ -82,18 +94,23 @@ def plan(
         return
     job = _find_job(model, profile)
     horizon_s = hours * SECONDS["h"]
+    window = plan_built_window(job)
+    built = plan_built_policy(job, window, lag)
     forecasts = []
     for mtbf_s, traces_s, what in _failures(mtbf, trace, horizon_s, range(seed, seed + runs)):
-        found = forecast_job(job, mtbf_s, traces_s, horizon_s, lag=lag)
+        found = forecast_job(job, mtbf_s, traces_s, horizon_s, built)
         forecasts.append((mtbf_s, what, found))
+    stores = plan_built_stores(job, window, lag=lag, peers=peers)
     if as_json:
         shown: dict[str, Any] = {"job": codec.encode(job), "needs": codec.encode(plan_needs(job))}
+        shown |= {"window": window.reason, "stores": codec.encode(stores)}
         shown["forecasts"] = [
             {"mtbf_s": mtbf_s, "policies": codec.encode(found)} for mtbf_s, _, found in forecasts
         ]
         print(json.dumps(shown, indent=1))
         return
     print("\n".join(describe_job(job, plan_needs(job))))
+    print("\n".join(describe_built(window, stores)))
     for _, what, found in forecasts:
         print(f"\n{what}")
         print("\n".join(describe_forecasts(found)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mainstay_core.base.words import count, show_bytes
+from mainstay_core.snapshots.memory import StoreNeed
+from mainstay_core.theory.built import BuiltWindow
 from mainstay_core.theory.comparison import Comparison, Section
 from mainstay_core.theory.forecasts import Forecast, Needs
 from mainstay_core.theory.profiles import JobProfile
@@ -16,8 +18,8 @@ def describe_job(profile: JobProfile, needs: Needs) -> list[str]:
     return [
         (
             f"{profile.name}: {model.num_params / 1e9:.1f} billion parameters on "
-            f"{count(shape.num_accelerators, 'accelerator')} ({shape.num_stages} stages x "
-            f"{shape.num_pipelines} pipelines x {shape.expert_ways}), a step takes "
+            f"{count(shape.num_accelerators, 'accelerator')} ({count(shape.num_stages, 'stage')} x "
+            f"{count(shape.num_pipelines, 'pipeline')} x {shape.expert_ways}), a step takes "
             f"{profile.step_s:.2f} s"
         ),
         (
@@ -30,6 +32,15 @@ def describe_job(profile: JobProfile, needs: Needs) -> list[str]:
             f"  host memory, all pods together: copies {show_bytes(round(needs.copies_bytes))}, "
             f"logs of {count(needs.log_steps, 'step')} {show_bytes(round(needs.log_bytes))}"
         ),
+    ]
+
+
+def describe_built(window: BuiltWindow, stores: Sequence[StoreNeed]) -> list[str]:
+    """Return what snapshots as they are built come to, and what the largest store needs."""
+    largest = max(stores, key=lambda store: (store.size_bytes, store.pod))
+    return [
+        f"  as built: {window.reason}",
+        f"  host memory of the largest store: {largest.reason}",
     ]
 
 

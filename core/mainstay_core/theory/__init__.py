@@ -11,6 +11,8 @@
 - ``replay_lengths``: steps and computation of a replay
 - ``model_units``: the units of a profiled job
 - ``built``: windows of a profiled job, planned as in a running one
+- ``built_replays``: replays of lost stages, planned as in a running job
+- ``built_memory``: memory of a job's stores, planned as in a running one
 - ``forecasts``: what each policy makes of a job
 - ``comparison``: a printed number beside ours
 - ``paper_jobs``: the MoEvement paper's jobs as profiles

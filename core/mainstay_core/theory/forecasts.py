@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstay_core.theory.built import plan_built_window
-from mainstay_core.theory.ettr import ettr, plan_capped_interval, plan_interval
+from mainstay_core.theory.built_replays import BuiltPolicy
+from mainstay_core.theory.ettr import (
+    dense_recovery_s,
+    ettr,
+    plan_capped_interval,
+    plan_interval,
+    sparse_recovery_s,
+)
 from mainstay_core.theory.model_units import find_printed_window
 from mainstay_core.theory.policies import (
     CHECKFREQ_CAP,
@@ -16,7 +22,6 @@ from mainstay_core.theory.policies import (
     plan_moc,
 )
 from mainstay_core.theory.profiles import JobProfile
-from mainstay_core.theory.replay_lengths import plan_replay_length
 from mainstay_core.theory.runs import simulate_run
 from mainstay_core.theory.sizes import (
     frozen_bytes_per_param,
@@ -102,8 +107,7 @@ def forecast_job(
     mtbf_s: float,
     traces_s: Sequence[Sequence[float]],
     horizon_s: float,
-    *,
-    lag: int,
+    built: BuiltPolicy,
 ) -> tuple[Forecast, ...]:
     """Return what each policy makes of a job.
 
@@ -112,12 +116,11 @@ def forecast_job(
         mtbf_s: mean seconds between failures, above 0: the closed form's, and the oracle's.
         traces_s: failures of each run, at least one run.
         horizon_s: length of each run, above 0.
-        lag: steps from the end of a window until all its copies have arrived.
+        built: its sparse snapshots as they are built.
     """
     step_s, downtime_s = profile.step_s, profile.downtime_s
     oracle = plan_interval(profile.stall_s, step_s, mtbf_s, downtime_s, profile.rollback_factor)
     window = find_printed_window(profile)
-    built = plan_built_window(profile)
     forecasts = []
     for name, interval in (
         ("CheckFreq", plan_capped_interval(profile.stall_s, step_s, CHECKFREQ_CAP)),
@@ -130,34 +133,23 @@ def forecast_job(
             step_s=step_s,
             rollback_factor=profile.rollback_factor,
         )
-        mean_s = dense.rollback_factor * interval / 2 * step_s
+        mean_s = dense_recovery_s(interval, step_s, profile.rollback_factor)
         forecasts.append(_forecast(dense, interval, mean_s, profile, mtbf_s, traces_s, horizon_s))
     equal = (1 / profile.model.num_experts,) * profile.model.num_experts
     moc = plan_moc(profile, equal, MOC_BUDGET_STEPS, least_stall_s=0.0)
     forecasts.append(_forecast(moc, 1, None, profile, mtbf_s, traces_s, horizon_s))
-    for sparse in (
-        SparsePolicy(
-            name="MoEvement",
-            window=window.length,
-            step_stall_s=_printed_stall_s(profile),
-            step_s=step_s,
-            period=window.length,
-        ),
-        SparsePolicy(
-            name="ours, as built",
-            window=built.length,
-            step_stall_s=built.step_stall_s,
-            step_s=step_s,
-            period=built.length + lag,
-            lag=lag,
-        ),
-    ):
-        length = plan_replay_length(sparse.window, sparse.lag, sparse.period)
-        forecasts.append(
-            _forecast(
-                sparse, sparse.window, length.mean * step_s, profile, mtbf_s, traces_s, horizon_s
-            )
-        )
+    sparse = SparsePolicy(
+        name="MoEvement",
+        window=window.length,
+        step_stall_s=_printed_stall_s(profile),
+        step_s=step_s,
+        period=window.length,
+    )
+    mean_s = sparse_recovery_s(window.length, step_s)
+    forecasts.append(_forecast(sparse, window.length, mean_s, profile, mtbf_s, traces_s, horizon_s))
+    forecasts.append(
+        _forecast(built, built.window, built.mean_replay_s, profile, mtbf_s, traces_s, horizon_s)
+    )
     return tuple(forecasts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay_core.theory.built import list_replays
+from mainstay_core.theory.built_replays import list_replays
 from mainstay_core.theory.replay_lengths import conversion_cost, plan_replay_length
 
 
