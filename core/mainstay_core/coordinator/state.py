@@ -421,8 +421,9 @@ def keeps_segments(state: CoordinatorState) -> bool:
         return False
     for host in state.plan.hosts:
         pod = state.pod(host.pod)
-        here = pod is not None and not pod.gone
-        if here and host.snapshots and pod.registration.snapshots == host.snapshots:
+        if pod is None or pod.gone or not host.snapshots:
+            continue
+        if pod.registration.snapshots == host.snapshots:
             return True
     return False
 

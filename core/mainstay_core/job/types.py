@@ -227,6 +227,14 @@ def _quantity_or_auto(value: object) -> object:
     return value if value == "Auto" else _amount(value, f"{_QUANTITY_WORDS}, or Auto")
 
 
+AMOUNT_RULES = [
+    {
+        "rule": "type(self) == int ? self >= 0 : self == 'Auto' || "
+        f"self.matches(r'^({_QUANTITY})$')",
+        "message": f"must be {_QUANTITY_WORDS}, or Auto",
+    }
+]
+"""What a field that is an amount or Auto must be."""
 QuantityOrAuto = Annotated[
     str,
     pydantic.BeforeValidator(_quantity_or_auto),
@@ -235,13 +243,7 @@ QuantityOrAuto = Annotated[
             "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "maxLength": 32,
-            VALIDATIONS: [
-                {
-                    "rule": "type(self) == int ? self >= 0 : self == 'Auto' || "
-                    f"self.matches(r'^({_QUANTITY})$')",
-                    "message": f"must be {_QUANTITY_WORDS}, or Auto",
-                }
-            ],
+            VALIDATIONS: AMOUNT_RULES,
         }
     ),
 ]
