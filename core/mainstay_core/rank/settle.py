@@ -273,9 +273,12 @@ def settle(
     if version is None:
         counted, origin = ordered, "returning members"
         version = _newest(plan, ordered, stores)
+    durable = max(r.durable for r in ordered)
+    if version is not None and version < durable and _newest(plan, counted) is None:
+        version = None  # it takes stores, and they reach less than the disk
     from_disk = version is None
     if version is None:
-        version = max(r.durable for r in ordered)
+        version = durable
         origin = "the newest durable checkpoint" if version else "the seed's initial state"
         origin += _not_replayed(plan, ordered, stores) if store_reports else ""
     certificates = _certificates(counted, plan.lineage)
