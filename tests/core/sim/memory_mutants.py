@@ -6,9 +6,11 @@ As in :mod:`tests.core.sim.mutants`: each removes one rule from a running simula
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+from tests.core.sim.mutants import Mutant
 
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank import settle, windows
@@ -129,60 +131,53 @@ def _status_at_once(own: Any, version: int, *, logged: bool) -> SnapshotStatus:
 
 _STATUS = vars(SegmentKeeper)["status"]
 
-_Draws = Callable[[int, tuple[str, ...]], Scenario]
 _IN_MEMORY = ("damage-segment",)
 
-MEMORY_MUTANTS: dict[str, tuple[str, Sequence[tuple[object, str, object]], tuple[str, ...], _Draws]]
 MEMORY_MUTANTS = {
-    "window-dropped-too-early": (
+    "window-dropped-too-early": Mutant(
         "the window before is dropped while states of this one are on their way",
         [(windows, "note_copies", _complete_at_once)],
         _IN_MEMORY,
-        draw,
     ),
-    "copied-once-begun": (
+    "copied-once-begun": Mutant(
         "a state counts as copied before its holders have it",
         [(SegmentKeeper, "status", _status_at_once)],
         _IN_MEMORY,
-        draw,
     ),
-    "own-window-length": (
+    "own-window-length": Mutant(
         "each rank spreads its snapshot over as many versions as it likes",
         [(windows, "begin_window", _own_length)],
         _IN_MEMORY,
-        draw,
     ),
-    "log-of-another-attempt": (
+    "log-of-another-attempt": Mutant(
         "the gradient of an attempt that was refused counts as that of the step",
         [(SegmentKeeper, "_write", _write_once)],
         ("corrupt-gradient",),
-        draw_snapshots,
+        draws=draw_snapshots,
     ),
-    "refused-state-counts": (
+    "refused-state-counts": Mutant(
         "copies of states that a vote has found bad complete a window",
         [
             (rank_machine, "judge", _judge_and_remember),
             (rank_machine, "_refused", _refused_counts_copies),
         ],
         ("corrupt-state",),
-        draw_snapshots,
+        draws=draw_snapshots,
     ),
-    "voted-before-logged": (
+    "voted-before-logged": Mutant(
         "a rank votes that its gradient is kept as soon as it has sent it",
         [(SegmentKeeper, "log", _log_without_holders)],
         _IN_MEMORY,
-        draw,
     ),
-    "damage-not-looked-for": (
+    "damage-not-looked-for": Mutant(
         "nobody compares a segment with the digest that it was written with",
         [(keeper, "is_whole", lambda *_: True)],
         ("damage-segment", "damage-segment", "kill-stage", "kill-all"),
-        draw_snapshots,
+        draws=draw_snapshots,
     ),
-    "replay-without-commit": (
+    "replay-without-commit": Mutant(
         "a gradient that is kept is applied again whether or not its step was committed",
         [(settle, "_newest", _newest_without_commits)],
         _IN_MEMORY,
-        draw,
     ),
 }
