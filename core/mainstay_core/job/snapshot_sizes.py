@@ -71,8 +71,8 @@ def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, p
         shares = [min(sum(kept), -(-sum(kept) // num_cells) + max(kept)) for kept in stage]
         largest_share = max(largest_share, *shares)
         total += shape.ranks_per_stage * max(map(sum, stage))
-    shares = 1 + peers + min(peers, 1)
-    return min(shares * shape.ranks_per_pod * largest_share, total)
+    num_shares = 1 + peers + min(peers, 1)
+    return min(num_shares * shape.ranks_per_pod * largest_share, total)
 
 
 def _kept(block: BlockSizes, num_steps: int) -> int:
