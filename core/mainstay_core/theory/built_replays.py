@@ -25,7 +25,7 @@ from mainstay_core.snapshots.retention import (
     begin_window,
 )
 from mainstay_core.snapshots.schedule import WindowPlan
-from mainstay_core.snapshots.segments import Segment
+from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.units import Position, Unit, UnitKind
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.theory.built import build_authors, step_stall_s
@@ -149,7 +149,7 @@ def _plan_replay(
         ),
     )
     answer = plan_boundary_replay(
-        Segment(first=stage, last=stage),
+        Stretch(first=stage, last=stage),
         {Position(stage=stage): [unit.unit for unit in held]},
         [store],
         window,
