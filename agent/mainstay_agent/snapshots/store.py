@@ -152,9 +152,7 @@ class SegmentStore:
             self._sweeps_at_s = now_s + SWEEP_S
             if self._is_paused:
                 self._is_paused = False
-                self._selector.register(
-                    self._trainers, selectors.EVENT_READ, self._let_trainers_in
-                )
+                self._selector.register(self._trainers, selectors.EVENT_READ, self._let_trainers_in)
             for channel in tuple(self._channels):
                 due_s = channel.due_s()
                 if due_s is not None and due_s <= now_s:
