@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 from generated import keep
 
-from mainstay_core.job.crd import build_crd, build_schema
+from mainstay_core.job.crd import VALIDATIONS, build_crd, build_schema
 from mainstay_core.job.crd_rules import UNCHANGEABLE
+from mainstay_core.job.types import AMOUNT_RULES
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = (ROOT / "charts/mainstay/files/crd.yaml", ROOT / "manifests/crd.yaml")
@@ -68,7 +69,7 @@ def _fields(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
 def _kind(field: dict[str, Any]) -> str:
     """Return type, bounds and default of a field, in few words."""
     if "x-kubernetes-int-or-string" in field:
-        text = "integer or Auto"
+        text = "amount or Auto" if field[VALIDATIONS] == AMOUNT_RULES else "integer or Auto"
     elif "enum" in field:
         text = " or ".join(str(value) for value in field["enum"])
     elif field.get("type") == "array":

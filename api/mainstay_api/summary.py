@@ -110,7 +110,8 @@ def show_page(
         held_back=sum(s.held_until_s > now_s for s in state.slots),
         created_at_s=state.created_at_s,
         entry=entry or None,
-        protections=protections_of(state.shape, entry),
+        snapshots=state.config.snapshots is not None,
+        protections=protections_of(state.shape, entry, state.config.snapshots),
     )
 
 
@@ -157,7 +158,7 @@ def show_crash(state: CoordinatorState) -> dict[str, Any] | None:
 def show_protections(state: CoordinatorState) -> dict[str, Any]:
     """Return how the user's code comes in, and what the job is protected by, with reasons."""
     entry = entry_of(state.fingerprints)
-    shown = [codec.encode(p) for p in protections_of(state.shape, entry)]
+    shown = [codec.encode(p) for p in protections_of(state.shape, entry, state.config.snapshots)]
     return {"entry": entry or None, "protections": shown}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.job.pod_templates import (
     INSTALL,
     PACKAGE_DIR,
@@ -25,6 +26,7 @@ from mainstay_core.job.pod_templates import (
 )
 from mainstay_core.job.shared_memory import SHM_DIR, SharedMemory, is_at_shm, plan_shared_memory
 from mainstay_core.job.spec import JOB_AUDIENCE, LABEL_UID
+from mainstay_core.job.types import whole_quantity
 from mainstay_core.supervisor.health import probe_command
 from mainstay_core.wire.sealed import KEY_FILE_VARIABLE
 from mainstay_operator.resources import (
@@ -187,7 +189,11 @@ def build_pod(view: JobView, index: int, options: PodOptions) -> dict[str, Any]:
     resources = dict(options.resources)
     if given is not None:
         resources = given.model_dump(exclude_defaults=True)
-    own = [_installer(options, resources), _supervisor(view, options, resources, shared)]
+    kept = view.job.plan_snapshots()
+    own = [
+        _installer(options, resources),
+        _supervisor(view, options, _with_store(resources, kept), shared),
+    ]
     names = {c["name"] for c in own}
     spec["initContainers"] = [
         *own,
@@ -333,6 +339,22 @@ def _installer(options: PodOptions, resources: Mapping[str, Any]) -> dict[str, A
         "resources": resources,
         "securityContext": {**_HARDENED, "readOnlyRootFilesystem": True},
     }
+
+
+def _with_store(resources: Mapping[str, Any], kept: SnapshotConfig | None) -> Mapping[str, Any]:
+    """Return requests and limits with the memory of the store of segments, which is all taken.
+
+    A memory that is not bounded stays so; a request without a limit stays one.
+    """
+    if kept is None:
+        return resources
+    told = {part: dict(resources.get(part) or {}) for part in ("requests", "limits")}
+    if not any("memory" in amounts for amounts in told.values()):
+        told["requests"]["memory"] = "0"
+    for amounts in told.values():
+        if "memory" in amounts:
+            amounts["memory"] = str(whole_quantity(str(amounts["memory"])) + kept.memory_bytes)
+    return {**resources, **{part: amounts for part, amounts in told.items() if amounts}}
 
 
 def _supervisor(

@@ -104,6 +104,7 @@ def summary_of(page: JobPage) -> JobSummary:
         method=_method_of(open_ones[0].method) if open_ones else None,
         checkpoint_problem=page.checkpoint.problem,
         durable=page.checkpoint.step,
+        snapshots=page.snapshots,
     )
 
 

@@ -231,6 +231,31 @@ def test_our_containers_have_the_resources_of_the_setting_or_the_job() -> None:
         assert container["resources"] == {"limits": {"cpu": "2", "memory": "3Gi"}}
 
 
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ({}, {"requests": {"memory": str(1 << 30)}}),
+        (
+            {"requests": {"cpu": "100m", "memory": "128Mi"}},
+            {"requests": {"cpu": "100m", "memory": str((1 << 30) + (128 << 20))}},
+        ),
+        ({"limits": {"memory": "1Gi"}}, {"limits": {"memory": str(2 << 30)}}),
+        (
+            {"requests": {"memory": "1Gi"}, "limits": {"cpu": "1", "memory": "3Gi"}},
+            {"requests": {"memory": str(2 << 30)}, "limits": {"cpu": "1", "memory": str(4 << 30)}},
+        ),
+    ],
+)
+def test_the_supervisor_has_the_memory_of_snapshots_beside_its_own(
+    resources: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    options = dataclasses.replace(OPTIONS, resources=resources)
+    job = view(snapshots={"enabled": True, "memory": "1Gi", "peers": 0}, protection={"domains": 1})
+    install, supervisor = build_pod(job, 0, options)["spec"]["initContainers"]
+    assert install["resources"] == resources
+    assert supervisor["resources"] == expected
+
+
 def test_shared_memory_is_bounded_by_the_model_where_it_is_known() -> None:
     built_in = {"entrypoint": "mainstay_train.models.llama:workload", "config": {}}
     made = pod(workload=built_in, runtime={"device": "CPU"})

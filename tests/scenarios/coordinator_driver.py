@@ -57,7 +57,7 @@ from mainstay_core.coordinator.state import (
 )
 from mainstay_core.coordinator.store_recovery import refuse_behind
 from mainstay_core.faults.points import FaultAction, FaultPoint
-from mainstay_core.job.config import JobConfig
+from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Cause, FactKind, Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
@@ -163,6 +163,9 @@ class CoordinatorDriver(Driver):
             default = getattr(config, name)
             number = call.count if isinstance(default, int) else call.number
             settings[name] = call.get(field) if isinstance(default, str) else number(field)
+        if call.flag("snapshots") or call.has("snapshot-memory"):
+            memory_bytes = call.count("snapshot-memory", 1 << 30)
+            settings["snapshots"] = SnapshotConfig(memory_bytes=memory_bytes)
         return replace(config, shape=JobShape(**shape), **settings)
 
     # Pods and trainers ---------------------------------------------------------
@@ -173,8 +176,8 @@ class CoordinatorDriver(Driver):
         names = call.words()
         lines = []
         for name in names:
-            registered = PodRegistered(registration=_registration(name, slots, domain, "s1"))
-            lines += self._send(call, registered, quiet=True)
+            registered = self._registration(name, slots, domain, "s1")
+            lines += self._send(call, PodRegistered(registration=registered), quiet=True)
             for index in range(slots):
                 fact = self._up(PodUid(name), index, {"torch": "2"})
                 lines += self._send(call, FactsReported(facts=(fact,)), quiet=True)
@@ -183,13 +186,28 @@ class CoordinatorDriver(Driver):
         return [said, *lines]
 
     def _pod_registered(self, call: Call) -> list[str]:
-        registration = _registration(
+        registration = self._registration(
             call.word(),
             call.count("slots", 1),
             call.get("domain"),
             call.get("supervisor", "s1"),
         )
         return self._send(call, PodRegistered(registration=registration))
+
+    def _registration(self, name: str, slots: int, domain: str, supervisor: str) -> PodRegistration:
+        """A pod as its supervisor introduces it; each supervisor has a store of its own."""
+        keeps = self._job.config.snapshots is not None
+        return PodRegistration(
+            pod=PodUid(name),
+            name=name,
+            address=f"host-of-{name}",
+            gather=f"{name}:1",
+            num_slots=slots,
+            domain=domain,
+            pid=1,
+            supervisor=supervisor,
+            snapshots=f"{name}:{supervisor}" if keeps else "",
+        )
 
     def _trainer_up(self, call: Call) -> list[str]:
         """A new life is up; ``again``: the one that always was there is told of once more."""
@@ -665,20 +683,10 @@ def _say_recovery(before: CoordinatorState, recovery: Recovery) -> str:
     }
     shown = " ".join(f"{name} {s:g}" for name, s in five.items() if s is not None)
     lost = f", {recovery.lost_steps} steps lost" if recovery.lost_steps else ""
-    return f"* closes the recovery of {recovery.quorum}: {shown} s{lost}"
-
-
-def _registration(name: str, slots: int, domain: str, supervisor: str) -> PodRegistration:
-    return PodRegistration(
-        pod=PodUid(name),
-        name=name,
-        address=f"host-of-{name}",
-        gather=f"{name}:1",
-        num_slots=slots,
-        domain=domain,
-        pid=1,
-        supervisor=supervisor,
-    )
+    plan = before.plan
+    meant = plan is None or plan.quorum != recovery.quorum or plan.method is recovery.method
+    became = "" if meant else f", a {recovery.method} in the end"
+    return f"* closes the recovery of {recovery.quorum}: {shown} s{lost}{became}"
 
 
 def _count(number: int, what: str) -> str:

@@ -106,6 +106,8 @@ class PlayedPods:
         return self.state.plan
 
     def register(self, name: str, num_slots: int = 1, **fields: Any) -> Transition:
+        if self.state.config.snapshots is not None:
+            fields.setdefault("snapshots", f"{name}:2")
         registration = PodRegistration(
             pod=PodUid(name),
             name=name,

@@ -118,6 +118,9 @@ class Engine:
     """Of every complete type of the step."""
     interpreter: Interpreter | None = None
     """None where the user's own loop computes (:mod:`mainstay_train.session.loop`)."""
+    statistics: tuple[slice, ...] = ()
+    """Where the statistics of each block lie in those of a commit; none where a loop of the user's
+    own computes."""
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
@@ -199,6 +202,7 @@ class Engine:
             reducer=Reducer(state.layout, device, config.bucket_bytes),
             type_results=results,
             interpreter=interpreter,
+            statistics=workload.statistics(mine),
             inner=inner,
         )
 
@@ -359,6 +363,11 @@ class Engine:
             for shard_type, result in supplied.items()
             if isinstance(result.loss_sum, torch.Tensor)
         }
+        counted = {
+            shard_type: readout.add(result.statistics)
+            for shard_type, result in supplied.items()
+            if result.statistics is not None
+        }
         self._judge()
         if any(result.is_cut_off for result in self.type_results.values()):
             raise GroupEnded("the chain ended before its types were computed")
@@ -372,7 +381,7 @@ class Engine:
             gradient=gradient.digest().hex(),
             copies=self._copies_digest(_digest(copies), masters),
             stats=tuple(
-                result.told(shard_type, losses.get(shard_type))
+                result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
             ),
         )
@@ -383,9 +392,25 @@ class Engine:
 
     def apply(self, commit: Commit, learning_rate: float) -> str:
         """Apply the reduced gradient; returns the digest of the masters after it."""
-        self.state.apply(self._reduced_blocks(), commit.scale, learning_rate)
+        counted = self._counted(commit)
+        self.state.apply(self._reduced_blocks(), commit.scale, learning_rate, counted)
         self._masters = self.state.masters_digest()
         return self._masters.whole.hex()
+
+    def apply_again(self, commit: Commit, learning_rate: float, parameters: Sequence[str]) -> None:
+        """Apply to some parameters a step that this rank's position has applied before.
+
+        Args:
+            commit: of the step, whose reduced gradient is there for these parameters.
+            learning_rate: of the step.
+            parameters: their model-wide names.
+        """
+        gradients, names = self._reduced_blocks(), frozenset(parameters)
+        self.state.apply(gradients, commit.scale, learning_rate, self._counted(commit), names)
+
+    def _counted(self, commit: Commit) -> list[tuple[int, ...]] | None:
+        """What each block counted in a step; None where no block counts anything."""
+        return [commit.statistics[where] for where in self.statistics] or None
 
     def counted_masters(self, masters: str) -> str:
         """What this rank's masters add to the digest of the whole model.

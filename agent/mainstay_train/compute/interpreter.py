@@ -310,9 +310,11 @@ class Interpreter:
         flow = self._flow(action)
         gradient, flow.gradient, flow.output = flow.gradient, None, None
         at_once = self._recompute or action in self._closing
-        for block in reversed(self._blocks):
+        for number, block in reversed([*enumerate(self._blocks)]):
             again = self._recompute and not block.spec.is_last
             tape = block.recompute(flow.inputs.pop(), flow.address) if again else flow.tapes.pop()
+            if (counts := tape.statistics) is not None:
+                self._sums.setdefault(action.type, TypeSums()).add_counts(number, counts)
             gradient = block.backward_input(tape, gradient)
             gradient = None if gradient is None else _as_received(gradient)
             if at_once and block is not self._blocks[0]:
@@ -349,6 +351,7 @@ class Interpreter:
             loss_sum=sums.loss_sum if last else None,
             tokens=sums.tokens if last else None,
             data=sums.data.hex() if self._tells_data else None,
+            statistics=sums.statistics() if speaks else None,
             mark=mark,
         )
         self._store.complete(shard_type, joined=action in self._closing)

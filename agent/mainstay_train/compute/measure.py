@@ -227,6 +227,7 @@ class _Probe:
             constant_bytes=max(0, constant),
             sent_forward_bytes=sent_forward,
             sent_backward_bytes=sent_backward,
+            num_units=len(block.units),
         )
         return sizes, passed
 

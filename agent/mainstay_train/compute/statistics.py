@@ -13,6 +13,7 @@ from mainstay_core.base.digest import Digest
 from mainstay_core.wire.votes import TypeStat
 from mainstay_train.comm.chains import Mark
 from mainstay_train.exact.readout import Later
+from mainstay_train.model.workload import WorkloadError
 
 
 @dataclass(slots=True)
@@ -23,6 +24,18 @@ class TypeSums:
     """fp64, in the order of the micro-batches; a scalar on the device once there is a loss."""
     tokens: int = 0
     data: Digest = field(default_factory=Digest.zero)
+    counted: dict[int, torch.Tensor] = field(default_factory=dict)
+    """What blocks counted, int64, by the block's number in the stage."""
+
+    def add_counts(self, block: int, counts: torch.Tensor) -> None:
+        """Add what a block counted in the next micro-batch."""
+        known = self.counted.get(block)
+        self.counted[block] = counts if known is None else known + counts
+
+    def statistics(self) -> torch.Tensor | None:
+        """What all blocks counted, in their order; None if nothing."""
+        counts = [self.counted[block] for block in sorted(self.counted)]
+        return torch.cat(counts) if counts else None
 
     def add_loss(self, loss: torch.Tensor | float) -> None:
         """Add the loss of the next micro-batch: a scalar of any type."""
@@ -37,6 +50,8 @@ class TypeResult:
     loss_sum: torch.Tensor | float | None = None
     tokens: int | None = None
     data: str | None = None
+    statistics: torch.Tensor | None = field(default=None, compare=False)
+    """What the stage's blocks counted, int64, in model order."""
     mark: Mark | None = field(default=None, compare=False)
     """Says whether the type counts; None without a chain that could end meanwhile."""
 
@@ -45,13 +60,28 @@ class TypeResult:
         """Whether the chain ended before the device had computed the type."""
         return self.mark is not None and not self.mark.counts
 
-    def told(self, shard_type: int, loss: Later | None) -> TypeStat:
+    def told(self, shard_type: int, loss: Later | None, counted: Later | None) -> TypeStat:
         """Return it as votes tell it.
 
         Args:
             shard_type: the type.
             loss: gives the sum of its losses, if that was on a device.
+            counted: gives its statistics, if there are any.
+
+        Raises:
+            WorkloadError: a block counted below 0.
         """
         loss_sum = self.loss_sum if loss is None else loss().item()
         assert not isinstance(loss_sum, torch.Tensor), "a device's sum is fetched"
-        return TypeStat(type=shard_type, loss_sum=loss_sum, tokens=self.tokens, data=self.data)
+        statistics = () if counted is None else tuple(counted().tolist())
+        if min(statistics, default=0) < 0:
+            raise WorkloadError(
+                f"a block counted {min(statistics)}; what `split.count` takes must be 0 or above"
+            )
+        return TypeStat(
+            type=shard_type,
+            loss_sum=loss_sum,
+            tokens=self.tokens,
+            data=self.data,
+            statistics=statistics,
+        )

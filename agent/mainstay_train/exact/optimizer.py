@@ -7,9 +7,10 @@ stages or cells there are. Apply uses no communication and is not interrupted
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -202,6 +203,20 @@ class StatePart(Protocol):
         """Renew what is computed with after the masters were written."""
         ...
 
+    @property
+    def units(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the parameters of each unit, by the unit's name. Each parameter is in one."""
+        ...
+
+    @property
+    def committed(self) -> frozenset[str]:
+        """Names of the parameters that the optimizer leaves alone: they change in commit."""
+        ...
+
+    def commit(self, statistics: Sequence[int]) -> None:
+        """Change these parameters' masters, from what was counted in a step."""
+        ...
+
 
 StateLayout = tuple[bool, torch.dtype, torch.device]
 """Of one kind of optimizer state: whether it has the parameter's shape, its type, its place."""
@@ -225,6 +240,8 @@ class StageState:
         largest = max((block.layout.size for block in blocks), default=0)
         self._scaled = layout.aligned_zeros(largest, device=device)
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._trained: dict[str, dict[str, torch.Tensor]] = {}
+        """Masters that a block's optimizer changes, by their names."""
         self._params: list[StateTensor] = []
         self._flats: list[StateTensor] = []
         self._own = _whole_masters(self.blocks, copies=False)
@@ -241,7 +258,7 @@ class StageState:
             block.initialize(seed)
 
     def state_tensors(self) -> list[StateTensor]:
-        """Per parameter, model order: its master, then its optimizer state by kind."""
+        """Per parameter, model order: its master, then its optimizer state by kind, if any."""
         return list(self._params)
 
     def flats(self) -> list[StateTensor]:
@@ -266,32 +283,55 @@ class StageState:
         for block in self.blocks:
             block.refresh()
 
-    def apply(self, reduced: Sequence[torch.Tensor], scale: float, lr: float) -> None:
+    def apply(
+        self,
+        reduced: Sequence[torch.Tensor],
+        scale: float,
+        lr: float,
+        statistics: Sequence[Sequence[int]] | None = None,
+        only: Collection[str] | None = None,
+    ) -> None:
         """One optimizer step. No communication; ``reduced`` is left as it is.
+
+        Each parameter is a tensor of its own to the optimizer, so the bits of one do not depend on
+        which others are applied with it.
 
         Args:
             reduced: The reduced gradient, one flat fp32 tensor per block.
             scale: Factor of every gradient, from the votes (``core.votes.clip``).
             lr: Learning rate of this step.
+            statistics: What each block counted in it; None where no block counts anything.
+            only: Model-wide names of the parameters that change; None: all do.
         """
+        counted = [()] * len(self.blocks) if statistics is None else statistics
         with torch.no_grad():
-            for block, optimizer, flat in zip(self.blocks, self._optimizers, reduced, strict=True):
+            for block, optimizer, flat, counts in zip(
+                self.blocks, self._optimizers, reduced, counted, strict=True
+            ):
+                named = {param.name for param in block.layout.params}
+                if only is not None and named.isdisjoint(only):
+                    continue
                 torch.mul(flat, scale, out=self._scaled[: block.layout.size])
                 for group in optimizer.param_groups:
                     group["lr"] = lr * group.get("lr_scale", 1.0)
-                optimizer.step()
+                with _only(self._trained[block.name], only):
+                    optimizer.step()
+                if only is None or block.committed.issubset(only):
+                    block.commit(counts)
                 block.refresh()
 
     def _add(self, block: StatePart, factory: OptimizerFactory) -> None:
         masters = block.layout.views(block.masters)
-        optimizer = factory(list(masters.items()))
+        trained = {name: m for name, m in masters.items() if name not in block.committed}
+        optimizer = factory(list(trained.items()))
         gradients = block.layout.views(self._scaled)
-        for name, master in masters.items():
+        for name, master in trained.items():
             master.grad = gradients[name]
-        kinds = _state_structure(factory, masters)
+        self._trained[block.name] = trained
+        kinds = _state_structure(factory, trained)
         flats = {
             kind: layout.aligned_zeros(
-                block.layout.size if shaped else len(masters), dtype=dtype, device=device
+                block.layout.size if shaped else len(trained), dtype=dtype, device=device
             )
             for kind, (shaped, dtype, device) in kinds.items()
         }
@@ -301,14 +341,18 @@ class StageState:
             if shaped
         }
         params = {param.name: param for param in block.layout.params}
-        for index, (name, master) in enumerate(masters.items()):
+        places = {name: index for index, name in enumerate(trained)}
+        for name, master in masters.items():
             part, copy = params[name].part, params[name].copy
+            self._params.append(StateTensor(name, "master", master, part, copy))
+            if name in block.committed:
+                continue
+            index = places[name]
             state = {
                 kind: shaped_views[kind][name] if kind in shaped_views else flats[kind][index]
                 for kind in kinds
             }
             optimizer.state[master] = state
-            self._params.append(StateTensor(name, "master", master, part, copy))
             self._params += [
                 StateTensor(name, kind, tensor, part, copy)
                 if kind in shaped_views
@@ -318,6 +362,19 @@ class StageState:
         self._optimizers.append(optimizer)
         self._flats.append(StateTensor(block.name, "master", block.masters))
         self._flats += [StateTensor(block.name, kind, flat) for kind, flat in flats.items()]
+
+
+@contextlib.contextmanager
+def _only(trained: Mapping[str, torch.Tensor], names: Collection[str] | None) -> Iterator[None]:
+    """Hide the gradients of all other parameters from their optimizer."""
+    hidden = {n: m.grad for n, m in trained.items() if names is not None and n not in names}
+    for name in hidden:
+        trained[name].grad = None
+    try:
+        yield
+    finally:
+        for name, gradient in hidden.items():
+            trained[name].grad = gradient
 
 
 def _whole_masters(

@@ -1,6 +1,8 @@
 """Describes what a user brings to train: blocks, loss, optimizer and data.
 
 - ``workload``: loads the entrypoint and checks what it returns
+- ``units``: parts of a block that are snapshotted and frozen alone
+- ``block_spec``: the recipe of a block
 - ``blocks``: pieces of a model between which only explicit tensors pass
 - ``compilation``: blocks as code of torch's compiler
 - ``trial``: tries compiled blocks before a trainer says hello

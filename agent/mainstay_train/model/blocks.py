@@ -13,7 +13,7 @@ constants. Breaking it is found at a block's first forward and named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,63 +24,29 @@ from mainstay_train.comm.mesh import SINGLE, InnerMesh, local_gradient, placed_l
 from mainstay_train.exact import initialization, layout
 from mainstay_train.exact.draws import Address
 from mainstay_train.model import compilation, split
+from mainstay_train.model.block_spec import (
+    BlockSpec,
+    CommitRule,
+    CommittedState,
+    InitRule,
+    LossFunction,
+    ModuleLoss,
+)
+from mainstay_train.model.units import Unit, tile
 
-LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(output of the last block, targets) -> fp32 scalar, a sum over tokens, never a mean."""
-
-InitRule = Callable[[str, tuple[int, ...]], initialization.Init]
-"""(local parameter name, shape) -> distribution of its first value."""
-
-ModuleLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(last block's module, its output, targets) -> the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSpec:
-    """The recipe of a block. The first takes int64 tokens, the last yields what ``loss`` takes."""
-
-    name: str
-    """Model-wide, e.g. "layers.3": prefix of its parameters' names. Unique in a workload."""
-    build: Callable[[], nn.Module]
-    """Makes the module: forward(x), or forward(x, address) where ``draws``. Also called under
-    torch.device("meta") for its shapes. Values of its parameters are ignored: ``init`` sets them.
-    """
-    draws: bool = False
-    """The module's forward takes the address as second argument, for its random draws."""
-    loss: LossFunction | None = None
-    """Of the last block, and only of it."""
-    module_loss: ModuleLoss | None = None
-    """In place of ``loss``, for a module that returns what comes before logits: all of them need
-    never be there (:class:`~mainstay_train.model.losses.ProjectedCrossEntropy`)."""
-    init: InitRule = initialization.default_init
-    cost: float | None = None
-    """Relative cost of a micro-batch, to balance stages; None: its number of parameters."""
-    parallelize: Callable[[nn.Module, Any], nn.Module] | None = None
-    """(module, DeviceMesh) -> module, where a stage has several ranks: distributes parameters over
-    the mesh of one dimension, e.g. ``parallelize_module(..., src_data_rank=None)``. It must not
-    communicate. The module still maps plain tensors to a plain tensor, and what it leaves plain
-    is computed by every rank alike. None: so is the whole block."""
-    origins: Mapping[str, layout.Origin] = field(default_factory=dict)
-    """Of parameters of the parallelised module that are part of another tensor of ``build``'s."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the block ends in the loss."""
-        return self.loss is not None or self.module_loss is not None
-
-    def loss_of(
-        self, module: nn.Module, output: torch.Tensor, targets: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the loss of the last block's output.
-
-        Raises:
-            ValueError: it is not the last block.
-        """
-        if self.module_loss is not None:
-            return self.module_loss(module, output, targets)
-        if self.loss is None:
-            raise ValueError(f"block {self.name!r} has no loss: only a workload's last block does")
-        return self.loss(output, targets)
+__all__ = [
+    "Block",
+    "BlockSpec",
+    "CommitRule",
+    "CommittedState",
+    "InitRule",
+    "LossFunction",
+    "ModuleLoss",
+    "Tape",
+    "Unit",
+    "built",
+    "layout_of",
+]
 
 
 @dataclass(slots=True)
@@ -93,6 +59,12 @@ class Tape:
     """The block's output (of the last block: the loss), with its graph; None once used."""
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     """Gradients of parameters outside split modules, by id of the parameter."""
+
+    @property
+    def statistics(self) -> torch.Tensor | None:
+        """What the block counted in the micro-batch, int64 [statistics]; None if nothing."""
+        counted = self.recorder.counted
+        return torch.cat(counted) if counted else None
 
     @property
     def loss(self) -> torch.Tensor:
@@ -143,6 +115,11 @@ class Block:
             if dtype == torch.float32
             else layout.aligned_zeros(self.layout.size, dtype=dtype, device=self.device)
         )
+        locals_ = [local for local, _ in self.module.named_parameters()]
+        self.units = tile(self.name, spec.units, locals_)
+        """The parameters of each unit, by model-wide names."""
+        self.committed = self._committed_names(locals_)
+        """Model-wide names of the parameters that the optimizer leaves alone."""
         self._names = self._bind()
         # What autograd differentiates for a parameter: itself, or in compiled code its leaf.
         self._direct: list[tuple[torch.Tensor, nn.Parameter]] = [
@@ -154,6 +131,9 @@ class Block:
         if compiles:
             self._direct += self._add_leaves()
             self._run = compilation.compiled(self.module)
+        at_once = {id(parameter) for _, parameter in self._direct}
+        self._at_once = {name for parameter, name in self._names if id(parameter) in at_once}
+        """Names of parameters whose gradient comes with the input's."""
 
     def initialize(self, seed: int) -> None:
         """Set the masters to their first values, each by its own name alone."""
@@ -170,6 +150,27 @@ class Block:
         """Renew the compute parameters from the masters; nothing to do in fp32."""
         if self.compute is not self.masters:
             self.compute.copy_(self.masters)
+
+    def commit(self, statistics: Sequence[int]) -> None:
+        """Change what changes when a step commits; the optimizer has changed the rest.
+
+        Args:
+            statistics: of the block, in that step.
+
+        Raises:
+            ValueError: it counts another number of them.
+        """
+        state = self.spec.committed
+        if state is None:
+            return
+        if len(statistics) != len(self.spec.statistics):
+            raise ValueError(
+                f"block {self.name!r} counts {len(self.spec.statistics)} statistics, the commit "
+                f"has {len(statistics)} of it"
+            )
+        views = self.layout.views(self.masters)
+        masters = {local: views[f"{self.name}.{local}"] for local in state.parameters}
+        state.rule(masters, statistics)
 
     def forward(self, x: torch.Tensor, address: Address) -> torch.Tensor:
         """The block's output, without a graph.
@@ -206,6 +207,12 @@ class Block:
             output = self._checked_call(leaf, address)
             if targets is not None:
                 output = self._loss(output, targets)
+        counted = sum(map(torch.numel, recorder.counted))
+        if counted != len(self.spec.statistics):
+            raise ValueError(
+                f"block {self.name!r} counted {counted} integers in a micro-batch, but its "
+                f"`statistics` names {len(self.spec.statistics)}"
+            )
         return Tape(recorder, leaf, output)
 
     def backward_input(self, tape: Tape, dy: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -237,7 +244,12 @@ class Block:
         return torch.zeros_like(tape.x) if dx is None else plain(dx).contiguous()
 
     def backward_weight(
-        self, tape: Tape, grads: Mapping[str, torch.Tensor], *, accumulate: bool = False
+        self,
+        tape: Tape,
+        grads: Mapping[str, torch.Tensor],
+        *,
+        accumulate: bool = False,
+        frozen: Collection[str] = (),
     ) -> None:
         """Deliver this micro-batch's parameter gradients.
 
@@ -249,11 +261,22 @@ class Block:
             grads: fp32 views by model-wide name (``layout.views(scratch)``).
             accumulate: Add to the views. False writes them all: the first micro-batch
                 of a type, which then needs no zeroed scratch.
+            frozen: Names of units (:attr:`units`) whose weight gradients are not computed: they
+                count as zero. No bit of any other gradient depends on it.
+
+        Raises:
+            ValueError: There is no such unit, or it has a parameter outside split modules, whose
+                gradient was computed with the input's.
         """
+        skipped = self._skipped(frozen)
         with torch.no_grad():
             for parameter, name in self._names:
                 view = grads[name]
                 add = accumulate
+                if name in skipped:
+                    if not add:
+                        view.zero_()
+                    continue
                 gradient = tape.gradients.get(id(parameter))
                 if gradient is not None:
                     _deliver(view, local_gradient(gradient, parameter), add)
@@ -265,6 +288,31 @@ class Block:
                     view.zero_()  # unused in this micro-batch
         tape.gradients.clear()
         tape.recorder.pending.clear()
+
+    def _skipped(self, frozen: Collection[str]) -> set[str]:
+        """The parameters of frozen units."""
+        for unit in frozen:
+            if unit not in self.units:
+                known = ", ".join(self.units)
+                raise ValueError(f"block {self.name!r} has no unit {unit!r} (it has: {known})")
+            for name in self.units[unit]:
+                if name in self._at_once:
+                    raise ValueError(
+                        f"unit {unit!r} cannot be frozen: the gradient of {name} is computed with "
+                        "that of the input; only split modules that are not compiled compute it "
+                        "apart"
+                    )
+        return {name for unit in frozen for name in self.units[unit]}
+
+    def _committed_names(self, parameters: Collection[str]) -> frozenset[str]:
+        state = self.spec.committed
+        committed = () if state is None else state.parameters
+        for local in committed:
+            if local not in parameters:
+                raise ValueError(
+                    f"block {self.name!r} has no parameter {local!r}, which its `committed` names"
+                )
+        return frozenset(f"{self.name}.{local}" for local in committed)
 
     def _loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         loss = self.spec.loss_of(self.module, output, targets)
@@ -314,6 +362,8 @@ class Block:
     def _bind(self) -> list[tuple[nn.Parameter, str]]:
         """Replace the module's parameters by views of ``compute``; return them with names."""
         views = self.layout.views(self.compute)
+        masters = self.layout.views(self.masters)
+        views |= {name: masters[name] for name in self.committed}
         deferred = {
             id(parameter): module
             for module in self.module.modules()
@@ -333,7 +383,8 @@ class Block:
                         "parallelised"
                     )
                 value = views[name]
-            new = nn.Parameter(value, requires_grad=id(parameter) not in deferred)
+            apart = id(parameter) in deferred or name in self.committed
+            new = nn.Parameter(value, requires_grad=not apart)
             bound[id(parameter)] = new
             names.append((new, name))
         for module in self.module.modules():  # tied names get the same new parameter

@@ -9,7 +9,7 @@ was registered with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -53,6 +53,19 @@ class PlainPart:
                 parameter.data = compute[name]
         # A trainer may have to go back to version 0 long after these values are overwritten.
         self._first = self.masters.to("cpu", copy=True)
+
+    @property
+    def units(self) -> dict[str, tuple[str, ...]]:
+        """One: a plain module does not say which parts it has."""
+        return {self.name: tuple(param.name for param in self.layout.params)}
+
+    @property
+    def committed(self) -> frozenset[str]:
+        """None: the optimizer changes all parameters of a plain module."""
+        return frozenset()
+
+    def commit(self, statistics: Sequence[int]) -> None:
+        """Change nothing: a plain module counts nothing, and has nothing that changes so."""
 
     def initialize(self, seed: int) -> None:
         """Set the masters to the values that the module was registered with."""

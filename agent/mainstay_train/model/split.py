@@ -37,6 +37,8 @@ class Recorder:
     """Requires a gradient, so that autograd visits split modules whose input needs none."""
     pending: dict[int, list[WeightGradient]] = field(default_factory=dict)
     """By id of the parameter, in the order of the backward."""
+    counted: list[torch.Tensor] = field(default_factory=list)
+    """What modules counted, int64 and flat, in the order of the forward."""
 
     def defer(self, parameter: torch.Tensor, work: WeightGradient) -> None:
         """Keep ``work`` for :meth:`Block.backward_weight`."""
@@ -62,6 +64,19 @@ def current() -> Recorder | None:
     if torch.compiler.is_compiling():  # it could not follow what a recorder keeps
         return None
     return getattr(_local, "recorder", None)
+
+
+def count(statistics: torch.Tensor) -> None:
+    """Have integers of a micro-batch added up over the step, where a block records.
+
+    A block says in ``BlockSpec.statistics`` what its modules count.
+
+    Args:
+        statistics: of any shape; whole numbers, 0 or above.
+    """
+    recorder = current()
+    if recorder is not None:
+        recorder.counted.append(statistics.detach().reshape(-1).to(torch.int64))
 
 
 class SplitModule(nn.Module):

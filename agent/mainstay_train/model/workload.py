@@ -17,19 +17,21 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from mainstay_core.base.bounds import MAX_STATISTICS
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
 from mainstay_core.job.stages import stage_blocks
 from mainstay_train.base.decorator import Loop
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.exact import layout
 from mainstay_train.exact import optimizer as optimizers
-from mainstay_train.model import losses, split
+from mainstay_train.model import losses, split, units
 from mainstay_train.model.blocks import Block, BlockSpec, built
 from mainstay_train.model.data import Dataset
 
@@ -121,6 +123,11 @@ class Workload:
             raise InvalidSpecError("workload", "the last block, and only it, must have a loss")
         if self.blocks[-1].loss is not None and self.blocks[-1].module_loss is not None:
             raise InvalidSpecError("workload", "has a last block with both loss and module_loss")
+        counted = sum(len(spec.statistics) for spec in self.blocks)
+        if counted > MAX_STATISTICS:
+            raise InvalidSpecError(
+                "workload", f"has blocks that count {counted} integers, at most {MAX_STATISTICS}"
+            )
         if self.dtype not in DTYPES.values():
             raise InvalidSpecError("workload", f"dtype must be one of {sorted(DTYPES)}")
 
@@ -145,6 +152,28 @@ class Workload:
             return stage_blocks(costs, stages)
         except ValueError as error:
             raise InvalidSpecError("parallelism.stages", str(error)) from error
+
+    def statistics(self, blocks: Iterable[int]) -> tuple[slice, ...]:
+        """Where the statistics of some blocks lie in those of a commit: blocks in model order.
+
+        Args:
+            blocks: their indices.
+        """
+        ends = [*accumulate((len(spec.statistics) for spec in self.blocks), initial=0)]
+        return tuple(slice(ends[i], ends[i + 1]) for i in blocks)
+
+    def popularity(self, statistics: Sequence[int]) -> dict[str, int]:
+        """How many tokens of a step each unit had whose tokens are counted, by the unit's name.
+
+        Args:
+            statistics: of the step's commit.
+        """
+        found: dict[str, int] = {}
+        wheres = self.statistics(range(len(self.blocks)))
+        for spec, where in zip(self.blocks, wheres, strict=True):
+            counts = statistics[where]
+            found |= units.popularity(spec.name, spec.units, spec.statistics, counts)
+        return found
 
     def build(
         self,

@@ -43,9 +43,14 @@ def workload(config: Mapping[str, Any], args: Sequence[str] = ()) -> workloads.W
     """
     if args:
         raise InvalidSpecError("workload.args", f"the built-in Llama takes none, got {list(args)}")
-    parsed = parse_config(config)
+    parsed = parse_config(config, LlamaConfig)
+    return workload_of(parsed, block_specs(parsed))
+
+
+def workload_of(parsed: LlamaConfig, blocks: tuple[BlockSpec, ...]) -> workloads.Workload:
+    """Return the workload of some blocks, trained as the configuration says."""
     return workloads.Workload(
-        blocks=block_specs(parsed),
+        blocks=blocks,
         dataset=data.ByteDataset(
             parsed.data_path,
             sequence=parsed.sequence,
@@ -76,9 +81,6 @@ def _kernels(config: LlamaConfig, device: torch.device) -> dict[str, str]:
 
 def block_specs(config: LlamaConfig) -> tuple[BlockSpec, ...]:
     """Embedding, layers and head; costs in multiply-adds per token of a forward."""
-    head_width = config.head_dim * (config.heads + 2 * config.kv_heads)
-    layer_cost = config.dim * (head_width + config.dim + 3 * config.hidden)
-    layer_cost += 2 * config.sequence * config.dim
     embedding = BlockSpec(
         name="embedding",
         build=lambda: split.Embedding(config.vocab, config.dim),
@@ -97,14 +99,20 @@ def block_specs(config: LlamaConfig) -> tuple[BlockSpec, ...]:
             name=name,
             build=partial(Layer, config, name),
             draws=True,
-            init=_layer_init(config),
-            cost=float(layer_cost),
+            init=layer_init(config),
+            cost=float(attention_cost(config) + 3 * config.dim * config.hidden),
             parallelize=partial(_parallel_layer, config, name),
             origins=llama_parallel.origins(config),
         )
         for name in (f"layers.{index}" for index in range(config.layers))
     )
     return (embedding, *layers, head)
+
+
+def attention_cost(config: LlamaConfig) -> int:
+    """Return the multiply-adds of a layer's attention per token."""
+    head_width = config.head_dim * (config.heads + 2 * config.kv_heads)
+    return config.dim * (head_width + config.dim) + 2 * config.sequence * config.dim
 
 
 def _loss(head: Any, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -116,8 +124,8 @@ def _parallel_layer(config: LlamaConfig, name: str, _: nn.Module, mesh: Any) -> 
     return llama_parallel.ParallelLayer(config, name, mesh)
 
 
-class Layer(nn.Module):
-    """Attention and SwiGLU, each normalised before and added to its input."""
+class AttentionLayer(nn.Module):
+    """Attention and what a subclass feeds forward, each added to its input."""
 
     def __init__(self, config: LlamaConfig, site: str) -> None:
         super().__init__()
@@ -127,9 +135,6 @@ class Layer(nn.Module):
         self.attention_norm = split.RMSNorm(config.dim)
         self.attention_qkv = split.Linear(config.dim, head_width)
         self.attention_out = split.Linear(config.dim, config.dim)
-        self.mlp_norm = split.RMSNorm(config.dim)
-        self.mlp_gate_up = split.Linear(config.dim, 2 * config.hidden)
-        self.mlp_down = split.Linear(config.hidden, config.dim)
 
     def forward(self, x: torch.Tensor, address: Address) -> torch.Tensor:
         """Map [batch, sequence, dim] to the same shape."""
@@ -145,9 +150,28 @@ class Layer(nn.Module):
         )
         attended = self.attention_out(heads)
         x = x + attention.drop(attended, address, self.site, "attention", config.dropout)
-        gated = swiglu(self.mlp_gate_up(self.mlp_norm(x)))
-        mlp = self.mlp_down(gated)
+        mlp = self.feed_forward(x)
         return x + attention.drop(mlp, address, self.site, "mlp", config.dropout)
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise [batch, sequence, dim] and map it token by token to the same shape."""
+        raise NotImplementedError
+
+
+class Layer(AttentionLayer):
+    """Attention and SwiGLU, each normalised before and added to its input."""
+
+    def __init__(self, config: LlamaConfig, site: str) -> None:
+        super().__init__(config, site)
+        self.mlp_norm = split.RMSNorm(config.dim)
+        self.mlp_gate_up = split.Linear(config.dim, 2 * config.hidden)
+        self.mlp_down = split.Linear(config.hidden, config.dim)
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply SwiGLU to the normalised [batch, sequence, dim]."""
+        gated = swiglu(self.mlp_gate_up(self.mlp_norm(x)))
+        mlp: torch.Tensor = self.mlp_down(gated)
+        return mlp
 
 
 class Head(nn.Module):
@@ -199,13 +223,16 @@ class _SwiGLU(torch.autograd.Function):
         return dx
 
 
-def _layer_init(config: LlamaConfig) -> InitRule:
-    # What is added to the residual stream is scaled down by its number of additions
-    # (Radford et al., "GPT-2", 2019, section 2.3).
+def layer_init(config: LlamaConfig) -> InitRule:
+    """Return the first values of a layer's parameters.
+
+    What is added to the residual stream is scaled down by its number of additions
+    (Radford et al., "GPT-2", 2019, section 2.3).
+    """
     added = Init(std=DEFAULT_STD * (2 * config.layers) ** -0.5)
+    outputs = ("attention_out.weight", "down.weight")
 
     def rule(name: str, shape: tuple[int, ...]) -> Init:
-        outputs = ("attention_out.weight", "mlp_down.weight")
-        return added if name in outputs else default_init(name, shape)
+        return added if name.endswith(outputs) else default_init(name, shape)
 
     return rule

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.model import data
@@ -60,73 +60,84 @@ class LlamaConfig:
             "rope_base", "decay_steps",
         )  # fmt: skip
         for name in positive:
-            _require(getattr(self, name) > 0, name, "must be above 0", self)
+            self.require(getattr(self, name) > 0, name, "must be above 0")
         for name in ("warmup_steps", "weight_decay", "clip_norm"):
-            _require(getattr(self, name) >= 0, name, "must not be negative", self)
-        _require(self.dim % self.heads == 0, "heads", f"must divide dim {self.dim}", self)
-        _require(
-            self.heads % self.kv_heads == 0, "kv_heads", f"must divide heads {self.heads}", self
+            self.require(getattr(self, name) >= 0, name, "must not be negative")
+        self.require(self.dim % self.heads == 0, "heads", f"must divide dim {self.dim}")
+        self.require(self.heads % self.kv_heads == 0, "kv_heads", f"must divide heads {self.heads}")
+        self.require(self.head_dim % 2 == 0, "heads", "must leave an even dim / heads (rotary)")
+        self.require(0 <= self.dropout < 1, "dropout", "must be within 0 and below 1")
+        self.require(
+            self.vocab >= data.VOCAB_SIZE, "vocab", f"must hold {data.VOCAB_SIZE} byte values"
         )
-        _require(self.head_dim % 2 == 0, "heads", "must leave an even dim / heads (rotary)", self)
-        _require(0 <= self.dropout < 1, "dropout", "must be within 0 and below 1", self)
-        _require(
-            self.vocab >= data.VOCAB_SIZE, "vocab", f"must hold {data.VOCAB_SIZE} byte values", self
-        )
-        _require(
-            self.attention in attention.FORMS,
-            "attention",
-            f"must be one of {', '.join(attention.FORMS)}",
-            self,
-        )
-        _require(
-            self.dtype in workloads.DTYPES,
-            "dtype",
-            f"must be one of {', '.join(workloads.DTYPES)}",
-            self,
-        )
+        self.require_one_of("attention", attention.FORMS)
+        self.require_one_of("dtype", workloads.DTYPES)
 
+    def require(self, holds: bool, name: str, message: str) -> None:
+        """Refuse a field's value unless something holds.
 
-_KEYS = {
-    "dim": "dim",
-    "layers": "layers",
-    "heads": "heads",
-    "kvHeads": "kv_heads",
-    "hidden": "hidden",
-    "vocab": "vocab",
-    "sequence": "sequence",
-    "microBatchSize": "micro_batch_size",
-    "ropeBase": "rope_base",
-    "dropout": "dropout",
-    "attention": "attention",
-    "dtype": "dtype",
-    "lr": "lr",
-    "warmupSteps": "warmup_steps",
-    "decaySteps": "decay_steps",
-    "weightDecay": "weight_decay",
-    "clipNorm": "clip_norm",
-}
-"""Keys of ``workload.config``, besides ``data``, and the fields that they set."""
+        Args:
+            holds: what must hold.
+            name: of the field.
+            message: what would be right.
+
+        Raises:
+            InvalidSpecError: it does not hold.
+        """
+        if not holds:
+            raise InvalidSpecError(
+                f"{_PATH}.{key_of(name)}", f"{message}, got {getattr(self, name)!r}"
+            )
+
+    def require_one_of(self, name: str, allowed: Iterable[str]) -> None:
+        """Refuse a field's value unless it is one of those allowed.
+
+        Raises:
+            InvalidSpecError: it is another one.
+        """
+        allowed = tuple(allowed)
+        self.require(getattr(self, name) in allowed, name, f"must be one of {', '.join(allowed)}")
+
 
 _KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str}
 
+ConfigT = TypeVar("ConfigT", bound=LlamaConfig)
 
-def parse_config(config: Mapping[str, Any]) -> LlamaConfig:
+
+def key_of(name: str) -> str:
+    """Return the key of ``workload.config`` that sets a field: in camel case."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def keys_of(kind: type[LlamaConfig]) -> dict[str, str]:
+    """Return the keys of ``workload.config``, besides ``data``, and the fields that they set."""
+    return {key_of(field.name): field.name for field in fields(kind) if field.name != "data_path"}
+
+
+def parse_config(config: Mapping[str, Any], kind: type[ConfigT]) -> ConfigT:
     """Read ``workload.config``.
+
+    Args:
+        config: as the job has it.
+        kind: of the model: :class:`LlamaConfig`, or one that adds fields to it.
 
     Raises:
         InvalidSpecError: An unknown key (the valid ones are named), a wrong kind of
             value, or a value out of bounds.
     """
-    workloads.refuse_unknown(config, [*_KEYS, "data"], _PATH)
+    keys = keys_of(kind)
+    workloads.refuse_unknown(config, [*keys, "data"], _PATH)
+    types = {field.name: str(field.type) for field in fields(kind)}
     values: dict[str, Any] = {}
-    for key, name in _KEYS.items():
+    for key, name in keys.items():
         if config.get(key) is None:
             continue
         value: Any = config[key]
-        kind = str(LlamaConfig.__annotations__[name])
-        if isinstance(value, bool) or not isinstance(value, _KINDS[kind]):
-            raise InvalidSpecError(f"{_PATH}.{key}", f"must be of type {kind}, got {value!r}")
-        values[name] = float(config[key]) if kind == "float" else value
+        wanted = types[name]
+        if isinstance(value, bool) or not isinstance(value, _KINDS[wanted]):
+            raise InvalidSpecError(f"{_PATH}.{key}", f"must be of type {wanted}, got {value!r}")
+        values[name] = float(config[key]) if wanted == "float" else value
     source = config.get("data") or {}
     if not isinstance(source, Mapping):
         raise InvalidSpecError(f"{_PATH}.data", f"must be a mapping with `path`, got {source!r}")
@@ -134,10 +145,4 @@ def parse_config(config: Mapping[str, Any]) -> LlamaConfig:
     path = source.get("path", data.STDLIB)
     if not isinstance(path, str):
         raise InvalidSpecError(f"{_PATH}.data.path", f"must be of type str, got {path!r}")
-    return LlamaConfig(**values, data_path=path)
-
-
-def _require(holds: bool, name: str, message: str, config: LlamaConfig) -> None:
-    if not holds:
-        key = next(key for key, value in _KEYS.items() if value == name)
-        raise InvalidSpecError(f"{_PATH}.{key}", f"{message}, got {getattr(config, name)!r}")
+    return kind(**values, data_path=path)

@@ -20,19 +20,21 @@ from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import MessageT, RankSession, run_blocking
+from mainstay_core.rank.session import RankSession, run_blocking
 from mainstay_core.rank.settle import Supply
+from mainstay_core.rank.shell import Message, MessageT
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial
-from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, Vote
+from mainstay_core.wire.votes import Commit, SaveStatus
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.chains import ChainGroups
@@ -42,8 +44,10 @@ from mainstay_train.compute.engine import Engine, Training
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.uplink import Uplink
+from mainstay_train.snapshots.keeper import SegmentKeeper
 from mainstay_train.state.controller import Checkpointing
 from mainstay_train.state.heal import HealClient, HealServer
+from mainstay_train.state.segments import SegmentClient, socket_beside
 from mainstay_train.state.serving import ServedState
 
 logger = logging.getLogger(__name__)
@@ -72,8 +76,10 @@ class Session(RankSession[Connections]):
             clip_norm=training.clip_norm,
             heal_address=heal_server.address,
             checkpoint_every_steps=self._checkpoints.every_steps,
+            snapshots=_snapshot_rules(config.snapshots),
         )
-        super().__init__(state, connections, self._checkpoints)
+        self._segments = self._make_keeper(settings, training)
+        super().__init__(state, connections, self._checkpoints, self._segments)
         self._settings, self._training = settings, training
         self._uplink = Uplink(
             settings.socket,
@@ -101,6 +107,21 @@ class Session(RankSession[Connections]):
         """Whether this trainer is the quorum's first member."""
         return self.state.index == 0
 
+    def _make_keeper(self, settings: TrainerSettings, training: Training) -> SegmentKeeper | None:
+        """Return what keeps this trainer's segments; None in a job without snapshots."""
+        config = settings.config
+        if config.snapshots is None:
+            return None
+        path = socket_beside(settings.socket)
+        return SegmentKeeper(
+            job=config.job,
+            slot=Slot(pod=PodUid(settings.pod), index=settings.slot),
+            config=config.snapshots,
+            client=SegmentClient(path, settings.slot, settings.incarnation, settings.address),
+            engine=lambda: self.engine,
+            learning_rate=training.learning_rate,
+        )
+
     def run(self, hello: dict[str, Any]) -> None:
         """Say hello and follow the plans until the job ends.
 
@@ -114,6 +135,8 @@ class Session(RankSession[Connections]):
         """Say hello; what to do first is to wait for a plan."""
         self._uplink.start(hello)
         durable = self._checkpoints.start(hello["fingerprint"])
+        if self._segments is not None:
+            self._segments.start(hello["fingerprint"])
         self.state = machine.saw_durable(self.state, durable)
 
     def advance(self, event: events.Event | None) -> events.Event | events.Compute:
@@ -206,7 +229,7 @@ class Session(RankSession[Connections]):
             if connections.ended:
                 raise JobOver("the job is complete")
 
-    async def post(self, key: str, message: SettleReport | Vote | LastStatus) -> None:
+    async def post(self, key: str, message: Message) -> None:
         """Give a message to all members."""
         self.connections.gather().post(key, codec.dumps(message).encode())
 
@@ -226,7 +249,7 @@ class Session(RankSession[Connections]):
         self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
         """Copy other cells' state into the engine's; return the digest of its masters."""
-        self._checkpoints.wait_copied()
+        self._wait_copied()
         return client.copy(self.engine.state, sources=sources, wanted=wanted, expected=expected)
 
     def serve(self, served: Wanted | None) -> None:
@@ -252,6 +275,8 @@ class Session(RankSession[Connections]):
             self._checkpoints.forget_state()
             if self._engine is not None:
                 self._engine.close()
+            if self._segments is not None:
+                self._segments.forget_state()
             self._engine = None
             self._engine = self._training.build_engine(*place, self._begin_computing)
 
@@ -306,12 +331,18 @@ class Session(RankSession[Connections]):
         with user_code(f"the learning rate of step {commit.step}"):
             learning_rate = self._training.learning_rate(commit.step)
         engine = self.engine
-        copy_wait_s = self._checkpoints.wait_copied()
+        copy_wait_s = self._wait_copied()
         digest = engine.apply(commit, learning_rate)
         masters = engine.counted_masters(digest)
         return AppliedStep(
             digest=digest, masters=masters, partials=engine.sent, copy_wait_s=copy_wait_s
         )
+
+    def _wait_copied(self) -> float:
+        """Wait until no copy needs the state as it is; return for how long the checkpoint's did."""
+        if self._segments is not None:
+            self._segments.wait_copied()
+        return self._checkpoints.wait_copied()
 
     def final_digests(self, data: str) -> FinalDigests:
         """Return the digests at the end of the job; ``data`` is that of all samples consumed."""
@@ -319,6 +350,7 @@ class Session(RankSession[Connections]):
 
     async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
         """Read a version from the disk; version 0 is the seed's initial state."""
+        self._wait_copied()
         return self._checkpoints.load(self.engine, version)
 
     def write_part(self, action: events.WriteCheckpoint) -> None:
@@ -345,3 +377,9 @@ class Session(RankSession[Connections]):
         if state.plan is not None:
             action = Action(Op.SERVE, state.member_stage)
             self._faults.reach(state.plan, state.index, state.version, action)
+
+
+def _snapshot_rules(config: SnapshotConfig | None) -> machine.SnapshotRules | None:
+    if config is None:
+        return None
+    return machine.SnapshotRules(num_instalments=config.num_instalments)

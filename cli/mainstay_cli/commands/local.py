@@ -6,8 +6,9 @@ import enum
 import json
 import logging
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +20,7 @@ from mainstay_cli.local import run as local_run
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_crash, describe_recovery
 from mainstay_cli.views.sizes import describe_sizes
-from mainstay_core.base.words import count
+from mainstay_core.base.words import count, show_bytes
 from mainstay_core.faults.points import FaultPoint
 
 app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
@@ -151,12 +152,20 @@ def _print_sizes(found: sizes.JobSizes, *, as_json: bool) -> None:
     how = "measured" if found.is_measured else "computed"
     if as_json:
         ranks = [rank.as_json() for rank in found.ranks]
-        print(json.dumps({"sizes": how, "ranks": ranks}, indent=1))
+        told: dict[str, Any] = {"sizes": how, "ranks": ranks}
+        if found.store is not None:
+            told["snapshots"] = asdict(found.store)
+        print(json.dumps(told, indent=1))
         return
     by = "by one micro-batch through each block" if found.is_measured else "by formulas"
     print(f"what each rank holds, and sends in a step, {how} {by}:")
     for line in describe_sizes(found.ranks):
         print(f"  {line}")
+    if found.store is not None:
+        print(
+            f"spec.snapshots.memory: each pod gives {show_bytes(found.store.memory_bytes)} to "
+            f"snapshots and gradients; it keeps {show_bytes(found.store.least_bytes)} at most"
+        )
     if found.compiles:
         print(
             "runtime.compile is Blocks: activations are those of blocks that are not compiled; "

@@ -72,14 +72,23 @@ def check_memory(job: TrainingJob, needs: Needs) -> None:
         + job.num_pods * needs.pod_memory_mib
         + num_ranks * needs.rank_memory_mib
         + _num_writers(job) * needs.copy_memory_mib
+        + job.num_pods * _store_mib(job)
     )
     available = available_memory_mib()
     if wanted > available:
+        store = _store_mib(job)
+        each = f", {store} MiB of each pod for snapshots (spec.snapshots.memory)" if store else ""
         raise MachineError(
             f"too little memory: {job.num_pods} pods with {num_ranks} ranks need about "
-            f"{wanted} MiB, {available} MiB are available; use fewer replicas, stages or spares, "
-            "or free memory (MAINSTAY_RANK_MEMORY_MIB sets the estimate per rank)"
+            f"{wanted} MiB{each}, {available} MiB are available; use fewer replicas, stages or "
+            "spares, or free memory (MAINSTAY_RANK_MEMORY_MIB sets the estimate per rank)"
         )
+
+
+def _store_mib(job: TrainingJob) -> int:
+    """Return the memory of a pod's store of segments, in MiB: all of it is taken at its start."""
+    kept = job.plan_snapshots()
+    return 0 if kept is None else -(-kept.memory_bytes // MIB)
 
 
 def _num_writers(job: TrainingJob) -> int:

@@ -1,6 +1,6 @@
 """Computes what the ranks of a job would hold and send; nothing of the job is started.
 
-Formulas are for the built-in model. A user's blocks are measured by a process with torch.
+Formulas are for the built-in models. A user's blocks are measured by a process with torch.
 """
 
 from __future__ import annotations
@@ -8,16 +8,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mainstay_cli.base.exits import MachineError, UsageError
 from mainstay_cli.local import manifests, preflight
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
-from mainstay_core.job import llama_sizes, model_sizes
+from mainstay_core.job import model_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion, ModelSizes
+from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.rank_sizes import RankSizes, rank_sizes
+from mainstay_core.job.snapshot_sizes import check_memory, store_bytes
+from mainstay_core.job.spec import TrainingJob
 from mainstay_core.planning.shares import first_shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSizes:
+    """The memory of each pod for snapshots and gradients."""
+
+    memory_bytes: int
+    """What it is given: ``spec.snapshots.memory``."""
+    least_bytes: int
+    """The least with which it keeps all that it has to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +43,8 @@ class JobSizes:
     """Of blocks that one micro-batch was taken through, not by formulas."""
     compiles: bool
     """Whether the job's blocks are compiled: what is known is of blocks that are not."""
+    store: StoreSizes | None = None
+    """None in a job without snapshots."""
 
 
 def compute_sizes(file: manifests.JobFile) -> JobSizes:
@@ -40,7 +56,7 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
     """
     job = file.job
     preflight.check_entrypoint(job, manifests.search_path(file.path))
-    is_measured = job.spec.workload.entrypoint != model_sizes.BUILT_IN
+    is_measured = job.spec.workload.entrypoint not in model_sizes.BUILT_IN
     try:
         models = _measure(file) if is_measured else _by_formula(file)
         shares = first_shares(job.shape, _redundancy(file))
@@ -55,11 +71,22 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
                 bucket_bytes=job.spec.runtime.bucket_bytes,
             )
         ]
+        store = _store(job, models)
     except InvalidSpecError as error:
         raise UsageError(f"{file.path}: {error}") from error
     ranks.sort(key=lambda rank: (rank.replica, rank.stage, rank.inner))
     compiles = job.spec.runtime.compile != "Off"
-    return JobSizes(ranks=tuple(ranks), is_measured=is_measured, compiles=compiles)
+    return JobSizes(ranks=tuple(ranks), is_measured=is_measured, compiles=compiles, store=store)
+
+
+def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
+    """Return the memory of a pod's store of segments; refuse one that is too small."""
+    kept = job.plan_snapshots()
+    if kept is None:
+        return None
+    least = store_bytes(models, job.shape, window=kept.num_instalments, peers=kept.peers)
+    check_memory(job.spec.snapshots.memory, kept.memory_bytes, least)
+    return StoreSizes(memory_bytes=kept.memory_bytes, least_bytes=least)
 
 
 def _redundancy(file: manifests.JobFile) -> int | None:
@@ -68,12 +95,15 @@ def _redundancy(file: manifests.JobFile) -> int | None:
 
 
 def _by_formula(file: manifests.JobFile) -> tuple[ModelSizes, ...]:
-    shape, args = file.job.shape, list(file.job.spec.workload.args)
-    if args:
-        raise InvalidSpecError("spec.workload.args", f"the built-in Llama takes none, got {args}")
+    shape, workload = file.job.shape, file.job.spec.workload
+    if workload.args:
+        raise InvalidSpecError(
+            "spec.workload.args", f"a built-in model takes none, got {[*workload.args]}"
+        )
     return tuple(
-        llama_sizes.sizes_of(
-            file.job.spec.workload.config,
+        built_in_sizes(
+            workload.entrypoint,
+            workload.config,
             shape.ranks_per_stage,
             inner,
             accumulates=shape.micro_batches > 1,

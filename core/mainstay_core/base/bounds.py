@@ -22,6 +22,8 @@ MAX_TYPES = 1 << 20
 """Shard types of a step."""
 MAX_BLOCKS = 65_536
 """Blocks of a stage."""
+MAX_STATISTICS = 1 << 20
+"""Integers that a model counts in a step."""
 MAX_BUCKET_BYTES = 1 << 30
 """Of a gradient, reduced at a time. Larger ones win nothing: little is left to overlap with."""
 MAX_COPY_BYTES = 1 << 40

@@ -3,7 +3,8 @@
 One codec serves every message, so the wire format has one set of rules. Unknown fields are accepted
 and dropped, as a newer peer may send more. Missing fields take their default or are refused by
 name. A wrong type is refused by the path of the field. A message that has older formats has a
-static method ``modernized``, which turns their JSON into that of the newest one. Only the standard
+static method ``modernized``, which turns their JSON into that of the newest one. A field that few
+jobs use has the metadata :data:`OMITTED` and is not sent while it is empty. Only the standard
 library is used, as trainers import this too.
 """
 
@@ -24,9 +25,10 @@ from mainstay_core.base.words import quote
 
 T = TypeVar("T")
 
-TOLD_IF_SET: Mapping[str, Any] = {"told_if_set": True}
-"""Metadata of a dataclass's field that is left out while it has its default. So a job that does not
-use what it is for sends no byte more."""
+OMITTED: Mapping[str, bool] = types.MappingProxyType({"omitted_while_empty": True})
+"""Metadata of a dataclass's field that is left out of the JSON while it is empty. So a job that
+does not use it sends the bytes, and has the hashes of them, that it had before there was the field.
+"""
 
 
 def encode(value: Any) -> Any:
@@ -35,14 +37,13 @@ def encode(value: Any) -> Any:
     kind: type = type(value)
     if value is None or kind in _PLAIN:
         return value
-    fields = _fields(kind)
-    if fields is not None:
-        told = {name: encode(getattr(value, name)) for name in fields.always}
-        for name, default in fields.if_set:
-            field = getattr(value, name)
-            if field != default:
-                told[name] = encode(field)
-        return told
+    names = _field_names(kind)
+    if names is not None:
+        encoded = {name: encode(getattr(value, name)) for name in names}
+        for name in _omitted_names(kind):
+            if not encoded[name]:
+                del encoded[name]
+        return encoded
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -107,29 +108,18 @@ Decoder = Callable[[Any], Any]
 """Reads one type. Its errors name the path below the value; who calls it adds what is above."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Fields:
-    """The fields of a dataclass, as they are told."""
-
-    always: tuple[str, ...]
-    if_set: tuple[tuple[str, Any], ...]
-    """Names and defaults of those that are left out while they have their default."""
+@cache
+def _field_names(cls: type) -> tuple[str, ...] | None:
+    """Return the names of a dataclass's fields; None for any other type."""
+    if not dataclasses.is_dataclass(cls):
+        return None
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 @cache
-def _fields(cls: type) -> _Fields | None:
-    """Return the fields of a dataclass; None for any other type."""
-    if not dataclasses.is_dataclass(cls):
-        return None
-    fields = dataclasses.fields(cls)
-    return _Fields(
-        always=tuple(f.name for f in fields if not _is_rare(f)),
-        if_set=tuple((f.name, f.default) for f in fields if _is_rare(f)),
-    )
-
-
-def _is_rare(field: dataclasses.Field[Any]) -> bool:
-    return bool(field.metadata.get("told_if_set"))
+def _omitted_names(cls: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields that are left out while they are empty."""
+    return tuple(field.name for field in dataclasses.fields(cls) if field.metadata == OMITTED)
 
 
 @cache

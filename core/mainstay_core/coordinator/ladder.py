@@ -27,7 +27,7 @@ class Row(enum.IntEnum):
     WAIT = 6
 
 
-EXECUTABLE = frozenset({Row.HAND_OVER, Row.MASK, Row.RESTART, Row.WAIT})
+EXECUTABLE = frozenset({Row.HAND_OVER, Row.MASK, Row.REPLAY, Row.RESTART, Row.WAIT})
 """Rows that the runtime carries out. The other rows are decided, and the job waits."""
 
 
@@ -43,7 +43,8 @@ class StageHolders:
     living: int
     """Living cells assigned to the stage, with or without its state."""
     replayable: bool = False
-    """Whether the snapshots of a whole window, and the logs since, are complete."""
+    """Whether pods are left that may keep its snapshots and logs in memory. Whether these are
+    complete is what the trainers find out when they settle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,15 +192,21 @@ def _mask(situation: Situation) -> tuple[bool, str]:
 
 
 def _replay(situation: Situation) -> tuple[bool, str]:
-    without = [s for s in situation.stages if s.holders == 0]
+    without = _without_state(situation)
     if not without:
         return False, "every stage has a living cell"
     missing = [s for s in without if not s.replayable]
     if missing:
-        return False, f"{_stages(missing)} no complete snapshots and logs"
+        return False, f"{_stages(missing)} no snapshots and logs in memory"
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
-    return True, f"{_stages(without)} snapshots and logs that are complete"
+    whose, what = ("its", "it") if len(without) == 1 else ("their", "them")
+    source = _exact_source(situation)
+    other = "" if source is None else f", or all go on from {_origin(source)}"
+    return True, (
+        f"{_stages(without)} no living cell with a state; {whose} trainers make {what} anew from "
+        f"snapshots in memory{other}"
+    )
 
 
 def _restart(situation: Situation) -> tuple[bool, str]:
@@ -214,8 +221,13 @@ def _restart(situation: Situation) -> tuple[bool, str]:
         return False, f"step {source} is more than {count(limit, 'step')} old"
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
-    origin = f"step {source}" if source else "the seed's initial state"
-    return True, f"{_stages(without)} no living cell with a state; all go on from {origin}"
+    return True, (
+        f"{_stages(without)} no living cell with a state; all go on from {_origin(source)}"
+    )
+
+
+def _origin(source: int) -> str:
+    return f"step {source}" if source else "the seed's initial state"
 
 
 def _approximate(situation: Situation) -> tuple[bool, str]:

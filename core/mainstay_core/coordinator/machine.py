@@ -5,8 +5,8 @@ the state, calls ``step``, and compares and sets the result in the store. A shel
 race reads again. An event that the table does not list raises and changes nothing. After an event
 is noted, the decider of the phase looks at the whole state.
 
-    forming --START--> running <--settled / MASK, RE-FORM, RESTART--> recovering
-    running, recovering --no row applies--> waiting --RESTART--> recovering
+    forming --START--> running <--settled / MASK, RE-FORM, REPLAY, RESTART--> recovering
+    running, recovering --no row applies--> waiting --REPLAY, RESTART--> recovering
     any --> complete | failed | stopped
 """
 

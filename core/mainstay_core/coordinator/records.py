@@ -216,11 +216,13 @@ def plan_settled(state: CoordinatorState) -> CoordinatorState:
     counted = [
         m.index
         for m in state.plan.members
-        if not m.joining or state.plan.method in (Method.JOIN, Method.RESTART)
+        if not m.joining or state.plan.method in (Method.JOIN, Method.REPLAY, Method.RESTART)
     ] or [m.index for m in state.plan.members]
     load_end_s = max(state.settled_at_s[i] for i in counted)
     fence_end_s = max(state.adopted_at_s.get(i, state.settled_at_s[i]) for i in counted)
     step = state.settled_step
+    if step is not None:
+        state = _judge_replays(state, step)
     # A restart may fail and be followed by other plans before the job goes on: the steps are lost
     # once, by the first of them.
     waiting = [o for o in state.recoveries if o.load_end_s is None]
@@ -235,6 +237,35 @@ def plan_settled(state: CoordinatorState) -> CoordinatorState:
         return replace(opened, recovery=recovery, fence_end_s=fence_end_s, load_end_s=load_end_s)
 
     return _update(state, settle)
+
+
+def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
+    """Return the state in which replays that have come back to an older step are restarts.
+
+    A member that was left stood at a version. If the job goes on there, nothing is lost: a step
+    that only the dead had applied is done again, as under a mask. Where nobody was left to stand
+    anywhere, the ledger's steps count.
+
+    Args:
+        state: of the job, before its open recoveries are settled.
+        step: at which all go on.
+    """
+    assert state.plan is not None
+    judged, quorum = [], state.plan.quorum.id
+    for opened in state.recoveries:
+        recovery = opened.recovery
+        stood = max(recovery.from_step, state.step) if opened.reached is None else opened.reached
+        waits = recovery.method is Method.REPLAY and opened.load_end_s is None
+        if waits and step < stood:
+            recovery = replace(
+                recovery,
+                method=Method.RESTART,
+                from_step=stood,
+                reason=f"{recovery.reason}; in the end all went on from step {step}",
+            )
+            state = replace(state, restarted_id=quorum)
+        judged.append(replace(opened, recovery=recovery))
+    return replace(state, recoveries=tuple(judged))
 
 
 def step_committed(

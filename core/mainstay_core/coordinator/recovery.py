@@ -29,6 +29,7 @@ from mainstay_core.coordinator.state import (
     all_settled,
     holds_state,
     is_living,
+    keeps_segments,
     lost_members,
     slot_name,
     still_joining,
@@ -39,6 +40,8 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
 
 _AGAIN = repeats.Escalation(rung=Rung.AGAIN)
+_REFILLS = {ladder.Row.REPLAY: Method.REPLAY, ladder.Row.RESTART: Method.RESTART}
+"""Rows whose plan gives the places of empty stages to other trainers."""
 MAX_PROBE_DOUBLINGS = 5
 """Bound on the doublings of the pause before a re-form: a quorum that fails again and again is
 re-formed ever more slowly, up to 32 x probe_s."""
@@ -140,9 +143,13 @@ def _recover(
             method=Method.MASK, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
         )
         plan: Plan | None = seating.mask_plan(state, draft)
-    elif answer.row is ladder.Row.RESTART:
+    elif answer.row in _REFILLS:
         draft = Draft(
-            method=Method.RESTART, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
+            method=_REFILLS[answer.row],
+            planned=False,
+            reason=answer.reason,
+            now_s=now_s,
+            nonce=nonce,
         )
         plan = seating.restart_plan(state, draft, takers)
     else:
@@ -159,6 +166,7 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
     """Return the ladder's input for this state."""
     assert state.plan is not None
     stages = []
+    replayable = keeps_segments(state)
     for position in state.plan.positions:
         members = [m for m in position if is_living(state, m)]
         stages.append(
@@ -167,6 +175,7 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
                 inner=position[0].rank.inner if state.shape.ranks_per_stage > 1 else None,
                 holders=sum(holds_state(state, m) for m in members),
                 living=len(members),
+                replayable=replayable,
             )
         )
     return ladder.Situation(

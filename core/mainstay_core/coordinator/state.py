@@ -199,6 +199,8 @@ class OpenRecovery:
     """When the last survivor went on."""
     commit_at_s: float | None = None
     """The first commit of a step in its quorum or a later one."""
+    reached: int | None = None
+    """Newest version that a member of its settle held; None while nobody has told of one."""
     late_s: float | None = None
     """How much later that commit came than a step after the commit before it; None without one."""
 
@@ -408,6 +410,22 @@ def is_leaving(state: CoordinatorState, uid: PodUid) -> bool:
     """Return whether a pod will end and its work is to be handed over."""
     pod = state.pod(uid)
     return pod is not None and bool(pod.leaving)
+
+
+def keeps_segments(state: CoordinatorState) -> bool:
+    """Return whether a pod of the newest plan is left with the store of segments that it had then.
+
+    What that store holds only the pod's trainers can tell.
+    """
+    if state.plan is None or state.config.snapshots is None:
+        return False
+    for host in state.plan.hosts:
+        pod = state.pod(host.pod)
+        if pod is None or pod.gone or not host.snapshots:
+            continue
+        if pod.registration.snapshots == host.snapshots:
+            return True
+    return False
 
 
 def has_members(state: CoordinatorState, uid: PodUid) -> bool:

@@ -193,7 +193,9 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
     """
     plan = event.plan
     state = _with_slots(_with_pods(state, plan), plan)
-    restarted_id = plan.quorum.id if plan.method is Method.RESTART else 0
+    # Whether a replay has lost steps is not known: nothing before its first commit counts.
+    is_restart = plan.method in (Method.REPLAY, Method.RESTART)
+    restarted_id = plan.quorum.id if is_restart else 0
     state = replace(
         state,
         phase=JobPhase.RECOVERING,

@@ -22,7 +22,7 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.suspension import note_suspend
-from mainstay_core.job.config import JobConfig
+from mainstay_core.job.config import JobConfig, SnapshotConfig
 
 MUTABLE_SHAPE = ("replicas", "min_replicas")
 MUTABLE = (
@@ -69,6 +69,11 @@ _PATHS = {
     "handover_s": "spec.recovery.handoverSeconds",
     "max_restarts": "spec.recovery.maxRestarts",
     "escalate_after": "spec.recovery.escalateAfter",
+    "snapshots.enabled": "spec.snapshots.enabled",
+    "snapshots.memory_bytes": "spec.snapshots.memory",
+    "snapshots.num_instalments": "spec.snapshots.window",
+    "snapshots.peers": "spec.snapshots.peers",
+    "snapshots.domains": "spec.protection.domains",
 }
 """Where a user finds a field that the processes name otherwise."""
 
@@ -125,11 +130,29 @@ def _differences(old: JobConfig, new: JobConfig) -> Iterator[tuple[str, Any, Any
     pairs = [
         (f.name, getattr(old, f.name), getattr(new, f.name))
         for f in fields(JobConfig)
-        if f.name not in (*MUTABLE, *_NOT_SUBMITTED, "shape")
+        if f.name not in (*MUTABLE, *_NOT_SUBMITTED, "shape", "snapshots")
     ]
     pairs += [
         (f"shape.{f.name}", getattr(old.shape, f.name), getattr(new.shape, f.name))
         for f in fields(old.shape)
         if f.name not in MUTABLE_SHAPE
     ]
+    pairs += _snapshot_pairs(old, new)
     yield from ((name, before, after) for name, before, after in pairs if before != after)
+
+
+def _snapshot_pairs(old: JobConfig, new: JobConfig) -> list[tuple[str, Any, Any]]:
+    """Return (name, old value, new value) of how snapshots are kept.
+
+    How much memory Auto takes follows from the replicas, which may change: pods that are made from
+    then on have as much as the new number says.
+    """
+    before, after = old.snapshots, new.snapshots
+    if before is None or after is None:
+        return [("snapshots.enabled", before is not None, after is not None)]
+    scaled = old.shape.replicas != new.shape.replicas
+    return [
+        (f"snapshots.{f.name}", getattr(before, f.name), getattr(after, f.name))
+        for f in fields(SnapshotConfig)
+        if not (scaled and f.name == "memory_bytes")
+    ]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
-    MAX_BLOCKS,
     MAX_BUCKET_BYTES,
     MAX_COPY_BYTES,
     MAX_FAULTS,
@@ -38,19 +37,26 @@ COPY_BYTES = 4 * 1024 * 1024 * 1024
 
 SNAPSHOT_PEERS = 2
 """Other pods that keep a copy of each segment (MoEvement, section 4)."""
+MAX_SNAPSHOT_PEERS = 16
+MAX_AUTO_WINDOW = 16
+"""Steps of a window that nobody has set. A slower store makes steps wait for it."""
+MAX_SNAPSHOT_WINDOW = 1024
+"""Steps of a window. Pods keep the gradients of two of them, and a replay applies as many."""
+SNAPSHOT_DOMAINS = 2
+MAX_SNAPSHOT_DOMAINS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotConfig:
-    """How the state is kept in the memory of pods."""
+    """Says how the state is kept in the memory of pods."""
 
     memory_bytes: Annotated[int, Range(1, MAX_COPY_BYTES)]
     """Memory of each pod's store of segments."""
-    num_instalments: Annotated[int, Range(0, MAX_BLOCKS)] = 0
+    num_instalments: Annotated[int, Range(0, MAX_SNAPSHOT_WINDOW)] = 0
     """Versions over which one snapshot of the state is spread; 0: as few as fit into a step."""
-    peers: Annotated[int, Range(0, 64)] = SNAPSHOT_PEERS
+    peers: Annotated[int, Range(0, MAX_SNAPSHOT_PEERS)] = SNAPSHOT_PEERS
     """Other pods that keep a copy of each segment."""
-    domains: Annotated[int, Range(1, 64)] = 2
+    domains: Annotated[int, Range(1, MAX_SNAPSHOT_DOMAINS)] = SNAPSHOT_DOMAINS
     """Failure domains over which the copies are spread, where there are as many."""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES
+from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW
 
 SPEC = "spec"
 
@@ -126,6 +127,26 @@ CROSS_FIELD: tuple[Rule, ...] = (
         "Off with parallelism.ranksPerStage above 1",
     ),
     Rule(
+        section="spec.snapshots",
+        field=".window",
+        rule=f"type(self.window) != int || self.window <= {MAX_SNAPSHOT_WINDOW}",
+        message=f"must be at most {MAX_SNAPSHOT_WINDOW} steps, or Auto",
+    ),
+    Rule(
+        section=SPEC,
+        field=".snapshots.peers",
+        rule="!self.snapshots.enabled || "
+        f"self.snapshots.peers * self.parallelism.ranksPerPod < {_NUM_RANKS}",
+        message="must be fewer than the pods that the wanted replicas need",
+    ),
+    Rule(
+        section=SPEC,
+        field=".protection.domains",
+        rule="!self.snapshots.enabled || "
+        f"(self.protection.domains - 1) * self.parallelism.ranksPerPod < {_NUM_RANKS}",
+        message="must be at most the pods that the wanted replicas need",
+    ),
+    Rule(
         section="spec.detection",
         field=".heartbeatTimeoutSeconds",
         rule="self.heartbeatTimeoutSeconds >= 3 * self.heartbeatSeconds",
@@ -179,6 +200,8 @@ UNCHANGEABLE: tuple[Rule, ...] = (
     _constant("spec", ".runtime"),
     _constant("spec", ".detection"),
     _constant("spec", ".checkpoint"),
+    _constant("spec", ".snapshots"),
+    _constant("spec", ".protection"),
     _constant("spec.recovery", ".maxRestarts"),
     _constant("spec.recovery", ".escalateAfter"),
     _constant("spec.recovery", ".restartGraceSeconds"),

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mainstay_core.base.shape import JobShape
+from mainstay_core.base.words import count
+from mainstay_core.job.config import SnapshotConfig
 
 BLOCKS, LOOP = "blocks", "loop"
 ENTRY_KEY = "entry"
@@ -34,12 +36,15 @@ def entry_of(fingerprints: Mapping[str, Mapping[str, str]]) -> str:
     return next((f[ENTRY_KEY] for f in fingerprints.values() if ENTRY_KEY in f), "")
 
 
-def protections_of(shape: JobShape, entry: str) -> tuple[Protection, ...]:
+def protections_of(
+    shape: JobShape, entry: str, snapshots: SnapshotConfig | None = None
+) -> tuple[Protection, ...]:
     """Return the protections of a job, in the order in which they are shown.
 
     Args:
         shape: the job's degrees.
         entry: ``blocks`` or ``loop``; empty if it is not known yet: then there are none.
+        snapshots: how the state is kept in the memory of pods; None if it is not.
     """
     if not entry:
         return ()
@@ -86,10 +91,11 @@ def protections_of(shape: JobShape, entry: str) -> tuple[Protection, ...]:
         ),
         Protection(
             "replay",
-            False,
-            "needs blocks, of which single passes can be run again; an own loop has none"
-            if loop
-            else _NOT_BUILT,
+            snapshots is not None,
+            "a stage that nobody holds is made anew from memory, where each part is kept in "
+            f"{count(1 + snapshots.peers, 'pod')}"
+            if snapshots is not None
+            else "snapshots.enabled is false",
         ),
         Protection(
             "op-level checks",

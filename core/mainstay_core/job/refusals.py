@@ -13,8 +13,6 @@ Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
 
 NOT_YET = {
-    "spec.snapshots": "in-memory snapshots are not in this version; use spec.checkpoint",
-    "spec.protection": "failure domains are not in this version",
     "spec.detection.dmr": "checks by re-execution are not in this version",
     "spec.detection.witness": "checks by re-execution are not in this version",
     "spec.recovery.approximateAfterLostSteps": "every recovery is exact in this version",
@@ -25,11 +23,15 @@ NOT_YET = {
 NOT_YET_VALUES = {
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
+    "spec.snapshots.ordering": "the last layers are always copied first in this version; use "
+    "BackToFront",
+    "spec.snapshots.replay": "a lost state is always made anew from gradients in this version; use "
+    "Gradients or Auto",
     "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",
     "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "
     "use Rehost",
 }
-"""Fields of which this version can execute a single value."""
+"""Fields of which this version cannot execute every value of the design."""
 
 
 def explain(detail: Mapping[str, Any], fields_at: Callable[[Loc], list[str]]) -> tuple[str, str]:
@@ -67,7 +69,7 @@ def _message(
         return "is missing"
     if cause is not None:
         return str(cause)
-    if kind == "int_or_auto":
+    if kind in ("int_or_auto", "quantity"):
         return str(detail["msg"])
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         found = "nothing" if value is None else type(value).__name__

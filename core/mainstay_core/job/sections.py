@@ -12,7 +12,14 @@ import pydantic
 import pydantic.alias_generators
 
 from mainstay_core.base.bounds import MAX_BUCKET_BYTES, MAX_COPY_BYTES, MIN_COPY_BYTES
-from mainstay_core.job.config import BUCKET_BYTES, COPY_BYTES
+from mainstay_core.job.config import (
+    BUCKET_BYTES,
+    COPY_BYTES,
+    MAX_SNAPSHOT_DOMAINS,
+    MAX_SNAPSHOT_PEERS,
+    SNAPSHOT_DOMAINS,
+    SNAPSHOT_PEERS,
+)
 from mainstay_core.job.types import (
     AbsolutePath,
     Amounts,
@@ -25,6 +32,7 @@ from mainstay_core.job.types import (
     ObjectName,
     Percent,
     Positive,
+    QuantityOrAuto,
     Seconds,
     SecondsOrNone,
     Seed,
@@ -229,6 +237,40 @@ class Checkpoint(Section):
     def copy_bytes(self) -> int:
         """``copyMebibytes`` in bytes."""
         return self.copy_mebibytes * MEBIBYTE
+
+
+class Snapshots(Section):
+    """Copies of the state in the memory of pods, spread over several steps, with the gradients of
+    the steps since. From them a stage that nobody holds any more is made anew, without a lost
+    step.
+    """
+
+    enabled: bool = False
+    """Whether the state is kept in the memory of pods."""
+    window: IntOrAuto = "Auto"
+    """Steps over which a copy of the whole state is spread, at most 1024. A longer one takes less
+    of each step, more memory, and more time to make a state anew. Auto: as few as can be copied
+    beside the training."""
+    peers: Annotated[int, pydantic.Field(ge=0, le=MAX_SNAPSHOT_PEERS)] = SNAPSHOT_PEERS
+    """Other pods that keep each part as well. With 0 a part is lost with the pod that wrote it."""
+    ordering: Literal["BackToFront"] = "BackToFront"
+    """Order in which the parts of the model are copied. BackToFront: the last layers first."""
+    replay: Literal["Auto", "Gradients"] = "Auto"
+    """How a lost state is made anew. Gradients: its newest copies, then the optimizer alone with
+    the gradients of the steps since. Auto is Gradients."""
+    memory: QuantityOrAuto = "Auto"
+    """Memory of each pod for copies and gradients, those of its own ranks and of other pods, e.g.
+    8Gi; in a cluster it is added to the supervisor's requests and limits. Auto: what a complete
+    copy, one in the making and the gradients take while one replica is missing, and a quarter more.
+    Of a model of your own that is not known before it runs: give an amount."""
+
+
+class Protection(Section):
+    """What copies of the state are kept apart for."""
+
+    domains: Annotated[int, pydantic.Field(ge=1, le=MAX_SNAPSHOT_DOMAINS)] = SNAPSHOT_DOMAINS
+    """Failure domains (nodes; pods on one machine) over which the copies of each part of a snapshot
+    are spread, as far as there are as many. At most the job's pods."""
 
 
 class RepairWindow(Section):

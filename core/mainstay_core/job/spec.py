@@ -22,7 +22,7 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
-from mainstay_core.job.config import JobConfig
+from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.job.refusals import explain
 from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
@@ -31,15 +31,18 @@ from mainstay_core.job.sections import (
     Metadata,
     Parallelism,
     Pipeline,
+    Protection,
     RecoveryPolicy,
     Runtime,
     Scheduling,
     Section,
+    Snapshots,
     Spares,
     Supervisor,
     Training,
     Workload,
 )
+from mainstay_core.job.snapshot_sizes import plan_snapshots
 from mainstay_core.job.types import (
     IntOrAuto,
     ManagerName,
@@ -90,6 +93,8 @@ class TrainingJobSpec(Section):
     spares: Spares = Spares()
     detection: Detection = Detection()
     checkpoint: Checkpoint = Checkpoint()
+    snapshots: Snapshots = Snapshots()
+    protection: Protection = Protection()
     recovery: RecoveryPolicy = RecoveryPolicy()
     scheduling: Scheduling = Scheduling()
 
@@ -108,6 +113,7 @@ class TrainingJob(Section):
     def _check(self) -> Self:
         _check_topology(self.spec)
         _check_settings(self.spec)
+        self.plan_snapshots()
         return self
 
     @property
@@ -139,6 +145,17 @@ class TrainingJob(Section):
     def num_pods(self) -> int:
         """Pods of the job, spares included."""
         return self.num_worker_pods + self.spec.spares.replicas
+
+    def plan_snapshots(self) -> SnapshotConfig | None:
+        """Return how the state is kept in the memory of pods; None if it is not.
+
+        Raises:
+            InvalidSpecError: it cannot be kept as the spec says.
+        """
+        spec = self.spec
+        return plan_snapshots(
+            spec.snapshots, spec.protection, spec.workload, self.shape, self.num_worker_pods
+        )
 
     def to_job_config(
         self,
@@ -189,6 +206,7 @@ class TrainingJob(Section):
             startup_deadline_s=float(spec.scheduling.startup_deadline_seconds),
             max_restarts=spec.recovery.max_restarts,
             escalate_after=spec.recovery.escalate_after,
+            snapshots=self.plan_snapshots(),
             suspend=spec.suspend,
             faults=faults,
         )
@@ -291,8 +309,9 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             "is Blocks, but blocks that are spread over several ranks are not compiled; use Off "
             "with parallelism.ranksPerStage above 1",
         )
-    if spec.workload.entrypoint == model_sizes.BUILT_IN:
-        model_sizes.check_config(spec.workload.config)
+    if spec.workload.entrypoint in model_sizes.BUILT_IN:
+        model_sizes.check_config(spec.workload.entrypoint, spec.workload.config)
+        model_sizes.check_ranks(spec.workload.entrypoint, spec.parallelism.ranks_per_stage)
     detection = spec.detection
     least = 3 * detection.heartbeat_seconds
     if detection.heartbeat_timeout_seconds < least:

@@ -6,8 +6,10 @@ make, and the schema (with a rule in CEL) that the API server of a cluster enfor
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -189,11 +191,15 @@ _QUANTITY_WORDS = "an amount as in a pod's resources, e.g. 500m, 2 or 1Gi"
 
 
 def _quantity(value: object) -> object:
+    return _amount(value, _QUANTITY_WORDS)
+
+
+def _amount(value: object, words: str) -> object:
     whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15
     if whole or (isinstance(value, str) and re.fullmatch(_QUANTITY, value)):
         return str(value)
     raise pydantic_core.PydanticCustomError(
-        "quantity", "is {value}, must be {words}", {"value": quote(value), "words": _QUANTITY_WORDS}
+        "quantity", "is {value}, must be {words}", {"value": quote(value), "words": words}
     )
 
 
@@ -215,6 +221,51 @@ Quantity = Annotated[
     ),
 ]
 """An amount of a resource of a container, always as a text."""
+
+
+def _quantity_or_auto(value: object) -> object:
+    return value if value == "Auto" else _amount(value, f"{_QUANTITY_WORDS}, or Auto")
+
+
+AMOUNT_RULES = [
+    {
+        "rule": "type(self) == int ? self >= 0 : self == 'Auto' || "
+        f"self.matches(r'^({_QUANTITY})$')",
+        "message": f"must be {_QUANTITY_WORDS}, or Auto",
+    }
+]
+"""What a field that is an amount or Auto must be."""
+QuantityOrAuto = Annotated[
+    str,
+    pydantic.BeforeValidator(_quantity_or_auto),
+    pydantic.WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 32,
+            VALIDATIONS: AMOUNT_RULES,
+        }
+    ),
+]
+"""An amount of memory, or Auto."""
+_SUFFIXES = {"": Fraction(1), "m": Fraction(1, 1000)}
+_SUFFIXES |= {letter: Fraction(1000) ** (n + 1) for n, letter in enumerate("kMGTPE")}
+_SUFFIXES |= {f"{letter}i": Fraction(1024) ** (n + 1) for n, letter in enumerate("KMGTPE")}
+
+
+def whole_quantity(text: str) -> int:
+    """Return the number that an amount of a resource means, rounded up: 1Ki is 1024.
+
+    Args:
+        text: a :data:`Quantity`.
+    """
+    found = re.fullmatch(r"([0-9.]+)(?:e([0-9]+)|([a-zA-Z]*))", text)
+    assert found is not None, "its type has checked it"
+    number, exponent, suffix = found.groups()
+    factor = Fraction(10) ** int(exponent) if exponent else _SUFFIXES[suffix or ""]
+    return math.ceil(Fraction(number) * factor)
+
+
 Amounts = Annotated[dict[str, Quantity], pydantic.Field(max_length=16)]
 AbsolutePath = Annotated[str, Text(r"/[^\x00]*", "the absolute path of a directory", 1024)]
 ObjectName = Annotated[

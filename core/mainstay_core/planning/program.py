@@ -44,6 +44,12 @@ class Op(enum.StrEnum):
     """Tell the others of a new quorum what this rank holds."""
     SERVE = "SERVE"
     """Give this rank's state to another cell of its stage."""
+    SNAPSHOT = "SNAPSHOT"
+    """Begin to copy a part of the state into the memory of pods."""
+    LOG = "LOG"
+    """Copy the reduced gradient into the memory of pods, before the vote."""
+    REPLAY = "REPLAY"
+    """Make a state anew from what the memory of pods holds."""
 
 
 Flow = tuple[int, int]

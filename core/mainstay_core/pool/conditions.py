@@ -77,6 +77,8 @@ class JobSummary:
     """Of the first of them."""
     checkpoint_problem: str = ""
     durable: int = 0
+    snapshots: bool = False
+    """Whether its state is kept in the memory of pods."""
 
     @property
     def over(self) -> bool:
@@ -311,8 +313,14 @@ def _protected(seen: ObservedJob) -> Condition:
     if summary.replicas >= 2:
         message = f"{summary.replicas} cells of every stage hold its state"
         return Condition(type=kind, status=True, reason="Replicated", message=message)
+    checkpoint = f"the checkpoint of step {summary.durable}"
+    # Whether the snapshots are complete is found out only when they are needed.
+    if summary.snapshots and summary.state != "forming":
+        other = checkpoint if summary.durable else "the seed's initial state"
+        message = f"a lost stage is made anew from the memory of pods, or restarts from {other}"
+        return Condition(type=kind, status=False, reason="SnapshotsOnly", message=message)
     if summary.durable:
-        message = f"a lost stage restarts from the checkpoint of step {summary.durable}"
+        message = f"a lost stage restarts from {checkpoint}"
         return Condition(type=kind, status=False, reason="CheckpointOnly", message=message)
     if summary.state == "forming":
         message = "there is no state yet that could be lost"

@@ -14,5 +14,10 @@
 - ``serving``: when a rank's state may be copied, and when a copy is good
 - ``copying``: which source a joiner asks for which chunk of a state
 - ``connections``: what a rank is connected to for its plan, and how that ends
+- ``windows``: when which part of a state is copied into memory, and when a snapshot is complete
+- ``authors``: which units a member copies, and which pods hold the copies
+- ``replaying``: which states can be made anew from what pods keep in memory, and how
+- ``keeping``: what a session asks of the writers of checkpoints and segments
+- ``shell``: what a session asks of its shell
 - ``session``: the order in which a trainer carries out what its machine decides
 """

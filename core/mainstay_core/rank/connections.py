@@ -280,7 +280,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             return groups, True
 
     def healing(self, client: EndsT) -> EndsT:
-        """Have the client of a heal end with the quorum; return the client."""
+        """Have the client of a heal, or a wait for copies, end with the quorum; return it."""
         with self._guard:
             self._heal = client
             ended = self.gather().ended

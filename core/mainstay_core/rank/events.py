@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mainstay_core.gather.client import QuorumAborted
+from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.settle import StateAction, Supply
+from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, Vote
+from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.votes import Commit, CommitRecord, LastStatus, SettleReport, Vote
 
 # Events ---------------------------------------------------------------------
 
@@ -27,6 +30,8 @@ class ReportsGathered:
     """All settle reports of the adopted quorum are here."""
 
     reports: tuple[SettleReport, ...]
+    stores: tuple[StoreReport, ...] = ()
+    """What the pods' stores of segments hold, if some position has no member that stayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,7 @@ class DropHeld:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Copy the state from a member, or read it from a checkpoint.
+    """Copy the state from a member, read it from a checkpoint, or make it anew from segments.
 
     Outcome: StateLoaded, LoadFailed or QuorumLost.
     """
@@ -165,6 +170,8 @@ class LoadState:
     expected: str
     """Digest of the masters at the version, if the reports give it; else empty. Then two sources
     must give the same copy, where there are two."""
+    replay: Replay | None = None
+    """How the state is made anew, if the action is REPLAY."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +239,32 @@ class VoidSave:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Copy the window's instalment of ``version`` while the step is computed.
+
+    Apply waits until the copy has left the state; it travels to its holders in the background.
+    """
+
+    version: int
+    window: Window
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRecord:
+    """Give the pod's store the commit that is about to be applied."""
+
+    record: CommitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFrom:
+    """Tell the pod's store that nothing of a lineage before ``version`` is needed any more."""
+
+    lineage: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShareSaves:
     """Finish what is being written after the last step, then exchange statuses.
 
@@ -262,6 +295,9 @@ Action = (
     | WriteCheckpoint
     | RenameCheckpoint
     | VoidSave
+    | Snapshot
+    | KeepRecord
+    | KeepFrom
     | ShareSaves
     | Finish
 )

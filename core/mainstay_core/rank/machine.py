@@ -15,7 +15,7 @@ from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Slot
-from mainstay_core.rank import checkpoints
+from mainstay_core.rank import checkpoints, windows
 from mainstay_core.rank.events import (
     Action,
     Applied,
@@ -50,6 +50,7 @@ from mainstay_core.rank.settle import StateAction, plan_step, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
+    SnapshotRules,
     Transition,
     extend_commit_chain,
     fact_of,
@@ -76,6 +77,7 @@ __all__ = [
     "Interrupt",
     "Phase",
     "RankState",
+    "SnapshotRules",
     "Transition",
     "interrupts",
     "must_adopt",
@@ -200,7 +202,7 @@ def _on_plan_idle(state: RankState, event: Event) -> Transition:
 
 def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     assert state.plan is not None
-    outcome = settle(state.plan, state.shards_per_lane, event.reports)
+    outcome = settle(state.plan, state.shards_per_lane, event.reports, event.stores)
     verdict = judge_reports(state.plan, event.reports, outcome.actions)
     if verdict.state_bad:
         # Marks stay: they are applied on a certificate alone, whose votes found the states good.
@@ -214,7 +216,11 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     durable = max(r.durable for r in event.reports)
     settled = checkpoints.settled(state, durable)
     settled = replace(
-        settled, settlement=outcome, step_plan=outcome.step, refused_in=outcome.refused_in
+        settled,
+        settlement=outcome,
+        step_plan=outcome.step,
+        refused_in=outcome.refused_in,
+        num_instalments=outcome.num_instalments,
     )
     if mine is StateAction.STAY and state.held and state.held_in <= outcome.refused_in:
         # The votes that refused the step did not reach this rank: the others' reports tell it.
@@ -224,12 +230,17 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     if mine is StateAction.ROLL:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
-        return Transition(rolling, (tell, Apply(outcome.commit)), outcome.reason)
+        record = windows.record_of(state, outcome.commit, (), outcome.certified_in)
+        return Transition(rolling, (tell, *record, Apply(outcome.commit)), outcome.reason)
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
     void = (VoidSave(state.version),) if state.valid else ()
     restoring = replace(settled, phase=Phase.HEALING, valid=False, held=(), mark=None)
     restore = LoadState(
-        mine, outcome.version, outcome.sources[state.index], outcome.expected[state.index]
+        mine,
+        outcome.version,
+        outcome.sources[state.index],
+        outcome.expected[state.index],
+        outcome.replays.get(state.member_position),
     )
     return Transition(restoring, (tell, *void, DropHeld(), restore), outcome.reason)
 
@@ -264,7 +275,7 @@ def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
 def _begin(state: RankState, *prefix: Action) -> Transition:
     """Go on with the step: the settle is complete and the state is valid."""
     assert state.plan is not None
-    settled = replace(state, settled=state.plan.quorum.id)
+    settled = windows.begin_window(replace(state, settled=state.plan.quorum.id))
     tell = SendFact(fact_of(settled, Settled, durable=settled.durable))
     return _compute(settled, *prefix, tell)
 
@@ -289,7 +300,9 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         held_in=held_in,
         held_with=held_with,
     )
-    return Transition(new, (*prefix, Compute(_todo(new))), f"computes step {state.version}")
+    copies = windows.due_snapshot(new)
+    actions = (*prefix, *copies, Compute(_todo(new)))
+    return Transition(new, actions, f"computes step {state.version}")
 
 
 def _share_saves(state: RankState, *prefix: Action) -> Transition:
@@ -364,8 +377,11 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     state, rename = checkpoints.note_saves(state, verdict.saves)
     if verdict.commit is None:
         return _refused(state, verdict, rename)
+    state, needless = windows.note_copies(state, event.votes)
+    record = windows.record_of(state, verdict.commit, event.votes)
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
-    return Transition(applying, (*rename, Apply(verdict.commit)), verdict.reason)
+    actions = (*rename, *needless, *record, Apply(verdict.commit))
+    return Transition(applying, actions, verdict.reason)
 
 
 def _refused(
@@ -422,6 +438,8 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
     if rolling:
         return _begin(new, DropHeld())
     new = replace(new, step_plan=None)
+    if new.window is None:
+        new = windows.begin_window(new)
     new, writing = checkpoints.begin_due(new)
     prefix: tuple[Action, ...] = (DropHeld(), *writing)
     if state.adopt_next:

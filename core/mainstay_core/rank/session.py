@@ -7,35 +7,41 @@ thread, so a procedure never suspends (:func:`run_blocking`). In the simulation 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
-from mainstay_core.rank.connections import Ends, GroupEnded, QuorumConnections
+from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.early import early_reduction
+from mainstay_core.rank.keeping import Keeper, Writer
+from mainstay_core.rank.replaying import needs_stores, speaks_for_store
 from mainstay_core.rank.reports import (
     AppliedStep,
-    Ballot,
     EntryLog,
     Status,
     entry_of,
     last_status,
     vote_of,
 )
-from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_attempts, sources_of
-from mainstay_core.rank.settle import StateAction, Supply
+from mainstay_core.rank.serving import HealFailed, Wanted, copy_attempts, sources_of
+from mainstay_core.rank.settle import StateAction
+from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
-from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
-from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, Vote
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.votes import (
+    Commit,
+    LastStatus,
+    SettleReport,
+    SnapshotStatus,
+    Vote,
+)
 
 T = TypeVar("T")
-MessageT = TypeVar("MessageT", SettleReport, Vote, LastStatus)
 ConnectionsT = TypeVar("ConnectionsT", bound=QuorumConnections[Any, Any, Any])
 
 
@@ -50,193 +56,30 @@ def run_blocking(procedure: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a procedure of a blocking shell was suspended")
 
 
-class Writer(Protocol):
-    """The writer of a trainer's checkpoints, as far as steps do not wait for it."""
-
-    def newest_complete(self) -> int:
-        """Look at the disk; return the newest version that can be read, 0 without one."""
-
-    def status(self) -> SaveStatus:
-        """Return what to say of this rank's writing in a vote."""
-
-    def void(self, version: int) -> None:
-        """Never call the part of a version safe."""
-
-
-class RankSession(ABC, Generic[ConnectionsT]):
+class RankSession(RankShell, Generic[ConnectionsT]):
     """One life of a trainer without its sockets, its arithmetic and its disk.
 
     Args:
         state: of the rank, before its first plan.
         connections: what the trainer is connected to for its plan.
         writer: of its checkpoints.
+        keeper: of its segments; None in a job without snapshots.
     """
 
-    def __init__(self, state: machine.RankState, connections: ConnectionsT, writer: Writer) -> None:
+    def __init__(
+        self,
+        state: machine.RankState,
+        connections: ConnectionsT,
+        writer: Writer,
+        keeper: Keeper | None = None,
+    ) -> None:
         self.state, self.connections, self.writer = state, connections, writer
+        self.keeper = keeper
         self.status = Status()
         self._reports: tuple[SettleReport, ...] = ()
         self._gradient = ""
         """Digest of the reduced gradient, once it is known."""
         self._log = EntryLog()
-
-    # What the shell does: time and messages ---------------------------------------
-
-    @abstractmethod
-    def now_s(self) -> float:
-        """Return the wall clock, in seconds."""
-
-    @abstractmethod
-    def lap_s(self) -> float:
-        """Return the seconds since this was asked before, or since the start."""
-
-    @abstractmethod
-    def send_status(self) -> None:
-        """Send the status to the supervisor."""
-
-    @abstractmethod
-    def send_fact(self, fact: RankFact) -> None:
-        """Send a fact to the supervisor."""
-
-    @abstractmethod
-    def send_entry(self, entry: LedgerEntry, *, post: bool) -> None:
-        """Send a ledger entry to the supervisor; with ``post`` it mirrors the entry to the api."""
-
-    @abstractmethod
-    def moved(self, before: machine.RankState, event: events.Event, reason: str) -> None:
-        """Take note of a transition of the state machine."""
-
-    @abstractmethod
-    def warn(self, text: str) -> None:
-        """Log that one of several attempts failed."""
-
-    # What the shell does: others --------------------------------------------------
-
-    @abstractmethod
-    async def wait_newer(self, known: int) -> None:
-        """Wait for a plan whose quorum has an id above ``known``."""
-
-    @abstractmethod
-    async def post(self, key: str, message: SettleReport | Vote | LastStatus) -> None:
-        """Give a message to all members.
-
-        Raises:
-            QuorumAborted: the quorum ended first.
-        """
-
-    @abstractmethod
-    async def gathered(self, key: str, kind: type[MessageT]) -> tuple[MessageT, ...]:
-        """Wait for the messages that all members gave for ``key``, in index order.
-
-        Raises:
-            QuorumAborted: the quorum ended first.
-        """
-
-    @abstractmethod
-    async def connect(self, groups: Any) -> None:
-        """Connect groups that are not connected yet.
-
-        Raises:
-            GroupEnded: somebody is gone, or the groups were shut meanwhile.
-        """
-
-    @abstractmethod
-    def make_heal_client(self) -> Ends:
-        """Return what copies a state for :meth:`copy`."""
-
-    @abstractmethod
-    async def copy(self, client: Any, sources: Sources, wanted: Wanted, expected: str) -> str:
-        """Copy other cells' state into this one; return the digest of its masters.
-
-        Args:
-            client: ends with the quorum.
-            sources: who has the state. If one fails, the others send the rest.
-            wanted: the state that is asked for.
-            expected: the masters' digest that the reports name; "" if none does.
-
-        Raises:
-            HealFailed: no source is left, or the copy has another digest.
-        """
-
-    @abstractmethod
-    def serve(self, served: Wanted | None) -> None:
-        """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""
-
-    # What the shell does: arithmetic and disk ---------------------------------------
-
-    @abstractmethod
-    async def reach(self, action: Action) -> None:
-        """Take note that an action of the program is about to run."""
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Allocate what computes the adopted plan's stage, unless that is there."""
-
-    @abstractmethod
-    async def compute_types(self, types: Sequence[int], groups: Any, early: Any) -> None:
-        """Run types through this cell; complete ones are held, whatever happens.
-
-        Args:
-            types: in this order.
-            groups: of the chain; None where a chain is a single rank.
-            early: an EarlyReduction that begins meanwhile, or None; given up if the chain breaks.
-
-        Raises:
-            GroupEnded: the chain broke.
-        """
-
-    @abstractmethod
-    def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
-        """Return the complete partials; ``judged``: once a device behind its host is done."""
-
-    @abstractmethod
-    def drop_held(self) -> None:
-        """Free all partials."""
-
-    @abstractmethod
-    async def reduce(self, group: Any, table: Sequence[Supply], members: Sequence[int]) -> None:
-        """Reduce the position's gradient in canonical order.
-
-        Args:
-            group: the position's members; None where there is one only.
-            table: supplies in canonical order.
-            members: indices of the members, in the group's order.
-
-        Raises:
-            GroupEnded: a member is gone; partials are as before.
-        """
-
-    @abstractmethod
-    def gradient_digest(self) -> str:
-        """Return the digest of the reduced gradient."""
-
-    @abstractmethod
-    def make_ballot(self, step: int, table: Sequence[Supply]) -> Ballot:
-        """Return the results that enter the vote on ``step``; the table credits its types."""
-
-    @abstractmethod
-    async def apply(self, commit: Commit) -> AppliedStep:
-        """Apply the reduced gradient."""
-
-    @abstractmethod
-    def final_digests(self, data: str) -> FinalDigests:
-        """Return the digests at the end of the job; ``data`` is that of all samples consumed."""
-
-    @abstractmethod
-    async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
-        """Read a version from the disk; version 0 is the seed's initial state."""
-
-    @abstractmethod
-    def write_part(self, action: events.WriteCheckpoint) -> None:
-        """Copy this position's part now and write it in the background."""
-
-    @abstractmethod
-    def rename(self, action: events.RenameCheckpoint) -> None:
-        """Complete an attempt in the background; :meth:`tell_checkpoint` says what came of it."""
-
-    @abstractmethod
-    async def wait_written(self) -> SaveStatus:
-        """Wait until nothing is being written; return what to say of it then."""
 
     # The loop ------------------------------------------------------------------------
 
@@ -302,6 +145,10 @@ class RankSession(ABC, Generic[ConnectionsT]):
             case events.WriteCheckpoint():
                 await self._begin(Op.CHECKPOINT)
                 self.write_part(action)
+            case events.Snapshot():
+                await self._begin(Op.SNAPSHOT)
+                state = self.state
+                self._keeper.snapshot(self.plan, state.index, state.lineage, action)
             case _:
                 self._perform_at_once(action)
         return None
@@ -319,6 +166,10 @@ class RankSession(ABC, Generic[ConnectionsT]):
                 self.rename(action)
             case events.VoidSave():
                 self.writer.void(action.version)
+            case events.KeepRecord():
+                self._keeper.record(action.record)
+            case events.KeepFrom():
+                self._keeper.keep_from(action.lineage, action.version)
             case events.Finish():
                 self._finish()
             case _:
@@ -348,12 +199,27 @@ class RankSession(ABC, Generic[ConnectionsT]):
         # A joiner allocates its stage while the others finish their step, not while they wait.
         self.prepare()
         self._reports = await self.gathered("settle", SettleReport)
-        return events.ReportsGathered(self._reports)
+        if self.keeper is None or not needs_stores(action.plan, self._reports):
+            return events.ReportsGathered(self._reports)
+        stores = await self._ask_stores(self.keeper, action)
+        return events.ReportsGathered(self._reports, stores)
+
+    async def _ask_stores(self, keeper: Keeper, action: events.Settle) -> tuple[StoreReport, ...]:
+        """Exchange what the stores of all pods hold: some position has nobody who stayed."""
+        plan, index = action.plan, action.report.index
+        held = await keeper.report(plan.lineage, whole=speaks_for_store(plan, index))
+        await self.post("stores", held)
+        return await self.gathered("stores", StoreReport)
 
     async def _load_state(self, action: events.LoadState) -> events.Event:
         self.prepare()
         if action.action is StateAction.LOAD:
             return await self.load(action.version)
+        if action.replay is not None:
+            assert self.keeper is not None
+            await self._begin(Op.REPLAY)
+            wait = self.connections.healing(self.keeper.begin_wait())
+            return await self.keeper.replay(wait, action.replay)
         await self._begin(Op.HEAL)
         client = self.connections.healing(self.make_heal_client())
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
@@ -411,9 +277,19 @@ class RankSession(ABC, Generic[ConnectionsT]):
         ballot = self.make_ballot(action.step, table)
         self._gradient = ballot.gradient
         vote = vote_of(self.state, action, newest, ballot, self.writer.status())
+        if self.keeper is not None:
+            vote = replace(vote, snapshots=await self._log_gradient(self.keeper))
         key = f"vote/{action.step}/{action.attempt}"
         await self.post(key, vote)
         return events.VotesGathered(await self.gathered(key, Vote))
+
+    async def _log_gradient(self, keeper: Keeper) -> SnapshotStatus:
+        """Have the gradient kept: a step that is committed can always be applied again."""
+        await self._begin(Op.LOG)
+        state = self.state
+        wait = self.connections.healing(keeper.begin_wait())
+        logged = await keeper.log(wait, self.plan, state.index, state.lineage, state.version)
+        return keeper.status(state.version, logged=logged)
 
     async def _apply(self, commit: Commit) -> events.Event:
         await self._begin(Op.APPLY)
@@ -490,6 +366,11 @@ class RankSession(ABC, Generic[ConnectionsT]):
 
     async def _begin(self, op: Op) -> None:
         await self.begin(Action(op, self.state.member_stage))
+
+    @property
+    def _keeper(self) -> Keeper:
+        assert self.keeper is not None
+        return self.keeper
 
     @property
     def plan(self) -> Plan:

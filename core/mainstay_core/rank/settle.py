@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.planning.partials import covers, grow_all
+from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.wire.plan import Chain, Member, Partial, Plan
+from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
 
 
@@ -36,6 +38,7 @@ class StateAction(enum.StrEnum):
     STAY = "stay"
     ROLL = "roll"
     HEAL = "heal"
+    REPLAY = "replay"
     LOAD = "load"
 
 
@@ -85,6 +88,10 @@ class Settlement:
     """The group with which each position goes on to reduce. If it is empty, some member does not
     have it and all members connect a new one, under a name that was never used before."""
     reason: str
+    num_instalments: int = 0
+    """The most that a vote of the last commit wanted for a window of snapshots, by the reports."""
+    replays: Mapping[int, Replay] = field(default_factory=dict)
+    """How positions that nobody holds are made anew from segments, by position."""
 
 
 def plan_step(
@@ -209,27 +216,44 @@ def _reach(
     return frozenset({report.version})
 
 
-def _newest(plan: Plan, reports: Sequence[SettleReport]) -> int | None:
-    """Return the newest version that every position can reach from ``reports``, if any."""
+def _newest(
+    plan: Plan, reports: Sequence[SettleReport], stores: Stores | None = None
+) -> int | None:
+    """Return the newest version that every position can reach from ``reports``, if any.
+
+    A position of which no report holds a state reaches what ``stores`` can make anew.
+    """
     certificates = _certificates(reports, plan.lineage)
     by_index = {r.index: r for r in reports}
     common: set[int] | None = None
-    for members in plan.positions:
+    for position, members in enumerate(plan.positions):
         reached: set[int] = set()
         for member in members:
             if member.index in by_index:
                 reached |= _reach(by_index[member.index], plan.lineage, certificates)
+        if not reached and stores is not None:
+            reached |= stores.reach(position)
         common = reached if common is None else common & reached
-    return max(common) if common else None
+    # Whoever goes on needs the last commit: the next one continues its totals.
+    told = {r.version for r in reports if r.valid and r.lineage == plan.lineage} | {0}
+    records = stores.records if stores is not None else {}
+    able = {v for v in common or () if v in told or v - 1 in records}
+    return max(able) if able else None
 
 
-def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) -> Settlement:
+def settle(
+    plan: Plan,
+    shards_per_lane: int,
+    reports: Sequence[SettleReport],
+    store_reports: Sequence[StoreReport] = (),
+) -> Settlement:
     """Return the settled version, what each rank does, and the table of the step.
 
     Args:
         plan: the plan being adopted.
         shards_per_lane: types of a lane.
         reports: one per member, in any order.
+        store_reports: what the pods' stores of segments hold, where they were asked.
 
     Raises:
         LocalProtocolError: reports are missing or doubled, or the plan has no
@@ -244,18 +268,24 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
     ordered = [by_index[i] for i in range(len(plan.members))]
     stayed = [r for r in ordered if r.settled >= plan.members[r.index].since]
     counted, origin = stayed, "the members that stayed"
-    version = _newest(plan, stayed)
+    stores = Stores(store_reports, plan.lineage)
+    version = _newest(plan, stayed, stores)
     if version is None:
         counted, origin = ordered, "returning members"
-        version = _newest(plan, ordered)
+        version = _newest(plan, ordered, stores)
     from_disk = version is None
     if version is None:
         version = max(r.durable for r in ordered)
         origin = "the newest durable checkpoint" if version else "the seed's initial state"
+        origin += _not_replayed(plan, ordered, stores) if store_reports else ""
     certificates = _certificates(counted, plan.lineage)
     actions = tuple(
         StateAction.LOAD if from_disk else _action(r, version, plan.lineage, certificates)
         for r in ordered
+    )
+    replays = {} if from_disk else _replays(plan, actions, stores, version)
+    actions = tuple(
+        StateAction.REPLAY if plan.position_of(i) in replays else a for i, a in enumerate(actions)
     )
     refused_in = max(r.refused_in for r in ordered)
     held = {
@@ -263,22 +293,28 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
         for r in ordered
         if actions[r.index] is StateAction.STAY and r.version == version and r.held_in > refused_in
     }
-    healing = [i for i, a in enumerate(actions) if a is StateAction.HEAL]
+    healing = [i for i, a in enumerate(actions) if a in (StateAction.HEAL, StateAction.REPLAY)]
     step = plan_step(plan, shards_per_lane, held, healing)
     patched = _computed(plan, step) if any(held.values()) else ()
     at_version = [
         r for r in counted if r.valid and r.lineage == plan.lineage and r.version == version
     ]
     holder = next((r for r in at_version if r.certified_in is not None), None)
+    record = None
+    if not from_disk and not at_version:
+        record, origin = stores.records.get(version - 1), "segments alone"
     heals = [_heal(plan, ordered, actions, i) for i in range(len(actions))]
     return Settlement(
         version=version,
         actions=actions,
         sources=tuple(sources for sources, _ in heals),
         expected=tuple(expected for _, expected in heals),
-        commit=next((r.commit for r in at_version if r.commit is not None), None),
-        certified_in=holder.certified_in if holder else None,
-        commit_chain=at_version[0].chain if at_version else "",
+        commit=next(
+            (r.commit for r in at_version if r.commit is not None),
+            record.commit if record else None,
+        ),
+        certified_in=holder.certified_in if holder else record.certified_in if record else None,
+        commit_chain=at_version[0].chain if at_version else record.chain if record else "",
         step=step,
         refused_in=refused_in,
         pipelines={c.replica: _common(ordered[i].pipeline for i in c.cells) for c in plan.chains},
@@ -286,7 +322,38 @@ def settle(plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]) ->
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
         reason=_reason(version, origin, actions, patched),
+        num_instalments=max(r.num_instalments for r in ordered),
+        replays=replays,
     )
+
+
+def _replays(
+    plan: Plan, actions: Sequence[StateAction], stores: Stores, version: int
+) -> dict[int, Replay]:
+    """Return how each position is made anew of which no member will have the version by itself."""
+    found = {}
+    for position, members in enumerate(plan.positions):
+        if all(actions[m.index] is StateAction.HEAL for m in members):
+            replay = stores.plan_replay(position, version)
+            assert replay is not None, f"position {position} does not reach version {version}"
+            found[position] = replay
+    return found
+
+
+def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: Stores) -> str:
+    """Return why segments do not bring the job to the newest version of a living member."""
+    newest = max(
+        (r.version for r in reports if r.valid and r.lineage == plan.lineage), default=None
+    )
+    if newest is None:
+        newest = max(stores.records, default=-1) + 1
+    whys = (
+        stores.why_not(position, newest)
+        for position, members in enumerate(plan.positions)
+        if not any(reports[m.index].valid for m in members)
+    )
+    why = next((why for why in whys if why), "")
+    return f" ({why})" if why else ""
 
 
 def _common(reported: Iterable[str]) -> str:

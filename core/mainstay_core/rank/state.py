@@ -16,11 +16,23 @@ from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.rank.events import Action
 from mainstay_core.rank.settle import Settlement, StepPlan
+from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
 
 F = TypeVar("F", bound=RankFact)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRules:
+    """What a job asks of its snapshots, as far as ranks decide by it."""
+
+    num_instalments: int = 0
+    """Versions over which one snapshot is spread; 0: the most that a vote of the last commit
+    wanted."""
+    first_instalments: int = 1
+    """What is taken before anything was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +95,12 @@ class RankState:
     """Number of exchanges of statuses since the last step."""
     settlement: Settlement | None = None
     step_plan: StepPlan | None = None
+    snapshots: SnapshotRules | None = None
+    """None in a job without snapshots."""
+    window: Window | None = None
+    """The window in flight; None between a complete one and the next."""
+    num_instalments: int = 0
+    """The most that a vote of the last commit wanted for a window."""
 
     @property
     def member_stage(self) -> int:
@@ -218,6 +236,7 @@ def report_of(state: RankState) -> SettleReport:
         held_in=state.held_in,
         mark=state.mark,
         settled=state.settled,
+        num_instalments=state.num_instalments,
     )
 
 

@@ -178,6 +178,11 @@ def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:
         if len(seen) > 1:
             stage = members[0].rank.stage
             problems.append(f"stage {stage}: its cells disagree on the reduced gradient")
+    for stage, types in enumerate(_statistics_by_type(plan, votes)):
+        lengths = sorted({len(told) for told in types.values()})
+        if len(lengths) > 1:
+            shown = " and ".join(map(str, lengths))
+            problems.append(f"stage {stage}: its cells tell {shown} statistics of a type")
     if problems:
         return problems
     # Each inner rank computes the copies by itself, and must come to the same bits.
@@ -186,6 +191,24 @@ def _disagreements(plan: Plan, votes: Sequence[Vote]) -> list[str]:
         for stage in range(plan.num_stages)
         if len({votes[m.index].copies for m in plan.members if m.rank.stage == stage}) > 1
     ]
+
+
+def _statistics_by_type(plan: Plan, votes: Sequence[Vote]) -> list[dict[int, tuple[int, ...]]]:
+    """Return by stage what was counted in each type. The first inner rank speaks for all."""
+    stages: list[dict[int, tuple[int, ...]]] = [{} for _ in range(plan.num_stages)]
+    for member, vote in zip(plan.members, votes, strict=True):
+        if member.rank.inner == 0:
+            stages[member.rank.stage] |= {stat.type: stat.statistics for stat in vote.stats}
+    return stages
+
+
+def _statistics(plan: Plan, votes: Sequence[Vote]) -> tuple[int, ...]:
+    """Return what was counted in all types, stage by stage: the sums are exact in any order."""
+    return tuple(
+        sum(counts)
+        for types in _statistics_by_type(plan, votes)
+        for counts in zip(*(types[shard_type] for shard_type in sorted(types)), strict=True)
+    )
 
 
 def _norms_sq(plan: Plan, votes: Sequence[Vote]) -> list[float]:
@@ -249,4 +272,5 @@ def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_tot
         loss=loss / num_tokens if num_tokens else math.nan,
         data=data.hex(),
         data_total=total.hex(),
+        statistics=_statistics(plan, votes),
     )

@@ -343,9 +343,22 @@ class Checks:
             f"I1: {trainer.name} applies step {step} by another certificate than others",
         )
         _hold(
+            commit.statistics == self._counted(step),
+            f"I2: step {step} is committed with {commit.statistics}, not each type's counts once",
+        )
+        _hold(
             params == self.truth(step + 1)[position] or trainer.tampered,
             f"I6: {trainer.name} applied another gradient than the failure-free run, step {step} "
             f"of position {position}",
+        )
+
+    def _counted(self, step: int) -> tuple[int, ...]:
+        """What the blocks of all stages count in a step, each type once."""
+        types = range(self._shape.num_types)
+        return tuple(
+            sum(counts)
+            for stage in range(self._shape.stages)
+            for counts in zip(*(terms.counted(stage, step, t) for t in types), strict=True)
         )
 
     def same_entry(self, old: LedgerEntry, new: LedgerEntry) -> None:

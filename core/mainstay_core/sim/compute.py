@@ -303,4 +303,5 @@ class Compute:
             loss_sum=shard_type + 0.5 + step if last else None,
             tokens=4 if last else None,
             data=terms.term("data", step, shard_type) if first else None,
+            statistics=terms.counted(self.stage, step, shard_type) if self.inner == 0 else (),
         )

@@ -43,6 +43,11 @@ def mixed(parts: tuple[str, ...]) -> str:
     return parts[0] if len(parts) == 1 else term("mixed", parts)
 
 
+def counted(stage: int, step: int, shard_type: int) -> tuple[int, ...]:
+    """What the blocks of a stage count in a type: itself, and a number of its address."""
+    return 1, stage + step + shard_type
+
+
 def weight_gradient(flows: tuple[tuple[str, str, str], ...]) -> str:
     """A type's gradient of one position, from (input, output gradient, params) by micro-batch."""
     return term("weights", flows)

@@ -12,7 +12,8 @@ from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.reports import AppliedStep
 from mainstay_core.rank.saves import name_attempt
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import MessageT, RankSession
+from mainstay_core.rank.session import RankSession
+from mainstay_core.rank.shell import MessageT
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
 from mainstay_core.sim.engine import Awaited, Process, Sleep, Steps

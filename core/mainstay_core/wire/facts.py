@@ -28,7 +28,7 @@ from mainstay_core.base.bounds import (
     SlotIndex,
     cut_fields,
 )
-from mainstay_core.base.codec import TOLD_IF_SET
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.base.words import quote
@@ -55,7 +55,7 @@ class PodRegistration:
     pid: Count = 0
     supervisor: Name = ""
     """Random name of the supervisor's process: in containers all of them have the same pid."""
-    snapshots: Address = field(default="", metadata=TOLD_IF_SET)
+    snapshots: Address = field(default="", metadata=OMITTED)
     """host:port of its store of segments; empty in a job without snapshots."""
 
 

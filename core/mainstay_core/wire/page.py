@@ -18,6 +18,7 @@ from mainstay_core.base.bounds import (
     Name,
     Sentence,
 )
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
@@ -140,6 +141,8 @@ class JobPage:
     created_at_s: Finite = 0.0
     entry: Name | None = None
     """How the user's code comes in; None while no trainer has said it."""
+    snapshots: bool = field(default=False, metadata=OMITTED)
+    """Whether its state is kept in the memory of pods."""
     protections: Annotated[tuple[Protection, ...], Longest(MAX_MEMBERS)] = ()
 
     @staticmethod

@@ -25,7 +25,7 @@ from mainstay_core.base.bounds import (
     TypeIndex,
     cut_fields,
 )
-from mainstay_core.base.codec import TOLD_IF_SET
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 
 FORMAT = 1
@@ -104,9 +104,9 @@ class Rendezvous:
     gather: Address
     store: Address = ""
     """What the pod has registered as ``store``: for pods of the version before, else empty."""
-    snapshots: Address = field(default="", metadata=TOLD_IF_SET)
+    snapshots: Address = field(default="", metadata=OMITTED)
     """The pod's store of segments; empty in a job without snapshots."""
-    domain: Name = field(default="", metadata=TOLD_IF_SET)
+    domain: Name = field(default="", metadata=OMITTED)
     """The pod's failure domain, in a job with snapshots."""
 
 

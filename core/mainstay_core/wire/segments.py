@@ -27,6 +27,8 @@ MAX_RUNS = 64
 """Unbroken runs of steps whose gradients of one unit a pod keeps."""
 MAX_RECORDS = 4096
 """Commits that a pod keeps beside its segments: those of two windows, and their lag."""
+MAX_BAD = 4096
+"""Segments that one member names as damaged."""
 MAX_HOLDERS = 64
 """Pods to which one segment is sent."""
 
@@ -117,6 +119,15 @@ class UnitHeld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BadSegment:
+    """A segment that a member has read and found damaged."""
+
+    key: SegmentKey
+    pod: PodUid
+    """Whose store has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReport:
     """What one pod's store of segments holds of one lineage."""
 
@@ -127,3 +138,5 @@ class StoreReport:
     units: Annotated[tuple[UnitHeld, ...], Longest(MAX_HELD_UNITS)] = ()
     records: Annotated[tuple[CommitRecord, ...], Longest(MAX_RECORDS)] = ()
     """The commits that it has kept, by step, ascending."""
+    bad: Annotated[tuple[BadSegment, ...], Longest(MAX_BAD)] = ()
+    """What the member that tells this has found damaged, in any pod's store."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from mainstay_core.base import codec
 from mainstay_core.base.bounds import (
     MAX_BLOCKS,
     MAX_MEMBERS,
+    MAX_STATISTICS,
     MAX_TYPES,
     Address,
     AnyFloat,
@@ -22,8 +24,10 @@ from mainstay_core.base.bounds import (
     TypeIndex,
     cut_fields,
 )
-from mainstay_core.base.codec import TOLD_IF_SET
 from mainstay_core.wire.plan import Partial
+
+Statistics = Annotated[tuple[Count, ...], Longest(MAX_STATISTICS)]
+"""Integers that blocks count while they compute, such as the tokens of each expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,8 @@ class TypeStat:
     tokens: Count | None = None
     data: Digest | None = None
     """Digest of the consumed samples, from the first stage."""
+    statistics: Statistics = field(default=(), metadata=codec.OMITTED)
+    """From every stage: the integers that its blocks counted, in model order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,7 @@ class Vote(SaveStatus):
     copies: Digest = ""
     """Digest of the gradients and masters that the inner ranks of a stage hold in copies. It is
     equal on all of them."""
-    snapshots: SnapshotStatus | None = field(default=None, metadata=TOLD_IF_SET)
+    snapshots: SnapshotStatus | None = field(default=None, metadata=codec.OMITTED)
     """None in a job without snapshots."""
 
     def __post_init__(self) -> None:
@@ -124,8 +130,8 @@ class Commit:
     """Digest of all samples of the step."""
     data_total: Digest = ""
     """Sum of the data digests of all steps up to this one."""
-    num_instalments: Count = field(default=0, metadata=TOLD_IF_SET)
-    """The most that a vote wanted for a window of snapshots; 0 in a job without them."""
+    statistics: Statistics = field(default=(), metadata=codec.OMITTED)
+    """The integers that the model's blocks counted, in model order, each added over all types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,3 +185,5 @@ class SettleReport:
     """Name of the connected pipeline group that it keeps for its chain; empty if it has none."""
     stage_group: Name = ""
     """Name of the connected group of its position's members that it keeps; empty if it has none."""
+    num_instalments: Count = field(default=0, metadata=codec.OMITTED)
+    """The most that a vote of the last commit wanted for a window of snapshots."""

@@ -36,6 +36,17 @@ def test_too_little_memory_is_told_with_both_numbers(monkeypatch: pytest.MonkeyP
     assert caught.value.code is ExitCode.ENVIRONMENT
 
 
+def test_the_memory_for_snapshots_is_needed_in_each_pod() -> None:
+    snapshots = {"enabled": True, "memory": "100Gi", "peers": 1}
+    kept = job(snapshots=snapshots, spares={"replicas": 1})
+    alone = preflight.Needs(base_memory_mib=1, pod_memory_mib=1, rank_memory_mib=1)
+    wanted = 3 * 102_400 + 7
+    with pytest.raises(MachineError) as caught:
+        preflight.check_memory(kept, alone)
+    told = "102400 MiB of each pod for snapshots (spec.snapshots.memory)"
+    assert f"3 pods with 3 ranks need about {wanted} MiB, {told}, " in str(caught.value)
+
+
 def test_enough_memory_passes() -> None:
     preflight.check_memory(job(), preflight.Needs(base_memory_mib=1, rank_memory_mib=1))
 

@@ -52,3 +52,21 @@ def test_what_cannot_be_used_is_named(tmp_path, path, value, problem):
     with pytest.raises(UsageError, match=r"job\.yaml|entrypoint") as refused:
         computed(tmp_path, path, value)
     assert problem in str(refused.value)
+
+
+def test_the_memory_for_snapshots_is_told(tmp_path):
+    found = computed(tmp_path, "snapshots", {"enabled": True, "memory": "1Gi", "peers": 1})
+    assert found.store.memory_bytes == 1 << 30 > found.store.least_bytes > 0
+    assert computed(tmp_path, "training.steps", 3).store is None
+
+
+def test_a_measured_model_is_compared_with_the_memory_for_snapshots(tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes, "_measure", sizes._by_formula)
+    monkeypatch.setattr(sizes.preflight, "check_entrypoint", lambda *_: None)
+    file = tmp_path / "job.yaml"
+    job = yaml.safe_load(yaml.safe_dump(QUICKSTART))
+    job["spec"]["workload"]["entrypoint"] = "mine:model"
+    job["spec"]["snapshots"] = {"enabled": True, "memory": "1Ki", "peers": 1}
+    file.write_text(yaml.safe_dump(job))
+    with pytest.raises(UsageError, match=r"spec.snapshots.memory: is 1Ki, but a pod keeps .* MiB"):
+        sizes.compute_sizes(manifests.load_job(file))

@@ -119,7 +119,6 @@ def test_row(case: str, given: Situation, row: Row) -> None:
     ("given", "row"),
     [
         (situation(*WHOLE, disagreement="norms differ"), Row.RECHECK),
-        (situation(*REPLAYABLE, lost=2, free_slots=1), Row.REPLAY),
         (
             situation(*EMPTY, lost=2, free_slots=1, durable_step=None, allow_approximate=True),
             Row.APPROXIMATE,

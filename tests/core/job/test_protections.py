@@ -1,6 +1,7 @@
 import pytest
 
 from mainstay_core.base.shape import JobShape
+from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.job.protections import entry_of, protections_of
 
 
@@ -38,6 +39,17 @@ def test_an_own_loop_has_all_but_what_needs_blocks() -> None:
         "durable checkpoints",
     }
     assert blocks - loop == {"pipeline stages"}
+
+
+@pytest.mark.parametrize("entry", ["loop", "blocks"])
+def test_snapshots_add_the_replay(entry: str) -> None:
+    kept = SnapshotConfig(memory_bytes=1, peers=1)
+    (replay,) = (p for p in protections_of(shape(), entry, kept) if p.name == "replay")
+    assert (replay.given, replay.why) == (
+        True,
+        "a stage that nobody holds is made anew from memory, where each part is kept in 2 pods",
+    )
+    assert "replay" not in given(entry)
 
 
 @pytest.mark.parametrize("entry", ["loop", "blocks"])

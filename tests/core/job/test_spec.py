@@ -8,7 +8,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultAction, FaultPoint
-from mainstay_core.job import spec
+from mainstay_core.job import model_sizes, spec
 from mainstay_core.job.config import JobConfig
 
 SMALLEST: dict[str, Any] = {
@@ -49,6 +49,38 @@ def test_the_smallest_job_gets_every_default() -> None:
     )
     assert (config.device, config.backend, config.redundancy) == ("auto", "auto", None)
     assert config.checkpoint_dir == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "right"),
+    [
+        ({"config": {"experts": 0}}, "workload.config.experts", "a whole number above 0"),
+        ({"config": {"sharedExperts": -1}}, "workload.config.sharedExperts", "0 or above"),
+        (
+            {"config": {"experts": 3, "activeExperts": 4}},
+            "workload.config.activeExperts",
+            "at most",
+        ),
+        (
+            {"config": {"layers": 2, "denseLayers": 2}},
+            "workload.config.denseLayers",
+            "below layers",
+        ),
+        ({"ranks": 2}, "parallelism.ranksPerStage", "use 1, and more stages"),
+    ],
+)
+def test_a_mixture_of_experts_that_cannot_be_is_refused_before_it_runs(
+    changes: dict[str, Any], path: str, right: str
+) -> None:
+    data = copy.deepcopy(SMALLEST)
+    data["spec"]["workload"] = {
+        "entrypoint": model_sizes.MOE,
+        "config": {"dim": 24, "heads": 2, "kvHeads": 1} | changes.get("config", {}),
+    }
+    data["spec"]["parallelism"] = {"ranksPerStage": changes.get("ranks", 1)}
+    found = problem(data)
+    assert found.field == f"spec.{path}"
+    assert right in str(found)
 
 
 def test_defaults_of_the_model_and_of_the_config_agree() -> None:
@@ -103,6 +135,15 @@ def test_every_setting_reaches_the_config() -> None:
             "resumeFrom": "/earlier",
             "keySecret": "checkpoint-key",
         },
+        "snapshots": {
+            "enabled": True,
+            "window": 7,
+            "peers": 1,
+            "ordering": "BackToFront",
+            "replay": "Gradients",
+            "memory": "1.5Gi",
+        },
+        "protection": {"domains": 1},
         "recovery": {
             "maxRestarts": 3,
             "escalateAfter": 4,
@@ -162,6 +203,12 @@ def test_every_setting_reaches_the_config() -> None:
         "hold_back_s": 2.0,
         "hold_back_max_s": 60.0,
         "spares": 1,
+        "snapshots": {
+            "memory_bytes": 3 << 29,
+            "num_instalments": 7,
+            "peers": 1,
+            "domains": 1,
+        },
         "faults": [codec.encode(fault)],
     }
     assert codec.decode(JobConfig, codec.encode(config)) == config
@@ -194,7 +241,15 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
         ("spec.pipeline.order", "Swapped", "use InOrder"),
         ("spec.pipeline.schedule", "GPipe", "must be '1F1B'"),
         ("spec.workload.entrypoint", "llama", "must be module:function"),
-        ("spec.snapshots", {"enabled": True}, "is not available"),
+        ("spec.snapshots", {"enable": True}, "unknown field; did you mean enabled?"),
+        ("spec.snapshots.ordering", "Popularity", "last layers are always copied first in this"),
+        ("spec.snapshots.replay", "Boundary", "in this version; use Gradients or Auto"),
+        ("spec.snapshots.window", 0, "must be a whole number from 1 to 65536, or Auto"),
+        ("spec.snapshots.peers", -1, "is -1, must be greater than or equal to 0"),
+        ("spec.snapshots.memory", "a lot", "is 'a lot', must be an amount as in a pod's"),
+        ("spec.snapshots.memory", -1, "is -1, must be an amount as in a pod's resources"),
+        ("spec.protection.domains", 0, "is 0, must be greater than or equal to 1"),
+        ("spec.protection.domain", 2, "unknown field; did you mean domains?"),
         ("spec.detection.dmr", {"mode": "Full"}, "is not available"),
         ("spec.detection.heartbeatTimeoutSeconds", 2, "must be at least 3"),
         ("spec.checkpoint.storage", "s3://bucket", "must be the absolute path of a directory"),

@@ -79,6 +79,21 @@ def test_a_job_that_lost_a_replica_and_recovers() -> None:
     assert derive_state(job) == (State.RECOVERING, "rank r1.s0 on demo-3/0 was killed")
 
 
+@pytest.mark.parametrize(
+    ("durable", "other"), [(0, "the seed's initial state"), (8, "the checkpoint of step 8")]
+)
+def test_with_snapshots_a_lost_stage_is_made_anew_from_memory(durable: int, other: str) -> None:
+    summary = JobSummary(
+        state="running", replicas=1, replicas_wanted=1, durable=durable, snapshots=True
+    )
+    (told,) = (c for c in derive_conditions(seen(summary=summary)) if c.type == "Protected")
+    assert (told.status, told.reason) == (False, "SnapshotsOnly")
+    made = "a lost stage is made anew from the memory of pods"
+    assert told.message == f"{made}, or restarts from {other}"
+    forming = JobSummary(state="forming", replicas_wanted=1, snapshots=True)
+    assert shown(seen(summary=forming))["Protected"] == (False, "NotStarted")
+
+
 def test_what_the_api_has_not_said_lately_is_unknown() -> None:
     conditions = shown(seen(api_problem="the api is not reached"))
 

@@ -110,6 +110,51 @@ def test_a_type_that_two_report_counts_once() -> None:
     assert commit.tokens == 10
 
 
+def counted(*by_member: tuple[int, ...]) -> list[Vote]:
+    """Votes whose types carry statistics."""
+    return [
+        replace(vote, stats=tuple(replace(s, statistics=told) for s in vote.stats))
+        for vote, told in zip(votes_of(), by_member, strict=True)
+    ]
+
+
+def test_statistics_are_added_over_types_and_stand_in_the_order_of_stages() -> None:
+    commit = judged(counted((1, 2, 3), (10, 20, 30), (7,), (5,))).commit
+
+    assert commit is not None
+    assert commit.statistics == (11, 22, 33, 12)
+
+
+def test_statistics_of_a_type_that_two_report_count_once_whatever_its_supplier() -> None:
+    votes = counted((1, 2), (10, 20), (7,), (5,))
+    doubled = replace(votes[3], stats=(*votes[2].stats, *votes[3].stats))
+    moved = replace(votes[3], stats=(*votes[3].stats, *votes[2].stats))
+    without = replace(votes[2], stats=())
+
+    for last in ([votes[2], doubled], [without, moved]):
+        commit = judged([*votes[:2], *last]).commit
+        assert commit is not None
+        assert commit.statistics == (11, 22, 12)
+
+
+def test_suppliers_that_count_differently_stop_the_step() -> None:
+    for other in ((5,), ()):
+        verdict = judged(counted((1, 2), other, (), ()))
+        assert (verdict.commit, verdict.hopeless) == (None, False)
+        assert "stage 0: its cells tell" in verdict.reason
+
+
+def test_a_job_that_counts_nothing_sends_and_hashes_what_it_did_before_there_were_statistics() -> (
+    None
+):
+    votes = votes_of()
+    commit = judged(votes).commit
+
+    assert commit is not None
+    assert commit.statistics == ()
+    assert "statistics" not in dumps(votes[0]) + dumps(commit)
+
+
 def test_the_first_commit_of_a_history_begins_the_total_of_its_data() -> None:
     commit = judged(votes_of()).commit
 

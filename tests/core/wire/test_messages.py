@@ -66,7 +66,7 @@ COMMIT = Commit(
 )
 RECORD = votes.CommitRecord(
     lineage=0,
-    commit=dataclasses.replace(COMMIT, num_instalments=2),
+    commit=COMMIT,
     certified_in="q7-5eed",
     chain="c" * 32,
     gradients=("g" * 32, "h" * 32),
@@ -138,6 +138,20 @@ EXAMPLES: dict[str, Any] = {
         checkpoint_busy=True,
         durable=2,
     ),
+    "vote-with-statistics": Vote(
+        step=4,
+        attempt=1,
+        ok=True,
+        norms_sq=(1.5,),
+        gradient="g" * 32,
+        state="s" * 32,
+        stats=(
+            TypeStat(type=2, statistics=(3, 0, 5)),
+            TypeStat(type=3, loss_sum=3.5, tokens=64, statistics=(1, 2, 5)),
+        ),
+        newest_plan=8,
+        newest_nonce="beef",
+    ),
     "vote-with-snapshots": Vote(
         step=4,
         attempt=0,
@@ -180,10 +194,19 @@ EXAMPLES: dict[str, Any] = {
             ),
         ),
         records=(RECORD,),
+        bad=(
+            segments.BadSegment(
+                key=segments.SegmentKey(
+                    lineage=0, position=1, unit=0, kind=segments.SegmentKind.GRADIENT, version=3
+                ),
+                pod=POD,
+            ),
+        ),
     ),
     "last-status": LastStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2, state="5a"),
     "save-status": SaveStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2),
     "commit": COMMIT,
+    "commit-with-statistics": dataclasses.replace(COMMIT, statistics=(4, 2, 10)),
     "settle-report": SettleReport(
         index=2,
         valid=True,

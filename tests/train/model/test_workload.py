@@ -83,7 +83,7 @@ def test_a_missing_dependency_of_the_users_module_is_named(tmp_path, monkeypatch
 )
 def test_a_wrong_configuration_names_key_value_and_rule(config, message):
     with pytest.raises(InvalidSpecError, match=message):
-        llama_config.parse_config(config)
+        llama_config.parse_config(config, llama_config.LlamaConfig)
 
 
 def test_arguments_for_the_built_in_model_are_refused():

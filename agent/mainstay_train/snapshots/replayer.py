@@ -1,0 +1,134 @@
+"""Makes a position's state anew: each unit's newest copy, then the optimizer for each step since.
+
+Nothing is computed but the optimizer, and only by who lost the state (MoEvement, section 3.3, with
+logged gradients in the place of replayed micro-batches). Each step applies the units whose state is
+there already. What the votes of a step said of the gradient and of the masters must come out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.rank.events import LoadFailed, StateLoaded
+from mainstay_core.rank.replaying import Replay
+from mainstay_core.wire.segments import BadSegment, Holder, SegmentKey
+from mainstay_core.wire.votes import CommitRecord
+from mainstay_train.compute.engine import Engine
+from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.state.segments import SegmentClient, SegmentMissing, StoreGone
+
+
+class _Unusable(Exception):  # noqa: N818 - it ends a replay, and its text is told
+    """No good copy of a segment is left, or the quorum has ended."""
+
+
+class Replayer:
+    """One replay.
+
+    Args:
+        engine: whose state is made.
+        units: of this state.
+        client: of the store of this trainer's pod.
+        pod: this trainer's.
+        learning_rate: of a step.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        units: UnitBytes,
+        client: SegmentClient,
+        pod: PodUid,
+        learning_rate: Callable[[int], float],
+    ) -> None:
+        self._engine, self._units, self._client = engine, units, client
+        self._pod, self._learning_rate = pod, learning_rate
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self.bad: list[BadSegment] = []
+        """Copies that were found damaged."""
+
+    def run(self, replay: Replay, ended: Callable[[], str]) -> StateLoaded | LoadFailed:
+        """Carry out a replay.
+
+        Args:
+            replay: of this engine's position.
+            ended: returns why the quorum has ended; empty while it has not.
+        """
+        try:
+            for unit in replay.units:
+                self._read(unit.state, unit.state_holders, ended)
+            self._engine.state.refresh()
+            for record in replay.records:
+                self._apply(replay, record, ended)
+        except _Unusable as error:
+            return LoadFailed(str(error))
+        return StateLoaded(self._engine.state.masters_digest().whole.hex())
+
+    def _apply(self, replay: Replay, record: CommitRecord, ended: Callable[[], str]) -> None:
+        """Apply one step to the units whose state is of its version."""
+        step = record.commit.step
+        active = [unit for unit in replay.units if unit.state.version <= step]
+        for unit in active:
+            key, holders = unit.gradients[step - unit.state.version]
+            self._read(key, holders, ended)
+        if len(active) == len(replay.units):
+            self._check(replay, record)
+        names = [name for unit in active for name in self._units.parameters[unit.unit]]
+        self._engine.apply_again(record.commit, self._learning_rate(step), names)
+
+    def _check(self, replay: Replay, record: CommitRecord) -> None:
+        """Compare the whole with what the votes said, where the record has it.
+
+        Raises:
+            _Unusable: they differ, though each segment is as it was written.
+        """
+        if not record.states:
+            return
+        told = {
+            "masters": record.states[replay.position],
+            "reduced gradient": record.gradients[replay.position],
+        }
+        found = {
+            "masters": self._engine.state.masters_digest().whole.hex(),
+            "reduced gradient": self._engine.gradient_digest(),
+        }
+        for what, digest in found.items():
+            if digest != told[what]:
+                raise _Unusable(
+                    f"replayed step {record.commit.step}: the {what} have digest {digest}, its "
+                    f"votes told {told[what]}"
+                )
+
+    def _read(self, key: SegmentKey, holders: Sequence[Holder], ended: Callable[[], str]) -> None:
+        """Read a segment from the first holder whose copy is good.
+
+        Raises:
+            _Unusable: no copy is good, or the quorum has ended.
+        """
+        memory = self._memory(self._units.size_bytes(key.unit, key.kind))
+        left, whys = list(holders), list[str]()
+        while not ended():
+            try:
+                read = self._client.fetch(key, left, memory)
+            except (SegmentMissing, StoreGone) as error:
+                raise _Unusable("; ".join([*whys, str(error)])) from error
+            if self._units.digest(key.unit, key.kind, memory) == read.header.digest:
+                self._units.read(key.unit, key.kind, memory)
+                return
+            if read.holder is None:
+                self._client.discard(key)
+            else:
+                left.remove(read.holder)
+            pod = self._pod if read.holder is None else read.holder.pod
+            self.bad.append(BadSegment(key=key, pod=pod))
+            whys.append(f"the copy of {key} on {pod} has not the digest that it was written with")
+        raise _Unusable(ended())
+
+    def _memory(self, size_bytes: int) -> memoryview:
+        """Return memory for a segment, that of the one before if it is large enough."""
+        if self._buffer.numel() < size_bytes:
+            self._buffer = torch.empty(size_bytes, dtype=torch.uint8)
+        return memoryview(self._buffer.numpy())[:size_bytes]  # type: ignore[arg-type]

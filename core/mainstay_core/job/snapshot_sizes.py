@@ -1,0 +1,205 @@
+"""Computes the memory that a pod needs for snapshots of the state, and settles how they are kept.
+
+A pod's store of segments holds what its own ranks have written and what other pods sent it. Of each
+part of the state that is at most
+
+    one complete snapshot + one in the making + the gradients of the steps since the complete one
+
+(MoEvement, arXiv 2412.15411, section 3.2: one persisted checkpoint and one in flight). The ranks of
+a position divide its parts among them. So a lost replica makes the others' shares larger, and what
+is computed here is what they are then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from mainstay_core.base.bounds import MAX_COPY_BYTES
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.shape import JobShape
+from mainstay_core.base.words import count, show_bytes
+from mainstay_core.job import model_sizes
+from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.built_in_sizes import built_in_sizes
+from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_SNAPSHOT_WINDOW, SnapshotConfig
+from mainstay_core.job.llama_sizes import padded
+from mainstay_core.job.sections import Protection, Snapshots, Workload
+from mainstay_core.job.stages import stage_blocks
+from mainstay_core.job.types import whole_quantity
+
+PATH = "spec.snapshots"
+LAG_STEPS = 4
+"""Steps by which two windows last longer than their instalments: copies travel to other pods in the
+background, and the votes that say that they are there come in a later step."""
+MARGIN = 4
+"""Auto adds one part in so many: shares of pods are not quite even, and freed room has gaps."""
+PAGE_BYTES = 4096
+"""Segments begin at whole pages."""
+ALIGNMENT_BYTES = 64
+KINDS = 4
+"""Tensors of a parameter's state: master, two moments, and the number of its steps."""
+WIDE_BYTES = 4
+"""Masters and gradients are fp32."""
+
+
+def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, peers: int) -> int:
+    """Return the least memory with which a pod keeps all that it has to keep.
+
+    It is a bound. No pod has a larger share of a position than its ranks would have if all of them
+    were of the largest position. It holds such shares for as many other pods as each part has
+    peers, and for one more, as peers are chosen by failure domain and stage before size.
+
+    Args:
+        models: sizes of the blocks, for the inner ranks that are known.
+        shape: degrees of the job; one of the wanted replicas may be missing.
+        window: steps of a window; 0: one for each unit of the position that has most of them.
+        peers: other pods that keep each part.
+
+    Raises:
+        ValueError: there are more stages than blocks.
+    """
+    cuts = _cut(tuple(block.cost for block in models[0].blocks), shape.stages)
+    num_units = max(sum(models[0].blocks[i].num_units for i in cut) for cut in cuts)
+    length = window or min(MAX_AUTO_WINDOW, num_units)
+    num_steps = 2 * length + LAG_STEPS
+    num_cells = max(1, shape.replicas - 1)
+    largest_share = total = 0
+    for cut in cuts:
+        stage = [[_kept(model.blocks[i], num_steps) for i in cut] for model in models]
+        # A unit is not divided: who has the most has up to a block more than an even share.
+        shares = [min(sum(kept), -(-sum(kept) // num_cells) + max(kept)) for kept in stage]
+        largest_share = max(largest_share, *shares)
+        total += shape.ranks_per_stage * max(map(sum, stage))
+    num_shares = 1 + peers + min(peers, 1)
+    return min(num_shares * shape.ranks_per_pod * largest_share, total)
+
+
+def _kept(block: BlockSizes, num_steps: int) -> int:
+    """Return what is kept of a block: two states, and the gradients of some steps."""
+    width = WIDE_BYTES * sum(map(padded, block.parameters))
+    # Each unit is a segment of its own, and each tensor of several units begins at a cache line.
+    gaps = (2 + num_steps) * block.num_units * PAGE_BYTES
+    if block.num_units > 1:
+        gaps += (2 * KINDS + num_steps) * ALIGNMENT_BYTES * len(block.parameters)
+    return 2 * (width + block.moments_bytes) + num_steps * width + gaps
+
+
+_cut = lru_cache(maxsize=256)(stage_blocks)
+"""Cached, as each look at a job asks for it, and cutting a deep model is not free."""
+
+
+def plan_snapshots(
+    snapshots: Snapshots,
+    protection: Protection,
+    workload: Workload,
+    shape: JobShape,
+    num_pods: int,
+) -> SnapshotConfig | None:
+    """Return how the state is kept in the memory of pods; None if it is not.
+
+    Args:
+        snapshots: ``spec.snapshots``.
+        protection: ``spec.protection``.
+        workload: says how large the model is, if it is the built-in one.
+        shape: degrees of the job.
+        num_pods: pods that the wanted replicas need.
+
+    Raises:
+        InvalidSpecError: the settings contradict the job, or are too little for it.
+    """
+    if not snapshots.enabled:
+        return None
+    window = 0 if snapshots.window == "Auto" else snapshots.window
+    _check_degrees(snapshots, protection, window, num_pods)
+    least = _least_bytes(workload, shape, window=window, peers=snapshots.peers)
+    if snapshots.memory == "Auto":
+        if least is None:
+            raise InvalidSpecError(
+                f"{PATH}.memory",
+                f"is Auto, but how much memory the model of {workload.entrypoint} takes is not "
+                "known before it runs; use an amount, e.g. 8Gi (`mainstay local run FILE "
+                "--dry-run` says then whether it is enough)",
+            )
+        memory = least + -(-least // MARGIN)
+    else:
+        memory = whole_quantity(snapshots.memory)
+        check_memory(snapshots.memory, memory, least or 1)
+    if memory > MAX_COPY_BYTES:
+        raise InvalidSpecError(
+            f"{PATH}.memory",
+            f"is {snapshots.memory}, which makes {show_bytes(memory)} of a pod; use at most "
+            f"{show_bytes(MAX_COPY_BYTES)}, with a shorter window, fewer peers or more replicas",
+        )
+    return SnapshotConfig(
+        memory_bytes=memory,
+        num_instalments=window,
+        peers=snapshots.peers,
+        domains=protection.domains,
+    )
+
+
+def check_memory(told: str, memory_bytes: int, least_bytes: int) -> None:
+    """Refuse a store of segments in which a pod's share does not fit.
+
+    Args:
+        told: ``spec.snapshots.memory`` as the user wrote it.
+        memory_bytes: what that is.
+        least_bytes: what a pod keeps.
+
+    Raises:
+        InvalidSpecError: it is less.
+    """
+    if memory_bytes < least_bytes:
+        least_mib = -(-least_bytes // 2**20)
+        raise InvalidSpecError(
+            f"{PATH}.memory",
+            f"is {told}, but a pod keeps {show_bytes(least_bytes)} of snapshots and gradients; use "
+            f"at least {least_mib}Mi",
+        )
+
+
+def _check_degrees(
+    snapshots: Snapshots, protection: Protection, window: int, num_pods: int
+) -> None:
+    if window > MAX_SNAPSHOT_WINDOW:
+        raise InvalidSpecError(
+            f"{PATH}.window", f"is {window}, must be at most {MAX_SNAPSHOT_WINDOW} steps, or Auto"
+        )
+    if snapshots.peers >= num_pods:
+        raise InvalidSpecError(
+            f"{PATH}.peers",
+            f"is {snapshots.peers}, but the wanted replicas need {count(num_pods, 'pod')}, so each "
+            f"has {num_pods - 1} beside it; use at most {num_pods - 1}",
+        )
+    if protection.domains > num_pods:
+        raise InvalidSpecError(
+            "spec.protection.domains",
+            f"is {protection.domains}, but the wanted replicas need {count(num_pods, 'pod')}; use "
+            f"at most {num_pods}",
+        )
+
+
+def _least_bytes(workload: Workload, shape: JobShape, *, window: int, peers: int) -> int | None:
+    """Return what a pod keeps; None where the size of the model is not known here."""
+    config = workload.config
+    if workload.entrypoint not in model_sizes.BUILT_IN:
+        return None
+    model_sizes.check_config(workload.entrypoint, config)
+    model_sizes.check_ranks(workload.entrypoint, shape.ranks_per_stage)
+    if shape.stages * model_sizes.num_blocks(config) ** 2 > model_sizes.MAX_CUTS:
+        return None
+    models = [
+        built_in_sizes(
+            workload.entrypoint,
+            config,
+            shape.ranks_per_stage,
+            inner,
+            accumulates=shape.micro_batches > 1,
+        )
+        for inner in sorted({0, shape.ranks_per_stage - 1})
+    ]
+    try:
+        return store_bytes(models, shape, window=window, peers=peers)
+    except ValueError as error:
+        raise InvalidSpecError("spec.parallelism.stages", str(error)) from error

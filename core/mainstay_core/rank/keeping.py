@@ -1,0 +1,72 @@
+"""Defines what a session asks of its shell for the two places that keep its state.
+
+These are durable checkpoints on storage, and segments in the memory of pods.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from mainstay_core.rank.connections import Ends
+from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
+from mainstay_core.rank.replaying import Replay
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.votes import CommitRecord, SaveStatus, SnapshotStatus
+
+
+class Writer(Protocol):
+    """The writer of a trainer's checkpoints, as far as steps do not wait for it."""
+
+    def newest_complete(self) -> int:
+        """Look at the disk; return the newest version that can be read, 0 without one."""
+
+    def status(self) -> SaveStatus:
+        """Return what to say of this rank's writing in a vote."""
+
+    def void(self, version: int) -> None:
+        """Never call the part of a version safe."""
+
+
+class Keeper(Protocol):
+    """The writer and reader of a trainer's segments."""
+
+    async def report(self, lineage: int, *, whole: bool) -> StoreReport:
+        """Return which segments this trainer has found damaged, and what its pod's store holds.
+
+        Args:
+            lineage: of the plan.
+            whole: whether to tell of the store; else another member of the pod does.
+        """
+
+    def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:
+        """Begin to copy this member's units of an instalment, in the background.
+
+        Args:
+            plan: that is adopted; it says who copies what, and who holds it.
+            index: of this member.
+            lineage: of the state.
+            action: which instalment.
+        """
+
+    def begin_wait(self) -> Ends:
+        """Return what ends a wait of :meth:`log` or :meth:`replay`, from any thread."""
+
+    async def log(self, wait: Any, plan: Plan, index: int, lineage: int, step: int) -> bool:
+        """Copy this member's part of the reduced gradient, and wait until its holders have it.
+
+        Returns:
+            Whether they do: a store without room, or a holder that is gone, stops no step.
+        """
+
+    def status(self, version: int, *, logged: bool) -> SnapshotStatus:
+        """Return what to say of segments in the vote on the step at ``version``."""
+
+    def record(self, record: CommitRecord) -> None:
+        """Give the pod's store a commit, before it is applied."""
+
+    def keep_from(self, lineage: int, version: int) -> None:
+        """Tell the pod's store that nothing before ``version`` is needed any more."""
+
+    async def replay(self, wait: Any, replay: Replay) -> StateLoaded | LoadFailed:
+        """Make the state anew; every replayed step has the digests that its votes told."""

@@ -1,0 +1,237 @@
+"""Decides which states pods' stores of segments can make anew, and how (protocol section 6).
+
+A position that no living member holds is not lost while stores of segments cover it: each unit's
+state at some version, and its reduced gradients of all steps since. From these a member computes
+the state by the optimizer alone, with the scale that each step's commit names. Nobody else computes
+anything (design section 5, row 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import (
+    Holder,
+    Run,
+    SegmentKey,
+    SegmentKind,
+    StoreReport,
+    UnitHeld,
+)
+from mainstay_core.wire.votes import CommitRecord, SettleReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitReplay:
+    """How one unit comes to the settled version."""
+
+    unit: int
+    name: str
+    state: SegmentKey
+    """The state that it starts from."""
+    state_holders: tuple[Holder, ...]
+    gradients: tuple[tuple[SegmentKey, tuple[Holder, ...]], ...]
+    """The gradient of each step since, ascending, and who keeps it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """How a member makes its position's state anew."""
+
+    position: int
+    version: int
+    """At which it is then."""
+    units: tuple[UnitReplay, ...]
+    """In the position's canonical order."""
+    records: tuple[CommitRecord, ...]
+    """The commits of all steps that are applied again, ascending."""
+
+    @property
+    def first_step(self) -> int:
+        """Return the first step that some unit applies again; the version where none does."""
+        return min((unit.state.version for unit in self.units), default=self.version)
+
+
+def needs_stores(plan: Plan, reports: Sequence[SettleReport]) -> bool:
+    """Return whether some position has no member that stayed with a valid state.
+
+    Args:
+        plan: the plan being adopted.
+        reports: one per member, in any order.
+    """
+    stayed = {
+        r.index
+        for r in reports
+        if r.valid and r.lineage == plan.lineage and r.settled >= plan.members[r.index].since
+    }
+    return any(not stayed.intersection(m.index for m in members) for members in plan.positions)
+
+
+def speaks_for_store(plan: Plan, index: int) -> bool:
+    """Return whether a member is the one of its pod that tells what the pod's store holds."""
+    pod = plan.members[index].slot.pod
+    return index == min(m.index for m in plan.members if m.slot.pod == pod)
+
+
+class Stores:
+    """What all stores of a quorum's pods hold together.
+
+    Args:
+        reports: of the stores; those of another lineage hold nothing that counts.
+        lineage: of the plan.
+    """
+
+    def __init__(self, reports: Iterable[StoreReport], lineage: int) -> None:
+        self._lineage = lineage
+        self._units: dict[int, dict[int, list[tuple[Holder, UnitHeld]]]] = {}
+        """By position and unit, in the order of pods."""
+        self.records: dict[int, CommitRecord] = {}
+        """By step."""
+        # In one order, whoever tells first: all ranks come to the same holders and records.
+        told = sorted((r for r in reports if r.lineage == lineage), key=lambda r: r.pod)
+        bad = {(bad.pod, bad.key) for report in told for bad in report.bad}
+        for report in told:
+            self._add(report, {key for pod, key in bad if pod == report.pod})
+
+    def _add(self, report: StoreReport, bad: Collection[SegmentKey]) -> None:
+        holder = Holder(pod=report.pod, address=report.address)
+        for held in report.units:
+            of_position = self._units.setdefault(held.position, {})
+            of_position.setdefault(held.unit, []).append((holder, _without(held, bad)))
+        for record in report.records:
+            known = self.records.get(record.commit.step)
+            # A rank that rolled forward has not seen the digests that the votes told.
+            if record.lineage == self._lineage and (known is None or not known.states):
+                self.records[record.commit.step] = record
+
+    def reach(self, position: int) -> frozenset[int]:
+        """Return the versions of a position that can be made anew.
+
+        Complexity: linear in what the stores hold of the position.
+        """
+        units = self._units_of(position)
+        if units is None:
+            return frozenset()
+        reached = [self._reach_of_unit(copies) for copies in units.values()]
+        return frozenset.intersection(*reached)
+
+    def plan_replay(self, position: int, version: int) -> Replay | None:
+        """Return how to make a position's state at a version; None if it cannot be made.
+
+        Each unit starts from its newest state, so as few steps as can be are applied again.
+        """
+        units = self._units_of(position)
+        if units is None:
+            return None
+        plans = [self._plan_unit(position, n, units[n], version) for n in sorted(units)]
+        found = tuple(plan for plan in plans if plan is not None)
+        if len(found) < len(plans):
+            return None
+        first = min(unit.state.version for unit in found)
+        records = tuple(self.records[step] for step in range(first, version))
+        return Replay(position=position, version=version, units=found, records=records)
+
+    def why_not(self, position: int, version: int) -> str:
+        """Return why a position cannot be made at a version, naming a unit; empty if it can."""
+        held = self._units.get(position, {})
+        if not held:
+            return f"no store holds anything of position {position}"
+        num_units = max(u.num_units for copies in held.values() for _, u in copies)
+        for number in range(num_units):
+            copies = held.get(number, [])
+            if not copies:
+                return f"no store holds unit {number} of position {position}"
+            if version in self._reach_of_unit(copies):
+                continue
+            pods = ", ".join(sorted({holder.pod for holder, _ in copies}))
+            states = sorted({v for _, u in copies for v in u.states}) or "none"
+            return (
+                f"unit {copies[0][1].unit_name} of position {position} does not reach version "
+                f"{version}: its states at {states} and the gradients since, on {pods}, have gaps"
+            )
+        return ""
+
+    def _units_of(self, position: int) -> Mapping[int, list[tuple[Holder, UnitHeld]]] | None:
+        """Return what is held of each unit of a position; None unless all units are there."""
+        units = self._units.get(position)
+        if not units:
+            return None
+        sizes = {held.num_units for copies in units.values() for _, held in copies}
+        return units if sizes == {len(units)} and set(units) == set(range(len(units))) else None
+
+    def _reach_of_unit(self, copies: Sequence[tuple[Holder, UnitHeld]]) -> frozenset[int]:
+        """Return the versions that a unit can be brought to."""
+        steps = {
+            step
+            for _, held in copies
+            for run in held.gradients
+            for step in range(run.first, run.last + 1)
+            if step in self.records
+        }
+        reached: set[int] = set()
+        for state in sorted({v for _, held in copies for v in held.states}):
+            version = state
+            reached.add(version)
+            while version in steps and version + 1 not in reached:
+                version += 1
+                reached.add(version)
+        return frozenset(reached)
+
+    def _plan_unit(
+        self, position: int, unit: int, copies: Sequence[tuple[Holder, UnitHeld]], version: int
+    ) -> UnitReplay | None:
+        states = {v for _, held in copies for v in held.states if v <= version}
+        steps = {
+            step: _holders_of_step(copies, step) for step in range(min(states, default=0), version)
+        }
+        usable = [
+            v for v in states if all(steps[s] and s in self.records for s in range(v, version))
+        ]
+        if not usable:
+            return None
+        newest = max(usable)
+
+        def key(kind: SegmentKind, at: int) -> SegmentKey:
+            return SegmentKey(
+                lineage=self._lineage, position=position, unit=unit, kind=kind, version=at
+            )
+
+        return UnitReplay(
+            unit=unit,
+            name=copies[0][1].unit_name,
+            state=key(SegmentKind.STATE, newest),
+            state_holders=tuple(holder for holder, held in copies if newest in held.states),
+            gradients=tuple(
+                (key(SegmentKind.GRADIENT, step), steps[step]) for step in range(newest, version)
+            ),
+        )
+
+
+def _without(held: UnitHeld, bad: Collection[SegmentKey]) -> UnitHeld:
+    """Return what is held of a unit without what was found damaged."""
+    mine = [key for key in bad if (key.position, key.unit) == (held.position, held.unit)]
+    states = {key.version for key in mine if key.kind is SegmentKind.STATE}
+    steps = {key.version for key in mine if key.kind is SegmentKind.GRADIENT}
+    if not mine:
+        return held
+    runs = []
+    for run in held.gradients:
+        first = run.first
+        for step in sorted(step for step in steps if run.first <= step <= run.last):
+            if first < step:
+                runs.append(Run(first=first, last=step - 1))
+            first = step + 1
+        if first <= run.last:
+            runs.append(Run(first=first, last=run.last))
+    left = tuple(version for version in held.states if version not in states)
+    return replace(held, states=left, gradients=tuple(runs))
+
+
+def _holders_of_step(copies: Sequence[tuple[Holder, UnitHeld]], step: int) -> tuple[Holder, ...]:
+    return tuple(
+        holder
+        for holder, held in copies
+        if any(run.first <= step <= run.last for run in held.gradients)
+    )

@@ -1,0 +1,188 @@
+"""Defines what a trainer's session asks of its shell: time, messages, arithmetic and the disk.
+
+The shell of a trainer has sockets, threads and torch; that of the simulation has none of them.
+:mod:`mainstay_core.rank.session` says in which order the methods are called.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from mainstay_core.planning.program import Action
+from mainstay_core.rank import events, machine
+from mainstay_core.rank.connections import Ends
+from mainstay_core.rank.reports import AppliedStep, Ballot
+from mainstay_core.rank.serving import Sources, Wanted
+from mainstay_core.rank.settle import Supply
+from mainstay_core.wire.facts import RankFact
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
+from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, Vote
+
+MessageT = TypeVar("MessageT", SettleReport, StoreReport, Vote, LastStatus)
+Message = SettleReport | StoreReport | Vote | LastStatus
+
+
+class RankShell(ABC):
+    """The methods that a session calls, and that its shell defines."""
+
+    # What the shell does: time and messages ---------------------------------------
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """Return the wall clock, in seconds."""
+
+    @abstractmethod
+    def lap_s(self) -> float:
+        """Return the seconds since this was asked before, or since the start."""
+
+    @abstractmethod
+    def send_status(self) -> None:
+        """Send the status to the supervisor."""
+
+    @abstractmethod
+    def send_fact(self, fact: RankFact) -> None:
+        """Send a fact to the supervisor."""
+
+    @abstractmethod
+    def send_entry(self, entry: LedgerEntry, *, post: bool) -> None:
+        """Send a ledger entry to the supervisor; with ``post`` it mirrors the entry to the api."""
+
+    @abstractmethod
+    def moved(self, before: machine.RankState, event: events.Event, reason: str) -> None:
+        """Take note of a transition of the state machine."""
+
+    @abstractmethod
+    def warn(self, text: str) -> None:
+        """Log that one of several attempts failed."""
+
+    # What the shell does: others --------------------------------------------------
+
+    @abstractmethod
+    async def wait_newer(self, known: int) -> None:
+        """Wait for a plan whose quorum has an id above ``known``."""
+
+    @abstractmethod
+    async def post(self, key: str, message: Message) -> None:
+        """Give a message to all members.
+
+        Raises:
+            QuorumAborted: the quorum ended first.
+        """
+
+    @abstractmethod
+    async def gathered(self, key: str, kind: type[MessageT]) -> tuple[MessageT, ...]:
+        """Wait for the messages that all members gave for ``key``, in index order.
+
+        Raises:
+            QuorumAborted: the quorum ended first.
+        """
+
+    @abstractmethod
+    async def connect(self, groups: Any) -> None:
+        """Connect groups that are not connected yet.
+
+        Raises:
+            GroupEnded: somebody is gone, or the groups were shut meanwhile.
+        """
+
+    @abstractmethod
+    def make_heal_client(self) -> Ends:
+        """Return what copies a state for :meth:`copy`."""
+
+    @abstractmethod
+    async def copy(self, client: Any, sources: Sources, wanted: Wanted, expected: str) -> str:
+        """Copy other cells' state into this one; return the digest of its masters.
+
+        Args:
+            client: ends with the quorum.
+            sources: who has the state. If one fails, the others send the rest.
+            wanted: the state that is asked for.
+            expected: the masters' digest that the reports name; "" if none does.
+
+        Raises:
+            HealFailed: no source is left, or the copy has another digest.
+        """
+
+    @abstractmethod
+    def serve(self, served: Wanted | None) -> None:
+        """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""
+
+    # What the shell does: arithmetic and disk ---------------------------------------
+
+    @abstractmethod
+    async def reach(self, action: Action) -> None:
+        """Take note that an action of the program is about to run."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Allocate what computes the adopted plan's stage, unless that is there."""
+
+    @abstractmethod
+    async def compute_types(self, types: Sequence[int], groups: Any, early: Any) -> None:
+        """Run types through this cell; complete ones are held, whatever happens.
+
+        Args:
+            types: in this order.
+            groups: of the chain; None where a chain is a single rank.
+            early: an EarlyReduction that begins meanwhile, or None; given up if the chain breaks.
+
+        Raises:
+            GroupEnded: the chain broke.
+        """
+
+    @abstractmethod
+    def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
+        """Return the complete partials; ``judged``: once a device behind its host is done."""
+
+    @abstractmethod
+    def drop_held(self) -> None:
+        """Free all partials."""
+
+    @abstractmethod
+    async def reduce(self, group: Any, table: Sequence[Supply], members: Sequence[int]) -> None:
+        """Reduce the position's gradient in canonical order.
+
+        Args:
+            group: the position's members; None where there is one only.
+            table: supplies in canonical order.
+            members: indices of the members, in the group's order.
+
+        Raises:
+            GroupEnded: a member is gone; partials are as before.
+        """
+
+    @abstractmethod
+    def gradient_digest(self) -> str:
+        """Return the digest of the reduced gradient."""
+
+    @abstractmethod
+    def make_ballot(self, step: int, table: Sequence[Supply]) -> Ballot:
+        """Return the results that enter the vote on ``step``; the table credits its types."""
+
+    @abstractmethod
+    async def apply(self, commit: Commit) -> AppliedStep:
+        """Apply the reduced gradient."""
+
+    @abstractmethod
+    def final_digests(self, data: str) -> FinalDigests:
+        """Return the digests at the end of the job; ``data`` is that of all samples consumed."""
+
+    @abstractmethod
+    async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
+        """Read a version from the disk; version 0 is the seed's initial state."""
+
+    @abstractmethod
+    def write_part(self, action: events.WriteCheckpoint) -> None:
+        """Copy this position's part now and write it in the background."""
+
+    @abstractmethod
+    def rename(self, action: events.RenameCheckpoint) -> None:
+        """Complete an attempt in the background; :meth:`tell_checkpoint` says what came of it."""
+
+    @abstractmethod
+    async def wait_written(self) -> SaveStatus:
+        """Wait until nothing is being written; return what to say of it then."""

@@ -1,0 +1,21 @@
+"""Plans which state is copied to whose memory, and how a lost state is computed from the copies.
+
+- ``units``: what is copied by itself, and that the units of a position tile its state
+- ``prices``: what a copy of a unit takes, from the types of its state
+- ``windows``: in which step of a window each unit is copied (MoEvement's algorithm 1)
+- ``measures``: how fast copies travel and how long a step takes, as all ranks agree on it
+- ``orderings``: the order in which units are copied
+- ``duties``: which living cell copies which units
+- ``schedule``: a whole window: its length, and the instalments of every author
+- ``copies``: whose stores hold what a cell copies
+- ``retention``: which window is complete, and what stores keep
+- ``memory``: what stores need for windows and logs
+- ``inventory``: what stores hold, and the answer that a replay lacks something
+- ``gradient_replay``: from copies and logged gradients to a lost state
+- ``segments``: which lost stages are replayed together
+- ``boundary_replay``: from copies and logged activations to the state of lost stages
+
+A *window* is a run of steps in which every unit of the model is copied once. The copies that one
+author makes at one version are an *instalment*. Everything here is a function of what votes and
+plans say, so all ranks compute the same. It needs the standard library alone: trainers import it.
+"""

@@ -1,0 +1,232 @@
+"""The memory of pods for snapshots: what it must hold, and which settings are refused."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mainstay_core.base.bounds import MAX_COPY_BYTES
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job import snapshot_sizes, spec
+from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.llama_sizes import padded, sizes_of
+from mainstay_core.job.stages import stage_blocks
+from mainstay_core.job.types import whole_quantity
+from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
+from mainstay_core.snapshots.duties import divide_by_weight
+from mainstay_core.snapshots.units import Position
+
+SMALL = {"dim": 16, "layers": 6, "heads": 4, "kvHeads": 2, "hidden": 32}
+LLAMA = "mainstay_train.models.llama:workload"
+
+
+def job_of(snapshots: dict[str, Any] | None, **sections: Any) -> spec.TrainingJob:
+    return spec.parse_training_job(
+        {
+            "apiVersion": spec.API_VERSION,
+            "kind": spec.KIND,
+            "metadata": {"name": "demo"},
+            "spec": {
+                "training": {"steps": 60, "lanes": 4},
+                "parallelism": {"stages": 2},
+                "workload": {"entrypoint": LLAMA, "config": SMALL},
+            }
+            | ({} if snapshots is None else {"snapshots": snapshots})
+            | copy.deepcopy(sections),
+        }
+    )
+
+
+def problem(snapshots: dict[str, Any], **sections: Any) -> str:
+    with pytest.raises(InvalidSpecError) as caught:
+        job_of(snapshots, **sections)
+    return str(caught.value)
+
+
+def shape_of(**changes: Any) -> JobShape:
+    values = {
+        "lanes": 4, "shards_per_lane": 2, "replicas": 4, "min_replicas": 1, "stages": 2,
+        "steps": 1, "seed": 0,
+    }  # fmt: skip
+    return JobShape(**(values | changes))
+
+
+# --- What a pod keeps -------------------------------------------------------------------------
+
+
+def keep(
+    model: ModelSizes, shape: JobShape, window: int, peers: int, num_domains: int, replicas: int
+) -> dict[str, int]:
+    """Deal out all that is kept by the rules by which trainers do.
+
+    Args:
+        model: on ranks of an inner mesh of one.
+        shape: of the job.
+        window: steps of a window.
+        peers: other pods that keep each part.
+        num_domains: failure domains, which pods lie in in turn.
+        replicas: that are there.
+
+    Returns:
+        Bytes by pod.
+    """
+    cuts = stage_blocks([b.cost for b in model.blocks], shape.stages)
+    ranks = [(r, s) for r in range(shape.replicas) for s in range(shape.stages)]
+    pod_of = {rank: PodUid(f"p{n // shape.ranks_per_pod:03d}") for n, rank in enumerate(ranks)}
+    pod_of = {rank: pod for rank, pod in pod_of.items() if rank[0] < replicas}
+    stores = [
+        StorePod(
+            pod=pod,
+            domain=f"d{number % num_domains}",
+            stages=tuple(sorted({s for (_, s), p in pod_of.items() if p == pod})),
+        )
+        for number, pod in enumerate(sorted(set(pod_of.values())))
+    ]
+    shares = {(Position(stage=s, inner=0), pod) for (_, s), pod in pod_of.items()}
+    demands = [CopyDemand(position=p, pod=pod, size_bytes=1) for p, pod in sorted(shares)]
+    plan = plan_copies(stores, demands, peers=peers, domains=min(2, peers + 1))
+    holders = {(c.position.stage, c.pod): c.holders for c in plan.copies}
+    held = {store.pod: 0 for store in stores}
+    for stage, cut in enumerate(cuts):
+        width = [4 * sum(map(padded, model.blocks[i].parameters)) for i in cut]
+        states = [w + model.blocks[i].moments_bytes for w, i in zip(width, cut, strict=True)]
+        steps = 2 * window + snapshot_sizes.LAG_STEPS
+        for replica, units in enumerate(divide_by_weight(states, range(replicas))):
+            size = sum(2 * states[unit] + steps * width[unit] for unit in units)
+            for pod in holders[stage, pod_of[replica, stage]]:
+                held[pod] += size
+    return held
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_pod_keeps_more_than_is_asked_for(seed: int) -> None:
+    rng = random.Random(seed)
+    stages, replicas = rng.randrange(1, 9), rng.randrange(1, 7)
+    config = {
+        **SMALL,
+        "layers": rng.randrange(max(2, stages - 2), 16),
+        "hidden": 16 * rng.randrange(1, 9),
+        "vocab": rng.choice([256, 1024, 4096]),
+    }
+    model = sizes_of(config, 1, 0, accumulates=False)
+    shape = shape_of(
+        lanes=replicas,
+        replicas=replicas,
+        stages=stages,
+        ranks_per_pod=rng.choice([n for n in (1, 2, 4) if n <= stages * replicas]),
+    )
+    num_pods = -(-stages * replicas // shape.ranks_per_pod)
+    window, peers = rng.randrange(1, 9), rng.randrange(0, min(4, num_pods))
+    least = snapshot_sizes.store_bytes([model], shape, window=window, peers=peers)
+    for there in {replicas, max(1, replicas - 1)}:
+        held = keep(model, shape, window, peers, rng.randrange(1, 4), there)
+        assert max(held.values()) <= least
+
+
+def test_a_single_unit_is_kept_as_the_docstring_says() -> None:
+    block = BlockSizes(
+        name="all", cost=1.0, parameters=(1 << 20,), moments_bytes=8 << 20, output_bytes=0,
+        kept_bytes=0, pending_bytes=0, plain_forward_bytes=0, forward_bytes=0, backward_bytes=0,
+        weights_bytes=0, constant_bytes=0,
+    )  # fmt: skip
+    model = ModelSizes(inner=0, width_bytes=4, tokens_bytes=8, targets_bytes=8, blocks=(block,))
+    shape = shape_of(lanes=1, replicas=1, stages=1)
+    # Two states of 12 MiB, and 2 x 3 + 4 gradients of 4 MiB; each begins at a page of its own.
+    least = ((24 + 40) << 20) + 12 * snapshot_sizes.PAGE_BYTES
+    assert snapshot_sizes.store_bytes([model], shape, window=3, peers=0) == least
+    # With Auto a window has as many steps as there are units.
+    model = replace(model, blocks=(replace(block, num_units=3),))
+    lines = (2 * snapshot_sizes.KINDS + 10) * snapshot_sizes.ALIGNMENT_BYTES
+    least += 2 * 12 * snapshot_sizes.PAGE_BYTES + lines
+    assert snapshot_sizes.store_bytes([model], shape, window=0, peers=0) == least
+
+
+def test_more_peers_steps_or_ranks_in_a_pod_take_more_and_more_replicas_less() -> None:
+    model = sizes_of({**SMALL, "layers": 30}, 1, 0, accumulates=False)
+
+    def least(window: int = 4, peers: int = 1, **shape: Any) -> int:
+        changed = shape_of(**{"lanes": 16, "replicas": 16} | shape)
+        return snapshot_sizes.store_bytes([model], changed, window=window, peers=peers)
+
+    assert least() < least(window=5)
+    assert least() < least(peers=2)
+    assert least() < least(ranks_per_pod=2)
+    assert least() > least(replicas=16, lanes=16, stages=4)
+    assert least() < least(replicas=8)
+
+
+# --- What reaches the pods ---------------------------------------------------------------------
+
+
+def test_without_snapshots_pods_are_told_of_none() -> None:
+    assert job_of(None).to_job_config(JobUid("u")).snapshots is None
+    assert job_of({"peers": 16}).to_job_config(JobUid("u")).snapshots is None
+
+
+def test_auto_has_a_quarter_more_than_the_least_that_is_accepted() -> None:
+    config = job_of({"enabled": True}).to_job_config(JobUid("u")).snapshots
+    assert config is not None
+    assert (config.num_instalments, config.peers, config.domains) == (0, 2, 2)
+    least = int(config.memory_bytes / 1.25)
+    told = problem({"enabled": True, "memory": least - 5})
+    assert told.startswith(f"spec.snapshots.memory: is {least - 5}, but a pod keeps ")
+    named = told.partition("use at least ")[2]
+    accepted = job_of({"enabled": True, "memory": named}).plan_snapshots()
+    assert accepted is not None
+    assert accepted.memory_bytes == whole_quantity(named)
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "sections", "words"),
+    [
+        ({"window": 1025}, {}, "snapshots.window: is 1025, must be at most 1024 steps, or Auto"),
+        ({"peers": 8}, {}, "snapshots.peers: is 8, but the wanted replicas need 8 pods, so each"),
+        (
+            {},
+            {"parallelism": {"stages": 2, "replicas": 1, "ranksPerPod": 2}},
+            "need 1 pod, so each has 0 beside it; use at most 0",
+        ),
+        ({}, {"protection": {"domains": 9}}, "protection.domains: is 9, but the wanted replicas"),
+        (
+            {},
+            {"workload": {"entrypoint": "mine:model"}},
+            "snapshots.memory: is Auto, but how much memory the model of mine:model takes is not",
+        ),
+        ({"memory": "0"}, {"workload": {"entrypoint": "mine:model"}}, "use at least 1Mi"),
+        ({"memory": "2Ti"}, {}, "is 2Ti, which makes 2.0 TiB of a pod; use at most 1.0 TiB"),
+        ({}, {"parallelism": {"stages": 9}}, "spec.parallelism.stages: stages is 9 but the model"),
+        (
+            {},
+            {"workload": {"entrypoint": LLAMA, "config": {"layer": 3}}},
+            "spec.workload.config.layer: is unknown",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_what_would_be_right(
+    snapshots: dict[str, Any], sections: dict[str, Any], words: str
+) -> None:
+    assert words in problem({"enabled": True} | snapshots, **sections)
+
+
+def test_a_model_of_ones_own_is_kept_in_the_memory_that_is_given() -> None:
+    job = job_of({"enabled": True, "memory": "6G"}, workload={"entrypoint": "mine:model"})
+    config = job.plan_snapshots()
+    assert config is not None
+    assert config.memory_bytes == 6 * 10**9 < MAX_COPY_BYTES
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0), ("7", 7), ("1500m", 2), ("1k", 1000), ("1Ki", 1024), ("1.5Gi", 3 << 29),
+        ("2e3", 2000), ("0.1", 1), ("3Ei", 3 << 60), ("12M", 12_000_000),
+    ],
+)  # fmt: skip
+def test_amounts_are_read_as_kubernetes_reads_them(text: str, number: int) -> None:
+    assert whole_quantity(text) == number
