@@ -19,7 +19,7 @@ from tests.agent.snapshots.conftest import HOST, MIB, SECRET, Pod
 from tests.agent.snapshots.test_store import PAGE, read, take_when_free, write
 from tests.core.segments.keys import header_of, key_of
 
-from mainstay_agent.snapshots import callers, holders
+from mainstay_agent.snapshots import callers, holders, store
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES, PREFIX, pack, parse_head
 from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Purpose
@@ -305,7 +305,7 @@ def test_a_store_without_its_network_calls_nobody_and_lets_nobody_in(
 def test_more_callers_than_a_store_serves_are_turned_away(
     make_store: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mainstay_agent.snapshots.store.MAX_CALLERS", 1)
+    monkeypatch.setattr(store, "MAX_CALLERS", 1)
     pod = make_store("a")
     with calling(pod) as first:
         first.sendall(frames.encode(frames.Fetch(key=key_of(3))))
@@ -328,7 +328,7 @@ def test_a_trainer_waits_while_the_store_has_no_descriptor_left(
     make_store: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, pod = threading.Event(), make_store("a")
-    monkeypatch.setattr("mainstay_agent.snapshots.store.logger.warning", lambda *_: seen.set())
+    monkeypatch.setattr(store.logger, "warning", lambda *_: seen.set())
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     free = os.dup(line.fileno())
     os.close(free)
