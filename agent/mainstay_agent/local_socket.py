@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -94,19 +95,26 @@ class Peer(asyncio.Protocol):
 
 
 async def listen(path: Path, owner: Peers) -> asyncio.Server:
-    """Serve the pod's Unix socket, replacing one that a former supervisor left.
-
-    It is the supervisor's user's alone, unless the directory hands its group on (setgid, as
-    a cluster's volume with an fsGroup): then that group's as well, for a trainer container of
-    another user.
-    """
+    """Serve the pod's Unix socket, replacing one that a former supervisor left."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
-    shared = bool(path.parent.stat().st_mode & stat.S_ISGID)
-    old = os.umask(0o007 if shared else 0o077)
-    try:
+    with own_mode(path.parent):
         return await asyncio.get_running_loop().create_unix_server(
             lambda: Peer(owner), str(path), backlog=128
         )
+
+
+@contextlib.contextmanager
+def own_mode(directory: Path) -> Iterator[None]:
+    """Have Unix sockets made in a pod's directory with the rights that they are to have.
+
+    They are the supervisor's user's alone, unless the directory hands its group on (setgid, as
+    a cluster's volume with an fsGroup): then that group's as well, for a trainer container of
+    another user.
+    """
+    shared = bool(directory.stat().st_mode & stat.S_ISGID)
+    old = os.umask(0o007 if shared else 0o077)
+    try:
+        yield
     finally:
         os.umask(old)

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.segments.frames import SOCKET_NAME as SNAPSHOT_SOCKET_NAME
 
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket (unix(7), sun_path without its final zero)."""
+
+MAX_SNAPSHOT_BYTES = 1 << 40
+"""More than the memory of a machine."""
 
 SOCKET_NAME = "supervisor.sock"
 """In the pod's directory."""
@@ -55,6 +59,8 @@ class SupervisorSettings:
     rotate."""
     secret_file: Path | None = None
     """Holds the job's secret, which pods of the job prove to each other to know."""
+    snapshot_memory: int = 0
+    """Bytes of the pod's store of segments; 0 in a job without snapshots."""
     parent_fd: int | None = None
     """Read end of a pipe from the parent; its end is this pod's end."""
 
@@ -67,6 +73,11 @@ class SupervisorSettings:
     def socket(self) -> Path:
         """The Unix socket for launcher and trainers."""
         return self.pod_dir / SOCKET_NAME
+
+    @property
+    def snapshot_socket(self) -> Path:
+        """The Unix socket of the store of segments, for trainers."""
+        return self.pod_dir / SNAPSHOT_SOCKET_NAME
 
     def read_token(self) -> str:
         """Return the token to present.
@@ -101,6 +112,11 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SupervisorSet
             raise InvalidSpecError(flag, f"is missing; give it, or {_variable(name)}")
     if args.num_slots < 1:
         raise InvalidSpecError("--num-slots", f"is {args.num_slots}, must be at least 1")
+    if not 0 <= args.snapshot_memory <= MAX_SNAPSHOT_BYTES:
+        raise InvalidSpecError(
+            "--snapshot-memory",
+            f"is {args.snapshot_memory}, must be a number of bytes from 0 to {MAX_SNAPSHOT_BYTES}",
+        )
     settings = SupervisorSettings(
         api_url=args.api_url,
         job=args.job,
@@ -113,6 +129,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SupervisorSet
         token=environ.get("MAINSTAY_TOKEN", ""),
         token_file=Path(args.token_file) if args.token_file else None,
         secret_file=Path(args.secret_file) if args.secret_file else None,
+        snapshot_memory=args.snapshot_memory,
         parent_fd=args.parent_fd if args.parent_fd is not None else _stdin_pipe(),
     )
     if not settings.api_urls:
@@ -201,6 +218,14 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=int,
         default=int(slots) if slots.isdigit() else 0,
         help="accelerators, and trainers, of the pod (1) [MAINSTAY_NUM_SLOTS]",
+    )
+    memory = environ.get("MAINSTAY_SNAPSHOT_MEMORY", "0")
+    parser.add_argument(
+        "--snapshot-memory",
+        type=int,
+        default=int(memory) if memory.isdigit() else -1,
+        help="bytes of the pod's store of segments, as the job's spec.snapshots.memory says; 0 in "
+        "a job without snapshots (0) [MAINSTAY_SNAPSHOT_MEMORY]",
     )
     fd = environ.get("MAINSTAY_PARENT_FD", "")
     parser.add_argument(

@@ -29,6 +29,7 @@ from mainstay_agent.local_socket import Peer
 from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.processes import Processes
 from mainstay_agent.settings import SupervisorSettings
+from mainstay_agent.snapshots.store import SegmentStore
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame
@@ -80,6 +81,10 @@ class Supervisor(Pod):
         self._gossip = PlanGossip(lambda: self.state.plan, self.learn_passed, secret)
         self._gather = GatherServer(lambda: self._network.is_cut, self._gossip.answer, secret)
         self._gather_address = ""
+        self._segments: SegmentStore | None = None
+        """None in a job without snapshots."""
+        self._may_register = asyncio.Event()
+        """Set once all that a registration names is there."""
         self._processes = Processes(settings, self._network)
         self._injector = Injector(
             self._client, self.conversation, settings.pod, self._processes, self.spawn
@@ -96,6 +101,7 @@ class Supervisor(Pod):
 
         Raises:
             OSError: the pod's address or directory cannot be used.
+            InvalidSpecError: there is no memory for the store of segments.
             ApiRefused: the api does not accept this pod.
         """
         loop = asyncio.get_running_loop()
@@ -110,12 +116,18 @@ class Supervisor(Pod):
         self._gather_address = await self._gather.start(self._settings.address)
         server = await local_socket.listen(self._settings.socket, self)
         self.spawn(HealthFile(self._settings.pod_dir, lambda: readiness(self.state)).run())
+        if self._settings.snapshot_memory:
+            self.spawn(self._keep_segments(self._settings))
+        else:
+            self._may_register.set()
         try:
             code = await self._leaving
             await self._say_goodbye()
             return code
         finally:
             server.close()
+            if self._segments is not None:
+                self._segments.close()
             for task in tuple(self._tasks):
                 task.cancel()
             await self._gather.close()
@@ -134,6 +146,29 @@ class Supervisor(Pod):
         error = task.exception()
         assert error is not None
         self._leaving.set_exception(error)
+
+    async def work(self) -> None:
+        # A pod whose memory for segments is not there is given no place.
+        await self._may_register.wait()
+        await super().work()
+
+    async def _keep_segments(self, settings: SupervisorSettings) -> None:
+        """Run the pod's store of segments."""
+
+        def make() -> SegmentStore:
+            return SegmentStore(
+                job=JobUid(settings.job),
+                pod=self._pod,
+                address=settings.address,
+                path=settings.snapshot_socket,
+                memory_bytes=settings.snapshot_memory,
+                secret=settings.read_secret(),
+                is_cut=lambda: self._network.is_cut,
+            )
+
+        self._segments = await asyncio.to_thread(make)
+        self._may_register.set()
+        await asyncio.to_thread(self._segments.serve)
 
     async def _say_goodbye(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -210,6 +245,8 @@ class Supervisor(Pod):
 
     def welcomed(self, answer: Registration) -> None:
         """Take up the job's injected faults."""
+        if answer.config.snapshots is not None and self._segments is None:
+            logger.error("the job has snapshots, but this pod was started without memory for them")
         self._processes.add_faults(answer.config.faults)
 
     def held_job(self) -> HeldJob | None:
@@ -319,5 +356,6 @@ class Supervisor(Pod):
             num_slots=self._settings.num_slots,
             domain=self._settings.domain,
             pid=os.getpid(),
+            snapshots=self._segments.address if self._segments is not None else "",
             supervisor=self._client.supervisor,
         )

@@ -298,6 +298,8 @@ def _mounts(shared: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 def _environment(view: JobView, options: PodOptions) -> list[dict[str, Any]]:
     assert view.job is not None
 
+    snapshots = view.job.to_job_config(view.uid).snapshots
+
     def of_pod(path: str) -> dict[str, Any]:
         return {"fieldRef": {"fieldPath": path}}
 
@@ -312,6 +314,11 @@ def _environment(view: JobView, options: PodOptions) -> list[dict[str, Any]]:
         {"name": "MAINSTAY_DOMAIN", "valueFrom": of_pod("spec.nodeName")},
         {"name": "MAINSTAY_TOKEN_FILE", "value": f"{TOKEN_DIR}/token"},
         {"name": "MAINSTAY_SECRET_FILE", "value": f"{TOKEN_DIR}/job/secret"},
+        *(
+            [{"name": "MAINSTAY_SNAPSHOT_MEMORY", "value": str(snapshots.memory_bytes)}]
+            if snapshots
+            else ()
+        ),
         *(
             [{"name": KEY_FILE_VARIABLE, "value": f"{TOKEN_DIR}/checkpoint/key"}]
             if view.job.spec.checkpoint.key_secret

@@ -80,6 +80,8 @@ EXAMPLES = {
     "demo broken": Example(file="demo.yaml", faults="demo-faults.yaml"),
     "inner": Example(file="inner.yaml"),
     "inner broken": Example(file="inner.yaml", faults=TWO_STAGES),
+    "moe": Example(file="moe.yaml"),
+    "moe broken": Example(file="moe.yaml", faults=TWO_STAGES),
     "own loop": Example(file="own-loop.yaml"),
     "own loop broken": Example(file="own-loop.yaml", faults=OWN_LOOP),
     "custom model": Example(file="quickstart.yaml", workload=CUSTOM),

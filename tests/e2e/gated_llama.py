@@ -1,4 +1,4 @@
-"""A user's workload for tests: the built-in Llama whose data of some steps waits for a file.
+"""A user's workload for tests: a built-in model whose data of some steps waits for a file.
 
 A run is held before a chosen step until the test has seen what it waits for (a place
 taken again, a process to kill), so no test depends on how fast this machine is. The
@@ -15,7 +15,7 @@ from typing import Any
 from mainstay_train.exact import draws
 from mainstay_train.model import data
 from mainstay_train.model.workload import Workload
-from mainstay_train.models import llama
+from mainstay_train.models import llama, moe
 
 POLL_S = 0.01
 
@@ -40,9 +40,12 @@ class GatedDataset:
 
 
 def workload(config: Mapping[str, Any], args: Sequence[str]) -> Workload:
-    """Arguments: the directory of the gates, and the steps that have one."""
+    """Arguments: the directory of the gates, and the steps that have one.
+
+    The model is the Llama, or the mixture of experts where the configuration names experts.
+    """
     directory, *steps = args
-    built_in = llama.workload(config)
+    built_in = (moe if "experts" in config else llama).workload(config)
     gates = GatedDataset(built_in.dataset, Path(directory), frozenset(map(int, steps)))
     # Loaded ahead, a batch of the next step would stand at its gate before this step is computed.
     return dataclasses.replace(built_in, dataset=gates, load_ahead=False)

@@ -23,6 +23,8 @@ GIVE_UP_S = 240.0
 """A run this long hangs; it is killed and its logs are shown."""
 POLL_S = 0.05
 TINY_MODEL = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 64, "sequence": 16}
+EXPERTS = {"experts": 4, "activeExperts": 2, "expertHidden": 24, "biasRate": 0.01}
+"""What a mixture of experts has besides: its second layer has experts, the first has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,9 @@ class Layout:
     spares: int = 1
     strict: bool = False
     """Whether trainers communicate by the strict backend (:mod:`tests.strict`), else by gloo."""
+    experts: bool = False
+    """Whether the model is the mixture of experts, else the Llama."""
+    dtype: str = "float32"
 
     @property
     def num_cells(self) -> int:
@@ -64,8 +69,16 @@ def make_job(
     workload: dict[str, Any] = {
         "entrypoint": "mainstay_train.models.llama:workload",
         # Key heads are split among the ranks of a cell.
-        "config": TINY_MODEL | {"kvHeads": layout.ranks_per_stage, "data": {"path": str(corpus)}},
+        "config": TINY_MODEL
+        | {
+            "kvHeads": layout.ranks_per_stage,
+            "dtype": layout.dtype,
+            "data": {"path": str(corpus)},
+        },
     }
+    if layout.experts:
+        workload["entrypoint"] = "mainstay_train.models.moe:workload"
+        workload["config"] |= EXPERTS
     if layout.strict:
         workload["entrypoint"] = f"{HERE.parent / 'strict' / 'workload.py'}:workload"
     if gates is not None:

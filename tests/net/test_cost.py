@@ -42,6 +42,18 @@ from mainstay_train.state.heal import HealServer
 print(HealServer("127.0.0.1", lambda *_: None).address, flush=True)
 threading.Event().wait()
 """
+SEGMENTS = f"""
+import tempfile
+from pathlib import Path
+from mainstay_agent.snapshots.store import SegmentStore
+with tempfile.TemporaryDirectory() as directory:
+    store = SegmentStore(
+        job="job-1", pod="a", address="127.0.0.1", path=Path(directory) / "s",
+        memory_bytes=1 << 20, secret={SECRET!r},
+    )
+    print(store.address, flush=True)
+    store.serve()
+"""
 OPERATOR = """
 import asyncio, socket
 from mainstay_operator.metrics import Metrics
@@ -161,6 +173,7 @@ def by_probe(address: str) -> None:
 LISTENERS = {
     "gather server": (lambda path: program(GATHER, path), by_proof(Purpose.MEET)),
     "heal server": (lambda path: program(HEAL, path), by_proof(Purpose.HEAL)),
+    "store of segments": (lambda path: program(SEGMENTS, path), by_proof(Purpose.SNAPSHOT)),
     "api": (api_process, by_token),
     "operator's probe and metrics": (lambda path: program(OPERATOR, path), by_probe),
 }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.worlds.served_namespace import manifest
 
+from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.job.pod_templates import OWN_VARIABLES, OWN_VOLUMES
+from mainstay_core.job.spec import TrainingJob
 from mainstay_operator.builders import (
     PodOptions,
     build_disruption_budget,
@@ -85,6 +88,21 @@ def test_the_key_of_checkpoints_is_mounted_where_the_job_names_one() -> None:
     assert "MAINSTAY_CHECKPOINT_KEY_FILE" not in by_name(without["env"])
 
 
+def test_supervisors_are_told_how_much_memory_their_segments_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = TrainingJob.to_job_config
+    snapshots = SnapshotConfig(memory_bytes=4096)
+    assert "MAINSTAY_SNAPSHOT_MEMORY" not in by_name(pod()["spec"]["initContainers"][1]["env"])
+
+    monkeypatch.setattr(
+        TrainingJob, "to_job_config", lambda *given: replace(config(*given), snapshots=snapshots)
+    )
+
+    env = by_name(pod()["spec"]["initContainers"][1]["env"])
+    assert env["MAINSTAY_SNAPSHOT_MEMORY"]["value"] == "4096"
+
+
 def test_a_pod_is_within_the_restricted_profile_unless_the_template_says_otherwise() -> None:
     spec = pod()["spec"]
 
@@ -159,7 +177,8 @@ def test_what_the_operator_sets_no_template_can_name() -> None:
     spec = pod(checkpoint={"keySecret": "keys"})["spec"]
     supervisor = by_name(spec["initContainers"])["supervisor"]
 
-    assert {v["name"] for v in supervisor["env"]} == OWN_VARIABLES
+    of_snapshots = {"MAINSTAY_SNAPSHOT_MEMORY"}
+    assert {v["name"] for v in supervisor["env"]} | of_snapshots == OWN_VARIABLES
     assert all(v["name"].startswith(OWN_VOLUMES) for v in spec["volumes"])
 
 

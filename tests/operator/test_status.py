@@ -12,7 +12,7 @@ from tests.operator.test_builders import view
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
-from mainstay_core.job.model_sizes import BUILT_IN
+from mainstay_core.job.model_sizes import LLAMA
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.conditions import ObservedJob
@@ -213,7 +213,7 @@ def test_the_sizes_of_a_job_s_ranks_are_told() -> None:
     spec = {
         "training": {"steps": 1, "lanes": 2},
         "parallelism": {"stages": 3},
-        "workload": {"entrypoint": BUILT_IN, "config": {}},
+        "workload": {"entrypoint": LLAMA, "config": {}},
     }
     job = {
         "apiVersion": "mainstay.dev/v1alpha1",

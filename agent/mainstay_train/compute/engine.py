@@ -118,8 +118,9 @@ class Engine:
     """Of every complete type of the step."""
     interpreter: Interpreter | None = None
     """None where the user's own loop computes (:mod:`mainstay_train.session.loop`)."""
-    statistics: tuple[slice, ...] | None = None
-    """Where the statistics of each block lie in those of a commit; None where no block counts."""
+    statistics: tuple[slice, ...] = ()
+    """Where the statistics of each block lie in those of a commit; none where a loop of the user's
+    own computes."""
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
@@ -409,9 +410,7 @@ class Engine:
 
     def _counted(self, commit: Commit) -> list[tuple[int, ...]] | None:
         """What each block counted in a step; None where no block counts anything."""
-        if self.statistics is None:
-            return None
-        return [commit.statistics[where] for where in self.statistics]
+        return [commit.statistics[where] for where in self.statistics] or None
 
     def counted_masters(self, masters: str) -> str:
         """What this rank's masters add to the digest of the whole model.

@@ -13,6 +13,7 @@ from mainstay_core.base.digest import Digest
 from mainstay_core.wire.votes import TypeStat
 from mainstay_train.comm.chains import Mark
 from mainstay_train.exact.readout import Later
+from mainstay_train.model.workload import WorkloadError
 
 
 @dataclass(slots=True)
@@ -66,13 +67,21 @@ class TypeResult:
             shard_type: the type.
             loss: gives the sum of its losses, if that was on a device.
             counted: gives its statistics, if there are any.
+
+        Raises:
+            WorkloadError: a block counted below 0.
         """
         loss_sum = self.loss_sum if loss is None else loss().item()
         assert not isinstance(loss_sum, torch.Tensor), "a device's sum is fetched"
+        statistics = () if counted is None else tuple(counted().tolist())
+        if min(statistics, default=0) < 0:
+            raise WorkloadError(
+                f"a block counted {min(statistics)}; what `split.count` takes must be 0 or above"
+            )
         return TypeStat(
             type=shard_type,
             loss_sum=loss_sum,
             tokens=self.tokens,
             data=self.data,
-            statistics=() if counted is None else tuple(counted().tolist()),
+            statistics=statistics,
         )

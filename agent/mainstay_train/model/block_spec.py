@@ -34,8 +34,9 @@ It is a pure function of both: every rank computes it for itself."""
 class CommittedState:
     """Parameters that the optimizer leaves alone: they change only when a step commits.
 
-    They have no gradient, and the module computes with the fp32 masters themselves in any type.
-    Otherwise they are parameters: healed, saved and digested with the others.
+    They have no gradient, and the module computes with the fp32 masters themselves in any type: the
+    copy of that type is made of them as well, and nobody reads it. Otherwise they are parameters:
+    healed, saved and digested with the others.
     """
 
     parameters: tuple[str, ...]

@@ -72,7 +72,7 @@ def count(statistics: torch.Tensor) -> None:
     A block says in ``BlockSpec.statistics`` what its modules count.
 
     Args:
-        statistics: of any shape; integers.
+        statistics: of any shape; whole numbers, 0 or above.
     """
     recorder = current()
     if recorder is not None:

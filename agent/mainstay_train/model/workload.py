@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from mainstay_core.base.bounds import MAX_STATISTICS
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
 from mainstay_core.job.stages import stage_blocks
 from mainstay_train.base.decorator import Loop
@@ -122,6 +123,11 @@ class Workload:
             raise InvalidSpecError("workload", "the last block, and only it, must have a loss")
         if self.blocks[-1].loss is not None and self.blocks[-1].module_loss is not None:
             raise InvalidSpecError("workload", "has a last block with both loss and module_loss")
+        counted = sum(len(spec.statistics) for spec in self.blocks)
+        if counted > MAX_STATISTICS:
+            raise InvalidSpecError(
+                "workload", f"has blocks that count {counted} integers, at most {MAX_STATISTICS}"
+            )
         if self.dtype not in DTYPES.values():
             raise InvalidSpecError("workload", f"dtype must be one of {sorted(DTYPES)}")
 

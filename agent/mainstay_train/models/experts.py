@@ -94,18 +94,22 @@ class Mixture(split.SplitModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [batch, sequence, dim] to the same shape."""
-        flat = x.flatten(0, 1)
+        routed = self._route(x)
+        return routed if self.shared is None else routed + self.shared(x)
+
+    def _route(self, x: torch.Tensor) -> torch.Tensor:
         gates, experts = self.router(x)
         way = Way.of(experts, len(self.experts))
         split.count(way.counts)
-        rows = _Dispatch.apply(flat, way)  # type: ignore[no-untyped-call]
-        parts = rows.split(way.counts.tolist())
-        outputs = [
-            expert(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)
-        ]
-        routed = _Combine.apply(torch.cat(outputs), gates, way)  # type: ignore[no-untyped-call]
-        mixed: torch.Tensor = routed.view(x.shape)
-        return mixed if self.shared is None else mixed + self.shared(x)
+        combined = _Combine.apply(self._take(x, way), gates, way)  # type: ignore[no-untyped-call]
+        return combined.view(x.shape)  # type: ignore[no-any-return]
+
+    def _take(self, x: torch.Tensor, way: Way) -> torch.Tensor:
+        """What each expert makes of its rows, [rows, dim]."""
+        parts = _Dispatch.apply(x.flatten(0, 1), way).split(way.counts.tolist())  # type: ignore[no-untyped-call]
+        return torch.cat(
+            [expert(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
+        )
 
 
 class Way(NamedTuple):
@@ -239,8 +243,9 @@ class _Route(torch.autograd.Function):
         every = torch.arange(config.experts, device=scores.device)
         dscores = torch.zeros_like(scores)
         for slot in range(config.active_experts):
-            here = experts[:, slot : slot + 1] == every
-            dscores += torch.where(here, chosen[:, slot : slot + 1], 0)
+            dscores += torch.where(
+                experts[:, slot : slot + 1] == every, chosen[:, slot : slot + 1], 0
+            )
         if config.balance_loss == moe_config.SEQUENCE:
             dscores += _balance_gradient(scores, experts, sequences, config)
         if config.router == moe_config.SOFTMAX:
@@ -274,10 +279,10 @@ class _Dispatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, drows):  # type: ignore[no-untyped-def]
-        total = None
-        for rows in ctx.way.rows.unbind(1):
-            term = drows.index_select(0, rows).float()
-            total = term if total is None else total.add_(term)
+        first, *others = ctx.way.rows.unbind(1)
+        total = drows.index_select(0, first).float()
+        for rows in others:
+            total.add_(drows.index_select(0, rows).float())
         return total.to(drows.dtype), None
 
 
@@ -288,10 +293,10 @@ class _Combine(torch.autograd.Function):
     def forward(ctx, outputs, gates, way):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(outputs, gates)
         ctx.way = way
-        total = None
-        for slot, rows in enumerate(way.rows.unbind(1)):
-            term = outputs.index_select(0, rows).float().mul_(gates[:, slot : slot + 1])
-            total = term if total is None else total.add_(term)
+        first, *others = way.rows.unbind(1)
+        total = outputs.index_select(0, first).float().mul_(gates[:, :1])
+        for slot, rows in enumerate(others, 1):
+            total.add_(outputs.index_select(0, rows).float().mul_(gates[:, slot : slot + 1]))
         return total.to(outputs.dtype)
 
     @staticmethod

@@ -137,7 +137,7 @@ def parse_config(config: Mapping[str, Any], kind: type[ConfigT]) -> ConfigT:
         wanted = types[name]
         if isinstance(value, bool) or not isinstance(value, _KINDS[wanted]):
             raise InvalidSpecError(f"{_PATH}.{key}", f"must be of type {wanted}, got {value!r}")
-        values[name] = float(value) if wanted == "float" else value
+        values[name] = float(config[key]) if wanted == "float" else value
     source = config.get("data") or {}
     if not isinstance(source, Mapping):
         raise InvalidSpecError(f"{_PATH}.data", f"must be a mapping with `path`, got {source!r}")

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from mainstay_core.job.config import MAX_AUTO_WINDOW
 from mainstay_core.snapshots.measures import MICROSECONDS, round_measure
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.windows import plan_length
@@ -42,11 +43,15 @@ class Pace:
             rates.append(round_measure(max(1, int(size_bytes / elapsed_s))))
 
     def wanted_instalments(self, units: Sequence[UnitPrice]) -> int:
-        """Return over how many versions to spread a snapshot of some units; one each unmeasured."""
+        """Return over how many versions to spread a snapshot of some units.
+
+        As many as there are units while nothing was measured; at most ``MAX_AUTO_WINDOW``.
+        """
+        most = max(1, min(MAX_AUTO_WINDOW, len(units)))
         with self._lock:
             if not self._steps_us or not self._rates:
-                return max(1, len(units))
+                return most
             step_us = int(statistics.median_low(self._steps_us))
             slowest = min(int(statistics.median_low(rates)) for rates in self._rates.values())
         budget = max(1, slowest * step_us // MICROSECONDS)
-        return plan_length([units], budget).length
+        return min(most, plan_length([units], budget).length)

@@ -3,6 +3,8 @@
 - ``chunks``: a state in chunks of a fixed size
 - ``heal``: copies the state of living cells to a joiner
 - ``serving``: says when this trainer's state may be copied
+- ``segments``: writes segments into the memory of this trainer's pod
+- ``segment_reader``: reads segments from the stores of other pods
 - ``controller``: saves and loads checkpoints for the session
 - ``host_copy``: copies a stage's state, through bounded host memory, to whoever writes it
 - ``part_files``: the files of one part of a checkpoint

@@ -197,8 +197,17 @@ def close_registered(connection: socket.socket) -> None:
         connection.close()
 
 
-def open_registered(peer: str, local: str) -> socket.socket:
-    """Connect to ``host:port`` from ``local`` with a socket that belongs to no group."""
+def open_registered(peer: str, local: str, timeout_s: float | None = None) -> socket.socket:
+    """Connect to ``host:port`` from ``local`` with a socket that belongs to no group.
+
+    Args:
+        peer: the address.
+        local: address to call from.
+        timeout_s: of this and every later call on the socket; None: they block.
+
+    Raises:
+        OSError: nobody is there.
+    """
     host, _, port = peer.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket_lock:
@@ -206,6 +215,7 @@ def open_registered(peer: str, local: str) -> socket.socket:
         foreign_sockets.add(connection.fileno())
     try:
         network_cut.refuse()
+        connection.settimeout(timeout_s)
         connection.bind((local, 0))
         connection.connect((host, int(port)))
     except OSError:

@@ -11,6 +11,7 @@
 - ``operations``: ``mainstay scale``, ``drain``, ``suspend`` and ``resume``
 - ``faults``: ``mainstay faults``
 - ``checkpoints``: ``mainstay checkpoints``
+- ``snapshots``: ``mainstay snapshots``
 - ``chaos``: ``mainstay chaos``
 - ``simulate``: ``mainstay sim``
 """

@@ -18,6 +18,7 @@ from mainstay_cli.commands import (
     local,
     operations,
     simulate,
+    snapshots,
     status,
     timeline,
 )
@@ -50,6 +51,7 @@ app = typer.Typer(
 app.add_typer(local.app, name="local")
 app.add_typer(faults.app, name="faults")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(snapshots.app, name="snapshots")
 app.command("timeline", help=timeline.HELP)(timeline.show)
 app.command("drain", help=operations.DRAIN_HELP)(operations.drain)
 app.command("chaos", help=chaos.HELP)(chaos.run)

@@ -1,6 +1,6 @@
 """Computes what the ranks of a job would hold and send; nothing of the job is started.
 
-Formulas are for the built-in model. A user's blocks are measured by a process with torch.
+Formulas are for the built-in models. A user's blocks are measured by a process with torch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from mainstay_cli.base.exits import MachineError, UsageError
 from mainstay_cli.local import manifests, preflight
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
-from mainstay_core.job import llama_sizes, model_sizes
+from mainstay_core.job import model_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion, ModelSizes
+from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.rank_sizes import RankSizes, rank_sizes
 from mainstay_core.job.snapshot_sizes import check_memory, store_bytes
 from mainstay_core.job.spec import TrainingJob
@@ -55,7 +56,7 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
     """
     job = file.job
     preflight.check_entrypoint(job, manifests.search_path(file.path))
-    is_measured = job.spec.workload.entrypoint != model_sizes.BUILT_IN
+    is_measured = job.spec.workload.entrypoint not in model_sizes.BUILT_IN
     try:
         models = _measure(file) if is_measured else _by_formula(file)
         shares = first_shares(job.shape, _redundancy(file))
@@ -94,12 +95,15 @@ def _redundancy(file: manifests.JobFile) -> int | None:
 
 
 def _by_formula(file: manifests.JobFile) -> tuple[ModelSizes, ...]:
-    shape, args = file.job.shape, list(file.job.spec.workload.args)
-    if args:
-        raise InvalidSpecError("spec.workload.args", f"the built-in Llama takes none, got {args}")
+    shape, workload = file.job.shape, file.job.spec.workload
+    if workload.args:
+        raise InvalidSpecError(
+            "spec.workload.args", f"a built-in model takes none, got {[*workload.args]}"
+        )
     return tuple(
-        llama_sizes.sizes_of(
-            file.job.spec.workload.config,
+        built_in_sizes(
+            workload.entrypoint,
+            workload.config,
             shape.ranks_per_stage,
             inner,
             accumulates=shape.micro_batches > 1,

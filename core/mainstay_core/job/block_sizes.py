@@ -1,6 +1,6 @@
 """Describes what one block of a model takes on a rank: its parameters, and one micro-batch.
 
-``llama_sizes`` computes it for the built-in model, and a trainer's process measures it for a user's
+``built_in_sizes`` computes it for a built-in model. A trainer's process measures it for a user's
 blocks (``mainstay_train.compute.measure``). ``rank_sizes`` adds blocks up to ranks.
 """
 
@@ -57,6 +57,9 @@ class BlockSizes:
     """The most at any time while the weights' gradients are computed, beyond the input."""
     constant_bytes: Count
     """What the first forward makes and keeps for later ones, such as a mask."""
+    sharers: Name = ""
+    """Name of the blocks that use what the first of them makes; empty: those whose parameters are
+    as large."""
     sent_forward_bytes: Count = 0
     """What a forward sends to the other ranks of the stage."""
     sent_backward_bytes: Count = 0

@@ -38,6 +38,8 @@ COPY_BYTES = 4 * 1024 * 1024 * 1024
 SNAPSHOT_PEERS = 2
 """Other pods that keep a copy of each segment (MoEvement, section 4)."""
 MAX_SNAPSHOT_PEERS = 16
+MAX_AUTO_WINDOW = 16
+"""Steps of a window that nobody has set. A slower store makes steps wait for it."""
 MAX_SNAPSHOT_WINDOW = 1024
 """Steps of a window. Pods keep the gradients of two of them, and a replay applies as many."""
 SNAPSHOT_DOMAINS = 2

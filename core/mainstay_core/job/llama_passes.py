@@ -30,6 +30,21 @@ def _norm(m: Memory, u: TensorSizes, *, keeps: bool) -> None:
         m.take(u.wide, u.scale)
 
 
+def swiglu(m: Memory, hidden: int, *, keeps: bool) -> None:
+    """Multiply two halves of ``hidden`` bytes each, which go unless they are kept."""
+    m.touch(2 * hidden)
+    m.take(hidden)
+    if not keeps:
+        m.drop(2 * hidden)
+
+
+def swiglu_backward(m: Memory, hidden: int) -> None:
+    """Make the gradient of SwiGLU's halves from that of the matrix behind it."""
+    m.take(hidden)
+    m.take(3 * hidden)
+    m.drop(4 * hidden)
+
+
 def _norm_backward(m: Memory, u: TensorSizes) -> None:
     """Take the gradient of the output back: leaves it in fp32, and the input's gradient."""
     if u.narrow:
@@ -142,6 +157,9 @@ def _drop_backward(m: Memory, u: TensorSizes, c: LlamaShape) -> None:
 class Kind(ABC):
     """A kind of block on one rank: what its passes make and let go of, in the order of its code."""
 
+    untrained = 0
+    """Parameters that the optimizer leaves alone."""
+
     def __init__(self, c: LlamaShape, accumulates: bool) -> None:
         self.c, self.u, self.accumulates = c, TensorSizes(c), accumulates
 
@@ -162,13 +180,14 @@ class Kind(ABC):
     def weights(self, m: Memory) -> None:
         """Write the weights' gradients."""
 
-    def _product(self, m: Memory, outputs: int, inputs: int) -> None:
-        """Write the gradient of a matrix, in fp32."""
+    def _product(self, m: Memory, outputs: int, inputs: int, tokens: int | None = None) -> None:
+        """Write the gradient of a matrix, in fp32, of some tokens; None: of all."""
         if not self.u.narrow:
             m.touch(4 * outputs * inputs if self.accumulates else 0)
             return
         rows = min(outputs, max(1, WIDENED_ELEMENTS // inputs))
-        tokens = min(self.c.tokens, max(1, WIDENED_ELEMENTS // max(rows, inputs)))
+        most = max(1, WIDENED_ELEMENTS // max(rows, inputs))
+        tokens = min(self.c.tokens if tokens is None else tokens, most)
         m.touch(4 * (rows * inputs + tokens * (rows + inputs)))
 
 
@@ -218,10 +237,12 @@ class Layer(Kind):
     @property
     def parameters(self) -> tuple[int, ...]:
         c = self.c
-        qkv = c.head_dim * (c.heads + 2 * c.kv_heads)
-        return (
-            c.dim, c.dim * qkv, c.dim * c.dim, c.dim, 2 * c.dim * c.hidden, c.dim * c.hidden
-        )  # fmt: skip
+        return (*self._of_attention, c.dim, 2 * c.dim * c.hidden, c.dim * c.hidden)
+
+    @property
+    def _of_attention(self) -> tuple[int, ...]:
+        c = self.c
+        return c.dim, c.dim * c.head_dim * (c.heads + 2 * c.kv_heads), c.dim * c.dim
 
     def forward(self, m: Memory, *, keeps: bool) -> None:
         u, c = self.u, self.c
@@ -235,15 +256,7 @@ class Layer(Kind):
         m.take(u.act)
         m.drop(dropped)
         _norm(m, u, keeps=keeps)
-        m.take(2 * u.hidden)
-        m.drop(u.act - kept)
-        m.touch(2 * u.hidden)
-        m.take(u.hidden)
-        if not keeps:
-            m.drop(2 * u.hidden)
-        m.take(u.act)
-        if not keeps:
-            m.drop(u.hidden)
+        self._feed_forward(m, keeps=keeps)
         dropped = _drop(m, u, c, keeps=keeps)
         m.take(u.act)
         m.drop(dropped)
@@ -252,13 +265,20 @@ class Layer(Kind):
         if not keeps:
             m.drop(u.query)
 
+    def _feed_forward(self, m: Memory, *, keeps: bool) -> None:
+        """Make the output of SwiGLU; its normalised input is there, and goes unless it is kept."""
+        u = self.u
+        m.take(2 * u.hidden)
+        m.drop(0 if keeps else u.act)
+        swiglu(m, u.hidden, keeps=keeps)
+        m.take(u.act)
+        if not keeps:
+            m.drop(u.hidden)
+
     def backward(self, m: Memory) -> None:
         u, c = self.u, self.c
         _drop_backward(m, u, c)
-        m.take(u.hidden)
-        m.take(3 * u.hidden)
-        m.drop(4 * u.hidden)
-        m.take(u.act)
+        self._feed_backward(m)
         _norm_backward(m, u)
         m.take(u.act)
         m.drop(u.act)
@@ -271,14 +291,22 @@ class Layer(Kind):
         if c.drops:
             m.drop(2 * u.act)  # gradients of both sums: weights need those of what was dropped out
 
+    def _feed_backward(self, m: Memory) -> None:
+        """Make the gradient of what SwiGLU takes; that of its output is there."""
+        swiglu_backward(m, self.u.hidden)
+        m.take(self.u.act)
+
     def weights(self, m: Memory) -> None:
         c = self.c
         heads = c.head_dim * (c.heads + 2 * c.kv_heads)
         self._product(m, heads, c.dim)
         self._product(m, c.dim, c.dim)
-        self._product(m, 2 * c.hidden, c.dim)
-        self._product(m, c.dim, c.hidden)
+        self._feed_weights(m)
         m.touch(self.u.wide)
+
+    def _feed_weights(self, m: Memory) -> None:
+        self._product(m, 2 * self.c.hidden, self.c.dim)
+        self._product(m, self.c.dim, self.c.hidden)
 
 
 class ParallelLayer(Kind):

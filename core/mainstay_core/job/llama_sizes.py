@@ -5,7 +5,7 @@ What one micro-batch takes in a block is in ``llama_passes``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,7 @@ KEYS = frozenset(
         "clipNorm", "attention", "data",
     }
 )  # fmt: skip
-"""Keys of ``workload.config`` that the built-in model takes."""
+"""Keys of ``workload.config`` that the built-in Llama takes."""
 
 
 def padded(numel: int) -> int:
@@ -53,7 +53,7 @@ def padded(numel: int) -> int:
 def sizes_of(
     config: Mapping[str, Any], ranks_per_stage: int, inner: int, *, accumulates: bool
 ) -> ModelSizes:
-    """Return what the built-in model's blocks take on the ranks with one inner index.
+    """Return what the built-in Llama's blocks take on the ranks with one inner index.
 
     Args:
         config: ``workload.config``.
@@ -64,14 +64,15 @@ def sizes_of(
     Raises:
         InvalidSpecError: the configuration cannot be used.
     """
-    c = _read(config, ranks_per_stage, inner)
-    costs = [block.cost for block in model_sizes.blocks_of(config)]
+    refuse_unknown(config, KEYS)
+    c = read_shape(model_sizes.LLAMA, config, ranks_per_stage, inner)
+    costs = [block.cost for block in model_sizes.blocks_of(model_sizes.LLAMA, config)]
     kinds: tuple[type[Kind], type[Kind]] = (Embedding, Layer)
     if c.ranks > 1:
         kinds = (ParallelEmbedding, ParallelLayer)
-    first = _sizes(kinds[0](c, accumulates), EMBEDDING, cost=costs[0])
-    middle = _sizes(kinds[1](c, accumulates), "layers", cost=costs[1])
-    last = _sizes(Head(c, accumulates), HEAD, cost=costs[-1])
+    first = sizes_of_kind(kinds[0](c, accumulates), EMBEDDING, cost=costs[0])
+    middle = sizes_of_kind(kinds[1](c, accumulates), "layers", cost=costs[1])
+    last = sizes_of_kind(Head(c, accumulates), HEAD, cost=costs[-1])
     u = TensorSizes(c)
     ring = 2 * (c.ranks - 1)
     summed = u.act * ring // c.ranks
@@ -82,44 +83,69 @@ def sizes_of(
         middle = replace(middle, sent_forward_bytes=2 * summed, sent_backward_bytes=2 * summed)
         last = replace(last, sent_forward_bytes=gathered, sent_backward_bytes=summed)
     layers = [replace(middle, name=f"layers.{index}") for index in range(c.layers)]
+    return model_of(c, (first, *layers, last))
+
+
+def model_of(c: LlamaShape, blocks: Sequence[BlockSizes]) -> ModelSizes:
+    """Return the sizes of a model of some blocks: embedding, layers, head."""
+    first, *others = blocks[1:]
     # Mask and rotations are made by the first layer of a process, for all.
-    layers[0] = replace(layers[0], constant_bytes=u.constants)
+    first = replace(first, constant_bytes=TensorSizes(c).constants)
     return ModelSizes(
-        inner=inner,
+        inner=c.inner,
         width_bytes=c.width,
         tokens_bytes=TOKEN_BYTES * c.tokens,
         targets_bytes=TOKEN_BYTES * c.tokens,
-        blocks=(first, *layers, last),
+        blocks=(blocks[0], first, *others),
     )
 
 
-def _read(config: Mapping[str, Any], ranks: int, inner: int) -> LlamaShape:
+def refuse_unknown(config: Mapping[str, Any], keys: Collection[str]) -> None:
+    """Refuse a configuration with another key.
+
+    Raises:
+        InvalidSpecError: there is one; the valid ones are named.
+    """
     for key in config:
-        if key not in KEYS:
+        if key not in keys:
             raise InvalidSpecError(
-                f"{PATH}.{str(key)[:MAX_QUOTED]}", f"is unknown (valid: {', '.join(sorted(KEYS))})"
+                f"{PATH}.{str(key)[:MAX_QUOTED]}", f"is unknown (valid: {', '.join(sorted(keys))})"
             )
-    model_sizes.check_config(config)
-    size = model_sizes.sizes_in(config)
+
+
+def read_shape(entrypoint: str, config: Mapping[str, Any], ranks: int, inner: int) -> LlamaShape:
+    """Return the part of a configuration that a Llama and a mixture of experts share.
+
+    Args:
+        entrypoint: of a built-in model.
+        config: ``workload.config``.
+        ranks: ranks that share a stage.
+        inner: which of them.
+
+    Raises:
+        InvalidSpecError: a value cannot be used.
+    """
+    model_sizes.check_config(entrypoint, config)
+    size = model_sizes.sizes_in(entrypoint, config)
     given = {key: value for key, value in config.items() if value is not None}
     batch, dropout = given.get("microBatchSize", 1), given.get("dropout", 0.0)
     dtype = given.get("dtype", "float32")
     dim, heads, kv_heads, hidden = size["dim"], size["heads"], size["kvHeads"], size["hidden"]
-    _require(type(batch) is int and batch > 0, "microBatchSize", batch, "a whole number above 0")
-    _require(
+    require(type(batch) is int and batch > 0, "microBatchSize", batch, "a whole number above 0")
+    require(
         isinstance(dtype, str) and dtype in WIDTHS, "dtype", dtype, f"one of {', '.join(WIDTHS)}"
     )
     form = given.get("attention", "auto")
-    _require(form in ATTENTION, "attention", form, f"one of {', '.join(ATTENTION)}")
+    require(form in ATTENTION, "attention", form, f"one of {', '.join(ATTENTION)}")
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
-    _require(is_number and 0 <= dropout < 1, "dropout", dropout, "within 0 and below 1")
-    _require(dim % heads == 0, "heads", heads, f"a divisor of dim ({dim})")
-    _require(dim // heads % 2 == 0, "heads", heads, "such that dim / heads is even (rotary)")
-    _require(heads % kv_heads == 0, "kvHeads", kv_heads, f"a divisor of heads ({heads})")
-    _require(size["vocab"] >= BYTE_VALUES, "vocab", size["vocab"], f"at least {BYTE_VALUES}")
+    require(is_number and 0 <= dropout < 1, "dropout", dropout, "within 0 and below 1")
+    require(dim % heads == 0, "heads", heads, f"a divisor of dim ({dim})")
+    require(dim // heads % 2 == 0, "heads", heads, "such that dim / heads is even (rotary)")
+    require(heads % kv_heads == 0, "kvHeads", kv_heads, f"a divisor of heads ({heads})")
+    require(size["vocab"] >= BYTE_VALUES, "vocab", size["vocab"], f"at least {BYTE_VALUES}")
     if ranks > 1:
         for key, value in (("kvHeads", kv_heads), ("heads", heads), ("hidden", hidden)):
-            _require(value % ranks == 0, key, value, f"a multiple of ranksPerStage ({ranks})")
+            require(value % ranks == 0, key, value, f"a multiple of ranksPerStage ({ranks})")
     return LlamaShape(
         dim=dim,
         layers=size["layers"],
@@ -137,12 +163,23 @@ def _read(config: Mapping[str, Any], ranks: int, inner: int) -> LlamaShape:
     )
 
 
-def _require(holds: bool, key: str, value: object, right: str) -> None:
+def require(holds: bool, key: str, value: object, right: str) -> None:
+    """Refuse a value of a configuration unless something holds.
+
+    Args:
+        holds: what must hold.
+        key: of the value.
+        value: as it is given.
+        right: what would be right.
+
+    Raises:
+        InvalidSpecError: it does not hold.
+    """
     if not holds:
         raise InvalidSpecError(f"{PATH}.{key}", f"is {quote(value)}, must be {right}")
 
 
-def _sizes(kind: Kind, name: str, *, cost: float) -> BlockSizes:
+def sizes_of_kind(kind: Kind, name: str, *, cost: float) -> BlockSizes:
     """Return the sizes of a block by taking a micro-batch through it."""
     u = kind.u
     output = 0 if name == HEAD else u.act
@@ -166,8 +203,8 @@ def _sizes(kind: Kind, name: str, *, cost: float) -> BlockSizes:
         name=name,
         cost=cost,
         parameters=parameters,
-        # AdamW: two moments in fp32, and a count of steps for each parameter.
-        moments_bytes=8 * sum(map(padded, parameters)) + 4 * len(parameters),
+        # AdamW: two moments in fp32, and a count of steps for each parameter that it trains.
+        moments_bytes=8 * sum(map(padded, parameters)) + 4 * (len(parameters) - kind.untrained),
         output_bytes=output,
         kept_bytes=kept,
         pending_bytes=pending,

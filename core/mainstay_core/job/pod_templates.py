@@ -40,6 +40,7 @@ OWN_VARIABLES = frozenset(
         "MAINSTAY_POD_DIR",
         "MAINSTAY_POD_NAME",
         "MAINSTAY_SECRET_FILE",
+        "MAINSTAY_SNAPSHOT_MEMORY",
         "MAINSTAY_TOKEN_FILE",
     }
 )

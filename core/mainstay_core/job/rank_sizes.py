@@ -1,7 +1,7 @@
 """Computes what each rank of a job holds in memory, and what it sends in a step.
 
 Each line of :class:`RankSizes` has one function or property here. What a block takes comes from
-``llama_sizes``, or from a measurement.
+``built_in_sizes``, or from a measurement.
 """
 
 from __future__ import annotations
@@ -304,14 +304,15 @@ def _constants(blocks: Sequence[BlockSizes], cut: range) -> int:
 
     A block that made nothing in a process where a like one had run before uses what that one made.
     """
-    made: dict[tuple[int, ...], int] = {}
+    made: dict[object, int] = {}
     for block in blocks:
-        made.setdefault(block.parameters, block.constant_bytes)
+        made.setdefault(block.sharers or block.parameters, block.constant_bytes)
     total, seen = 0, set()
     for block in (blocks[i] for i in cut):
-        shared = 0 if block.parameters in seen else made[block.parameters]
+        sharers = block.sharers or block.parameters
+        shared = 0 if sharers in seen else made[sharers]
         total += block.constant_bytes or shared
-        seen.add(block.parameters)
+        seen.add(sharers)
     return total
 
 

@@ -56,15 +56,15 @@ def plan_shared_memory(
         by_nccl: whether ranks may talk by NCCL.
 
     Raises:
-        InvalidSpecError: the built-in model's sizes are none.
+        InvalidSpecError: the sizes of a built-in model are none.
     """
-    if entrypoint != model_sizes.BUILT_IN:
+    if entrypoint not in model_sizes.BUILT_IN:
         return SharedMemory(
             size_mib=None,
             reason=f"unbounded but for memory limits: how large the model of {entrypoint} is "
             "is not known here; a volume of the template at /dev/shm sets a bound",
         )
-    model_sizes.check_config(config)
+    model_sizes.check_config(entrypoint, config)
     num_blocks = model_sizes.num_blocks(config)
     if shape.stages > num_blocks or shape.stages * num_blocks**2 > model_sizes.MAX_CUTS:
         return SharedMemory(
@@ -72,7 +72,7 @@ def plan_shared_memory(
             reason=f"unbounded but for memory limits: {num_blocks} blocks are not cut into "
             f"{shape.stages} stages here",
         )
-    blocks = model_sizes.blocks_of(config)
+    blocks = model_sizes.blocks_of(entrypoint, config)
     state_mib = -(-_largest_state(blocks, shape.stages, shape.ranks_per_stage) // MIB)
     rank_mib = state_mib + (NCCL_RANK_MIB if by_nccl else 0)
     library = f" and {NCCL_RANK_MIB} MiB for NCCL" if by_nccl else ""

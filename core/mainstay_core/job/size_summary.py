@@ -10,8 +10,8 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job import model_sizes
+from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.config import BUCKET_BYTES
-from mainstay_core.job.llama_sizes import sizes_of
 from mainstay_core.job.rank_sizes import RankSizes, even_shares, rank_sizes
 
 MEASURED_BY = "`mainstay local run FILE --dry-run`"
@@ -49,13 +49,13 @@ def summarize_sizes(
         recompute: whether forwards run again in the backward.
         bucket_bytes: what is reduced at a time.
     """
-    if entrypoint != model_sizes.BUILT_IN:
+    if entrypoint not in model_sizes.BUILT_IN:
         return SizeSummary(
             message=f"what a rank holds and sends is not known here, as the model is that of "
             f"{entrypoint}; {MEASURED_BY} measures it"
         )
     try:
-        found = _ranks(config, shape, recompute=recompute, bucket_bytes=bucket_bytes)
+        found = _ranks(entrypoint, config, shape, recompute=recompute, bucket_bytes=bucket_bytes)
     except InvalidSpecError as error:
         return SizeSummary(message=f"what a rank holds is not known: {error}", is_wrong=True)
     if not found:
@@ -73,22 +73,29 @@ def summarize_sizes(
 
 
 def _ranks(
-    config: Mapping[str, Any], shape: JobShape, *, recompute: bool, bucket_bytes: int
+    entrypoint: str,
+    config: Mapping[str, Any],
+    shape: JobShape,
+    *,
+    recompute: bool,
+    bucket_bytes: int,
 ) -> list[RankSizes]:
     """Return sizes of the first replica's ranks; none where the model is too deep to be cut here.
 
     Of a stage's ranks the first and the last are told: the others lie between them.
     """
-    model_sizes.check_config(config)
+    model_sizes.check_config(entrypoint, config)
     num_blocks = model_sizes.num_blocks(config)
     if shape.stages * num_blocks**2 > model_sizes.MAX_CUTS:
         return []
-    shares = even_shares(shape)
+    shares, accumulates = even_shares(shape), shape.micro_batches > 1
     ranks = [
         rank
         for inner in sorted({0, shape.ranks_per_stage - 1})
         for rank in rank_sizes(
-            sizes_of(config, shape.ranks_per_stage, inner, accumulates=shape.micro_batches > 1),
+            built_in_sizes(
+                entrypoint, config, shape.ranks_per_stage, inner, accumulates=accumulates
+            ),
             shape,
             shares,
             recompute=recompute,

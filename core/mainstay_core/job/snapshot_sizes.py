@@ -21,8 +21,9 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job import model_sizes
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
-from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW, SnapshotConfig
-from mainstay_core.job.llama_sizes import padded, sizes_of
+from mainstay_core.job.built_in_sizes import built_in_sizes
+from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_SNAPSHOT_WINDOW, SnapshotConfig
+from mainstay_core.job.llama_sizes import padded
 from mainstay_core.job.sections import Protection, Snapshots, Workload
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.job.types import whole_quantity
@@ -35,6 +36,9 @@ MARGIN = 4
 """Auto adds one part in so many: shares of pods are not quite even, and freed room has gaps."""
 PAGE_BYTES = 4096
 """Segments begin at whole pages."""
+ALIGNMENT_BYTES = 64
+KINDS = 4
+"""Tensors of a parameter's state: master, two moments, and the number of its steps."""
 WIDE_BYTES = 4
 """Masters and gradients are fp32."""
 
@@ -57,7 +61,7 @@ def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, p
     """
     cuts = _cut(tuple(block.cost for block in models[0].blocks), shape.stages)
     num_units = max(sum(models[0].blocks[i].num_units for i in cut) for cut in cuts)
-    length = window or min(MAX_SNAPSHOT_WINDOW, num_units)
+    length = window or min(MAX_AUTO_WINDOW, num_units)
     num_steps = 2 * length + LAG_STEPS
     num_cells = max(1, shape.replicas - 1)
     largest_share = total = 0
@@ -67,15 +71,17 @@ def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, p
         shares = [min(sum(kept), -(-sum(kept) // num_cells) + max(kept)) for kept in stage]
         largest_share = max(largest_share, *shares)
         total += shape.ranks_per_stage * max(map(sum, stage))
-    shares = 1 + peers + min(peers, 1)
-    return min(shares * shape.ranks_per_pod * largest_share, total)
+    num_shares = 1 + peers + min(peers, 1)
+    return min(num_shares * shape.ranks_per_pod * largest_share, total)
 
 
 def _kept(block: BlockSizes, num_steps: int) -> int:
     """Return what is kept of a block: two states, and the gradients of some steps."""
     width = WIDE_BYTES * sum(map(padded, block.parameters))
-    # Each unit is a segment of its own.
+    # Each unit is a segment of its own, and each tensor of several units begins at a cache line.
     gaps = (2 + num_steps) * block.num_units * PAGE_BYTES
+    if block.num_units > 1:
+        gaps += (2 * KINDS + num_steps) * ALIGNMENT_BYTES * len(block.parameters)
     return 2 * (width + block.moments_bytes) + num_steps * width + gaps
 
 
@@ -177,13 +183,20 @@ def _check_degrees(
 def _least_bytes(workload: Workload, shape: JobShape, *, window: int, peers: int) -> int | None:
     """Return what a pod keeps; None where the size of the model is not known here."""
     config = workload.config
-    if workload.entrypoint != model_sizes.BUILT_IN:
+    if workload.entrypoint not in model_sizes.BUILT_IN:
         return None
-    model_sizes.check_config(config)
+    model_sizes.check_config(workload.entrypoint, config)
+    model_sizes.check_ranks(workload.entrypoint, shape.ranks_per_stage)
     if shape.stages * model_sizes.num_blocks(config) ** 2 > model_sizes.MAX_CUTS:
         return None
     models = [
-        sizes_of(config, shape.ranks_per_stage, inner, accumulates=shape.micro_batches > 1)
+        built_in_sizes(
+            workload.entrypoint,
+            config,
+            shape.ranks_per_stage,
+            inner,
+            accumulates=shape.micro_batches > 1,
+        )
         for inner in sorted({0, shape.ranks_per_stage - 1})
     ]
     try:

@@ -309,8 +309,9 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             "is Blocks, but blocks that are spread over several ranks are not compiled; use Off "
             "with parallelism.ranksPerStage above 1",
         )
-    if spec.workload.entrypoint == model_sizes.BUILT_IN:
-        model_sizes.check_config(spec.workload.config)
+    if spec.workload.entrypoint in model_sizes.BUILT_IN:
+        model_sizes.check_config(spec.workload.entrypoint, spec.workload.config)
+        model_sizes.check_ranks(spec.workload.entrypoint, spec.parallelism.ranks_per_stage)
     detection = spec.detection
     least = 3 * detection.heartbeat_seconds
     if detection.heartbeat_timeout_seconds < least:

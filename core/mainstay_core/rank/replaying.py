@@ -86,10 +86,11 @@ class Stores:
     def __init__(self, reports: Iterable[StoreReport], lineage: int) -> None:
         self._lineage = lineage
         self._units: dict[int, dict[int, list[tuple[Holder, UnitHeld]]]] = {}
-        """By position and unit, in the order of the reports."""
+        """By position and unit, in the order of pods."""
         self.records: dict[int, CommitRecord] = {}
         """By step."""
-        told = [report for report in reports if report.lineage == lineage]
+        # In one order, whoever tells first: all ranks come to the same holders and records.
+        told = sorted((r for r in reports if r.lineage == lineage), key=lambda r: r.pod)
         bad = {(bad.pod, bad.key) for report in told for bad in report.bad}
         for report in told:
             self._add(report, {key for pod, key in bad if pod == report.pod})

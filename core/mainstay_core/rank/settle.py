@@ -234,7 +234,11 @@ def _newest(
         if not reached and stores is not None:
             reached |= stores.reach(position)
         common = reached if common is None else common & reached
-    return max(common) if common else None
+    # Whoever goes on needs the last commit: the next one continues its totals.
+    told = {r.version for r in reports if r.valid and r.lineage == plan.lineage} | {0}
+    records = stores.records if stores is not None else {}
+    able = {v for v in common or () if v in told or v - 1 in records}
+    return max(able) if able else None
 
 
 def settle(
@@ -296,7 +300,9 @@ def settle(
         r for r in counted if r.valid and r.lineage == plan.lineage and r.version == version
     ]
     holder = next((r for r in at_version if r.certified_in is not None), None)
-    record = stores.records.get(version - 1) if not from_disk and not at_version else None
+    record = None
+    if not from_disk and not at_version:
+        record, origin = stores.records.get(version - 1), "segments alone"
     heals = [_heal(plan, ordered, actions, i) for i in range(len(actions))]
     return Settlement(
         version=version,

@@ -6,6 +6,7 @@
 - ``measures``: how fast copies travel and how long a step takes, as all ranks agree on it
 - ``orderings``: the order in which units are copied
 - ``duties``: which living cell copies which units
+- ``schedule``: a whole window: its length, and the instalments of every author
 - ``copies``: whose stores hold what a cell copies
 - ``retention``: which window is complete, and what stores keep
 - ``memory``: what stores need for windows and logs

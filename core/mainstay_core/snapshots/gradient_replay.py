@@ -12,9 +12,9 @@ replayed, as far as holders live.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from mainstay_core.base.bounds import Count, Longest, Name, Sentence
 from mainstay_core.base.errors import InvalidSpecError
@@ -92,7 +92,7 @@ def plan_gradient_replay(
     chunks = chunks_of(units)
     logs, copies = _Logs(position, stores), _full_copies(position, stores)
     starts: dict[str, tuple[int, list[PodUid]]] = {}
-    divisions: dict[str, dict[int, int]] = {}
+    divisions: dict[str, list[_Divided]] = {}
     for unit in units:
         start = _newest_copy(unit, copies.get(unit.name, ()), version)
         if isinstance(start, NoReplay):
@@ -164,31 +164,59 @@ def chunks_of(units: Sequence[Unit]) -> dict[str, frozenset[int]]:
     }
 
 
+class _Divided(NamedTuple):
+    """Consecutive steps whose gradients lie in the stores in so many shares."""
+
+    first_step: int
+    stop_step: int
+    of: int
+
+
+class _Run(NamedTuple):
+    """Consecutive steps of whose gradients the same pods hold a share."""
+
+    first_step: int
+    stop_step: int
+    holders: tuple[PodUid, ...]
+
+
 class _Logs:
-    """The logs of a position, by share and step."""
+    """The logs of a position, by share and step. What was asked once is remembered."""
 
     def __init__(self, position: Position, stores: Sequence[Store]) -> None:
-        self.stores = stores
         self._held: dict[ChunkShare, list[tuple[HeldLog, Store]]] = {}
         for store in sorted(stores, key=lambda store: store.pod):
             for log in store.logs:
                 if log.position == position:
                     self._held.setdefault(log.share, []).append((log, store))
         self.divisions = sorted({share.of for share in self._held})
-        self._found: dict[tuple[ChunkShare, int], list[PodUid]] = {}
+        self._missing: dict[tuple[int, int], frozenset[int]] = {}
+        self._runs: dict[tuple[ChunkShare, int, int], list[_Run]] = {}
 
-    def holders(self, share: ChunkShare, step: int) -> list[PodUid]:
-        """Return the living pods that hold a share of a step's gradient, by name."""
-        key = (share, step)
-        if key not in self._found:
-            self._found[key] = [
-                store.pod
-                for log, store in self._held.get(share, ())
-                if store.living and log.first_step <= step < log.stop_step
-            ]
-        return self._found[key]
+    def missing(self, of: int, step: int) -> frozenset[int]:
+        """Return the shares of a division that no living pod holds for a step."""
+        key = (of, step)
+        if key not in self._missing:
+            self._missing[key] = frozenset(
+                index for index in range(of) if not self._pods(ChunkShare(index=index, of=of), step)
+            )
+        return self._missing[key]
 
-    def held(self, step: int, shares: Sequence[ChunkShare]) -> list[Store]:
+    def runs(self, share: ChunkShare, first: int, stop: int) -> list[_Run]:
+        """Return who holds a share of the gradients of these steps, ascending."""
+        key = (share, first, stop)
+        if key not in self._runs:
+            found: list[_Run] = []
+            for step in range(first, stop):
+                pods = self._pods(share, step)
+                if found and found[-1].holders == pods:
+                    found[-1] = found[-1]._replace(stop_step=step + 1)
+                else:
+                    found.append(_Run(step, step + 1, pods))
+            self._runs[key] = found
+        return self._runs[key]
+
+    def lost(self, step: int, shares: Iterable[ChunkShare]) -> list[Store]:
         """Return the lost stores that held one of these shares of a step's gradient."""
         return [
             store
@@ -197,10 +225,18 @@ class _Logs:
             if not store.living and log.first_step <= step < log.stop_step
         ]
 
+    def _pods(self, share: ChunkShare, step: int) -> tuple[PodUid, ...]:
+        """Return the living pods that hold a share of a step's gradient, by name."""
+        return tuple(
+            store.pod
+            for log, store in self._held.get(share, ())
+            if store.living and log.first_step <= step < log.stop_step
+        )
 
-def _touched(chunks: frozenset[int], of: int) -> list[ChunkShare]:
-    """Return the shares of a division in which some of these chunks are."""
-    return [ChunkShare(index=index, of=of) for index in sorted({chunk % of for chunk in chunks})]
+
+def _touched(chunks: frozenset[int], of: int) -> list[int]:
+    """Return the shares of a division in which some of these chunks are, ascending."""
+    return sorted({chunk % of for chunk in chunks})
 
 
 def _full_copies(position: Position, stores: Sequence[Store]) -> dict[str, list[tuple[int, Store]]]:
@@ -231,30 +267,29 @@ def _newest_copy(
 
 def _find_logs(
     unit: Unit, chunks: frozenset[int], logs: _Logs, first: int, version: int
-) -> dict[int, int] | NoReplay:
-    """Return for each step the division of its gradient of which all shares are there.
+) -> list[_Divided] | NoReplay:
+    """Return the steps with a division of their gradients of which all needed shares are there.
 
     A step that was logged in two quorums may have two divisions, of cells of different number.
     """
     touched = {of: _touched(chunks, of) for of in logs.divisions}
-    found = {}
+    found: list[_Divided] = []
     for step in range(first, version):
         whole = [
-            of
-            for of, shares in touched.items()
-            if all(logs.holders(share, step) for share in shares)
+            of for of, indexes in touched.items() if logs.missing(of, step).isdisjoint(indexes)
         ]
         if not whole:
             gone = [
-                share
-                for shares in touched.values()
-                for share in shares
-                if not logs.holders(share, step)
+                ChunkShare(index=index, of=of)
+                for of, indexes in touched.items()
+                for index in sorted(logs.missing(of, step).intersection(indexes))
             ]
-            what = f"gradient of step {step}"
-            lost = logs.held(step, gone)
+            what, lost = f"gradient of step {step}", logs.lost(step, gone)
             return lacking(Lack.GRADIENT_LOG, unit.position, unit.name, step, what, lost)
-        found[step] = whole[0]
+        if found and found[-1].of == whole[0]:
+            found[-1] = found[-1]._replace(stop_step=step + 1)
+        else:
+            found.append(_Divided(step, step + 1, whole[0]))
     return found
 
 
@@ -281,31 +316,28 @@ class _Senders:
 def _fetches(
     unit: Unit,
     chunks: frozenset[int],
-    divisions: dict[int, int],
+    divided: Sequence[_Divided],
     logs: _Logs,
     senders: _Senders,
     joiner: Author,
 ) -> tuple[LogFetch, ...]:
     """Return who sends which share of which steps; consecutive steps of one store are one fetch."""
-    open_fetches: dict[ChunkShare, LogFetch] = {}
-    done: list[LogFetch] = []
-    for step, of in sorted(divisions.items()):
-        shares = _touched(chunks, of)
-        for share in shares:
-            before = open_fetches.get(share)
-            goes_on = before is not None and before.stop_step == step
-            source = senders.choose(
-                logs.holders(share, step),
-                joiner.slot.pod,
-                before.source if before is not None and goes_on else None,
-                unit.num_elements // len(shares),
-            )
-            if before is not None and goes_on and before.source == source:
-                first = before.first_step
-            else:
-                done += [before] if before is not None else []
-                first = step
-            open_fetches[share] = LogFetch(
-                first_step=first, stop_step=step + 1, share=share, source=source
-            )
-    return tuple(sorted([*done, *open_fetches.values()]))
+    fetches: list[LogFetch] = []
+    for first, stop, of in divided:
+        indexes = _touched(chunks, of)
+        size = unit.num_elements // len(indexes)
+        for index in indexes:
+            share = ChunkShare(index=index, of=of)
+            last: LogFetch | None = None
+            for run in logs.runs(share, first, stop):
+                num_steps = run.stop_step - run.first_step
+                before = None if last is None else last.source
+                source = senders.choose(run.holders, joiner.slot.pod, before, num_steps * size)
+                begins = run.first_step
+                if last is not None and last.source == source:
+                    begins = fetches.pop().first_step
+                last = LogFetch(
+                    first_step=begins, stop_step=run.stop_step, share=share, source=source
+                )
+                fetches.append(last)
+    return tuple(sorted(fetches))

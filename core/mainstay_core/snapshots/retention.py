@@ -55,6 +55,8 @@ class OpenWindow:
 class Retention:
     """The windows of a job, as they are known after a commit.
 
+    After a restart from a checkpoint nothing is known: copies of a lineage that was left are void.
+
     Invariant: the open window begins after the complete one ends.
     """
 

@@ -216,7 +216,7 @@ def plan_instalments(order: Sequence[UnitPrice], length: int) -> tuple[Instalmen
         Instalment(
             number=number,
             full=names[start:stop],
-            # Without an own price nothing is copied of them, as in windows for gradient replay.
+            # A replay of gradients needs no compute weights: their price is 0 then.
             compute=tuple(price.name for price in order[stop:] if price.compute_bytes),
             size_bytes=sizes.of(start, stop),
         )

@@ -8,7 +8,7 @@ import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.model_sizes import BUILT_IN
+from mainstay_core.job.model_sizes import LLAMA
 from mainstay_core.job.shared_memory import SharedMemory, plan_shared_memory
 
 SEVEN_BILLION = {
@@ -24,7 +24,7 @@ SEVEN_BILLION = {
 
 
 def plan(
-    config: dict[str, Any], entrypoint: str = BUILT_IN, *, by_nccl: bool = False, **shape: Any
+    config: dict[str, Any], entrypoint: str = LLAMA, *, by_nccl: bool = False, **shape: Any
 ) -> SharedMemory:
     degrees = {"lanes": 8, "shards_per_lane": 1, "replicas": 8, "min_replicas": 1, "stages": 1}
     made = JobShape(**{**degrees, **shape, "steps": 9, "seed": 0})

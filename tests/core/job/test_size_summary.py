@@ -6,7 +6,7 @@ import pytest
 
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job import llama_sizes
-from mainstay_core.job.model_sizes import BUILT_IN
+from mainstay_core.job.model_sizes import LLAMA
 from mainstay_core.job.rank_sizes import even_shares, rank_sizes
 from mainstay_core.job.size_summary import SizeSummary, summarize_sizes
 
@@ -22,7 +22,7 @@ def shape_of(**changes: Any) -> JobShape:
 
 
 def summary_of(config: dict[str, Any], **changes: Any) -> SizeSummary:
-    return summarize_sizes(BUILT_IN, config, shape_of(**changes), recompute=False)
+    return summarize_sizes(LLAMA, config, shape_of(**changes), recompute=False)
 
 
 def test_the_rank_that_holds_the_most_is_told_and_each_one_is_there() -> None:

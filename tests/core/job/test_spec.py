@@ -8,7 +8,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultAction, FaultPoint
-from mainstay_core.job import spec
+from mainstay_core.job import model_sizes, spec
 from mainstay_core.job.config import JobConfig
 
 SMALLEST: dict[str, Any] = {
@@ -49,6 +49,38 @@ def test_the_smallest_job_gets_every_default() -> None:
     )
     assert (config.device, config.backend, config.redundancy) == ("auto", "auto", None)
     assert config.checkpoint_dir == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "right"),
+    [
+        ({"config": {"experts": 0}}, "workload.config.experts", "a whole number above 0"),
+        ({"config": {"sharedExperts": -1}}, "workload.config.sharedExperts", "0 or above"),
+        (
+            {"config": {"experts": 3, "activeExperts": 4}},
+            "workload.config.activeExperts",
+            "at most",
+        ),
+        (
+            {"config": {"layers": 2, "denseLayers": 2}},
+            "workload.config.denseLayers",
+            "below layers",
+        ),
+        ({"ranks": 2}, "parallelism.ranksPerStage", "use 1, and more stages"),
+    ],
+)
+def test_a_mixture_of_experts_that_cannot_be_is_refused_before_it_runs(
+    changes: dict[str, Any], path: str, right: str
+) -> None:
+    data = copy.deepcopy(SMALLEST)
+    data["spec"]["workload"] = {
+        "entrypoint": model_sizes.MOE,
+        "config": {"dim": 24, "heads": 2, "kvHeads": 1} | changes.get("config", {}),
+    }
+    data["spec"]["parallelism"] = {"ranksPerStage": changes.get("ranks", 1)}
+    found = problem(data)
+    assert found.field == f"spec.{path}"
+    assert right in str(found)
 
 
 def test_defaults_of_the_model_and_of_the_config_agree() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -39,7 +40,7 @@ def joiner(name: str) -> Author:
 
 def store(
     name: str,
-    units: dict[str, tuple[int, ...]],
+    units: Mapping[str, tuple[int, ...]],
     logs: list[tuple[int, int, int, int]],
     *,
     living: bool = True,

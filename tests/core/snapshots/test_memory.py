@@ -93,7 +93,7 @@ def test_logs_of_so_many_steps_are_kept_at_most_and_one_less_is_replayed(
         window = retention.open.window
         if retention.complete is not None and retention.first_log is not None:
             most_windows = max(most_windows, len(retention.windows))
-            # The log of a step is there when it is voted on; a rank lost then is needed at its version.
+            # A rank that is lost now is needed at this version; the step's log is there already.
             most_kept = max(most_kept, step + 1 - retention.first_log)
             most_replayed = max(most_replayed, step - retention.complete.first)
         covers = step >= window.last + lag

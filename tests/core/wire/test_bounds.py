@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstay_core import wire
+from mainstay_core import snapshots, wire
 from mainstay_core.base import bounds, codec
 from mainstay_core.base.errors import MalformedError
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, TrainerDown, read_fact
@@ -26,6 +26,7 @@ from mainstay_core.wire.votes import Vote
 MODULES = [
     "mainstay_core.segments.frames",
     *(f"mainstay_core.wire.{m.name}" for m in pkgutil.iter_modules(wire.__path__)),
+    *(f"mainstay_core.snapshots.{m.name}" for m in pkgutil.iter_modules(snapshots.__path__)),
     "mainstay_core.base.ids",
     "mainstay_core.base.shape",
     "mainstay_core.faults.points",
@@ -40,6 +41,8 @@ NOT_FROM_A_PEER = {
     "RecoveryList": "made of messages that were read",
     "Claim": "made of a file's name",
     "Judgement": "a decision of ours",
+    "PrintedWindow": "the answer of an algorithm as a paper prints it",
+    "_Copies": "an index of values that were read",
 }
 
 
@@ -50,8 +53,8 @@ def messages() -> list[type]:
         for kind in vars(module).values():
             ours = inspect.isclass(kind) and kind.__module__ == name
             if ours and dataclasses.is_dataclass(kind):
-                found[kind.__qualname__] = kind
-    return [kind for name, kind in sorted(found.items()) if name not in NOT_FROM_A_PEER]
+                found[kind.__qualname__, name] = kind
+    return [kind for (name, _), kind in sorted(found.items()) if name not in NOT_FROM_A_PEER]
 
 
 def unbounded(kind: Any, path: str) -> Iterator[str]:

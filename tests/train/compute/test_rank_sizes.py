@@ -9,8 +9,9 @@ import torch
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid
-from mainstay_core.job import llama_sizes, llama_tensors, model_sizes
+from mainstay_core.job import llama_sizes, llama_tensors, model_sizes, moe_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion
+from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.rank_sizes import (
     RankSizes,
     StageSizes,
@@ -37,7 +38,7 @@ from mainstay_train.exact import layout as exact_layout
 from mainstay_train.exact.layout import BlockLayout, StageLayout
 from mainstay_train.exact.reduction import cut
 from mainstay_train.model import losses, split, workload
-from mainstay_train.models import attention, llama_config
+from mainstay_train.models import attention, llama_config, moe_config
 
 TOLERANCE = 0.01
 """Said is 5 %. Scalars and the like are left out; a term that is missing is more than this."""
@@ -101,7 +102,7 @@ class Case:
     replicas: int = 2
     shards_per_lane: int = 2
     micro_batches: int = 2
-    entrypoint: str = model_sizes.BUILT_IN
+    entrypoint: str = model_sizes.LLAMA
 
     def job(self):
         return parse_training_job(
@@ -148,6 +149,34 @@ CASES = {
 }
 
 
+EXPERTS = {
+    **SMALL, "experts": 4, "activeExperts": 4, "sharedExperts": 1, "expertHidden": 24,
+    "denseLayers": 1,
+}  # fmt: skip
+"""Every token takes all experts, so that each has as many tokens as formulas say of any routing."""
+CASES |= {
+    "experts": Case(EXPERTS, stages=2, entrypoint=model_sizes.MOE),
+    "experts, bfloat16": Case(
+        {**EXPERTS, "dtype": "bfloat16", "attention": "explicit"}, stages=3, micro_batches=3,
+        entrypoint=model_sizes.MOE,
+    ),
+    "experts, recompute": Case(EXPERTS, recompute=True, entrypoint=model_sizes.MOE),
+}  # fmt: skip
+MIXTURES = [
+    {},
+    {"dtype": "bfloat16"},
+    {"router": "softmax", "gates": "plain", "balanceLoss": "sequence", "biasRate": 0.0},
+    {"sharedExperts": 0, "dropout": 0.1},
+    {"experts": 32, "activeExperts": 32, "expertHidden": 8, "denseLayers": 0, "sequence": 12},
+    {"dtype": "bfloat16", "sharedExperts": 2, "router": "softmax", "balanceLoss": "sequence"},
+    {"experts": 1, "activeExperts": 1, "gates": "plain", "expertHidden": 64},
+    {"experts": 64, "activeExperts": 2, "expertHidden": 4, "dim": 16, "sequence": 100},
+    {
+        "experts": 64, "activeExperts": 2, "expertHidden": 4, "dim": 16, "sequence": 100,
+        "dtype": "bfloat16", "router": "softmax", "sharedExperts": 0,
+    },
+]  # fmt: skip
+"""What differs from the small model with experts."""
 BLOCKS = [
     (1, {"dtype": "bfloat16", "dropout": 0.1}),
     (1, {"dropout": 0.1, "kvHeads": 1}),
@@ -254,8 +283,10 @@ def run(case, config, replica, stage, inner):
 
 def said(case, config, inner):
     accumulates = case.micro_batches > 1
-    if case.entrypoint == model_sizes.BUILT_IN:
-        sizes = llama_sizes.sizes_of(config.workload, case.inner, inner, accumulates=accumulates)
+    if case.entrypoint in model_sizes.BUILT_IN:
+        sizes = built_in_sizes(
+            case.entrypoint, config.workload, case.inner, inner, accumulates=accumulates
+        )
     else:
         model = workload.load(config.entrypoint, config.workload)
         sizes = measure.measure(model, inner_mesh(config, "cpu", inner), accumulates=accumulates)
@@ -282,9 +313,20 @@ def test_each_line_is_what_a_rank_really_holds_and_sends(name):
 def test_formulas_of_each_block_are_what_is_measured(ranks, more):
     config = {**SMALL, "layers": 1, **more}
     mesh = InnerMesh(size=ranks, index=ranks - 1)
-    forget_constants()
-    measured = measure.measure(workload.load("", config), mesh)
     computed = llama_sizes.sizes_of(config, ranks, mesh.index, accumulates=True)
+    compare(workload.load("", config), mesh, computed)
+
+
+@pytest.mark.parametrize("more", MIXTURES, ids=str)
+def test_formulas_of_experts_are_what_is_measured(more):
+    config = {**EXPERTS, "layers": 2, **more}
+    computed = moe_sizes.sizes_of(config, 1, 0, accumulates=True)
+    compare(workload.load(model_sizes.MOE, config), InnerMesh(size=1, index=0), computed)
+
+
+def compare(model, mesh, computed):
+    forget_constants()
+    measured = measure.measure(model, mesh)
     assert (measured.width_bytes, measured.tokens_bytes, measured.targets_bytes) == (
         computed.width_bytes, computed.tokens_bytes, computed.targets_bytes,
     )  # fmt: skip
@@ -363,6 +405,10 @@ def walked(stage, flows):
 
 def test_keys_and_types_are_those_of_the_model():
     assert {*llama_config.keys_of(llama_config.LlamaConfig), "data"} == llama_sizes.KEYS
+    assert {*llama_config.keys_of(moe_config.MoeConfig), "data"} == moe_sizes.KEYS
+    assert moe_config.ROUTERS == moe_sizes.ROUTERS
+    assert moe_config.GATES == moe_sizes.GATES
+    assert moe_config.BALANCE_LOSSES == moe_sizes.BALANCE_LOSSES
     assert attention.FORMS == llama_sizes.ATTENTION
     assert losses.CHUNK_ELEMENTS == llama_tensors.LOGITS
     assert split.WIDENED_ELEMENTS == llama_tensors.WIDENED_ELEMENTS

@@ -1,11 +1,14 @@
 """Statistics of a step, and the router bias that changes with them at its commit alone."""
 
+import dataclasses
 import itertools
 
 import pytest
 import torch
 
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import MAX_STATISTICS
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
@@ -13,7 +16,7 @@ from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.votes import Commit, TypeStat
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
-from mainstay_train.compute.statistics import TypeSums
+from mainstay_train.compute.statistics import TypeResult, TypeSums
 from mainstay_train.exact import numerics
 from mainstay_train.model import workload
 from mainstay_train.models import experts
@@ -103,6 +106,21 @@ def test_micro_batches_add_up_block_by_block_in_model_order():
     for block, counts in ((2, [5, 6]), (0, [1]), (2, [10, 20]), (0, [2])):
         sums.add_counts(block, torch.tensor(counts))
     assert sums.statistics().tolist() == [3, 15, 26]
+
+
+def test_a_count_below_0_is_refused_before_anybody_is_told():
+    result = TypeResult(statistics=torch.tensor([3, -1]))
+    with pytest.raises(
+        workload.WorkloadError, match=r"a block counted -1; what `split\.count` takes"
+    ):
+        result.told(0, None, lambda: torch.tensor([3, -1]))
+
+
+def test_more_statistics_than_a_vote_carries_are_refused():
+    model = workload.load(MOE, SMALL)
+    many = dataclasses.replace(model.blocks[2], statistics=("a",) * (MAX_STATISTICS - 3))
+    with pytest.raises(InvalidSpecError, match="has blocks that count 1048577 integers, at most"):
+        dataclasses.replace(model, blocks=(*model.blocks[:2], many, *model.blocks[3:]))
 
 
 def test_a_model_that_counts_nothing_tells_nothing():

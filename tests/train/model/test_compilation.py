@@ -13,6 +13,9 @@ from torch import nn
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.exact import draws, numerics
 from mainstay_train.model import blocks, compilation, data, split, trial, workload
+from mainstay_train.models import moe
+from mainstay_train.models.llama_config import parse_config
+from mainstay_train.models.moe_config import MoeConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method")
 HAS_COMPILER = shutil.which("g++") is not None
@@ -102,6 +105,33 @@ def test_a_compiled_block_is_the_same_function_and_repeats_its_bits():
     first, other = made[0], made[3]
     assert made == [first] * 3 + [other] * 3, "compiled for each shape, not for each address"
     assert other > first
+
+
+@needs_compiler
+def test_a_compiled_layer_with_experts_counts_and_repeats_its_bits():
+    sizes = {
+        "dim": 16, "layers": 1, "heads": 2, "kvHeads": 1, "sequence": 6, "denseLayers": 0,
+        "experts": 4, "activeExperts": 2, "expertHidden": 8,
+    }  # fmt: skip
+    (spec,) = moe.block_specs(parse_config(sizes, MoeConfig))[1:2]
+    plain, compiled = (blocks.Block(spec, compiles=c) for c in (False, True))
+    x = torch.randn(1, 6, 16, generator=draws.Address(1, 2, 3, 4).generator("x"))
+    found = []
+    for block in (plain, compiled, compiled):
+        block.initialize(5)
+        address = draws.Address(1, len(found), 3, 4)
+        counted = block.recompute(x, address).statistics
+        found.append((*run(block, x, address), counted))
+    for wanted, given, again in zip(*found, strict=True):
+        if isinstance(wanted, dict):
+            assert all(torch.equal(given[name], again[name]) for name in given)
+            for name, gradient in wanted.items():
+                torch.testing.assert_close(given[name], gradient, rtol=1e-3, atol=1e-5)
+        else:
+            assert torch.equal(given, again)
+            torch.testing.assert_close(given, wanted, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match="only split modules that are not compiled"):
+        compiled.backward_weight(compiled.recompute(x, address), {}, frozen=["layers.0.rest"])
 
 
 def model(*middle, **last):

@@ -10,10 +10,26 @@ from mainstay_train.model import workload
 SMALL = {"dim": 16, "layers": 3, "heads": 4, "kvHeads": 2, "hidden": 32, "vocab": 300}
 
 
-@pytest.mark.parametrize("config", [{}, SMALL, {**SMALL, "sequence": 4096, "layers": 7}])
-def test_sizes_and_costs_are_those_of_the_model(config):
-    model = workload.load(model_sizes.BUILT_IN, config)
-    known = model_sizes.blocks_of(config)
+EXPERTS = {"experts": 5, "activeExperts": 3, "expertHidden": 24}
+CASES = [
+    *((model_sizes.LLAMA, c) for c in ({}, SMALL, {**SMALL, "sequence": 4096, "layers": 7})),
+    *(
+        (model_sizes.MOE, c)
+        for c in (
+            {},
+            SMALL,
+            {**SMALL, **EXPERTS},
+            {**SMALL, **EXPERTS, "denseLayers": 0, "sharedExperts": 0, "biasRate": 0},
+            {**SMALL, **EXPERTS, "denseLayers": 2, "sharedExperts": 2, "layers": 7},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("entrypoint", "config"), CASES)
+def test_sizes_and_costs_are_those_of_the_model(entrypoint, config):
+    model = workload.load(entrypoint, config)
+    known = model_sizes.blocks_of(entrypoint, config)
     real = [sum(p.numel for p in flat.params) for flat in model.layouts()]
     assert [block.split + block.copied for block in known] == real
     assert [block.cost for block in known] == [spec.cost for spec in model.blocks]

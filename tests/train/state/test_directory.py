@@ -34,8 +34,8 @@ from mainstay_train.state.part_files import (
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 
 
-def build_states(config, stages=1):
-    model = workload.load("", config)
+def build_states(config, stages=1, entrypoint=""):
+    model = workload.load(entrypoint, config)
     return [build_stage(model, stages, s) for s in range(stages)]
 
 
@@ -122,6 +122,26 @@ def write(directory, version, states, nonce="n1"):
 
 def tensors(states):
     return {t.id: t.tensor for state in states for t in state.state_tensors()}
+
+
+def test_parameters_that_the_optimizer_leaves_alone_are_saved_without_its_state(tmp_path):
+    config = {**SMALL, "experts": 4, "expertHidden": 8, "sequence": 8}
+    moe = "mainstay_train.models.moe:workload"
+    bias = "master:layers.1.mixture.router.bias"
+    written = build_states(config, 2, moe)
+    for state in written:
+        state.initialize(3)
+    values = torch.tensor([0.25, -1.0, 0.0, 3e-3])
+    tensors(written)[bias].copy_(values)
+    directory = open_directory(tmp_path / "job")
+    write(directory, 20, written)
+    (read,) = build_states(config, 1, moe)
+    directory.load(20, read)
+    before, after = tensors(written), tensors([read])
+    assert before.keys() == after.keys()
+    assert [name for name in after if name.endswith("router.bias")] == [bias]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert torch.equal(read.blocks[2].module.mixture.router.bias, values)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])

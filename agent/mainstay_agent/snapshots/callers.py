@@ -1,0 +1,107 @@
+"""Serves a pod that has called and has proved the job's secret.
+
+Its store sends segments, which are kept and confirmed; a trainer reads segments. Both get an answer
+for each frame, in order, and the next frame is read once the answer is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from mainstay_agent.snapshots.arena import Arena
+from mainstay_agent.snapshots.channel import Channel
+from mainstay_core.base.frames import FIRST_HEAD_BYTES
+from mainstay_core.segments import frames
+from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.spans import Span
+from mainstay_core.wire.segments import SegmentHeader
+
+IDLE_S = 60.0
+"""How long a caller may move nothing. One whose node is lost says no farewell, and what it has sent
+of a segment takes room. A store that has nothing to send hangs up sooner."""
+
+
+class Caller(Channel):
+    """A connection from another pod.
+
+    Args:
+        connection: has proved itself.
+        arena: memory of the store.
+        index: what is in it.
+    """
+
+    def __init__(self, connection: socket.socket, arena: Arena, index: SegmentIndex) -> None:
+        super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
+        self._arena, self._index = arena, index
+        self._incoming: SegmentHeader | None = None
+        self._room: Span | None = None
+        self._refusal = ""
+        self._outgoing: Segment | None = None
+
+    def begin(self, head: dict[str, Any], body_size: int) -> memoryview | None:
+        # Whoever asks for more has what was sent: the kernel needs its pages no more.
+        self._let_go()
+        match frames.decode_from_peer(head, body_size):
+            case frames.Segment() as message:
+                return self._take(message)
+            case frames.Fetch() as message:
+                self._serve(message)
+                return None
+
+    def finish(self) -> None:
+        header, room = self._incoming, self._room
+        if header is None:
+            return
+        self._incoming = self._room = None
+        if room is not None:
+            # What is kept may have changed while the body came.
+            self._refusal = self._index.refusal_of(header)
+            if self._refusal:
+                self._index.give_room_back(room)
+            else:
+                self._index.put(header, room)
+        refusal = self._refusal
+        self.send(frames.encode(frames.Refused(why=refusal) if refusal else frames.Stored()))
+
+    def ended(self, why: str) -> None:
+        del why
+        self._let_go()
+        if self._room is not None:
+            self._index.give_room_back(self._room)
+            self._room = None
+
+    def due_s(self) -> float:
+        return self.moved_at_s + IDLE_S
+
+    def _take(self, message: frames.Segment) -> memoryview | None:
+        header, index = message.header, self._index
+        self._incoming, self._refusal = header, index.refusal_of(header)
+        if not self._refusal:
+            index.keep_from(header.key.lineage, message.keep_from)
+            self._refusal = index.refusal_of(header)
+        if self._refusal:
+            return None
+        self._room = index.take_room(header.size_bytes)
+        if self._room is None:
+            self._refusal = index.why_full(header.size_bytes)
+            return None
+        offset, size = self._room
+        return self._arena.view[offset : offset + size]
+
+    def _serve(self, message: frames.Fetch) -> None:
+        segment = self._index.find(message.key)
+        if segment is None:
+            self.send(frames.encode(frames.Missing()))
+        elif message.header_only:
+            self.send(frames.encode(frames.Header(header=segment.header)))
+        else:
+            self._outgoing = segment
+            self._index.hold(segment)
+            head = frames.encode(frames.Segment(header=segment.header), segment.span.size)
+            self.send(head, segment.span)
+
+    def _let_go(self) -> None:
+        if self._outgoing is not None:
+            self._index.release(self._outgoing)
+            self._outgoing = None

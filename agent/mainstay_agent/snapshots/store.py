@@ -1,0 +1,272 @@
+"""The store of segments of a pod: one thread that waits for trainers, callers and holders.
+
+It is not the supervisor's event loop, which must not wait for bytes: while segments travel, facts
+and plans go on. Whatever blocks in the kernel (a send, a receive) lets the other thread run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from mainstay_agent.local_socket import own_mode
+from mainstay_agent.snapshots.arena import Arena
+from mainstay_agent.snapshots.callers import Caller
+from mainstay_agent.snapshots.channel import Channel
+from mainstay_agent.snapshots.holders import HolderLine, Parcel, call
+from mainstay_agent.snapshots.trainers import TrainerLine
+from mainstay_core.base.admission import Bounds
+from mainstay_core.base.bounds import MAX_SLOTS_PER_POD
+from mainstay_core.base.errors import ProtocolError, brief
+from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.base.proofs import Purpose
+from mainstay_core.segments.deliveries import Delivery
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.wire.segments import MAX_HOLDERS, Holder, SegmentKey, StoreReport
+from mainstay_net.acceptor import listen
+from mainstay_net.entrance import Entrance
+
+logger = logging.getLogger(__name__)
+
+BOUNDS = Bounds(total=128)
+"""On connections that have proved nothing: pods that call are few."""
+MAX_CALLERS = 512
+"""Pods and readers at a time that have proved themselves: a descriptor and the room of one segment
+each. Whoever is turned away sees its connection end."""
+MAX_TRAINERS = 2 * MAX_SLOTS_PER_POD
+"""Connections of trainers at a time: one that ends may still be there when the next one comes."""
+MAX_LINES = 4 * MAX_HOLDERS
+"""Connections to holders at a time: of several quorums' in a row."""
+SWEEP_S = 1.0
+"""How often it is looked for connections on which nothing moves."""
+
+
+class SegmentStore:
+    """Keeps the segments of a pod.
+
+    Made in the thread that makes the pod's other sockets; :meth:`serve` runs in a thread of its
+    own, in which everything else here happens but for :meth:`close`.
+
+    Args:
+        job: of the pod.
+        pod: its uid.
+        address: local address to listen on, and to call from.
+        path: Unix socket for the pod's trainers.
+        memory_bytes: for segments; allocated at once, which takes a second for several GiB.
+        secret: the job's.
+        is_cut: whether the pod's network is cut: then it calls nobody and nobody gets in.
+
+    Raises:
+        InvalidSpecError: the memory is not there.
+        OSError: the address or the path cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: JobUid,
+        pod: PodUid,
+        address: str,
+        path: Path,
+        memory_bytes: int,
+        secret: str = "",
+        is_cut: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._pod, self._local, self._secret, self._is_cut = pod, address, secret, is_cut
+        self._arena = Arena(memory_bytes)
+        self._index = SegmentIndex(job, self._arena.size_bytes)
+        self._entrance = Entrance(listen(address), secret, (Purpose.SNAPSHOT,), BOUNDS)
+        self._trainers = _listen_here(path)
+        self._wakes, self._wake = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._channels: set[Channel] = set()
+        self._lines: dict[str, HolderLine] = {}
+        """By address."""
+        self._sweeps_at_s = time.monotonic()
+        self._is_closed = self._is_paused = False
+
+    @property
+    def address(self) -> str:
+        """Where it listens for other pods, as ``host:port``."""
+        return self._entrance.address
+
+    def close(self) -> None:
+        """Have :meth:`serve` return; from any thread, also before it was called."""
+        self._is_closed = True
+        self._wake.close()
+
+    def serve(self) -> None:
+        """Serve until the store is closed; then all connections end."""
+        register, read = self._selector.register, selectors.EVENT_READ
+        register(self._entrance, read, self._let_pods_in)
+        register(self._trainers, read, self._let_trainers_in)
+        register(self._wakes, read, lambda: None)
+        try:
+            while not self._is_closed:
+                for key, events in self._selector.select(self._wait_s()):
+                    if isinstance(key.data, Channel):
+                        self._turn(key.data, events)
+                    else:
+                        key.data()
+                self._look_after()
+        finally:
+            for channel in tuple(self._channels):
+                self._end(channel, "the store has ended")
+            self._entrance.close()
+            self._trainers.close()
+            self._wakes.close()
+            self._selector.close()
+            self._arena.close()
+
+    # Connections -----------------------------------------------------------------
+
+    def _wait_s(self) -> float | None:
+        """Return after how many seconds there is something to do in any case; None: never."""
+        waits = [self._entrance.wait_s()]
+        if self._is_paused or any(channel.due_s() is not None for channel in self._channels):
+            waits.append(max(0.0, self._sweeps_at_s - time.monotonic()))
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _turn(self, channel: Channel, events: int) -> None:
+        if channel not in self._channels:
+            return  # it has ended in this very round
+        try:
+            channel.turn(events)
+        except (OSError, ProtocolError) as error:
+            if isinstance(error, ProtocolError):
+                logger.error("%s does not keep to the protocol: %s", _name_of(channel), error)
+            self._end(channel, brief(error))
+
+    def _look_after(self) -> None:
+        """End what does not move, and wait for what each connection wants to do next."""
+        now_s = time.monotonic()
+        if self._entrance.wait_s() == 0.0:
+            self._let_pods_in()
+        if now_s >= self._sweeps_at_s:
+            self._sweeps_at_s = now_s + SWEEP_S
+            if self._is_paused:
+                self._is_paused = False
+                self._selector.register(
+                    self._trainers, selectors.EVENT_READ, self._let_trainers_in
+                )
+            for channel in tuple(self._channels):
+                due_s = channel.due_s()
+                if due_s is not None and due_s <= now_s:
+                    self._end(channel, "nothing moves any more")
+        for channel in self._channels:
+            wanted = channel.interest
+            if wanted != channel.registered:
+                self._selector.modify(channel.socket, wanted, channel)
+                channel.registered = wanted
+
+    def _add(self, channel: Channel) -> None:
+        channel.registered = channel.interest
+        self._selector.register(channel.socket, channel.registered, channel)
+        self._channels.add(channel)
+
+    def _end(self, channel: Channel, why: str) -> None:
+        self._channels.discard(channel)
+        self._lines = {at: line for at, line in self._lines.items() if line is not channel}
+        self._selector.unregister(channel.socket)
+        channel.socket.close()
+        channel.ended(why)
+
+    def _let_pods_in(self) -> None:
+        for proved in self._entrance.turn():
+            callers = sum(isinstance(channel, Caller) for channel in self._channels)
+            if self._is_cut() or callers >= MAX_CALLERS:
+                proved.socket.close()
+                continue
+            self._add(Caller(proved.socket, self._arena, self._index))
+
+    def _let_trainers_in(self) -> None:
+        try:
+            connection, _ = self._trainers.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # it was gone before its turn
+        except OSError as error:
+            # There is no descriptor. Others may be given back until the next sweep.
+            logger.warning("a trainer has to wait: %s", brief(error))
+            self._selector.unregister(self._trainers)
+            self._is_paused = True
+            return
+        connection.setblocking(False)
+        if sum(isinstance(channel, TrainerLine) for channel in self._channels) >= MAX_TRAINERS:
+            connection.close()
+            return
+        self._add(TrainerLine(connection, self._arena, self._index, self._deliver, self._report))
+
+    # What trainers ask for -------------------------------------------------------
+
+    def _report(self, lineage: int) -> StoreReport:
+        return self._index.report(self._pod, self.address, lineage)
+
+    def _deliver(
+        self,
+        key: SegmentKey,
+        holders: Sequence[Holder],
+        keep_from: int,
+        done: Callable[[str], None],
+    ) -> None:
+        """Send a segment to holders; the pod itself has it."""
+        others = {holder.pod: holder.address for holder in holders if holder.pod != self._pod}
+        delivery = Delivery(others)
+
+        def answered(pod: PodUid, why_not: str) -> None:
+            delivery.answered(pod, why_not)
+            if delivery.is_over:
+                done(delivery.why_not)
+
+        if delivery.is_over:
+            done("")
+        for pod, address in others.items():
+            self._send(address, Parcel(key, keep_from, partial(answered, pod)))
+
+    def _send(self, address: str, parcel: Parcel) -> None:
+        line = self._lines.get(address)
+        if line is None:
+            try:
+                line = self._call(address)
+            except (OSError, ValueError, OverflowError) as error:
+                parcel.done(f"{address}: {brief(error)}")
+                return
+        line.put(parcel)
+
+    def _call(self, address: str) -> HolderLine:
+        if self._is_cut():
+            raise OSError("the network is cut")
+        if len(self._lines) >= MAX_LINES:
+            raise OSError(f"there are {MAX_LINES} connections to holders already")
+        connection = call(address, self._local)
+        line = HolderLine(connection, address, self._secret, self._arena, self._index)
+        self._lines[address] = line
+        self._add(line)
+        return line
+
+
+def _name_of(channel: Channel) -> str:
+    if isinstance(channel, TrainerLine):
+        return str(channel)
+    try:
+        host, port = channel.socket.getpeername()[:2]
+    except OSError:
+        return "another pod"
+    return f"{host}:{port}"
+
+
+def _listen_here(path: Path) -> socket.socket:
+    """Return a Unix socket that listens, in place of one that a former supervisor left."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.setblocking(False)
+    with own_mode(path.parent):
+        listener.bind(str(path))
+    listener.listen(MAX_SLOTS_PER_POD)
+    return listener

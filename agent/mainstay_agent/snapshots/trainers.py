@@ -1,0 +1,182 @@
+"""Serves a trainer of this pod over a Unix socket.
+
+The trainer maps the arena and writes its segments there itself. What it has not finished when its
+connection ends was never there: its rooms are given back.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mainstay_agent.snapshots.arena import Arena
+from mainstay_agent.snapshots.channel import Channel
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.frames import FIRST_HEAD_BYTES, MAX_HEAD_BYTES
+from mainstay_core.segments import frames
+from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.spans import Span
+from mainstay_core.wire.segments import Holder, SegmentKey, StoreReport
+
+Deliver = Callable[[SegmentKey, Sequence[Holder], int, Callable[[str], None]], None]
+"""Sends a segment to holders, with the version from which on they keep; then calls with why it is
+not at all of them, or with an empty sentence."""
+
+
+class TrainerLine(Channel):
+    """A connection of a trainer of this pod.
+
+    Args:
+        connection: has just been accepted.
+        arena: memory of the store, which the trainer gets.
+        index: what is in it.
+        deliver: sends segments to holders.
+        report: returns what is kept of a lineage.
+    """
+
+    max_body = 0
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        arena: Arena,
+        index: SegmentIndex,
+        deliver: Deliver,
+        report: Callable[[int], StoreReport],
+    ) -> None:
+        super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
+        self._arena, self._index = arena, index
+        self._deliver, self._report = deliver, report
+        self._name = ""
+        self._rooms: dict[int, Span] = {}
+        self._reads: dict[int, Segment] = {}
+        self._has_ended = False
+
+    def __str__(self) -> str:
+        return f"trainer {self._name or 'that has not said who it is'}"
+
+    def begin(self, head: dict[str, Any], body_size: int) -> memoryview | None:
+        del body_size  # bounded by max_body
+        message = frames.decode_from_trainer(head)
+        if isinstance(message, frames.Hello):
+            self._welcome(message)
+        elif not self._name:
+            raise RemoteProtocolError(f"{message.kind!r} before hello")
+        else:
+            self._take(message)
+        return None
+
+    def finish(self) -> None:
+        """No frame of a trainer has a body: :meth:`begin` has done everything."""
+
+    def ended(self, why: str) -> None:
+        del why
+        self._has_ended = True
+        for room in self._rooms.values():
+            self._index.give_room_back(room)
+        for segment in self._reads.values():
+            self._index.release(segment)
+        self._rooms.clear()
+        self._reads.clear()
+
+    def due_s(self) -> None:
+        """Return None: a trainer may be silent for as long as it lives."""
+
+    def _welcome(self, hello: frames.Hello) -> None:
+        if self._name:
+            raise RemoteProtocolError("a second hello")
+        self._name = f"{hello.incarnation} of slot {hello.slot}"
+        self._max_head = MAX_HEAD_BYTES
+        # A few bytes into an empty buffer: the kernel takes them whole, with the descriptor.
+        arena = frames.encode(frames.Arena(size=self._arena.size_bytes))
+        socket.send_fds(self.socket, [arena], [self._arena.fd])
+
+    def _take(self, message: frames.FromTrainer) -> None:
+        index = self._index
+        match message:
+            case frames.TakeRoom():
+                self._give_room(message)
+            case frames.GiveBack():
+                index.give_room_back(self._room_of(message.request))
+            case frames.Written():
+                self._keep(message)
+            case frames.SendAgain():
+                self._send_to_holders(
+                    message.request, message.key, message.holders, message.keep_from
+                )
+            case frames.KeepRecord():
+                index.record(message.record)
+            case frames.KeepFrom():
+                index.keep_from(message.lineage, message.version)
+            case frames.AskReport():
+                report = self._report(message.lineage)
+                self.send(frames.encode(frames.Reported(request=message.request, report=report)))
+            case frames.Read():
+                self._show(message)
+            case frames.ReadDone():
+                segment = self._reads.pop(message.request, None)
+                if segment is None:
+                    raise RemoteProtocolError(f"nothing is read by request {message.request}")
+                index.release(segment)
+            case frames.Discard():
+                index.discard(message.key)
+            case frames.Hello():
+                raise AssertionError("taken before")
+
+    def _give_room(self, message: frames.TakeRoom) -> None:
+        if message.request in self._rooms:
+            raise RemoteProtocolError(f"room {message.request} is taken")
+        room = self._index.take_room(message.size)
+        if room is None:
+            why = self._index.why_full(message.size)
+            self.send(frames.encode(frames.Full(request=message.request, why=why)))
+            return
+        self._rooms[message.request] = room
+        self.send(frames.encode(frames.Room(request=message.request, offset=room.offset)))
+
+    def _keep(self, message: frames.Written) -> None:
+        """Keep a segment and send it to its holders, or say why not."""
+        header, room = message.header, self._room_of(message.request)
+        if header.size_bytes != room.size:
+            self._index.give_room_back(room)
+            raise RemoteProtocolError(f"{header.size_bytes} bytes in a room for {room.size}")
+        refusal = self._index.refusal_of(header)
+        if refusal:
+            self._index.give_room_back(room)
+            self.send(frames.encode(frames.Held(request=message.request, why_not=refusal)))
+            return
+        self._index.put(header, room)
+        self._send_to_holders(message.request, header.key, message.holders, message.keep_from)
+
+    def _send_to_holders(
+        self, request: int, key: SegmentKey, holders: Sequence[Holder], keep_from: int
+    ) -> None:
+        def done(why_not: str) -> None:
+            # In its turn, as this may be another connection's.
+            if not self._has_ended:
+                self.queue(frames.encode(frames.Held(request=request, why_not=why_not)))
+
+        if self._index.find(key) is None:
+            done(f"{key} is not in this pod's store")
+        else:
+            self._deliver(key, holders, keep_from, done)
+
+    def _show(self, message: frames.Read) -> None:
+        segment = self._index.find(message.key)
+        if message.request in self._reads:
+            raise RemoteProtocolError(f"request {message.request} reads already")
+        if segment is None:
+            self.send(frames.encode(frames.NotFound(request=message.request)))
+            return
+        self._reads[message.request] = segment
+        self._index.hold(segment)
+        found = frames.Found(
+            request=message.request, header=segment.header, offset=segment.span.offset
+        )
+        self.send(frames.encode(found))
+
+    def _room_of(self, request: int) -> Span:
+        if request not in self._rooms:
+            raise RemoteProtocolError(f"there is no room {request}")
+        return self._rooms.pop(request)

@@ -1,0 +1,172 @@
+"""Reads segments from the stores of other pods."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+from mainstay_core.base.errors import MainstayError, RemoteProtocolError
+from mainstay_core.base.proofs import Purpose
+from mainstay_core.segments import frames
+from mainstay_core.wire.segments import MAX_SEGMENT_BYTES, SegmentHeader, SegmentKey
+from mainstay_net.caller import prove
+from mainstay_train.base import job_secret
+from mainstay_train.state.heal import (
+    close_registered,
+    open_registered,
+    read_exactly,
+    read_frame,
+)
+
+STALL_S = 30.0
+"""How long a store may send nothing, or not let us connect. Then the next holder is asked."""
+MAX_IDLE = 8
+"""Connections that are kept for the next segment. Stores are asked in turns for many segments, and
+each connection costs a proof of the job's secret."""
+
+
+class ReaderEnded(MainstayError):  # noqa: N818 - a state, not a failure
+    """This reader was shut down."""
+
+
+class SegmentReader:
+    """Asks stores for segments; :meth:`shutdown` ends it from any thread.
+
+    Several threads may read at a time, each over a connection of its own.
+
+    Args:
+        local: address to call from.
+    """
+
+    def __init__(self, local: str) -> None:
+        self._local = local
+        self._lock = threading.Lock()
+        self._idle: list[tuple[str, socket.socket]] = []
+        """With their addresses, the longest idle first."""
+        self._busy: set[socket.socket] = set()
+        self._ended: str | None = None
+
+    def shutdown(self, why: str) -> None:
+        """End all reading, now and later."""
+        with self._lock:
+            self._ended = self._ended or why
+            idle, self._idle = self._idle, []
+            for connection in self._busy:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        for _, connection in idle:
+            close_registered(connection)
+
+    def fetch(self, address: str, key: SegmentKey, into: memoryview) -> SegmentHeader | None:
+        """Read a segment into memory of its size; return its header, None if it is not there.
+
+        Raises:
+            OSError: the store cannot be reached, or the connection broke; ``into`` is void then.
+            RemoteProtocolError: it says what it may not, or the segment has another size.
+            ReaderEnded: this reader was shut down.
+        """
+        answer = self._ask(address, frames.Fetch(key=key), into)
+        return None if isinstance(answer, frames.Missing) else answer.header
+
+    def fetch_header(self, address: str, key: SegmentKey) -> SegmentHeader | None:
+        """Return the header of a segment; None if it is not there. Raises as :meth:`fetch`."""
+        answer = self._ask(address, frames.Fetch(key=key, header_only=True), None)
+        return None if isinstance(answer, frames.Missing) else answer.header
+
+    def _ask(self, address: str, message: frames.Fetch, into: memoryview | None) -> frames.ToReader:
+        idle = self._take_idle(address)
+        if idle is not None:
+            # A store hangs up on a connection that is idle for long: then a new one is opened.
+            with contextlib.suppress(OSError):
+                return self._ask_over(idle, address, message, into)
+            self._raise_if_ended()
+        connection = open_registered(address, self._local, STALL_S)
+        try:
+            with self._entered(connection):
+                prove(connection, job_secret.read(), address, Purpose.SNAPSHOT)
+        except (OSError, MainstayError):
+            close_registered(connection)
+            raise
+        return self._ask_over(connection, address, message, into)
+
+    def _ask_over(
+        self,
+        connection: socket.socket,
+        address: str,
+        message: frames.Fetch,
+        into: memoryview | None,
+    ) -> frames.ToReader:
+        """Ask over a connection, which is closed unless all went well."""
+        try:
+            with self._entered(connection):
+                connection.sendall(frames.encode(message))
+                answer = _read_answer(connection, message, into)
+        except (OSError, MainstayError):
+            close_registered(connection)
+            raise
+        self._put_idle(address, connection)
+        return answer
+
+    @contextlib.contextmanager
+    def _entered(self, connection: socket.socket) -> Iterator[None]:
+        """Have a shutdown end what is done over a connection meanwhile."""
+        with self._lock:
+            self._raise_if_ended()
+            self._busy.add(connection)
+        try:
+            yield
+        except OSError:
+            self._raise_if_ended()
+            raise
+        finally:
+            with self._lock:
+                self._busy.discard(connection)
+
+    def _take_idle(self, address: str) -> socket.socket | None:
+        with self._lock:
+            for at, (where, connection) in enumerate(self._idle):
+                if where == address:
+                    del self._idle[at]
+                    return connection
+        return None
+
+    def _put_idle(self, address: str, connection: socket.socket) -> None:
+        surplus: list[socket.socket] = []
+        with self._lock:
+            if self._ended is not None:
+                surplus.append(connection)
+            else:
+                self._idle.append((address, connection))
+                surplus += [c for _, c in self._idle[:-MAX_IDLE]]
+                self._idle = self._idle[-MAX_IDLE:]
+        for closed in surplus:
+            close_registered(closed)
+
+    def _raise_if_ended(self) -> None:
+        if self._ended is not None:
+            raise ReaderEnded(self._ended)
+
+
+def _read_answer(
+    connection: socket.socket, message: frames.Fetch, into: memoryview | None
+) -> frames.ToReader:
+    """Read what a store answers, and a segment's bytes into memory of their size.
+
+    Raises:
+        OSError: the connection ended first.
+        RemoteProtocolError: it is no answer to this message.
+    """
+    head, size = read_frame(connection, MAX_SEGMENT_BYTES)
+    answer = frames.decode_to_reader(head, size)
+    if isinstance(answer, frames.Missing):
+        return answer
+    wanted = frames.Segment if into is not None else frames.Header
+    if not isinstance(answer, wanted) or answer.header.key != message.key:
+        raise RemoteProtocolError(f"not what was asked for: {message.key}")
+    if into is not None:
+        if size != into.nbytes:
+            raise RemoteProtocolError(f"{message.key} has {size} bytes, not {into.nbytes}")
+        read_exactly(connection, into)
+    return answer

@@ -1,0 +1,472 @@
+"""Writes segments into the memory of this trainer's pod, and reads segments wherever they are.
+
+The pod's store gives a trainer its arena. The trainer asks for room, writes the bytes there, and
+says so with the segment's header and its holders. From then on the store has it, and sends it to
+the holders; that the trainer dies changes nothing any more. A trainer that dies earlier has written
+nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from mainstay_core.base.errors import MainstayError, RemoteProtocolError, brief
+from mainstay_core.base.frames import PREFIX, FrameParser, parse_head, parse_prefix
+from mainstay_core.segments import frames
+from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
+from mainstay_core.wire.votes import CommitRecord
+from mainstay_train.state.segment_reader import ReaderEnded, SegmentReader
+
+READ_BYTES = 1 << 16
+WELCOME_S = 60.0
+"""How long the store may take to give its arena. It is in the same pod, and was there before the
+pod was known to anybody."""
+
+
+class StoreFull(MainstayError):  # noqa: N818 - a state, not a failure
+    """The pod's store has no room for a segment."""
+
+
+class StoreGone(MainstayError):  # noqa: N818 - a state, not a failure
+    """The pod's store cannot be asked any more: it has ended, or this side was shut down."""
+
+
+class SegmentMissing(MainstayError):  # noqa: N818 - a state, not a failure
+    """No store that was asked has a segment."""
+
+
+class Room(NamedTuple):
+    """A place in the arena for one segment, until it is written or given back."""
+
+    memory: memoryview
+    """Writable bytes, as many as were asked for."""
+    number: int
+    """Its name for the store."""
+
+
+class Fetched(NamedTuple):
+    """A segment that was read."""
+
+    header: SegmentHeader
+    holder: Holder | None
+    """Whose copy it is; None: that of this pod's own store."""
+
+
+@dataclass(slots=True)
+class _Written:
+    """A segment that this trainer wrote."""
+
+    why_not: str | None = None
+    """Why it is not at all its holders; empty if it is, None while that is open."""
+
+
+def socket_beside(path: str) -> str:
+    """Return the socket of a pod's store, given that of its supervisor."""
+    return str(Path(path).with_name(frames.SOCKET_NAME))
+
+
+class SegmentClient:
+    """A trainer's connection to the store of segments of its pod, and its way to other stores.
+
+    All methods may be called from any thread. Whoever waits here is woken by :meth:`shutdown`.
+
+    Args:
+        path: Unix socket of the store (:func:`socket_beside`).
+        slot: of the trainer.
+        incarnation: this life of the trainer.
+        local: address to call other pods from.
+
+    Raises:
+        OSError: the store is not there.
+        RemoteProtocolError: who is there is no store.
+    """
+
+    def __init__(self, path: str, slot: int, incarnation: str, local: str) -> None:
+        self._reader = SegmentReader(local)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._changed = threading.Condition()
+        """Guards what follows; notified with everything that may end a wait."""
+        self._sending = threading.Lock()
+        """Held while a frame is written. Never taken while the other lock is held."""
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, frames.ToTrainer] = {}
+        self._rooms: set[int] = set()
+        self._written: dict[SegmentKey, _Written] = {}
+        self._unheld: dict[int, _Written] = {}
+        """Those whose holders have not all answered, by the request to send them."""
+        self._ended: str | None = None
+        try:
+            self._socket.settimeout(WELCOME_S)
+            self._socket.connect(path)
+            hello = frames.Hello(slot=slot, incarnation=incarnation)
+            self._socket.sendall(frames.encode(hello))
+            self._fd, size = _receive_arena(self._socket)
+            self._socket.settimeout(None)
+        except (OSError, RemoteProtocolError):
+            self._socket.close()
+            raise
+        self._arena = memoryview(mmap.mmap(self._fd, size))
+        self._thread = threading.Thread(target=self._read, name="segments", daemon=True)
+        self._thread.start()
+
+    def shutdown(self, why: str) -> None:
+        """End every wait and all later calls; returns at once.
+
+        The store keeps what is written. It hears of the end once no room of this trainer is open:
+        a room whose owner has left is given to others, while a thread may still write into it.
+        """
+        with self._changed:
+            self._ended = self._ended or why
+            self._changed.notify_all()
+        self._reader.shutdown(why)
+        self._leave_if_done()
+
+    def poke(self) -> None:
+        """Have whoever waits here ask again whether anything can come of it."""
+        with self._changed:
+            self._changed.notify_all()
+
+    # Writing ---------------------------------------------------------------------
+
+    def room(self, size: int) -> Room:
+        """Return room for a segment. It must be written or given back.
+
+        Raises:
+            StoreFull: there is none.
+            StoreGone: the store cannot be asked.
+        """
+        with self._changed:
+            number = next(self._numbers)
+            self._raise_if_ended()
+            self._rooms.add(number)
+        try:
+            answer = self._ask(number, frames.TakeRoom(request=number, size=size))
+            if isinstance(answer, frames.Full):
+                raise StoreFull(answer.why)
+            assert isinstance(answer, frames.Room)
+        except MainstayError:
+            self._forget_room(number)
+            raise
+        return Room(self._arena[answer.offset : answer.offset + size], number)
+
+    def give_back(self, room: Room) -> None:
+        """Give back a room into which nothing will be written.
+
+        Raises:
+            StoreGone: the store cannot be asked; it takes the room back all the same.
+        """
+        try:
+            self._send(frames.GiveBack(request=room.number))
+        finally:
+            self._forget_room(room.number)
+
+    def written(
+        self, room: Room, header: SegmentHeader, holders: Sequence[Holder], keep_from: int
+    ) -> None:
+        """Have the store keep a segment whose bytes are all in their room, and send it to holders.
+
+        Args:
+            room: of the size that the header names; it is nobody's to write to any more.
+            header: of the segment.
+            holders: pods that are to keep it too, at most ``MAX_HOLDERS``; none, or this one: fine.
+            keep_from: version from which on holders keep states, gradients and records.
+
+        Raises:
+            StoreGone: the store cannot be asked. It does not have the segment.
+        """
+        message = frames.Written(
+            request=room.number, header=header, holders=tuple(holders), keep_from=keep_from
+        )
+        with self._changed:
+            self._drop_older(header.key.lineage, 0)
+            self._written[header.key] = self._unheld[room.number] = _Written()
+        try:
+            self._send(message)
+        finally:
+            self._forget_room(room.number)
+
+    def send_again(self, key: SegmentKey, holders: Sequence[Holder], keep_from: int) -> None:
+        """Have a segment that this pod's store has sent to holders, to new ones or once more.
+
+        Raises:
+            StoreGone: the store cannot be asked.
+        """
+        with self._changed:
+            number = next(self._numbers)
+            self._written[key] = self._unheld[number] = _Written()
+        message = frames.SendAgain(
+            request=number, key=key, holders=tuple(holders), keep_from=keep_from
+        )
+        self._send(message)
+
+    def wait_held(
+        self, keys: Collection[SegmentKey], until: Callable[[], bool] = lambda: False
+    ) -> str:
+        """Wait until all holders of some segments have confirmed them.
+
+        Args:
+            keys: of segments that were written here.
+            until: whether to wait no longer; asked again after :meth:`poke`, under a lock.
+
+        Returns:
+            An empty sentence once all are held; else why one of them is not.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended is not None or until() or not self._any_open(keys)
+            )
+            for key in sorted(keys):
+                why_not = self._why_not_held(key)
+                if why_not:
+                    return why_not
+        return ""
+
+    def pending(self) -> dict[SegmentKey, str]:
+        """Return the segments written here, and needed, that are not at all their holders.
+
+        Each has the sentence why not, which is empty while the segment is on its way.
+        """
+        with self._changed:
+            found = {key: written.why_not for key, written in self._written.items()}
+        return {key: why_not or "" for key, why_not in found.items() if why_not != ""}
+
+    def _any_open(self, keys: Collection[SegmentKey]) -> bool:
+        found = (self._written.get(key) for key in keys)
+        return any(written is not None and written.why_not is None for written in found)
+
+    def _why_not_held(self, key: SegmentKey) -> str:
+        written = self._written.get(key)
+        if written is None:
+            return f"{key} was not written here, or is needed no more"
+        if written.why_not is None:
+            return self._ended or f"{key} was not waited for any longer"
+        return f"{key} is not at {written.why_not}" if written.why_not else ""
+
+    # What is kept ----------------------------------------------------------------
+
+    def record(self, record: CommitRecord) -> None:
+        """Have the store keep the record of a commit.
+
+        Raises:
+            StoreGone: the store cannot be asked.
+        """
+        self._send(frames.KeepRecord(record=record))
+
+    def keep_from(self, lineage: int, version: int) -> None:
+        """Have the store drop states of older versions, gradients and records of older steps.
+
+        Raises:
+            StoreGone: the store cannot be asked.
+        """
+        with self._changed:
+            self._drop_older(lineage, version)
+            self._changed.notify_all()
+        self._send(frames.KeepFrom(lineage=lineage, version=version))
+
+    def _drop_older(self, lineage: int, version: int) -> None:
+        self._written = {
+            key: written
+            for key, written in self._written.items()
+            if key.lineage > lineage or (key.lineage == lineage and key.version >= version)
+        }
+
+    def report(self, lineage: int) -> StoreReport:
+        """Return what the store of this pod has of a lineage.
+
+        Raises:
+            StoreGone: the store cannot be asked.
+        """
+        with self._changed:
+            number = next(self._numbers)
+        answer = self._ask(number, frames.AskReport(request=number, lineage=lineage))
+        assert isinstance(answer, frames.Reported)
+        return answer.report
+
+    # Reading ---------------------------------------------------------------------
+
+    def header_of(self, key: SegmentKey, holders: Sequence[Holder]) -> SegmentHeader:
+        """Return the header of a segment. Arguments and errors are those of :meth:`fetch`."""
+        with self._reading(key) as found:
+            if found is not None:
+                return found.header
+        return self._first(key, holders, self._reader.fetch_header).header
+
+    def fetch(self, key: SegmentKey, holders: Sequence[Holder], into: memoryview) -> Fetched:
+        """Read a segment from this pod's store if it has it, else from the first holder that has.
+
+        Nothing here checks the digest that the header names. Whoever finds that it is another one
+        tells this pod's store (:meth:`discard`), or asks again without the holder it came from.
+
+        Args:
+            key: of the segment.
+            holders: other pods that may have it, in the order in which they are asked.
+            into: receives the bytes; as long as the segment, and void if this raises.
+
+        Raises:
+            SegmentMissing: nobody has it, or can be asked; the sentence names the key and whoever
+                was asked.
+            StoreGone: the store of this pod cannot be asked, or this side was shut down.
+        """
+        into = into.cast("B")
+        with self._reading(key) as found:
+            if found is not None and found.header.size_bytes == into.nbytes:
+                _read_at(self._fd, found.offset, into)
+                return Fetched(found.header, None)
+        return self._first(
+            key, holders, lambda address, wanted: self._reader.fetch(address, wanted, into)
+        )
+
+    def discard(self, key: SegmentKey) -> None:
+        """Have this pod's store keep a segment no more: its bytes are bad.
+
+        Raises:
+            StoreGone: the store cannot be asked.
+        """
+        self._send(frames.Discard(key=key))
+
+    @contextmanager
+    def _reading(self, key: SegmentKey) -> Iterator[frames.Found | None]:
+        """Have a segment of this pod's store stay where it is; None if it does not have it."""
+        with self._changed:
+            number = next(self._numbers)
+        answer = self._ask(number, frames.Read(request=number, key=key))
+        try:
+            yield answer if isinstance(answer, frames.Found) else None
+        finally:
+            if isinstance(answer, frames.Found):
+                self._send(frames.ReadDone(request=number))
+
+    def _first(
+        self,
+        key: SegmentKey,
+        holders: Sequence[Holder],
+        ask: Callable[[str, SegmentKey], SegmentHeader | None],
+    ) -> Fetched:
+        """Ask holders until one has the segment."""
+        asked = ["this pod: it does not have it"]
+        for holder in holders:
+            try:
+                header = ask(holder.address, key)
+            except ReaderEnded as error:
+                raise StoreGone(str(error)) from error
+            except (OSError, ValueError, OverflowError, RemoteProtocolError) as error:
+                asked.append(f"{holder.pod} ({holder.address}): {brief(error)}")
+                continue
+            if header is not None:
+                return Fetched(header, holder)
+            asked.append(f"{holder.pod} ({holder.address}): it does not have it")
+        raise SegmentMissing(f"nobody has the {key} of lineage {key.lineage}; {'; '.join(asked)}")
+
+    # The connection --------------------------------------------------------------
+
+    def _ask(self, number: int, message: frames.FromTrainer) -> frames.ToTrainer:
+        """Send a request and wait for its answer.
+
+        Raises:
+            StoreGone: there will be none.
+        """
+        self._send(message)
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._answers or self._ended is not None)
+            if number in self._answers:
+                return self._answers.pop(number)
+            raise StoreGone(str(self._ended))
+
+    def _send(self, message: frames.FromTrainer) -> None:
+        with self._changed:
+            self._raise_if_ended()
+        try:
+            with self._sending:
+                self._socket.sendall(frames.encode(message))
+        except OSError as error:
+            with self._changed:
+                self._raise_if_ended()
+            raise StoreGone(f"the pod's store of segments: {error}") from error
+
+    def _raise_if_ended(self) -> None:
+        if self._ended is not None:
+            raise StoreGone(self._ended)
+
+    def _forget_room(self, number: int) -> None:
+        with self._changed:
+            self._rooms.discard(number)
+        self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        with self._changed:
+            if self._ended is None or self._rooms:
+                return
+        # Only the reader closes the socket: its number must not be reused under a blocked call.
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    # What follows runs in the reader thread.
+
+    def _read(self) -> None:
+        why = "the pod's store of segments has ended"
+        try:
+            parser = FrameParser(max_body=0)
+            while data := self._socket.recv(READ_BYTES):
+                for frame in parser.feed(data):
+                    self._take(frames.decode_to_trainer(frame.head))
+        except (OSError, RemoteProtocolError) as error:
+            why = f"the pod's store of segments: {error}"
+        finally:
+            with self._changed:
+                self._ended = self._ended or why
+                self._changed.notify_all()
+            with self._sending:
+                self._socket.close()
+
+    def _take(self, message: frames.ToTrainer) -> None:
+        with self._changed:
+            if isinstance(message, frames.Held):
+                if message.request not in self._unheld:
+                    raise RemoteProtocolError("an answer to nothing")
+                self._unheld.pop(message.request).why_not = message.why_not
+            elif not isinstance(message, frames.Arena):
+                self._answers[message.request] = message
+            self._changed.notify_all()
+
+
+def _receive_arena(connection: socket.socket) -> tuple[int, int]:
+    """Return descriptor and size of the arena, the first thing that a store says.
+
+    Raises:
+        OSError: the connection ended first.
+        RemoteProtocolError: it is something else.
+    """
+    data, fds = b"", []
+    while len(data) < PREFIX.size or len(data) < sum(_sizes(data)):
+        wanted = PREFIX.size if len(data) < PREFIX.size else sum(_sizes(data))
+        more, found, _, _ = socket.recv_fds(connection, wanted - len(data), 1)
+        fds += found
+        if not more:
+            raise ConnectionResetError("the pod's store of segments closed the connection")
+        data += more
+    message = frames.decode_to_trainer(parse_head(data[PREFIX.size :]))
+    if not isinstance(message, frames.Arena) or len(fds) != 1:
+        raise RemoteProtocolError("the pod's store of segments gave no arena")
+    return fds[0], message.size
+
+
+def _sizes(data: bytes) -> tuple[int, int]:
+    """Return the sizes of a frame's prefix and head."""
+    head_size, _ = parse_prefix(data[: PREFIX.size], READ_BYTES, 0)
+    return PREFIX.size, head_size
+
+
+def _read_at(fd: int, offset: int, into: memoryview) -> None:
+    """Copy bytes of the arena. The kernel does it, so other threads run meanwhile."""
+    while into.nbytes:
+        count = os.preadv(fd, [into], offset)
+        into, offset = into[count:], offset + count

@@ -1,0 +1,395 @@
+"""Segments that trainers write are kept by their pod and by other pods, and are read again."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from tests.agent.snapshots.conftest import HOST, MIB, Pod
+from tests.core.segments.keys import header_of, key_of, record_of
+
+from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.wire.segments import Holder, Run, SegmentKey
+from mainstay_train.state.segments import (
+    Fetched,
+    SegmentClient,
+    SegmentMissing,
+    StoreFull,
+    StoreGone,
+)
+
+Make = Callable[..., Pod]
+MakeClient = Callable[..., SegmentClient]
+PAGE = 4096
+
+
+def write(
+    client: SegmentClient,
+    key: SegmentKey,
+    data: bytes,
+    holders: Sequence[Holder] = (),
+    keep_from: int = 0,
+    **header: Any,
+) -> None:
+    room = client.room(len(data))
+    room.memory[:] = data
+    client.written(room, header_of(key, len(data), **header), holders, keep_from)
+
+
+def read(
+    client: SegmentClient, key: SegmentKey, holders: Sequence[Holder], size: int
+) -> tuple[Fetched, bytes]:
+    into = bytearray(size)
+    return client.fetch(key, holders, memoryview(into)), bytes(into)
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A socket that lets everybody connect and never says anything."""
+    with socket.create_server((HOST, 0)) as listener:
+        yield listener
+
+
+def holder_at(listener: socket.socket) -> Holder:
+    return Holder(pod=PodUid("silent"), address=f"{HOST}:{listener.getsockname()[1]}")
+
+
+def flush(client: SegmentClient, lineage: int = 0) -> Any:
+    """Return the store's report: whatever was said to it before has happened."""
+    return client.report(lineage)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 10 * MIB])
+def test_a_segment_is_at_every_holder_with_the_bytes_that_were_written(
+    make_store: Make, make_client: MakeClient, size: int
+) -> None:
+    pods = [make_store(name, 12 * MIB) for name in "abc"]
+    data, key = random.Random(size).randbytes(size), key_of(3)
+    writer = make_client(pods[0])
+    holders = [pod.holder for pod in pods]
+
+    write(writer, key, data, holders)
+
+    assert writer.wait_held([key]) == ""
+    assert writer.pending() == {}
+    for pod in pods:
+        assert read(make_client(pod), key, (), size) == (Fetched(header_of(key, size), None), data)
+    stranger = make_client(make_store("d"))
+    expected = Fetched(header_of(key, size), pods[2].holder)
+    assert read(stranger, key, [pods[2].holder, pods[0].holder], size) == (expected, data)
+    assert stranger.header_of(key, [pods[1].holder]) == header_of(key, size)
+
+
+def test_a_reader_asks_the_next_holder_and_says_in_the_end_who_was_asked(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b, c = make_store("a"), make_store("b"), make_store("c")
+    gone = Holder(pod=PodUid("gone"), address=f"{HOST}:1")
+    write(make_client(c), key_of(3), b"bytes")
+    flush(make_client(c))
+    reader = make_client(a)
+
+    assert read(reader, key_of(3), [gone, b.holder, c.holder], 5)[1] == b"bytes"
+    with pytest.raises(SegmentMissing) as missing:
+        read(reader, key_of(4), [gone, b.holder], 5)
+
+    said = str(missing.value)
+    assert "state of unit 0 of position 0 at 4 of lineage 0" in said
+    assert "this pod: it does not have it" in said
+    assert "gone (127.0.0.1:1): [Errno 111] Connection refused" in said
+    assert f"b ({b.holder.address}): it does not have it" in said
+
+
+def test_a_segment_of_another_size_than_the_reader_expects_is_not_taken(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b = make_store("a"), make_store("b")
+    write(make_client(b), key_of(3), b"bytes")
+    flush(make_client(b))
+
+    with pytest.raises(SegmentMissing, match="has 5 bytes, not 7"):
+        read(make_client(a), key_of(3), [b.holder], 7)
+    with pytest.raises(SegmentMissing, match="this pod"):
+        read(make_client(b), key_of(3), (), 7)
+
+
+def test_bad_bytes_are_kept_no_more_once_a_reader_says_so(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b = make_store("a"), make_store("b")
+    writer = make_client(a)
+    write(writer, key_of(3), b"bytes", [b.holder])
+    assert writer.wait_held([key_of(3)]) == ""
+
+    writer.discard(key_of(3))
+
+    assert read(writer, key_of(3), [b.holder], 5)[0].holder == b.holder
+
+
+def test_a_full_store_says_so_and_has_room_again_when_something_goes(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    client = make_client(make_store("a", 4 * PAGE))
+    for version in range(4):
+        write(client, key_of(version), b"x")
+    with pytest.raises(StoreFull, match=r"of its 16384 bytes 0 are free.*spec.snapshots.memory"):
+        client.room(1)
+
+    client.keep_from(0, 2)
+
+    room = client.room(2 * PAGE)
+    client.give_back(room)
+    with pytest.raises(StoreFull, match="8192 are free"):
+        client.room(3 * PAGE)
+
+
+def test_a_holder_that_is_full_refuses_with_a_sentence_and_goes_on(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b = make_store("a"), make_store("b", 4 * PAGE)
+    writer = make_client(a)
+
+    write(writer, key_of(3), bytes(MIB), [b.holder])
+    write(writer, key_of(4), b"small", [b.holder])
+
+    assert writer.wait_held([key_of(4)]) == ""
+    why_not = writer.wait_held([key_of(4), key_of(3)])
+    assert why_not.startswith(
+        "state of unit 0 of position 0 at 3 is not at b: a segment of 1048576"
+    )
+    assert list(writer.pending()) == [key_of(3)]
+    assert [u.states for u in make_client(b).report(0).units] == [(4,)]
+
+
+@pytest.mark.parametrize(
+    ("key", "header", "why"),
+    [
+        (key_of(5, lineage=1), {"job": JobUid("job-2")}, "is of job 'job-2'"),
+        (key_of(5, lineage=0), {}, "is of lineage 0, this store is at lineage 1"),
+        (key_of(5, lineage=1), {"fingerprint": "f2"}, "has the fingerprint 'f2'"),
+        (key_of(1, lineage=1), {}, "is older than version 2"),
+    ],
+)
+def test_a_segment_that_does_not_belong_is_refused_by_name(
+    make_store: Make, make_client: MakeClient, key: SegmentKey, header: Any, why: str
+) -> None:
+    job = header.get("job", "job-1")
+    a, b = make_store("a", job=job), make_store("b")
+    owner, writer = make_client(b), make_client(a)
+    write(owner, key_of(4, lineage=1), b"first")
+    owner.keep_from(1, 2)
+    flush(owner)
+
+    write(writer, key, b"bytes", [b.holder], **header)
+
+    assert why in writer.wait_held([key])
+    assert [u.states for u in flush(owner, 1).units] == [(4,)]
+    write(owner, key, b"bytes", (), **header)
+    assert why in owner.wait_held([key])
+
+
+def test_what_a_writer_keeps_no_more_goes_from_its_holders_with_the_next_segment(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b = make_store("a"), make_store("b")
+    writer, other = make_client(a), make_client(b)
+    for version in range(3):
+        write(writer, key_of(version, kind="gradient"), b"old", [b.holder])
+        other.record(record_of(version))
+    write(writer, key_of(3), b"new", [b.holder], keep_from=2)
+
+    assert writer.wait_held([key_of(3)]) == ""
+    (unit,) = other.report(0).units
+    assert (unit.states, unit.gradients) == ((3,), (Run(first=2, last=2),))
+    assert [r.commit.step for r in other.report(0).records] == [2]
+    assert writer.report(0).units[0].gradients == (Run(first=0, last=2),)
+
+
+def test_a_segment_can_be_sent_to_new_holders(make_store: Make, make_client: MakeClient) -> None:
+    a, b = make_store("a"), make_store("b")
+    writer, gone = make_client(a), Holder(pod=PodUid("gone"), address=f"{HOST}:1")
+    write(writer, key_of(3), b"bytes", [gone])
+    assert "is not at gone" in writer.wait_held([key_of(3)])
+    assert "refused" in writer.pending()[key_of(3)]
+
+    writer.send_again(key_of(3), [b.holder], 0)
+
+    assert writer.wait_held([key_of(3)]) == ""
+    assert read(make_client(b), key_of(3), (), 5)[1] == b"bytes"
+    writer.send_again(key_of(9), [b.holder], 0)
+    assert "is not in this pod's store" in writer.wait_held([key_of(9)])
+
+
+def test_trainers_of_one_pod_write_and_read_at_the_same_time(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b = make_store("a", 32 * MIB), make_store("b", 32 * MIB)
+    failed: list[BaseException] = []
+
+    def work(slot: int) -> None:
+        try:
+            client, rng = make_client(a, slot), random.Random(slot)
+            for version in range(25):
+                key = key_of(version, unit=slot)
+                data = rng.randbytes(rng.choice([1, PAGE, 100_000]))
+                write(client, key, data, [b.holder])
+                assert read(client, key, (), len(data))[1] == data
+                assert client.wait_held([key]) == ""
+                client.discard(key)
+                assert read(client, key, [b.holder], len(data))[1] == data
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(slot,)) for slot in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_a_shutdown_ends_every_wait_and_every_later_call(
+    make_store: Make, make_client: MakeClient, silent: socket.socket
+) -> None:
+    a = make_store("a")
+    client = make_client(a)
+    write(client, key_of(3), b"bytes", [holder_at(silent)])
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: said.append(client.wait_held([key_of(3)])))
+    thread.start()
+
+    client.shutdown("the quorum is over")
+
+    thread.join()
+    assert said == ["the quorum is over"]
+    with pytest.raises(StoreGone, match="the quorum is over"):
+        client.room(1)
+    with pytest.raises(StoreGone, match="the quorum is over"):
+        client.report(0)
+
+
+def test_a_wait_ends_when_its_condition_does(
+    make_store: Make, make_client: MakeClient, silent: socket.socket
+) -> None:
+    client, over = make_client(make_store("a")), threading.Event()
+    write(client, key_of(3), b"bytes", [holder_at(silent)])
+    said: list[str] = []
+    thread = threading.Thread(
+        target=lambda: said.append(client.wait_held([key_of(3)], over.is_set))
+    )
+    thread.start()
+
+    over.set()
+    client.poke()
+
+    thread.join()
+    assert "was not waited for any longer" in said[0]
+    assert "was not written here" in client.wait_held([key_of(7)])
+
+
+def test_a_shutdown_ends_a_read_from_another_pod(
+    make_store: Make, make_client: MakeClient, silent: socket.socket
+) -> None:
+    client, said = make_client(make_store("a")), []
+
+    def fetch() -> None:
+        with pytest.raises(StoreGone) as gone:
+            read(client, key_of(3), [holder_at(silent)], 5)
+        said.append(str(gone.value))
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    caller, _ = silent.accept()
+    client.shutdown("the quorum is over")
+
+    thread.join()
+    caller.close()
+    assert said == ["the quorum is over"]
+
+
+def test_a_room_stays_its_writers_until_the_writer_is_done_with_it(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    """A thread may still write into it when another one ends the client."""
+    a = make_store("a", 2 * PAGE)
+    first, second = make_client(a), make_client(a)
+    room = first.room(2 * PAGE)
+
+    first.shutdown("the quorum is over")
+
+    with pytest.raises(StoreFull):
+        second.room(1)
+    room.memory[:] = bytes(2 * PAGE)
+    with pytest.raises(StoreGone):
+        first.written(room, header_of(key_of(3), 2 * PAGE), (), 0)
+    second.give_back(take_when_free(second, 2 * PAGE))
+
+
+def take_when_free(client: SegmentClient, size: int) -> Any:
+    """Return room as soon as the store has seen that the connection before has ended."""
+    while True:
+        try:
+            return client.room(size)
+        except StoreFull:
+            client.report(0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_report_is_that_of_a_twin_after_random_operations(
+    make_store: Make, make_client: MakeClient, seed: int
+) -> None:
+    rng = random.Random(seed)
+    pods = [make_store(name, 32 * MIB) for name in "ab"]
+    clients = [make_client(pod) for pod in pods]
+    held: list[dict[SegmentKey, bytes]] = [{}, {}]
+    floors = [0, 0]
+    for _ in range(150):
+        at, version = rng.randrange(2), rng.randrange(20)
+        key = key_of(version, rng.randrange(3), rng.choice(["state", "gradient"]))
+        action = rng.choice(["write", "write", "send", "discard", "keep"])
+        if action in ("write", "send"):
+            data = rng.randbytes(rng.choice([0, 5, PAGE, 3 * PAGE + 1]))
+            floor = rng.choice([0, floors[at]])
+            holders = [pods[1 - at].holder] if action == "send" else []
+            write(clients[at], key, data, holders, floor)
+            refused = clients[at].wait_held([key])
+            if version >= floors[at]:
+                held[at][key] = data
+                if holders:
+                    there = 1 - at
+                    if version >= floors[there]:
+                        floors[there] = max(floors[there], floor)
+                        drop_older(held[there], floors[there])
+                    if version >= floors[there]:
+                        held[there][key] = data
+                        assert refused == ""
+        elif action == "discard":
+            clients[at].discard(key)
+            held[at].pop(key, None)
+        elif rng.random() < 0.3:
+            clients[at].keep_from(0, version // 2)
+            floors[at] = max(floors[at], version // 2)
+            drop_older(held[at], floors[at])
+    for client, kept in zip(clients, held, strict=True):
+        told = {
+            key_of(version, unit.unit, kind)
+            for unit in client.report(0).units
+            for kind, versions in (
+                ("state", unit.states),
+                ("gradient", [s for r in unit.gradients for s in range(r.first, r.last + 1)]),
+            )
+            for version in versions
+        }
+        assert told == set(kept)
+        for key, data in kept.items():
+            assert read(client, key, (), len(data))[1] == data
+
+
+def drop_older(kept: dict[SegmentKey, bytes], version: int) -> None:
+    for key in [key for key in kept if key.version < version]:
+        del kept[key]
