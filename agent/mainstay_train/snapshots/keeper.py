@@ -57,7 +57,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What all segments have in common that this trainer writes in a quorum."""
+    """The part of all keys and headers that this trainer writes in a quorum."""
 
     plan: Plan
     index: int
