@@ -48,6 +48,11 @@ class Replay:
     records: tuple[CommitRecord, ...]
     """The commits of all steps that are applied again, ascending."""
 
+    @property
+    def first_step(self) -> int:
+        """Return the first step that some unit applies again; the version where none does."""
+        return min((unit.state.version for unit in self.units), default=self.version)
+
 
 def needs_stores(plan: Plan, reports: Sequence[SettleReport]) -> bool:
     """Return whether some position has no member that stayed with a valid state.
