@@ -236,9 +236,9 @@ def test_a_gradient_is_at_its_holders_before_the_vote_and_the_commit_before_it_i
     assert done == [
         *("SETTLE", "post settle", "report of lineage 0, whole: True", "post stores", "load 0"),
         *("SNAPSHOT", "snapshot of 0", "compute [0]", "REDUCE", "reduce over [0]"),
-        *("VOTE", "LOG", "log of 0", "post vote/0/0", "keep from 0", "record of 0"),
+        *("VOTE", "LOG", "log of 0", "LOGGED", "post vote/0/0", "keep from 0", "record of 0"),
         *("APPLY", "apply 0", "SNAPSHOT", "snapshot of 1", "compute [0]", "REDUCE"),
-        *("reduce over [0]", "VOTE", "LOG", "log of 1", "post vote/1/0", "keep from 1"),
+        *("reduce over [0]", "VOTE", "LOG", "log of 1", "LOGGED", "post vote/1/0", "keep from 1"),
         *("record of 1", "APPLY", "apply 1"),
     ]
 
