@@ -12,7 +12,7 @@ from mainstay_core.faults.files import Job, parse_more
 from mainstay_core.faults.points import FaultPoint, View
 
 JOBS = {
-    "new": Job(shape=CONFIG.shape, num_spares=1),
+    "new": Job(shape=CONFIG.shape, num_spares=1, has_snapshots=True),
     "running": Job(shape=CONFIG.shape, num_spares=1, at_step=2),
 }
 

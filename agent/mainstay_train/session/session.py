@@ -120,6 +120,7 @@ class Session(RankSession[Connections]):
             client=SegmentClient(path, settings.slot, settings.incarnation, settings.address),
             engine=lambda: self.engine,
             learning_rate=training.learning_rate,
+            hook=self._writer_hook,
         )
 
     def run(self, hello: dict[str, Any]) -> None:

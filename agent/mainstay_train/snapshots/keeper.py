@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from mainstay_core.base.ids import JobUid, Slot
 from mainstay_core.job.config import SnapshotConfig
+from mainstay_core.planning.program import Op
 from mainstay_core.rank.authors import Authorship, authorship
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
@@ -56,7 +57,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What all segments have in common that this trainer writes in a quorum."""
+    """The part of all keys and headers that this trainer writes in a quorum."""
 
     plan: Plan
     index: int
@@ -85,6 +86,7 @@ class SegmentKeeper:
         client: of the store of this trainer's pod.
         engine: returns that of the adopted plan's stage.
         learning_rate: of a step.
+        hook: returns what the copying thread calls before it says that an instalment is copied.
     """
 
     def __init__(
@@ -96,10 +98,11 @@ class SegmentKeeper:
         client: SegmentClient,
         engine: Callable[[], Engine],
         learning_rate: Callable[[int], float],
+        hook: Callable[[], Callable[[Op], None]],
     ) -> None:
         self._job, self._slot, self._fingerprint = job, slot, ""
         self._config, self._client, self._engine = config, client, engine
-        self._learning_rate = learning_rate
+        self._learning_rate, self._hook = learning_rate, hook
         self._pace = Pace()
         self._worker = Background("snapshot")
         self._changed = threading.Condition()
@@ -187,6 +190,8 @@ class SegmentKeeper:
             self._to_copy += len(keys)
         for key in keys:
             self._worker.submit(lambda key=key: self._copy_state(place, key))  # type: ignore[misc]
+        hook = self._hook()
+        self._worker.submit(lambda: hook(Op.SNAPSHOT_COPIED))
 
     def _copy_state(self, place: _Place, key: SegmentKey) -> None:
         try:
@@ -267,6 +272,12 @@ class SegmentKeeper:
     async def replay(self, wait: Wait, replay: Replay) -> StateLoaded | LoadFailed:
         """Make the state anew; every replayed step has the digests that its votes told."""
         engine = self._engine()
+        logger.info(
+            "position %d is made anew at version %d, with the steps from %d on",
+            replay.position,
+            replay.version,
+            replay.first_step,
+        )
         pod, units = self._slot.pod, self._units()
         replayer = Replayer(engine, units, self._client, pod, self._learning_rate)
         outcome = replayer.run(replay, lambda: wait.ended)

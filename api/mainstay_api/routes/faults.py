@@ -79,6 +79,7 @@ async def request_faults(
         known={fault.id: fault for fault in state.config.faults},
         at_step=state.step,
         local=settings.auth == "token",
+        has_snapshots=state.config.snapshots is not None,
     )
     faults = files.parse_more(body.faults, job)
     if not faults:

@@ -155,7 +155,12 @@ def _plan_runs(campaign: Campaign, file: manifests.JobFile) -> tuple[draw.Run, .
     job = file.job
     if campaign.faults is not None:
         data = manifests.load_yaml(campaign.faults)
-        points = files.parse_faults(data, job.shape, job.spec.spares.replicas)
+        points = files.parse_faults(
+            data,
+            job.shape,
+            job.spec.spares.replicas,
+            has_snapshots=job.spec.snapshots.enabled,
+        )
         entries = tuple(entry | {"id": point.id} for entry, point in zip(data, points, strict=True))
         return (draw.Run(number=0, groups=(), entries=entries),)
     choices = draw.Choices(

@@ -28,7 +28,7 @@ def run(progress: PlainProgress, examples: Path = EXAMPLES) -> None:
     if not job_file.is_file():
         raise UsageError(f"{job_file} is missing: the demo runs in a checkout of the repository")
     job = manifests.load_job(job_file, None).job
-    faults = manifests.load_faults(faults_file, job.shape, job.spec.spares.replicas)
+    faults = manifests.load_faults(faults_file, job)
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mainstay-demo-") as directory:
         results = {}

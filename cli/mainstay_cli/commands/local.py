@@ -145,7 +145,7 @@ def _check_dry_run(
 def _load_faults(file: manifests.JobFile, faults: Path | None) -> tuple[FaultPoint, ...]:
     if faults is None:
         return ()
-    return manifests.load_faults(faults, file.job.shape, file.job.spec.spares.replicas)
+    return manifests.load_faults(faults, file.job)
 
 
 def _print_sizes(found: sizes.JobSizes, *, as_json: bool) -> None:

@@ -10,7 +10,6 @@ import yaml
 
 from mainstay_cli.base.exits import UsageError
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.shape import JobShape
 from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import spec
@@ -134,13 +133,18 @@ def _absolute_entrypoint(job_file: Path, entrypoint: str) -> str:
     raise UsageError(f"{job_file}: spec.workload.entrypoint: there is no {file} in {searched}")
 
 
-def load_faults(path: Path, shape: JobShape, num_spares: int) -> tuple[FaultPoint, ...]:
+def load_faults(path: Path, job: spec.TrainingJob) -> tuple[FaultPoint, ...]:
     """Return the faults of a file, checked against the job.
 
     Raises:
         UsageError: the file cannot be used.
     """
     try:
-        return files.parse_faults(load_yaml(path), shape, num_spares)
+        return files.parse_faults(
+            load_yaml(path),
+            job.shape,
+            job.spec.spares.replicas,
+            has_snapshots=job.spec.snapshots.enabled,
+        )
     except InvalidSpecError as error:
         raise UsageError(f"{path}: {error}") from error

@@ -17,6 +17,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import quote
 from mainstay_core.faults.points import (
+    OF_SNAPSHOTS,
     PHASES,
     PROCESS_ACTIONS,
     RANK_ACTIONS,
@@ -39,6 +40,7 @@ ENTRY = ("at", "target", "action", "id", "forSeconds", "factor", "delayMs", "ste
 AT = ("step", "phase", "delayMs", "during", "of", "after", "with")
 TARGET = ("replica", "stage", "inner", "spare", "process")
 RELATIONS = ("of", "after", "with")
+NO_SNAPSHOTS = "the job keeps no snapshots (spec.snapshots.enabled)"
 MAX_NUMBER = 1e10
 """Bound on durations and factors, as messages have it."""
 MAX_ID_CHARS = 512
@@ -57,6 +59,8 @@ class Job:
     """Number of committed steps of a running job; None before it starts."""
     local: bool = True
     """Whether the job is a local run. Nobody breaks the control plane of a cluster."""
+    has_snapshots: bool = False
+    """Whether its state is kept in the memory of pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,12 @@ class _Effect:
 
 
 def parse_faults(
-    data: object, shape: JobShape, num_spares: int, name: str = "faults"
+    data: object,
+    shape: JobShape,
+    num_spares: int,
+    name: str = "faults",
+    *,
+    has_snapshots: bool = False,
 ) -> tuple[FaultPoint, ...]:
     """Return the faults of a file, in its order, checked against the job.
 
@@ -110,11 +119,13 @@ def parse_faults(
         shape: of the job the faults are for; a target outside it would never fire.
         num_spares: standby pods of the job.
         name: how to call the list in messages.
+        has_snapshots: whether the job's state is kept in the memory of pods.
 
     Raises:
         InvalidSpecError: names entry and field, and says what would be right.
     """
-    return parse_more(data, Job(shape=shape, num_spares=num_spares), name)
+    job = Job(shape=shape, num_spares=num_spares, has_snapshots=has_snapshots)
+    return parse_more(data, job, name)
 
 
 def parse_more(data: object, job: Job, name: str = "faults") -> tuple[FaultPoint, ...]:
@@ -310,7 +321,13 @@ def _parse_during(at: Mapping[str, object], path: str, job: Job, target: _Target
         raise InvalidSpecError(
             f"{path}.during", f"{target.what} takes no part in a recovery; say when by {hint}"
         )
-    if during in (During.MASK, During.HEAL_SOURCE) and job.shape.replicas < 2:
+    if during is During.REPLAY and not job.has_snapshots:
+        raise InvalidSpecError(f"{path}.during", NO_SNAPSHOTS)
+    # The other stages of one replica go on by themselves once a lost one was made anew.
+    alone = job.shape.replicas < 2
+    if during is During.MASK and job.has_snapshots:
+        alone = job.shape.num_ranks < 2
+    if during in (During.MASK, During.HEAL_SOURCE) and alone:
         raise InvalidSpecError(
             f"{path}.during", f"a job of one replica has nobody left that could {during}"
         )
@@ -330,6 +347,8 @@ def _parse_phase(value: object, path: str, job: Job, target: _Target) -> str | N
         raise InvalidSpecError(path, f"stage {target.stage} of {stages} never comes to {phase}")
     if phase and phase.upper().startswith("CHECKPOINT") and not job.shape.checkpoint_every_steps:
         raise InvalidSpecError(path, "the job writes no checkpoints (spec.checkpoint.everySteps)")
+    if phase and not job.has_snapshots and PHASES.get(phase, (phase,))[0] in OF_SNAPSHOTS:
+        raise InvalidSpecError(path, NO_SNAPSHOTS)
     return phase
 
 

@@ -56,6 +56,12 @@ PHASES: dict[str, tuple[str, ...]] = {
     "checkpoint-safe": ("CHECKPOINT_SAFE",),
     "checkpoint-rename": ("CHECKPOINT_RENAME",),
     "checkpoint-renamed": ("CHECKPOINT_RENAMED",),
+    "snapshot": ("SNAPSHOT",),
+    "snapshot-copied": ("SNAPSHOT_COPIED",),
+    "log": ("LOG",),
+    "logged": ("LOGGED",),
+    "replay": ("REPLAY",),
+    "replayed": ("REPLAYED",),
     "settle": ("SETTLE",),
     "heal": ("HEAL",),
     "heal-source": ("SERVE",),
@@ -66,8 +72,10 @@ SENDS_ON = ("SEND_F", "RECV_B")
 """Transfers with the next stage. The last stage has none."""
 SENDS_BACK = ("RECV_F", "SEND_B")
 """Transfers with the stage before. The first stage has none."""
-OUTSIDE_STEPS = ("SETTLE", "SERVE")
+OUTSIDE_STEPS = ("SETTLE", "SERVE", "SNAPSHOT_COPIED")
 """Actions of a rank between and beside steps. A fault without a phase does not mean these."""
+OF_SNAPSHOTS = ("SNAPSHOT", "SNAPSHOT_COPIED", "LOG", "LOGGED", "REPLAY", "REPLAYED")
+"""Actions that only a job with snapshots has."""
 COMPUTE = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "APPLY")
 """Actions that wait for nobody. A slow rank is slow in these."""
 
@@ -79,6 +87,8 @@ class During(enum.StrEnum):
     """The target tells the others what it holds."""
     MASK = "mask"
     """The target goes on with the interrupted step, in a quorum without what was lost."""
+    REPLAY = "replay"
+    """The target is about to make its state anew from snapshots."""
     HEAL = "heal"
     """The target is about to copy its state from another cell."""
     HEAL_SOURCE = "heal-source"

@@ -46,10 +46,16 @@ class Op(enum.StrEnum):
     """Give this rank's state to another cell of its stage."""
     SNAPSHOT = "SNAPSHOT"
     """Begin to copy a part of the state into the memory of pods."""
+    SNAPSHOT_COPIED = "SNAPSHOT_COPIED"
+    """The part is in the memory of this pod; done in the background."""
     LOG = "LOG"
     """Copy the reduced gradient into the memory of pods, before the vote."""
+    LOGGED = "LOGGED"
+    """Say in the vote whether the gradient is where it belongs."""
     REPLAY = "REPLAY"
     """Make a state anew from what the memory of pods holds."""
+    REPLAYED = "REPLAYED"
+    """Go on with the state that was made anew."""
 
 
 Flow = tuple[int, int]

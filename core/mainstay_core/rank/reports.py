@@ -13,8 +13,11 @@ from mainstay_core.wire.ledger import LedgerEntry, PartialDigest
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, TypeStat, Vote
 
-WAITING_OPS = frozenset({Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.LOG, Op.VOTE, Op.HEAL, Op.REPLAY})
-"""Actions in which a rank is blocked on others."""
+WAITING_OPS = frozenset(
+    {Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.LOG, Op.LOGGED, Op.VOTE, Op.HEAL, Op.REPLAY}
+)
+"""Actions in which a rank is blocked on others. Votes are waited for after either of two: of
+gradients that are logged, and of those that are not."""
 KEPT_ENTRIES = 32
 """Ledger entries told again by a rank that takes over telling them: who did so before may be gone,
 with what it had not told yet. Under load that is more than the last one."""

@@ -219,7 +219,9 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             assert self.keeper is not None
             await self._begin(Op.REPLAY)
             wait = self.connections.healing(self.keeper.begin_wait())
-            return await self.keeper.replay(wait, action.replay)
+            outcome = await self.keeper.replay(wait, action.replay)
+            await self._begin(Op.REPLAYED)
+            return outcome
         await self._begin(Op.HEAL)
         client = self.connections.healing(self.make_heal_client())
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
@@ -289,6 +291,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         state = self.state
         wait = self.connections.healing(keeper.begin_wait())
         logged = await keeper.log(wait, self.plan, state.index, state.lineage, state.version)
+        await self._begin(Op.LOGGED)
         return keeper.status(state.version, logged=logged)
 
     async def _apply(self, commit: Commit) -> events.Event:

@@ -20,7 +20,7 @@ Places = frozenset[str]
 
 
 class Kept:
-    """What was confirmed to be in the memory of pods.
+    """The segments that holders have confirmed, and checks of what becomes of them.
 
     Args:
         num_units: returns the units of a position.

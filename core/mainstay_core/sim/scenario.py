@@ -358,7 +358,9 @@ def draw_losses(
         of_memory: kinds of faults of what pods keep.
         losses: kinds that take states; none for damaged copies alone.
     """
-    draws = [(rng.choice(of_memory), WRITE_POINTS, 2 * num_ranks)] if rng.random() < 0.5 else []
+    draws: list[tuple[str, tuple[str, ...], int]] = []
+    if rng.random() < 0.5:
+        draws.append((rng.choice(of_memory), WRITE_POINTS, 2 * num_ranks))
     if losses:
         draws.append((rng.choice(losses), WRITE_POINTS, 3 * num_ranks))
     if losses and rng.random() < 0.4:

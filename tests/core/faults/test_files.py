@@ -216,6 +216,39 @@ def test_a_running_job_refuses_a_step_that_is_over_and_an_id_that_is_taken() -> 
     assert "faults[0].id: is 'a', which the job has already" in taken
 
 
+SNAPSHOT_PHASES = ("snapshot", "snapshot-copied", "log", "logged", "replay", "replayed")
+
+
+@pytest.mark.parametrize("phase", [*SNAPSHOT_PHASES, "LOG", "REPLAYED"])
+def test_a_job_without_snapshots_never_comes_to_their_actions(phase: str) -> None:
+    at = {"step": 2, "phase": phase}
+    assert "the job keeps no snapshots (spec.snapshots.enabled)" in refusal(entry(at=at))
+    (fault,) = files.parse_faults([entry(at=at)], SHAPE, num_spares=1, has_snapshots=True)
+    op = phase.upper().replace("-", "_")
+    assert fault.matches(2, RankId(replica=1, stage=0), op)
+
+
+def test_a_replay_is_a_part_of_a_recovery_where_there_are_snapshots() -> None:
+    bad = [entry(id="a"), entry(at={"during": "replay", "of": "a"})]
+    assert "faults[1].at.during: the job keeps no snapshots" in refusal(*bad)
+    _, fault = files.parse_faults(bad, SHAPE, num_spares=1, has_snapshots=True)
+    rank = RankId(replica=1, stage=0)
+    assert fault.matches(9, rank, "REPLAY", View(fired=("a",)))
+    assert not fault.matches(9, rank, "HEAL", View(fired=("a",)))
+
+
+def test_the_other_stages_of_one_replica_go_on_where_a_lost_one_is_made_anew() -> None:
+    shape = JobShape(
+        lanes=1, shards_per_lane=1, replicas=1, min_replicas=1, stages=2, steps=9, seed=1
+    )
+    target = {"replica": 0, "stage": 0}
+    during = entry(at={"during": "mask", "of": "a"}, target=target)
+    entries = [entry(id="a", target=target), during]
+    assert len(files.parse_faults(entries, shape, num_spares=1, has_snapshots=True)) == 2
+    with pytest.raises(InvalidSpecError, match="has nobody left"):
+        files.parse_faults(entries, shape, num_spares=1)
+
+
 def test_one_replica_alone_has_nobody_to_recover_with() -> None:
     shape = JobShape(
         lanes=1, shards_per_lane=1, replicas=1, min_replicas=1, stages=1, steps=9, seed=1

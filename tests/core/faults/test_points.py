@@ -52,6 +52,11 @@ def test_an_action_may_be_named_itself() -> None:
     assert not fault(phase="SEND_B").matches(5, RANK, "SEND_F")
 
 
+def test_without_a_phase_no_action_in_the_background_is_meant() -> None:
+    assert fault().matches(5, RANK, "SNAPSHOT")
+    assert not fault().matches(5, RANK, "SNAPSHOT_COPIED")
+
+
 def test_a_fault_on_a_spare_matches_no_rank() -> None:
     assert not fault(replica=None, stage=None, spare=0).matches(5, RANK, "FORWARD")
 

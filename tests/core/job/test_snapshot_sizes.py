@@ -142,7 +142,8 @@ def test_a_single_unit_is_kept_as_the_docstring_says() -> None:
     assert snapshot_sizes.store_bytes([model], shape, window=3, peers=0) == least
     # With Auto a window has as many steps as there are units.
     model = replace(model, blocks=(replace(block, num_units=3),))
-    least += 2 * 12 * snapshot_sizes.PAGE_BYTES
+    lines = (2 * snapshot_sizes.KINDS + 10) * snapshot_sizes.ALIGNMENT_BYTES
+    least += 2 * 12 * snapshot_sizes.PAGE_BYTES + lines
     assert snapshot_sizes.store_bytes([model], shape, window=0, peers=0) == least
 
 
