@@ -138,11 +138,13 @@ MEMORY_MUTANTS = {
         "the window before is dropped while states of this one are on their way",
         [(windows, "note_copies", _complete_at_once)],
         _IN_MEMORY,
+        first=8,
     ),
     "copied-once-begun": Mutant(
         "a state counts as copied before its holders have it",
         [(SegmentKeeper, "status", _status_at_once)],
         _IN_MEMORY,
+        first=8,
     ),
     "own-window-length": Mutant(
         "each rank spreads its snapshot over as many versions as it likes",
@@ -174,10 +176,12 @@ MEMORY_MUTANTS = {
         [(keeper, "is_whole", lambda *_: True)],
         ("damage-segment", "damage-segment", "kill-stage", "kill-all"),
         draws=draw_snapshots,
+        first=20,
     ),
     "replay-without-commit": Mutant(
         "a gradient that is kept is applied again whether or not its step was committed",
         [(settle, "_newest", _newest_without_commits)],
         _IN_MEMORY,
+        first=23,
     ),
 }
