@@ -298,7 +298,7 @@ def _mounts(shared: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 def _environment(view: JobView, options: PodOptions) -> list[dict[str, Any]]:
     assert view.job is not None
 
-    snapshots = view.job.to_job_config(view.uid).snapshots
+    snapshots = view.job.plan_snapshots()
 
     def of_pod(path: str) -> dict[str, Any]:
         return {"fieldRef": {"fieldPath": path}}

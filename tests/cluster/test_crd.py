@@ -127,6 +127,27 @@ REFUSED = [
         "is Blocks, but blocks that are spread over several ranks are not compiled; use Off",
     ),
     Refused(
+        "spec.snapshots.window",
+        "cross",
+        "spec.snapshots",
+        {"enabled": True, "window": 1025},
+        "must be at most 1024 steps, or Auto",
+    ),
+    Refused(
+        "spec.snapshots.peers",
+        "cross",
+        "spec.snapshots",
+        {"enabled": True, "peers": 4},
+        "must be fewer than the pods that the wanted replicas need",
+    ),
+    Refused(
+        "spec.protection.domains",
+        "cross",
+        "spec",
+        SMALLEST["spec"] | {"snapshots": {"enabled": True}, "protection": {"domains": 5}},
+        "must be at most the pods that the wanted replicas need",
+    ),
+    Refused(
         "spec.detection.heartbeatTimeoutSeconds",
         "cross",
         "spec.detection",
@@ -155,6 +176,8 @@ REFUSED = [
         "everySteps needs storage in a cluster",
     ),
     Refused("spec.redundancy", "type", "spec.redundancy", "auto", AUTO),
+    Refused("spec.snapshots.window", "type", "spec.snapshots.window", 0, AUTO),
+    Refused("spec.snapshots.memory", "type", "spec.snapshots.memory", "much", AMOUNT),
     Refused(f"{RESOURCES}.limits.cpu", "type", f"{RESOURCES}.limits.cpu", "much", AMOUNT),
     Refused(f"{RESOURCES}.requests.cpu", "type", f"{RESOURCES}.requests.cpu", "-1", AMOUNT),
     Refused("spec.redundancy", "type", "spec.redundancy", 0, AUTO),
@@ -233,6 +256,8 @@ REFUSED = [
     Refused("spec.workload", "change", "spec.workload.config", {"dim": None, "heads": 8}, FIXED),
     Refused("spec.runtime", "change", "spec.runtime.recompute", True, FIXED),
     Refused("spec.detection", "change", "spec.detection.hangSeconds", 9, FIXED),
+    Refused("spec.snapshots", "change", "spec.snapshots.enabled", True, FIXED),
+    Refused("spec.protection", "change", "spec.protection.domains", 3, FIXED),
     Refused("spec.checkpoint", "change", "spec.checkpoint.storage", "/data", FIXED),
     Refused("spec.recovery.maxRestarts", "change", "spec.recovery.maxRestarts", 3, FIXED),
     Refused("spec.recovery.escalateAfter", "change", "spec.recovery.escalateAfter", 3, FIXED),
@@ -277,6 +302,15 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "checkpoints": {"checkpoint": {"everySteps": 5, "storage": "/data", "resumeFrom": "/old"}},
     "signed checkpoints": {
         "checkpoint": {"everySteps": 5, "storage": "/data", "keySecret": "checkpoint-key"}
+    },
+    "snapshots of a model of one's own": {
+        "workload": {"entrypoint": "a:b"},
+        "snapshots": {"enabled": True, "window": 3, "peers": 3, "memory": "1.5Gi"},
+        "protection": {"domains": 4},
+    },
+    "an amount as a number": {
+        "workload": {"entrypoint": "a:b"},
+        "snapshots": {"enabled": True, "memory": 1_000_000},
     },
     "two topology keys": {
         "scheduling": {
@@ -447,7 +481,7 @@ def test_the_examples_are_accepted(api: Api, path: Path) -> None:
     api.create(JOBS, manifest, dryRun="All", fieldValidation="Strict")
 
 
-@pytest.mark.parametrize("field", ["snapshots", "protection", "paralelism"])
+@pytest.mark.parametrize("field", ["gang", "witness", "paralelism"])
 def test_a_field_that_nothing_executes_is_unknown(api: Api, field: str) -> None:
     with pytest.raises(ApiError, match=f'unknown field "spec.{field}"'):
         api.create(

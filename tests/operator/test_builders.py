@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.worlds.served_namespace import manifest
 
-from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.job.pod_templates import OWN_VARIABLES, OWN_VOLUMES
-from mainstay_core.job.spec import TrainingJob
 from mainstay_operator.builders import (
     PodOptions,
     build_disruption_budget,
@@ -24,6 +21,7 @@ from mainstay_operator.resources import JobView, ObjectNames, view_job
 NAMES = ObjectNames(shared="mtj-demo-u-1", secret="mtj-demo-u-1")
 OPTIONS = PodOptions(agent_image="ours:1", pull_policy="Never", api_url="http://api", names=NAMES)
 CONTAINER = {"name": "trainer", "image": "torch:test"}
+SNAPSHOTS = {"enabled": True, "memory": "1Gi", "peers": 0}
 
 
 def view(**spec: Any) -> JobView:
@@ -88,19 +86,13 @@ def test_the_key_of_checkpoints_is_mounted_where_the_job_names_one() -> None:
     assert "MAINSTAY_CHECKPOINT_KEY_FILE" not in by_name(without["env"])
 
 
-def test_supervisors_are_told_how_much_memory_their_segments_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = TrainingJob.to_job_config
-    snapshots = SnapshotConfig(memory_bytes=4096)
-    assert "MAINSTAY_SNAPSHOT_MEMORY" not in by_name(pod()["spec"]["initContainers"][1]["env"])
+def test_supervisors_are_told_how_much_memory_their_segments_have() -> None:
+    without = by_name(pod()["spec"]["initContainers"][1]["env"])
+    made = pod(snapshots=SNAPSHOTS, protection={"domains": 1})
+    env = by_name(made["spec"]["initContainers"][1]["env"])
 
-    monkeypatch.setattr(
-        TrainingJob, "to_job_config", lambda *given: replace(config(*given), snapshots=snapshots)
-    )
-
-    env = by_name(pod()["spec"]["initContainers"][1]["env"])
-    assert env["MAINSTAY_SNAPSHOT_MEMORY"]["value"] == "4096"
+    assert "MAINSTAY_SNAPSHOT_MEMORY" not in without
+    assert env["MAINSTAY_SNAPSHOT_MEMORY"]["value"] == str(1 << 30)
 
 
 def test_a_pod_is_within_the_restricted_profile_unless_the_template_says_otherwise() -> None:
@@ -174,11 +166,11 @@ def test_what_the_template_gives_is_kept() -> None:
 
 def test_what_the_operator_sets_no_template_can_name() -> None:
     """What a template names is refused or kept, never replaced in silence."""
-    spec = pod(checkpoint={"keySecret": "keys"})["spec"]
+    every = {"snapshots": SNAPSHOTS, "protection": {"domains": 1}}
+    spec = pod(checkpoint={"keySecret": "keys"}, **every)["spec"]
     supervisor = by_name(spec["initContainers"])["supervisor"]
 
-    of_snapshots = {"MAINSTAY_SNAPSHOT_MEMORY"}
-    assert {v["name"] for v in supervisor["env"]} | of_snapshots == OWN_VARIABLES
+    assert {v["name"] for v in supervisor["env"]} == OWN_VARIABLES
     assert all(v["name"].startswith(OWN_VOLUMES) for v in spec["volumes"])
 
 
@@ -250,7 +242,7 @@ def test_the_supervisor_has_the_memory_of_snapshots_beside_its_own(
     resources: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     options = dataclasses.replace(OPTIONS, resources=resources)
-    job = view(snapshots={"enabled": True, "memory": "1Gi", "peers": 0}, protection={"domains": 1})
+    job = view(snapshots=SNAPSHOTS, protection={"domains": 1})
     install, supervisor = build_pod(job, 0, options)["spec"]["initContainers"]
     assert install["resources"] == resources
     assert supervisor["resources"] == expected

@@ -161,6 +161,7 @@ NAMED: dict[str, str] = {
     "reaches": "roll",
     "patched": "patch",
     "hand-over": "hand-over",
+    "A stage that nobody holds.": "row 3 replay",
     "Fencing": "fence",
     "Plans from supervisor to supervisor.": "tests/core/supervisor/test_gossip.py",
     "A store that does not know the plan.": "store recovered from supervisors",

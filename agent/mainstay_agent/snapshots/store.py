@@ -10,6 +10,7 @@ import contextlib
 import logging
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,6 +44,8 @@ MAX_TRAINERS = 2 * MAX_SLOTS_PER_POD
 """Connections of trainers at a time: one that ends may still be there when the next one comes."""
 MAX_LINES = 4 * MAX_HOLDERS
 """Connections to holders at a time: of several quorums' in a row."""
+AT_ONCE = struct.pack("ii", 1, 0)
+"""Linger (socket(7)) of a connection that is reset when it is closed."""
 SWEEP_S = 1.0
 """How often it is looked for connections on which nothing moves."""
 
@@ -152,9 +155,7 @@ class SegmentStore:
             self._sweeps_at_s = now_s + SWEEP_S
             if self._is_paused:
                 self._is_paused = False
-                self._selector.register(
-                    self._trainers, selectors.EVENT_READ, self._let_trainers_in
-                )
+                self._selector.register(self._trainers, selectors.EVENT_READ, self._let_trainers_in)
             for channel in tuple(self._channels):
                 due_s = channel.due_s()
                 if due_s is not None and due_s <= now_s:
@@ -174,6 +175,8 @@ class SegmentStore:
         self._channels.discard(channel)
         self._lines = {at: line for at, line in self._lines.items() if line is not channel}
         self._selector.unregister(channel.socket)
+        # What the kernel has not sent yet is never sent: its pages are given to others now.
+        channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
         channel.socket.close()
         channel.ended(why)
 

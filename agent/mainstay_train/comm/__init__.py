@@ -6,6 +6,7 @@
 - ``nccl``: the NCCL backend of a group
 - ``mesh``: the ranks of one cell, on which the user's parallelism runs
 - ``chains``: the groups of one chain: pipeline and inner mesh
+- ``registered``: connections that belong to no group, and frames read from them
 - ``gather_client``: a member's side of the gather
 - ``connections``: all connections of a trainer under the plan it has adopted
 """

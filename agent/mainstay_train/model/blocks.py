@@ -115,10 +115,10 @@ class Block:
             if dtype == torch.float32
             else layout.aligned_zeros(self.layout.size, dtype=dtype, device=self.device)
         )
-        locals_ = [local for local, _ in self.module.named_parameters()]
-        self.units = tile(self.name, spec.units, locals_)
+        local_names = [local for local, _ in self.module.named_parameters()]
+        self.units = tile(self.name, spec.units, local_names)
         """The parameters of each unit, by model-wide names."""
-        self.committed = self._committed_names(locals_)
+        self.committed = self._committed_names(local_names)
         """Model-wide names of the parameters that the optimizer leaves alone."""
         self._names = self._bind()
         # What autograd differentiates for a parameter: itself, or in compiled code its leaf.

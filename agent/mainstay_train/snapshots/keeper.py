@@ -57,7 +57,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What all segments have in common that this trainer writes in a quorum."""
+    """The part of all keys and headers that this trainer writes in a quorum."""
 
     plan: Plan
     index: int
@@ -272,6 +272,12 @@ class SegmentKeeper:
     async def replay(self, wait: Wait, replay: Replay) -> StateLoaded | LoadFailed:
         """Make the state anew; every replayed step has the digests that its votes told."""
         engine = self._engine()
+        logger.info(
+            "position %d is made anew at version %d, with the steps from %d on",
+            replay.position,
+            replay.version,
+            replay.first_step,
+        )
         pod, units = self._slot.pod, self._units()
         replayer = Replayer(engine, units, self._client, pod, self._learning_rate)
         outcome = replayer.run(replay, lambda: wait.ended)

@@ -29,7 +29,7 @@ class _Unusable(Exception):  # noqa: N818 - it ends a replay, and its text is to
 
 
 class Replayer:
-    """One replay.
+    """A replay of one position, by the trainer that lost its state or takes its place.
 
     Args:
         engine: whose state is made.

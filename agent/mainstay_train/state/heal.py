@@ -29,23 +29,21 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.admission import Bounds
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.frames import (
-    FIRST_HEAD_BYTES,
-    PREFIX,
-    pack,
-    pack_head,
-    parse_head,
-    parse_prefix,
-)
+from mainstay_core.base.frames import pack, pack_head
 from mainstay_core.base.proofs import Purpose
 from mainstay_core.rank.copying import ChunkTurns
 from mainstay_core.rank.serving import MAX_TOGETHER, HealFailed, Source, Wanted, copy_problem
 from mainstay_net.acceptor import listen
 from mainstay_net.caller import prove
 from mainstay_net.entrance import Entrance
-from mainstay_train.base import job_secret, network_cut
-from mainstay_train.base.sockets import socket_lock
-from mainstay_train.comm.group import foreign_sockets
+from mainstay_train.base import job_secret
+from mainstay_train.comm.registered import (
+    Registered,
+    close_registered,
+    open_registered,
+    read_exactly,
+    read_frame,
+)
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.state.chunks import CHUNK_BYTES, Chunk, Staging, cut, shape_of
 
@@ -75,21 +73,6 @@ def masters_digest(state: StageState) -> str:
     return state.masters_digest().whole.hex()
 
 
-class _Registered:
-    """Opens and closes connections that belong to no group."""
-
-    def accept(self, listener: socket.socket) -> tuple[socket.socket, tuple[str, int]]:
-        # accept() and the registration must be one: a group that connects meanwhile
-        # would take the new socket for its own and shut it with the group.
-        with socket_lock:
-            connection, peer = listener.accept()
-            foreign_sockets.add(connection.fileno())
-        return connection, (str(peer[0]), int(peer[1]))
-
-    def close(self, connection: socket.socket) -> None:
-        close_registered(connection)
-
-
 class HealServer:
     """Serves this trainer's state to joiners of its quorum.
 
@@ -111,7 +94,7 @@ class HealServer:
         idle_s: float = IDLE_S,
     ) -> None:
         self._entrance = Entrance(
-            listen(address), job_secret.read(), (Purpose.HEAL,), BOUNDS, _Registered()
+            listen(address), job_secret.read(), (Purpose.HEAL,), BOUNDS, Registered()
         )
         self.address = self._entrance.address
         self._state_at = state_at
@@ -188,70 +171,6 @@ def _asked(connection: socket.socket, chunks: Sequence[Chunk]) -> int | None:
     if type(number) is not int or not 0 <= number < len(chunks):
         raise RemoteProtocolError("the joiner asks for no chunk of the state")
     return number
-
-
-def close_registered(connection: socket.socket) -> None:
-    """Close a socket of :func:`open_registered` or of the server, and forget its number."""
-    with socket_lock:
-        foreign_sockets.discard(connection.fileno())
-        connection.close()
-
-
-def open_registered(peer: str, local: str, timeout_s: float | None = None) -> socket.socket:
-    """Connect to ``host:port`` from ``local`` with a socket that belongs to no group.
-
-    Args:
-        peer: the address.
-        local: address to call from.
-        timeout_s: of this and every later call on the socket; None: they block.
-
-    Raises:
-        OSError: nobody is there.
-    """
-    host, _, port = peer.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket_lock:
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        foreign_sockets.add(connection.fileno())
-    try:
-        network_cut.refuse()
-        connection.settimeout(timeout_s)
-        connection.bind((local, 0))
-        connection.connect((host, int(port)))
-    except OSError:
-        close_registered(connection)
-        raise
-    return connection
-
-
-def read_exactly(connection: socket.socket, view: memoryview) -> None:
-    """Fill ``view`` from the socket.
-
-    Raises:
-        OSError: the connection ended first.
-    """
-    while view.nbytes:
-        count = connection.recv_into(view)
-        if count == 0:
-            raise ConnectionResetError("the peer closed the connection")
-        view = view[count:]
-
-
-def read_frame(
-    connection: socket.socket, max_body: int = CHUNK_BYTES
-) -> tuple[dict[str, Any], int]:
-    """Read a frame's head; returns it with the size of the body that follows.
-
-    Raises:
-        OSError: the connection ended first.
-        RemoteProtocolError: it is no frame, or larger than one may be here.
-    """
-    prefix = bytearray(PREFIX.size)
-    read_exactly(connection, memoryview(prefix))
-    head_size, body_size = parse_prefix(bytes(prefix), FIRST_HEAD_BYTES, max_body)
-    head = bytearray(head_size)
-    read_exactly(connection, memoryview(head))
-    return parse_head(bytes(head)), body_size
 
 
 class HealClient:
@@ -497,7 +416,7 @@ class _Copy:
         return head
 
     def _heard(self, connection: socket.socket, kind: str) -> tuple[dict[str, Any], int]:
-        head, size = read_frame(connection)
+        head, size = read_frame(connection, CHUNK_BYTES)
         if head.get("kind") == "refused":
             raise HealFailed(str(head.get("why"))[:MAX_WHY])
         if head.get("kind") != kind:

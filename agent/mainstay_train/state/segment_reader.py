@@ -13,7 +13,7 @@ from mainstay_core.segments import frames
 from mainstay_core.wire.segments import MAX_SEGMENT_BYTES, SegmentHeader, SegmentKey
 from mainstay_net.caller import prove
 from mainstay_train.base import job_secret
-from mainstay_train.state.heal import (
+from mainstay_train.comm.registered import (
     close_registered,
     open_registered,
     read_exactly,

@@ -39,7 +39,6 @@ from mainstay_cli.local.watch import MachineWatch
 from mainstay_cli.views.monitor import JobState, Monitor
 from mainstay_cli.views.progress import PlainProgress
 from mainstay_core.base import codec
-from mainstay_core.base.ids import JobUid
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.wire.api import ApiError
 
@@ -300,7 +299,7 @@ class _LocalRun:
                 "MAINSTAY_POD_DIR": str(directory),
                 "MAINSTAY_NUM_SLOTS": str(self._file.job.shape.ranks_per_pod),
             }
-            snapshots = self._file.job.to_job_config(JobUid(uid)).snapshots
+            snapshots = self._file.job.plan_snapshots()
             if snapshots is not None:
                 environment["MAINSTAY_SNAPSHOT_MEMORY"] = str(snapshots.memory_bytes)
             return children.spawn(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.snapshots.memory import StoreNeed
-from mainstay_core.theory.built import BuiltWindow
+from mainstay_core.snapshots.schedule import WindowPlan
 from mainstay_core.theory.comparison import Comparison, Section
 from mainstay_core.theory.forecasts import Forecast, Needs
 from mainstay_core.theory.profiles import JobProfile
@@ -35,7 +35,7 @@ def describe_job(profile: JobProfile, needs: Needs) -> list[str]:
     ]
 
 
-def describe_built(window: BuiltWindow, stores: Sequence[StoreNeed]) -> list[str]:
+def describe_built(window: WindowPlan, stores: Sequence[StoreNeed]) -> list[str]:
     """Return what snapshots as they are built come to, and what the largest store needs."""
     largest = max(stores, key=lambda store: (store.size_bytes, store.pod))
     return [

@@ -250,7 +250,7 @@ class Snapshots(Section):
     window: IntOrAuto = "Auto"
     """Steps over which a copy of the whole state is spread, at most 1024. A longer one takes less
     of each step, more memory, and more time to make a state anew. Auto: as few as can be copied
-    beside the training."""
+    beside the training, at most 16."""
     peers: Annotated[int, pydantic.Field(ge=0, le=MAX_SNAPSHOT_PEERS)] = SNAPSHOT_PEERS
     """Other pods that keep each part as well. With 0 a part is lost with the pod that wrote it."""
     ordering: Literal["BackToFront"] = "BackToFront"

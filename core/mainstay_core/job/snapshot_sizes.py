@@ -53,7 +53,8 @@ def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, p
     Args:
         models: sizes of the blocks, for the inner ranks that are known.
         shape: degrees of the job; one of the wanted replicas may be missing.
-        window: steps of a window; 0: one for each unit of the position that has most of them.
+        window: steps of a window; 0: as many as the trainers choose at most, which is one for each
+            unit of the position that has most of them, and :data:`MAX_AUTO_WINDOW`.
         peers: other pods that keep each part.
 
     Raises:

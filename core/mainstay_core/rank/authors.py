@@ -19,7 +19,7 @@ from mainstay_core.wire.segments import Holder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authorship:
-    """What one member copies in a quorum, and where to."""
+    """The units that one member copies in a quorum, and the pods that get them."""
 
     units: tuple[UnitPrice, ...]
     """In the window's order."""

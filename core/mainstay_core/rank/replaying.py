@@ -25,7 +25,7 @@ from mainstay_core.wire.votes import CommitRecord, SettleReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitReplay:
-    """How one unit comes to the settled version."""
+    """The segments from which one unit comes to the settled version."""
 
     unit: int
     name: str
@@ -38,7 +38,7 @@ class UnitReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """How a member makes its position's state anew."""
+    """The segments and commits from which a member makes its position's state anew."""
 
     position: int
     version: int
@@ -79,7 +79,7 @@ def speaks_for_store(plan: Plan, index: int) -> bool:
 
 
 class Stores:
-    """What all stores of a quorum's pods hold together.
+    """The contents of all stores of a quorum's pods, taken together.
 
     Args:
         reports: of the stores; those of another lineage hold nothing that counts.

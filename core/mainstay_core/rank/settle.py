@@ -22,6 +22,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
@@ -259,31 +260,12 @@ def settle(
         LocalProtocolError: reports are missing or doubled, or the plan has no
             whole replica.
     """
-    by_index = {r.index: r for r in reports}
-    if len(reports) != len(plan.members) or set(by_index) != set(range(len(plan.members))):
-        raise LocalProtocolError(
-            f"settle needs one report of each of {len(plan.members)} members, got "
-            f"{sorted(r.index for r in reports)}"
-        )
-    ordered = [by_index[i] for i in range(len(plan.members))]
-    stayed = [r for r in ordered if r.settled >= plan.members[r.index].since]
-    counted, origin = stayed, "the members that stayed"
+    ordered = _in_order(plan, reports)
     stores = Stores(store_reports, plan.lineage)
-    version = _newest(plan, stayed, stores)
-    if version is None:
-        counted, origin = ordered, "returning members"
-        version = _newest(plan, ordered, stores)
-    from_disk = version is None
-    if version is None:
-        version = max(r.durable for r in ordered)
-        origin = "the newest durable checkpoint" if version else "the seed's initial state"
-        origin += _not_replayed(plan, ordered, stores) if store_reports else ""
-    certificates = _certificates(counted, plan.lineage)
-    actions = tuple(
-        StateAction.LOAD if from_disk else _action(r, version, plan.lineage, certificates)
-        for r in ordered
-    )
-    replays = {} if from_disk else _replays(plan, actions, stores, version)
+    goal = _choose_version(plan, ordered, stores, asked=bool(store_reports))
+    version = goal.version
+    actions = _actions(plan, ordered, goal)
+    replays = {} if goal.from_disk else _replays(plan, actions, stores, version)
     actions = tuple(
         StateAction.REPLAY if plan.position_of(i) in replays else a for i, a in enumerate(actions)
     )
@@ -296,35 +278,102 @@ def settle(
     healing = [i for i, a in enumerate(actions) if a in (StateAction.HEAL, StateAction.REPLAY)]
     step = plan_step(plan, shards_per_lane, held, healing)
     patched = _computed(plan, step) if any(held.values()) else ()
-    at_version = [
-        r for r in counted if r.valid and r.lineage == plan.lineage and r.version == version
-    ]
-    holder = next((r for r in at_version if r.certified_in is not None), None)
-    record = None
-    if not from_disk and not at_version:
-        record, origin = stores.records.get(version - 1), "segments alone"
+    history = _history(plan, goal, stores)
     heals = [_heal(plan, ordered, actions, i) for i in range(len(actions))]
     return Settlement(
         version=version,
         actions=actions,
         sources=tuple(sources for sources, _ in heals),
         expected=tuple(expected for _, expected in heals),
-        commit=next(
-            (r.commit for r in at_version if r.commit is not None),
-            record.commit if record else None,
-        ),
-        certified_in=holder.certified_in if holder else record.certified_in if record else None,
-        commit_chain=at_version[0].chain if at_version else record.chain if record else "",
+        commit=history.commit,
+        certified_in=history.certified_in,
+        commit_chain=history.chain,
         step=step,
         refused_in=refused_in,
         pipelines={c.replica: _common(ordered[i].pipeline for i in c.cells) for c in plan.chains},
         stage_groups=tuple(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
-        reason=_reason(version, origin, actions, patched),
+        reason=_reason(version, history.origin, actions, patched),
         num_instalments=max(r.num_instalments for r in ordered),
         replays=replays,
     )
+
+
+def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
+    """Return the reports by member index.
+
+    Raises:
+        LocalProtocolError: reports are missing or doubled.
+    """
+    by_index = {r.index: r for r in reports}
+    if len(reports) != len(plan.members) or set(by_index) != set(range(len(plan.members))):
+        raise LocalProtocolError(
+            f"settle needs one report of each of {len(plan.members)} members, got "
+            f"{sorted(r.index for r in reports)}"
+        )
+    return [by_index[i] for i in range(len(plan.members))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Goal:
+    """A version at which all go on."""
+
+    version: int
+    from_disk: bool
+    counted: Sequence[SettleReport]
+    """Of the members from whose states it is reached."""
+    origin: str
+
+
+def _choose_version(
+    plan: Plan, ordered: Sequence[SettleReport], stores: Stores, *, asked: bool
+) -> _Goal:
+    """Return the version to go on from; ``asked``: the stores were asked what they hold."""
+    stayed = [r for r in ordered if r.settled >= plan.members[r.index].since]
+    for counted, origin in ((stayed, "the members that stayed"), (ordered, "returning members")):
+        version = _newest(plan, counted, stores)
+        if version is not None:
+            return _Goal(version=version, from_disk=False, counted=counted, origin=origin)
+    version = max(r.durable for r in ordered)
+    origin = "the newest durable checkpoint" if version else "the seed's initial state"
+    origin += _not_replayed(plan, ordered, stores) if asked else ""
+    return _Goal(version=version, from_disk=True, counted=ordered, origin=origin)
+
+
+def _actions(plan: Plan, ordered: Sequence[SettleReport], goal: _Goal) -> tuple[StateAction, ...]:
+    """Return how each member comes to the version, were there no segments."""
+    if goal.from_disk:
+        return (StateAction.LOAD,) * len(ordered)
+    certificates = _certificates(goal.counted, plan.lineage)
+    return tuple(_action(r, goal.version, plan.lineage, certificates) for r in ordered)
+
+
+class _History(NamedTuple):
+    """The commit before a version, and where all of it is known from."""
+
+    commit: Commit | None
+    certified_in: str | None
+    chain: str
+    origin: str
+
+
+def _history(plan: Plan, goal: _Goal, stores: Stores) -> _History:
+    """Return what led to the version, from those who are there or from a store's record."""
+    there = [
+        r
+        for r in goal.counted
+        if r.valid and r.lineage == plan.lineage and r.version == goal.version
+    ]
+    if there:
+        commit = next((r.commit for r in there if r.commit is not None), None)
+        certified_in = next((r.certified_in for r in there if r.certified_in is not None), None)
+        return _History(commit, certified_in, there[0].chain, goal.origin)
+    record = None if goal.from_disk else stores.records.get(goal.version - 1)
+    origin = goal.origin if goal.from_disk else "segments alone"
+    if record is None:
+        return _History(None, None, "", origin)
+    return _History(record.commit, record.certified_in, record.chain, origin)
 
 
 def _replays(

@@ -26,7 +26,7 @@ F = TypeVar("F", bound=RankFact)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRules:
-    """What a job asks of its snapshots, as far as ranks decide by it."""
+    """The settings of snapshots by which ranks decide."""
 
     num_instalments: int = 0
     """Versions over which one snapshot is spread; 0: the most that a vote of the last commit

@@ -49,7 +49,7 @@ class Segment:
 
 @dataclass(slots=True)
 class _Unit:
-    """What is kept of one unit."""
+    """The segments of one unit."""
 
     unit_name: str
     num_units: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mainstay_core.base.ids import Incarnation, QuorumId
@@ -18,6 +18,7 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
+from mainstay_core.sim.kept import Kept
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
@@ -49,10 +50,14 @@ class Checks:
         shape: of the job.
         max_plans: more than so many plans are a storm.
         disk: with the durable checkpoints.
+        num_units: returns the units of a position.
     """
 
-    def __init__(self, shape: JobShape, max_plans: int, disk: Disk) -> None:
+    def __init__(
+        self, shape: JobShape, max_plans: int, disk: Disk, num_units: Callable[[int], int]
+    ) -> None:
         self._shape, self._max_plans, self._disk = shape, max_plans, disk
+        self.kept = Kept(num_units, self.truth)
         self._saved = 0
         """Version with which the job was suspended last."""
         self.plans: list[Plan] = []
@@ -226,7 +231,7 @@ class Checks:
             self._gave_up(plan, before.version)
         if isinstance(event, ReportsGathered) and outcome is not None:  # None: moved on at once
             assert plan is not None
-            self._settled(plan, event.reports, outcome)
+            self._settled(plan, event, outcome)
 
     def _gave_up(self, plan: Plan, version: int) -> None:
         """A rank fails the job: that is right only where most copies are not."""
@@ -236,8 +241,8 @@ class Checks:
             self.undecided |= 0 < len(copies) <= 2 * sum(x.tampered for x in copies)
         _hold(self.undecided, f"I5: ranks of {plan.quorum} give up, though most copies are right")
 
-    def _settled(self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement) -> None:
-        name = str(plan.quorum)
+    def _settled(self, plan: Plan, event: ReportsGathered, outcome: Settlement) -> None:
+        name, reports = str(plan.quorum), event.reports
         if name in self._reports:
             _hold(self._reports[name] == reports, f"I2: two sets of reports in {name}")
             return
@@ -257,6 +262,19 @@ class Checks:
                 f"{self._saved}",
             )
         self._check_not_lost(plan, reports, outcome)
+        if event.stores:
+            self.seen["stores asked"] += 1
+            self.kept.settled(plan, reports, event.stores, outcome)
+
+    def replayed(self, trainer: Life, version: int, params: str) -> None:
+        """A rank has made the state of its position anew."""
+        position = trainer.state.member_position
+        self.seen["replayed"] += 1
+        _hold(
+            params == self.truth(version)[position],
+            f"I6: {trainer.name} has made another state of position {position} at version "
+            f"{version} than the failure-free run",
+        )
 
     def connected(self, trainer: Life, name: str) -> None:
         """A rank has connected a group: again, if a planned plan left all its members together."""
@@ -393,7 +411,7 @@ class Checks:
         Where a position has lost every member, or the store its memory, nobody could tell; nor
         where all who had applied a step ended one after the other, before the api heard the next.
         """
-        again = (Method.START, Method.RESTART)
+        again = (Method.START, Method.RESTART, Method.REPLAY)
         if self.fell_back or any(plan.method in again for plan in self.plans[1:]):
             return
         for position in self._shape.positions:

@@ -256,7 +256,7 @@ class Compute:
 
     def gradient_digest(self) -> str:
         """Return the term of the reduced gradient."""
-        return terms.term("gradient", self.reduced)
+        return terms.gradient_digest(self.reduced)
 
     def apply(self) -> None:
         """Apply the reduced gradient."""

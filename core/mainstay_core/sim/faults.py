@@ -392,6 +392,22 @@ class Faults:
 
             self._until(delay_s, strike)
 
+    def _damage_segment(self) -> None:
+        """One that some pod keeps, or now and then all that it keeps of one unit."""
+        stores = [
+            store
+            for pod in self._world.pods.values()
+            if pod.supervisor.alive and (store := pod.supervisor.segments) and store.keys()
+        ]
+        if not stores:
+            return
+        store = self._rng.choice(stores)
+        keys = store.keys()
+        chosen = self._rng.choice(keys)
+        for key in keys if self._rng.random() < 0.3 else [chosen]:
+            if (key.position, key.unit) == (chosen.position, chosen.unit):
+                store.spoil(key)
+
     def _damage_checkpoint(self) -> None:
         disk = self._world.disk
         if disk.complete:

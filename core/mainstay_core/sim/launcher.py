@@ -26,6 +26,7 @@ class Launcher(Process):
         super().__init__(world.engine, f"{pod}^{number}", pod)
         self.world, self.pod = world, pod
         self._socket = f"socket@{pod}.{number}"
+        self._segments = f"segments@{pod}.{number}"
         self.children: dict[Incarnation, Trainer] = {}
         self._state = LauncherState()
         self._supervisor: End | None = None
@@ -52,7 +53,7 @@ class Launcher(Process):
                 self.kill()
 
     def _fork(self, slot: int, incarnation: Incarnation) -> None:
-        trainer = Trainer(self.world, self.pod, slot, incarnation)
+        trainer = Trainer(self.world, self.pod, slot, incarnation, self._segments)
         self.world.trainers[incarnation] = self.children[incarnation] = trainer
         trainer.at_end.append(lambda silent: self._ended(trainer, silent))
         self._feed(Forked(slot, incarnation, 1))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.config import JobConfig
+from mainstay_core.job.config import JobConfig, SnapshotConfig
+from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim.network import Latency
 
 KINDS = (
@@ -42,6 +43,7 @@ KINDS = (
     "suspend",
     "scale",
     "bad-source",
+    "damage-segment",
 )
 """Every kind of fault; :mod:`mainstay_core.sim.faults` says what each does."""
 
@@ -50,8 +52,14 @@ PLANNED = ("suspend", "scale")
 
 LASTING = ("bad-source",)
 """Faults that never end, so that a recovery from them repeats itself. Drawn apart, like wishes."""
+IN_MEMORY = ("damage-segment",)
+"""Faults of what pods keep in memory. A seed that may meet them may have snapshots, drawn apart."""
+SHARE_WITH_SNAPSHOTS = 0.35
 SHARE_THAT_LASTS = 0.15
 """Share of the seeds that meet such a fault."""
+
+APART = (*PLANNED, *LASTING, *IN_MEMORY)
+"""Kinds that are not drawn among the others."""
 
 HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
 """Nobody dies of these, nor is left out for long."""
@@ -110,6 +118,42 @@ PAUSE_POINTS = (
     "WaitForPlan",
 )
 """Where a job is while it comes to stand still, and when it goes on."""
+MEMORY_POINTS = (
+    "SNAPSHOT",
+    "LOG",
+    "logged",
+    "VOTE",
+    "vote-posted",
+    "votes-gathered",
+    "KeepRecord",
+    "KeepFrom",
+    "APPLY",
+    "applied",
+    "settle-posted",
+    "stores-posted",
+    "settle-gathered",
+    "REPLAY",
+    "replay-half",
+    "replayed",
+    "FORWARD",
+)
+"""Where segments are written, counted, dropped and read, and what is between."""
+LOSSES = (
+    "kill-stage",
+    "kill-stage",
+    "kill-all",
+    "kill-all-but-one",
+    "kill-replica",
+    "kill-trainer",
+    "kill-pod",
+    "kill-supervisor",
+    "node-loss",
+    "cut-pod",
+    "stop-pod",
+    "reset",
+    "corrupt-gradient",
+)
+"""Faults that take states from a job with snapshots, or hold up their copies."""
 API_POINTS = ("api-decided", "api-committed")
 """Before and after the compare-and-set of a plan."""
 
@@ -148,6 +192,10 @@ class Pace:
         """A heal, a load, a checkpoint's part."""
         return self.rng.uniform(*self.copy)
 
+    def segment_s(self) -> float:
+        """A copy of a unit's state."""
+        return self.rng.uniform(0.001, 0.05)
+
     def startup_s(self) -> float:
         """From fork to hello."""
         return self.rng.uniform(*self.startup)
@@ -184,7 +232,13 @@ class Scenario:
     """Clocks of pods differ by up to so much; those of the api by a hundredth."""
     restarts_in_place: bool = False
     """A pod whose supervisor ended gets another one, as in Kubernetes; else it is replaced."""
+    units: int = 1
+    """The most units that a position has."""
     faults: tuple[Fault, ...] = ()
+
+    def num_units(self, position: int) -> int:
+        """Return the units of a position."""
+        return 1 + position % self.units
 
     def describe(self) -> str:
         """Return the scenario in a few lines."""
@@ -196,6 +250,12 @@ class Scenario:
             f"a checkpoint every {shape.checkpoint_every_steps} steps,",
             f"{self.slots_per_pod} slots per pod, {self.config.spares} spare pods, {self.apis} api",
         ]
+        snapshots = self.config.snapshots
+        if snapshots is not None:
+            lines.append(
+                f"snapshots over {snapshots.num_instalments or 'as many as wanted'} versions of up "
+                f"to {self.units} units, on {snapshots.peers} other pods"
+            )
         lines = [" ".join(lines)]
         for fault in self.faults:
             when = f"after {fault.at_s:.2f} s" if fault.at_s is not None else ""
@@ -249,9 +309,40 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
         block_s=rng.choice(((0.005, 0.03), (0.005, 0.03), (0.03, 0.15))),
         skew_s=rng.choice((0.0, 100.0)),
         restarts_in_place=rng.random() < 0.3,
-        faults=_draw_faults(rng, tuple(k for k in kinds if k not in (*PLANNED, *LASTING))),
+        faults=_draw_faults(rng, tuple(k for k in kinds if k not in APART)),
     )
-    return _with_what_lasts(_with_wishes(scenario, kinds), kinds)
+    scenario = _with_what_lasts(_with_wishes(scenario, kinds), kinds)
+    return _with_snapshots(scenario, kinds)
+
+
+def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario with snapshots in memory, in some seeds, and what may become of them.
+
+    They are drawn apart, like wishes.
+    """
+    of_memory = tuple(k for k in kinds if k in IN_MEMORY)
+    rng = random.Random(f"snapshots {scenario.seed}")
+    always = len(of_memory) == len(kinds)
+    if not of_memory or (not always and rng.random() > SHARE_WITH_SNAPSHOTS):
+        return scenario
+    snapshots = SnapshotConfig(
+        # Now and then no store has room for all that it is sent.
+        memory_bytes=PAGE_BYTES * rng.choice((1 << 20, 1 << 20, 1 << 20, rng.randint(10, 90))),
+        num_instalments=rng.choice((0, 0, 1, 2, 3)),
+        peers=rng.choice((0, 1, 1, 2, 2)),
+        domains=rng.choice((1, 2)),
+    )
+    shape = replace(scenario.config.shape, steps=scenario.config.shape.steps + rng.randint(0, 6))
+    config = replace(scenario.config, shape=shape, snapshots=snapshots)
+    faults = list(scenario.faults)
+    harmful = not any(f.kind == "corrupt-state" for f in faults)
+    for _ in range(rng.randint(1, 4)):
+        kind = rng.choice(LOSSES) if harmful and rng.random() < 0.75 else rng.choice(of_memory)
+        point, times = rng.choice(MEMORY_POINTS), rng.randint(1, 12)
+        fault = replace(_draw_fault(rng, kind), at_s=None, point=point, times=times)
+        faults.insert(rng.randint(0, len(faults)), fault)
+    units = rng.choice((1, 2, 3))
+    return replace(scenario, config=config, units=units, faults=tuple(faults))
 
 
 def _with_what_lasts(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

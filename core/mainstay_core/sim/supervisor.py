@@ -11,6 +11,7 @@ from mainstay_core.sim.api_client import ApiClient
 from mainstay_core.sim.engine import Process
 from mainstay_core.sim.gather import GatherServer
 from mainstay_core.sim.network import End, Listener
+from mainstay_core.sim.segments import SegmentStore
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import (
     Event,
@@ -55,6 +56,9 @@ class Supervisor(Process, Pod):
             self, world.network, self._gather_address, world.checks, self.learn_passed
         )
         world.network.listen(f"socket@{pod}.{number}", Listener(self, accept=self._accept))
+        self.segments: SegmentStore | None = None
+        if world.config.snapshots is not None:
+            self.segments = SegmentStore(world, self, pod, f"segments@{pod}.{number}")
         self._trainers: dict[int, tuple[Incarnation, End]] = {}
         self._timer_s: float | None = None
 
@@ -158,6 +162,8 @@ class Supervisor(Process, Pod):
             gather=self._gather_address,
             num_slots=self.world.slots_per_pod,
             pid=self.number,
+            domain=self.pod if self.segments else "",
+            snapshots=self.segments.address if self.segments else "",
         )
 
     # Launcher and trainers ---------------------------------------------------------

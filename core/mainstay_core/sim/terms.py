@@ -9,6 +9,7 @@ run, for certain.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 
@@ -61,6 +62,35 @@ def reduced(values: tuple[str, ...]) -> str:
 def applied(params: str, gradient: str) -> str:
     """A position's state after one more step."""
     return term("applied", params, gradient)
+
+
+def gradient_digest(gradient: str | None) -> str:
+    """The digest of a reduced gradient."""
+    return term("gradient", gradient)
+
+
+UnitTerm = tuple[int, str]
+"""A unit's part of a state or gradient: which unit, and of what whole it is a part."""
+
+
+def unit_of(unit: int, whole: str) -> UnitTerm:
+    """A unit's part of a position's state or gradient."""
+    return unit, whole
+
+
+def unit_applied(state: UnitTerm, gradient: UnitTerm) -> UnitTerm:
+    """A unit's state after one more step, by its part of the gradient."""
+    unit, params = state
+    if gradient[0] != unit:
+        return unit, term("misapplied", state, gradient)
+    return unit, applied(params, gradient[1])
+
+
+def whole_of(units: Sequence[UnitTerm]) -> str:
+    """The state or gradient that all units are together: another one unless all are its parts."""
+    wholes = {whole for _, whole in units}
+    fits = [unit for unit, _ in units] == list(range(len(units)))
+    return wholes.pop() if fits and len(wholes) == 1 else term("pieces", tuple(units))
 
 
 @lru_cache(maxsize=4096)

@@ -18,12 +18,18 @@ from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
 from mainstay_core.sim.engine import Awaited, Process, Sleep, Steps
 from mainstay_core.sim.heal import HealClient, HealServer
+from mainstay_core.sim.keeper import SegmentKeeper
 from mainstay_core.sim.network import End
 from mainstay_core.sim.saving import Saving
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.wire.votes import Commit, SaveStatus
+from mainstay_core.wire.votes import Commit, SaveStatus, Vote
 
-POSTED = {"settle": "settle-posted", "vote": "vote-posted", "save": "saves-posted"}
+POSTED = {
+    "settle": "settle-posted",
+    "stores": "stores-posted",
+    "vote": "vote-posted",
+    "save": "saves-posted",
+}
 """Points after a post, by the first part of its key."""
 CARRIED_OUT = {
     events.ReportsGathered: "settle-gathered",
@@ -44,10 +50,16 @@ class Trainer(Process, RankSession[Connections]):
         pod: where it runs.
         slot: which of the pod's.
         incarnation: its name.
+        segments: where its pod's store of segments is asked.
     """
 
     def __init__(
-        self, world: Surroundings, pod: PodUid, slot: int, incarnation: Incarnation
+        self,
+        world: Surroundings,
+        pod: PodUid,
+        slot: int,
+        incarnation: Incarnation,
+        segments: str,
     ) -> None:
         Process.__init__(self, world.engine, f"{incarnation}", pod)
         self.world, self.slot, self.incarnation = world, Slot(pod=pod, index=slot), incarnation
@@ -63,11 +75,15 @@ class Trainer(Process, RankSession[Connections]):
             clip_norm=1.0,
             heal_address=heal_address,
             checkpoint_every_steps=shape.checkpoint_every_steps,
+            snapshots=_snapshot_rules(world),
         )
         connections = Connections(self, world.network, incarnation, world.config.connect_s)
         connections.on_plan = lambda plan: self._send("plan", plan)
         self._saving = Saving(world, self, connections.changed, self.tell_checkpoint)
-        RankSession.__init__(self, state, connections, self._saving)
+        self._segments: SegmentKeeper | None = None
+        if world.config.snapshots is not None:
+            self._segments = SegmentKeeper(world, self, self, segments, connections.changed)
+        RankSession.__init__(self, state, connections, self._saving, self._segments)
         self.heal_server = HealServer(
             self,
             world.network,
@@ -164,6 +180,7 @@ class Trainer(Process, RankSession[Connections]):
         if isinstance(action, events.Settle):
             self.world.checks.adopts(self, action.plan)
         elif isinstance(action, events.LoadState):
+            await self._wait_copied()
             self.made_cell().params, self.tampered = "", False
         outcome = await super().perform(action)
         if type(outcome) in CARRIED_OUT:
@@ -192,8 +209,23 @@ class Trainer(Process, RankSession[Connections]):
             await self.connections.changed
 
     async def post(self, key: str, message: object) -> None:
+        if isinstance(message, Vote) and message.snapshots and message.snapshots.logged:
+            self._check_logged()
         await Awaited(self.connections.gather().post(key, message))
         await self.point(POSTED[key.partition("/")[0]])
+
+    def _check_logged(self) -> None:
+        """What the vote says of the gradient holds, whatever the keeper goes by."""
+        assert self._segments is not None
+        plan, state, reduced = self.plan, self.state, self.made_cell().reduced
+        assert reduced is not None
+        keys = self._segments.duty(plan, state.index, state.lineage, state.version)
+        self.world.checks.kept.logged(self.name, keys, reduced)
+
+    async def _wait_copied(self) -> None:
+        """Wait until no copy for the memory of pods needs the state as it is."""
+        if self._segments is not None:
+            await self._segments.wait_copied()
 
     async def gathered(self, key: str, kind: type[MessageT]) -> tuple[MessageT, ...]:
         del kind
@@ -276,6 +308,7 @@ class Trainer(Process, RankSession[Connections]):
 
     async def apply(self, commit: Commit) -> AppliedStep:
         cell = self.made_cell()
+        await self._wait_copied()
         await Sleep(self.world.pace.apply_s() * self.slow)
         cell.apply()
         self.world.faults.corrupt_state(self, cell)
@@ -297,3 +330,12 @@ class Trainer(Process, RankSession[Connections]):
     async def wait_written(self) -> SaveStatus:
         await Awaited(self._saving.wait_idle())
         return self._saving.status()
+
+
+def _snapshot_rules(world: Surroundings) -> machine.SnapshotRules | None:
+    config = world.config.snapshots
+    if config is None:
+        return None
+    return machine.SnapshotRules(
+        num_instalments=config.num_instalments, first_instalments=world.scenario.units
+    )

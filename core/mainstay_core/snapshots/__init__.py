@@ -12,7 +12,7 @@
 - ``memory``: what stores need for windows and logs
 - ``inventory``: what stores hold, and the answer that a replay lacks something
 - ``gradient_replay``: from copies and logged gradients to a lost state
-- ``segments``: which lost stages are replayed together
+- ``stretches``: which lost stages are replayed together
 - ``boundary_replay``: from copies and logged activations to the state of lost stages
 
 A *window* is a run of steps in which every unit of the model is copied once. The copies that one

@@ -6,7 +6,7 @@ have the full state are *active*. The others are *frozen*: they run forward and 
 with the compute weights of that version, and skip their own. With each step the next instalment is
 loaded, and after W - 1 steps of a window of W all units are active. Neighbouring stages do not
 compute: what they sent across the boundaries is in the logs (section 3.4). All positions of the
-segment start at one version, as windows are aligned.
+stretch start at one version, as windows are aligned.
 
 The number of steps is what was committed since the window's first version: W - 1 at least, and
 2 W - 1 at most if windows follow each other and are complete without delay.
@@ -32,7 +32,7 @@ from mainstay_core.snapshots.inventory import (
     lacking,
     living,
 )
-from mainstay_core.snapshots.segments import Segment
+from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.units import MAX_UNITS, Position
 from mainstay_core.snapshots.windows import MAX_LENGTH, UnitNames, Window
 
@@ -75,9 +75,9 @@ class FrozenUnits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundaryReplay:
-    """The replay of a segment from a window's first version to the version that is needed."""
+    """The replay of a stretch from a window's first version to the version that is needed."""
 
-    segment: Segment
+    stretch: Stretch
     window: Window
     version: Count
     loads: Annotated[tuple[Load, ...], Longest(MAX_UNITS * 4)]
@@ -97,14 +97,14 @@ class BoundaryReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copies:
-    """The stores that hold copies of a segment's units, by version."""
+    """The stores that hold copies of a stretch's units, by version."""
 
     full: Mapping[tuple[Position, str], Sequence[tuple[int, Store]]]
     compute: Mapping[tuple[Position, str], Sequence[tuple[int, Store]]]
 
 
 def plan_boundary_replay(
-    segment: Segment,
+    stretch: Stretch,
     units: Mapping[Position, Sequence[str]],
     stores: Sequence[Store],
     window: Window,
@@ -113,13 +113,13 @@ def plan_boundary_replay(
     num_stages: int,
     num_types: int,
 ) -> BoundaryReplay | NoReplay:
-    """Return how a segment of lost stages computes its state at a version again.
+    """Return how a stretch of lost stages computes its state at a version again.
 
     Of several stores that hold a copy, the one that sends least so far is asked; ties by name.
     Equal arguments give equal plans.
 
     Args:
-        segment: of lost stages.
+        stretch: of lost stages.
         units: names of the units of each of its positions.
         stores: of all pods, living and lost.
         window: the newest complete one.
@@ -128,12 +128,12 @@ def plan_boundary_replay(
         num_types: shard types of a step.
 
     Raises:
-        InvalidSpecError: the segment is no part of the pipeline, or a position is none of it.
+        InvalidSpecError: the stretch is no part of the pipeline, or a position is none of it.
     """
-    _check_arguments(segment, units, num_stages)
+    _check_arguments(stretch, units, num_stages)
     if version < window.last:
         what = f"version {version}, as the window's last is {window.last}"
-        where = Position(stage=segment.first)
+        where = Position(stage=stretch.first)
         return lacking(Lack.WINDOW, where, "", version, what, ())
     copies = _Copies(full=_index(stores, full=True), compute=_index(stores, full=False))
     senders: dict[PodUid, int] = {}
@@ -152,33 +152,33 @@ def plan_boundary_replay(
             if waiting:
                 frozen.append(FrozenUnits(step=step, position=position, units=waiting))
     boundaries: list[BoundaryFetch] = []
-    for sender, direction in _borders(segment, units, num_stages):
+    for sender, direction in _borders(stretch, units, num_stages):
         fetched = _fetch_boundary(
-            sender, direction, stores, range(window.first, version), num_types, segment
+            sender, direction, stores, range(window.first, version), num_types, stretch
         )
         if isinstance(fetched, NoReplay):
             return fetched
         boundaries += fetched
     num_steps = version - window.first
     return BoundaryReplay(
-        segment=segment,
+        stretch=stretch,
         window=window,
         version=version,
         loads=tuple(sorted(loads)),
         frozen=tuple(sorted(frozen, key=lambda one: (one.step, one.position))),
         boundaries=tuple(sorted(boundaries)),
-        reason=f"{segment}: {count(num_steps, 'step')} again from version {window.first}, of which "
+        reason=f"{stretch}: {count(num_steps, 'step')} again from version {window.first}, of which "
         f"{window.length - 1} until all units are active",
     )
 
 
 def _check_arguments(
-    segment: Segment, units: Mapping[Position, Sequence[str]], num_stages: int
+    stretch: Stretch, units: Mapping[Position, Sequence[str]], num_stages: int
 ) -> None:
-    if not 0 <= segment.first <= segment.last < num_stages:
-        raise InvalidSpecError("segment", f"is {segment}, must be within 0..{num_stages - 1}")
-    if {position.stage for position in units} != set(segment.stages):
-        raise InvalidSpecError("units", f"must be those of all positions of {segment}")
+    if not 0 <= stretch.first <= stretch.last < num_stages:
+        raise InvalidSpecError("stretch", f"is {stretch}, must be within 0..{num_stages - 1}")
+    if {position.stage for position in units} != set(stretch.stages):
+        raise InvalidSpecError("units", f"must be those of all positions of {stretch}")
 
 
 def _index(
@@ -239,13 +239,13 @@ def _least_busy(pods: Sequence[PodUid], senders: dict[PodUid, int]) -> PodUid | 
 
 
 def _borders(
-    segment: Segment, units: Mapping[Position, Sequence[str]], num_stages: int
+    stretch: Stretch, units: Mapping[Position, Sequence[str]], num_stages: int
 ) -> list[tuple[Position, Direction]]:
-    """Return who sent what crossed the segment's borders: a position for each inner rank."""
+    """Return who sent what crossed the stretch's borders: a position for each inner rank."""
     inner = sorted({position.inner for position in units})
-    before = [(Position(stage=segment.first - 1, inner=i), Direction.ACTIVATION) for i in inner]
-    after = [(Position(stage=segment.last + 1, inner=i), Direction.GRADIENT) for i in inner]
-    return (before if segment.first > 0 else []) + (after if segment.last < num_stages - 1 else [])
+    before = [(Position(stage=stretch.first - 1, inner=i), Direction.ACTIVATION) for i in inner]
+    after = [(Position(stage=stretch.last + 1, inner=i), Direction.GRADIENT) for i in inner]
+    return (before if stretch.first > 0 else []) + (after if stretch.last < num_stages - 1 else [])
 
 
 def _fetch_boundary(
@@ -254,7 +254,7 @@ def _fetch_boundary(
     stores: Sequence[Store],
     steps: range,
     num_types: int,
-    segment: Segment,
+    stretch: Stretch,
 ) -> list[BoundaryFetch] | NoReplay:
     """Return who sends which shard types of which steps; equal consecutive steps are joined."""
     held = [
@@ -275,7 +275,7 @@ def _fetch_boundary(
             if isinstance(found, int):
                 lost = [s for log, s in held if not s.living and _has(log, step, found)]
                 what = f"{direction.value}s of shard type {found} in step {step} from {sender}"
-                at = Position(stage=segment.first)
+                at = Position(stage=stretch.first)
                 return lacking(Lack.BOUNDARY_LOG, at, "", step, what, lost)
             pieces = found
         if pieces != before:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
 from mainstay_core.snapshots.memory import LogDemand, StoreNeed, plan_stores, window_bytes
-from mainstay_core.theory.built import BuiltWindow
+from mainstay_core.snapshots.schedule import WindowPlan
 from mainstay_core.theory.profiles import JobProfile
 
 
 def plan_built_stores(
-    profile: JobProfile, window: BuiltWindow, *, lag: int, peers: int
+    profile: JobProfile, window: WindowPlan, *, lag: int, peers: int
 ) -> tuple[StoreNeed, ...]:
     """Return what the store of each pod of one pipeline needs, with boundary logs.
 
@@ -23,12 +23,12 @@ def plan_built_stores(
         peers: copies beside that in the author's own pod.
     """
     pods, demands, logs = [], [], []
-    first = {built.position: built for built in reversed(window.authors)}
-    for position, built in sorted(first.items()):
-        pod = built.author.slot.pod
+    first = {one.position: one for one in reversed(window.assignments)}
+    for position, one in sorted(first.items()):
+        pod = one.author.slot.pod
         pods.append(StorePod(pod=pod, stages=(position.stage,)))
         demands.append(
-            CopyDemand(position=position, pod=pod, size_bytes=window_bytes(built.instalments))
+            CopyDemand(position=position, pod=pod, size_bytes=window_bytes(one.instalments))
         )
         logs.append(
             LogDemand(
@@ -36,7 +36,7 @@ def plan_built_stores(
             )
         )
     plan = plan_copies(pods, demands, peers=peers, domains=1)
-    return plan_stores(plan, demands, logs, window.length, lag)
+    return plan_stores(plan, demands, logs, window.window.length, lag)
 
 
 def _log_bytes(profile: JobProfile, stage: int) -> int:

@@ -24,10 +24,11 @@ from mainstay_core.snapshots.retention import (
     after_commit,
     begin_window,
 )
-from mainstay_core.snapshots.segments import Segment
+from mainstay_core.snapshots.schedule import WindowPlan
+from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.units import Position, Unit, UnitKind
 from mainstay_core.snapshots.windows import Window
-from mainstay_core.theory.built import BuiltWindow, build_authors
+from mainstay_core.theory.built import build_authors, step_stall_s
 from mainstay_core.theory.model_units import build_units
 from mainstay_core.theory.profiles import JobProfile
 from mainstay_core.theory.replay_lengths import WEIGHT_GRADIENT_SHARE
@@ -83,44 +84,47 @@ class BuiltPolicy:
         return 0.0
 
 
-def plan_built_policy(profile: JobProfile, window: BuiltWindow, lag: int) -> BuiltPolicy:
+def plan_built_policy(profile: JobProfile, plan: WindowPlan, lag: int) -> BuiltPolicy:
     """Return sparse snapshots of a job as they are built.
 
     Args:
         profile: the job.
-        window: its window.
+        plan: its window.
         lag: steps from a window's end until the vote that says that its copies have arrived.
     """
-    period = window.length + lag
-    totals_s = [0.0] * period
-    units = build_units(profile)
-    stages = sorted({unit.position.stage for unit in units})
-    held = _held_units(window, first=0)
-    for stage in stages:
-        mine = [unit for unit in units if unit.position.stage == stage]
-        shares = _stage_shares(profile, mine)
-        for number, replay_s in enumerate(totals_s):
-            version = period + number
-            plan = _plan_replay(profile, window, stage, held[stage], version)
-            totals_s[number] = replay_s + _replay_s(profile, stage, plan, shares)
+    period = plan.window.length + lag
+    held = _held_units(plan)
+    by_stage: dict[int, list[Unit]] = {}
+    for unit in build_units(profile):
+        by_stage.setdefault(unit.position.stage, []).append(unit)
+    shortest_s = whole_s = 0.0
+    for stage, units in sorted(by_stage.items()):
+        # At each later version one more step is replayed, with all units active.
+        replay = _plan_replay(profile, plan.window, stage, held[stage], period)
+        spared = _spared_steps(replay, _stage_shares(profile, units))
+        passes_s, update_s = _replayed_step_s(profile, stage)
+        shortest_s += passes_s * (replay.num_steps - spared) + update_s * replay.num_steps
+        whole_s += passes_s + update_s
     return BuiltPolicy(
         name="ours, as built",
-        window=window.length,
+        window=plan.window.length,
         lag=lag,
-        step_stall_s=window.step_stall_s,
+        step_stall_s=step_stall_s(profile, plan),
         step_s=profile.step_s,
-        replays_s=tuple(total_s / len(stages) for total_s in totals_s),
+        replays_s=tuple(
+            (shortest_s + number * whole_s) / len(by_stage) for number in range(period)
+        ),
     )
 
 
 def _plan_replay(
     profile: JobProfile,
-    window: BuiltWindow,
+    window: Window,
     stage: int,
     held: tuple[HeldUnit, ...],
     version: int,
 ) -> BoundaryReplay:
-    """Return the replay of one stage from the window at version 0.
+    """Return the replay of one stage up to a version.
 
     Raises:
         InfeasiblePlanError: the window does not hold what a replay takes.
@@ -137,38 +141,38 @@ def _plan_replay(
                 direction=direction,
                 first_type=0,
                 stop_type=NUM_TYPES,
-                first_step=0,
+                first_step=window.first,
                 stop_step=version,
             )
             for sender, direction in borders
             if 0 <= sender < num_stages
         ),
     )
-    plan = plan_boundary_replay(
-        Segment(first=stage, last=stage),
+    answer = plan_boundary_replay(
+        Stretch(first=stage, last=stage),
         {Position(stage=stage): [unit.unit for unit in held]},
         [store],
-        Window(first=0, length=window.length),
+        window,
         version,
         num_stages=num_stages,
         num_types=NUM_TYPES,
     )
-    if isinstance(plan, NoReplay):
-        raise InfeasiblePlanError(plan.reason)
-    return plan
+    if isinstance(answer, NoReplay):
+        raise InfeasiblePlanError(answer.reason)
+    return answer
 
 
-def _held_units(window: BuiltWindow, first: int) -> dict[int, tuple[HeldUnit, ...]]:
-    """Return the copies that the authors of each stage have made of a window's units."""
+def _held_units(plan: WindowPlan) -> dict[int, tuple[HeldUnit, ...]]:
+    """Return by stage the copies that a window's authors have made."""
     full: dict[tuple[Position, str], list[int]] = {}
     compute: dict[tuple[Position, str], list[int]] = {}
-    for author in window.authors:
-        for instalment in author.instalments:
-            version = first + instalment.number
+    for one in plan.assignments:
+        for instalment in one.instalments:
+            version = plan.window.version_of(instalment.number)
             for name in instalment.full:
-                full.setdefault((author.position, name), []).append(version)
+                full.setdefault((one.position, name), []).append(version)
             for name in instalment.compute:
-                compute.setdefault((author.position, name), []).append(version)
+                compute.setdefault((one.position, name), []).append(version)
     held: dict[int, list[HeldUnit]] = {}
     for (position, name), versions in full.items():
         unit = HeldUnit(
@@ -194,17 +198,17 @@ def _stage_shares(profile: JobProfile, units: list[Unit]) -> dict[str, float]:
     }
 
 
-def _replay_s(
-    profile: JobProfile, stage: int, plan: BoundaryReplay, shares: Mapping[str, float]
-) -> float:
-    """Return the time of a replay: each step without bubbles, less the frozen units' gradients."""
+def _spared_steps(replay: BoundaryReplay, shares: Mapping[str, float]) -> float:
+    """Return what frozen units' weight gradients spare of a replay, in passes of a step."""
+    frozen = sum(shares[name] for one in replay.frozen for name in one.units)
+    return WEIGHT_GRADIENT_SHARE * frozen
+
+
+def _replayed_step_s(profile: JobProfile, stage: int) -> tuple[float, float]:
+    """Return what the passes and the update of one replayed step take: without bubbles."""
     times = profile.times
-    stage_s = max(pipeline[stage] for pipeline in times.stage_s if stage < len(pipeline))
-    spared = WEIGHT_GRADIENT_SHARE * sum(
-        shares[name] for frozen in plan.frozen for name in frozen.units
-    )
-    passes_s = times.num_micro_batches * stage_s
-    return passes_s * (plan.num_steps - spared) + times.update_s * plan.num_steps
+    stage_s = max(pipeline[stage] for pipeline in times.stage_s)
+    return times.num_micro_batches * stage_s, times.update_s
 
 
 def list_replays(length: int, lag: int, num_windows: int) -> tuple[int, ...]:

@@ -41,14 +41,14 @@ SEEDS = range(20)
 def compare_figure_10() -> Section:
     """Compare goodput over a trace of 24 failures in 6 hours."""
     job = paper_jobs.TABLE_3["DeepSeek-MoE"]
-    ratios = run_figure_10(job, FIGURE_10_SEED)
+    ettrs = run_figure_10(job, FIGURE_10_SEED)
     others = [run_figure_10(job, seed) for seed in FIGURE_10_OTHER_SEEDS]
-    ours = ratios["MoEvement"]
+    ours = ettrs["MoEvement"]
     rows = [
         Comparison(
             what=f"goodput over {name}'s",
             printed=printed,
-            ours=ours / ratios[name],
+            ours=ours / ettrs[name],
             allowed=ALLOWED_RATIO * printed,
             digits=2,
             note=_spread([other["MoEvement"] / other[name] for other in others]),
@@ -56,7 +56,7 @@ def compare_figure_10() -> Section:
         for name, printed in FIGURE_10_RATIOS.items()
     ]
     rows += [
-        Comparison(what=f"ETTR {name}", printed=None, ours=ratio) for name, ratio in ratios.items()
+        Comparison(what=f"ETTR {name}", printed=None, ours=found) for name, found in ettrs.items()
     ]
     moc = _plan_figure_10_moc(job)
     full, first = (1 + moc.stall_s(lost) / job.step_s for lost in (moc.budget, 0.0))

@@ -7,9 +7,6 @@ from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind
 from mainstay_core.snapshots.windows import PrintedWindow, find_window_size
 from mainstay_core.theory.profiles import JobProfile
 
-_GATE_INPUTS = 1
-"""Rows of a gate for each expert and element of the width: it is one matrix."""
-
 
 def build_units(profile: JobProfile) -> tuple[Unit, ...]:
     """Return the units of all stages: of each layer its experts, its gate and the rest.
@@ -21,7 +18,7 @@ def build_units(profile: JobProfile) -> tuple[Unit, ...]:
     model, width = profile.model, profile.shape.width
     routed = model.expert_share * model.num_params
     expert = routed / (model.num_layers * model.num_experts)
-    gate = _GATE_INPUTS * width * model.num_experts
+    gate = width * model.num_experts
     rest = (model.num_params - routed) / model.num_layers - gate
     units = []
     for layer in range(model.num_layers):

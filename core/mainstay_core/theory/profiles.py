@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mainstay_core.base import codec
-from mainstay_core.base.bounds import Name, Range, Seconds
+from mainstay_core.base.bounds import MAX_MEMBERS, Name, Range, Seconds
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.snapshots.prices import StateTypes
+from mainstay_core.snapshots.units import MAX_UNITS
 from mainstay_core.theory.iteration import StepTimes, step_s
 
 Parameters = Annotated[float, Range(1.0, 1e15)]
@@ -165,6 +166,28 @@ def read_profile(text: str) -> JobProfile:
         raise InvalidSpecError(
             "profile.types", "has no bytes of masters and optimizer: a snapshot would be empty"
         )
+    if model.num_units > MAX_UNITS:
+        raise InvalidSpecError(
+            "profile.model",
+            f"has {model.num_units} units (layers x (experts + 2)), must have at most {MAX_UNITS}",
+        )
+    _check_shape(profile)
+    return profile
+
+
+def _check_shape(profile: JobProfile) -> None:
+    shape, stage_s = profile.shape, profile.times.stage_s
+    if shape.num_stages * shape.num_pipelines > MAX_MEMBERS:
+        raise InvalidSpecError(
+            "profile.shape",
+            f"has {shape.num_stages * shape.num_pipelines} cells (stages x pipelines), must have "
+            f"at most {MAX_MEMBERS}",
+        )
+    if [len(stages) for stages in stage_s] != [shape.num_stages] * shape.num_pipelines:
+        raise InvalidSpecError(
+            "profile.times.stage_s",
+            f"must have {shape.num_pipelines} lists (pipelines) of {shape.num_stages} numbers "
+            "(stages)",
+        )
     if profile.step_s <= 0:
         raise InvalidSpecError("profile.times", "a step takes no time; give stage_s above 0")
-    return profile

@@ -147,7 +147,7 @@ def compare_recovery() -> Section:
         f"Gemini: k I/2 T_iter for each failure, with one k per model ({factors}).",
         (
             "MoEvement: the paper's own 3/2 W T_iter for each failure. What it prints is less than "
-            "W T_iter, the least that its section 3.6 allows. We plan with the formula."
+            "the W T_iter that the conversion of a window takes. We plan with the formula."
         ),
     )
     return Section(title="Tables 3 and 7: recovery in 12 h", rows=tuple(rows), notes=notes)

@@ -158,7 +158,7 @@ def compare_memory() -> Section:
                 allowed=0.15 if window.length < 5 else None,
                 digits=1,
                 note=f"{least:.1f} with algorithm 1's {window.num_active} active units of "
-                f"{job.model.num_units}, whose last instalment is not full",
+                f"{job.model.num_units}",
             )
         )
     rows.append(_compare_log())

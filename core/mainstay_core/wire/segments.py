@@ -61,7 +61,7 @@ class SegmentKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHeader:
-    """What is known of a segment beside its bytes."""
+    """The description of a segment, without its bytes."""
 
     key: SegmentKey
     job: JobUid
@@ -105,7 +105,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitHeld:
-    """What one pod keeps of one unit."""
+    """The states and gradients of one unit that one pod keeps."""
 
     position: Index
     unit: Index
@@ -129,7 +129,7 @@ class BadSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReport:
-    """What one pod's store of segments holds of one lineage."""
+    """The content of one pod's store of segments, as far as it is of one lineage."""
 
     pod: PodUid
     address: Address

@@ -51,6 +51,7 @@ def test_pods_with_memory_for_segments_register_where_they_serve_them(
     assert clients[1].report(0).pod == pods[1].uid
     assert read(clients[1], key_of(3), (), 5)[1] == b"bytes"
     for pod in pods:
+        pod.lines[0].socket.close()  # its launcher, whose trainers it would wait for
         pod.process.send_signal(signal.SIGINT)
         assert pod.process.wait() == EXIT_TERMINATED, pod.log
 
@@ -66,7 +67,6 @@ def test_a_pod_of_a_job_without_snapshots_serves_none(api: Any, make_pod: Any) -
 
 def test_a_pod_whose_memory_is_not_there_ends_before_it_registers(api: Any, make_pod: Any) -> None:
     pod = make_pod(MAINSTAY_SNAPSHOT_MEMORY=str(1 << 40))
-    pod.launcher()
 
     assert pod.process.wait() == 1
     assert "spec.snapshots.memory: is 1.0 TiB, but the memory that is left" in pod.log

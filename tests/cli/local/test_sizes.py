@@ -7,6 +7,7 @@ import yaml
 
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.local import manifests, sizes
+from mainstay_core.job import llama_sizes
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = yaml.safe_load((ROOT / "examples/quickstart.yaml").read_text())
@@ -61,7 +62,9 @@ def test_the_memory_for_snapshots_is_told(tmp_path):
 
 
 def test_a_measured_model_is_compared_with_the_memory_for_snapshots(tmp_path, monkeypatch):
-    monkeypatch.setattr(sizes, "_measure", sizes._by_formula)
+    config = QUICKSTART["spec"]["workload"]["config"]
+    model = llama_sizes.sizes_of(config, 1, 0, accumulates=False)
+    monkeypatch.setattr(sizes, "_measure", lambda _: (model,))
     monkeypatch.setattr(sizes.preflight, "check_entrypoint", lambda *_: None)
     file = tmp_path / "job.yaml"
     job = yaml.safe_load(yaml.safe_dump(QUICKSTART))

@@ -94,9 +94,7 @@ def test_a_member_that_healed_in_the_lost_stage_before_is_healed_from_and_no_sto
     assert (outcome.sources[2], outcome.replays) == ((3,), {})
 
 
-def test_when_all_are_lost_the_newest_version_of_which_stores_know_the_commit_is_made_anew() -> (
-    None
-):
+def test_when_all_are_lost_the_newest_version_whose_commits_stores_know_is_made_anew() -> None:
     pods = store("a", 0, (4, 4), 7, first=4), store("c", 1, (4, 5), 6, first=4)
     pods[0].records.discard(7)
 
@@ -203,10 +201,14 @@ def twin_version(plan: Plan, reports: Sequence[SettleReport], pods: Sequence[Pod
             told = [r for r in trusted if r.valid and r.version == version]
             record = any(version - 1 in pod.records for pod in pods)
             if (told or record or version == 0) and all(
-                {r.version for r in trusted if r.valid and r.index in indices}
-                and any(r.index in indices for r in told)
-                or not any(r.valid and r.index in indices for r in trusted)
-                and version in twin_reach(pods, position, 10)
+                (
+                    {r.version for r in trusted if r.valid and r.index in indices}
+                    and any(r.index in indices for r in told)
+                )
+                or (
+                    not any(r.valid and r.index in indices for r in trusted)
+                    and version in twin_reach(pods, position, 10)
+                )
                 for position, indices in enumerate([(0, 1), (2, 3)])
             ):
                 return version

@@ -18,7 +18,7 @@ from mainstay_core.snapshots.inventory import (
     Store,
 )
 from mainstay_core.snapshots.prices import UnitPrice
-from mainstay_core.snapshots.segments import Segment
+from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.units import Position
 from mainstay_core.snapshots.windows import Window, plan_instalments
 
@@ -97,7 +97,7 @@ LOGS = (
 
 def replay(stores: list[Store], version: int = 13) -> BoundaryReplay | NoReplay:
     return plan_boundary_replay(
-        Segment(first=1, last=1),
+        Stretch(first=1, last=1),
         {place(1): names_of(COPIES)},
         stores,
         WINDOW,
@@ -161,7 +161,7 @@ def test_the_ends_of_the_pipeline_have_no_neighbour_to_ask() -> None:
 
     plan = planned(
         plan_boundary_replay(
-            Segment(first=0, last=1),
+            Stretch(first=0, last=1),
             {place(stage): names_of(held) for stage, held in copies.items()},
             [store("a", (*copies[0], *copies[1]))],
             WINDOW,
@@ -239,15 +239,15 @@ def test_a_replay_exists_exactly_if_living_stores_have_all_of_it(seed: int) -> N
     for _ in range(150):
         num_stages = rng.randint(1, 4)
         first = rng.randrange(num_stages)
-        segment = Segment(first=first, last=rng.randrange(first, num_stages))
+        stretch = Stretch(first=first, last=rng.randrange(first, num_stages))
         window = Window(first=rng.randint(0, 5), length=rng.randint(1, 4))
         version = rng.randint(window.last, window.last + window.length)
-        copies = {stage: copies_of(stage, window, rng.randint(1, 5)) for stage in segment.stages}
+        copies = {stage: copies_of(stage, window, rng.randint(1, 5)) for stage in stretch.stages}
         stores = []
         for name in "abc":
             held = [copy for stage in copies.values() for copy in stage if rng.random() < 0.8]
             logs = []
-            for stage, direction in ((first - 1, "activation"), (segment.last + 1, "gradient")):
+            for stage, direction in ((first - 1, "activation"), (stretch.last + 1, "gradient")):
                 for _ in range(rng.randint(0, 3)):
                     start = rng.randint(0, 2)
                     steps = range(window.first + rng.randint(0, 1), version + rng.randint(-1, 2))
@@ -257,7 +257,7 @@ def test_a_replay_exists_exactly_if_living_stores_have_all_of_it(seed: int) -> N
             stores.append(store(name, tuple(held), tuple(logs), living=rng.random() < 0.9))
         units = {place(stage): names_of(held) for stage, held in copies.items()}
         answer = plan_boundary_replay(
-            segment,
+            stretch,
             units,
             stores,
             window,
@@ -269,8 +269,8 @@ def test_a_replay_exists_exactly_if_living_stores_have_all_of_it(seed: int) -> N
         has_units = all(
             any(copy in one.units for one in alive) for held in copies.values() for copy in held
         )
-        borders = [(first - 1, "activation")] * (first > 0) + [(segment.last + 1, "gradient")] * (
-            segment.last < num_stages - 1
+        borders = [(first - 1, "activation")] * (first > 0) + [(stretch.last + 1, "gradient")] * (
+            stretch.last < num_stages - 1
         )
         has_logs = all(
             any(covers(log, stage, direction, step, t) for one in alive for log in one.boundaries)
@@ -311,11 +311,11 @@ def covers(log: HeldBoundary, stage: int, direction: str, step: int, shard_type:
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:
-    with pytest.raises(InvalidSpecError, match=r"segment: is stages 1 to 3, must be within 0\.\.2"):
+    with pytest.raises(InvalidSpecError, match=r"stretch: is stages 1 to 3, must be within 0\.\.2"):
         plan_boundary_replay(
-            Segment(first=1, last=3), {}, [], WINDOW, 12, num_stages=3, num_types=1
+            Stretch(first=1, last=3), {}, [], WINDOW, 12, num_stages=3, num_types=1
         )
     with pytest.raises(InvalidSpecError, match="units: must be those of all positions of stage 1"):
         plan_boundary_replay(
-            Segment(first=1, last=1), {}, [], WINDOW, 12, num_stages=3, num_types=1
+            Stretch(first=1, last=1), {}, [], WINDOW, 12, num_stages=3, num_types=1
         )

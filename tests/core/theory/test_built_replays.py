@@ -23,16 +23,16 @@ DEEPSEEK = paper_jobs.TABLE_3["DeepSeek-MoE"]
 def test_a_replay_takes_its_steps_without_bubbles_less_a_third_of_what_is_frozen(
     job: JobProfile, lag: int
 ) -> None:
-    window = plan_built_window(job)
-    policy = plan_built_policy(job, window, lag)
+    plan = plan_built_window(job)
+    policy = plan_built_policy(job, plan, lag)
     bubbles = len(job.times.stage_s[0]) - 1
     passes_s = job.step_s * job.times.num_micro_batches / (job.times.num_micro_batches + bubbles)
 
-    assert len(policy.replays_s) == window.length + lag
+    assert len(policy.replays_s) == plan.window.length + lag
     for number, replay_s in enumerate(policy.replays_s):
-        steps = window.length + lag + number
+        steps = plan.window.length + lag + number
         assert replay_s <= passes_s * steps * (1 + 1e-9)
-        assert replay_s >= passes_s * (steps - (window.length - 1) / 3) * (1 - 1e-9)
+        assert replay_s >= passes_s * (steps - (plan.window.length - 1) / 3) * (1 - 1e-9)
         # Once all units are active, one more step takes a whole one.
         assert replay_s - policy.replays_s[0] == pytest.approx(passes_s * number)
 
@@ -48,12 +48,12 @@ def test_a_window_of_one_step_freezes_nothing() -> None:
 
 def test_updates_of_a_replay_are_counted() -> None:
     job = replace(DEEPSEEK, times=replace(DEEPSEEK.times, update_s=0.5))
-    window = plan_built_window(DEEPSEEK)
-    with_updates = plan_built_policy(job, window, lag=0).replays_s
-    without = plan_built_policy(DEEPSEEK, window, lag=0).replays_s
+    plan = plan_built_window(DEEPSEEK)
+    with_updates = plan_built_policy(job, plan, lag=0).replays_s
+    without = plan_built_policy(DEEPSEEK, plan, lag=0).replays_s
 
     assert [a - b for a, b in zip(with_updates, without, strict=True)] == pytest.approx(
-        [0.5 * (window.length + number) for number in range(window.length)]
+        [0.5 * (plan.window.length + number) for number in range(plan.window.length)]
     )
 
 
@@ -81,12 +81,14 @@ def test_logs_are_kept_for_the_longest_replay(length: int, lag: int) -> None:
 
 
 def test_stores_keep_both_windows_of_all_who_copy_to_them() -> None:
-    window = plan_built_window(DEEPSEEK)
-    stores = plan_built_stores(DEEPSEEK, window, lag=1, peers=2)
-    alone = plan_built_stores(DEEPSEEK, window, lag=1, peers=0)
+    plan = plan_built_window(DEEPSEEK)
+    stores = plan_built_stores(DEEPSEEK, plan, lag=1, peers=2)
+    alone = plan_built_stores(DEEPSEEK, plan, lag=1, peers=0)
+
+    size = sum(i.size_bytes for one in plan.assignments for i in one.instalments)
 
     assert len(stores) == len(alone) == DEEPSEEK.shape.num_stages
-    assert sum(store.windows_bytes for store in alone) == 2 * window.size_bytes
-    assert sum(store.windows_bytes for store in stores) == 3 * 2 * window.size_bytes
+    assert sum(store.windows_bytes for store in alone) == 2 * size
+    assert sum(store.windows_bytes for store in stores) == 3 * 2 * size
     border = 512 * 2048 * 2048 * 2
     assert sorted({store.logs_bytes for store in stores}) == [16 * border, 2 * 16 * border]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,22 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.theory import paper_jobs
 from mainstay_core.theory.profiles import read_profile
 
+ROOT = Path(__file__).resolve().parents[3]
 DEEPSEEK = paper_jobs.TABLE_3["DeepSeek-MoE"]
 
 
 def test_a_profile_is_read_as_it_was_written() -> None:
     for job in (*paper_jobs.TABLE_3.values(), *paper_jobs.TABLE_7.values()):
         assert read_profile(codec.dumps(job)) == job
+
+
+def test_the_pages_example_is_a_profile() -> None:
+    page = (ROOT / "docs" / "snapshots-theory.md").read_text()
+    job = read_profile(page.partition("```json\n")[2].partition("```")[0])
+
+    assert job.name == "mine"
+    assert job.shape.num_accelerators == 32
+    assert job.step_s == pytest.approx(17 * 0.11 + 0.2 * (0.0001 + 2.5e-11 * 2.1e9) + 0.05)
 
 
 def test_active_and_total_parameters_tell_the_experts_from_the_rest() -> None:
@@ -62,7 +73,10 @@ def put(value: object, *path: str) -> Callable[[dict[str, Any]], None]:
         (put(65, "model", "num_routed"), "profile.model.num_routed: is 65, must be at most"),
         (put(1e9, "model", "num_active_params"), "profile.model.num_active_params: is 1e+09, must"),
         (put("fast", "snapshot_bytes_per_s"), "profile.snapshot_bytes_per_s"),
-        (put([[0.0]], "times", "stage_s"), "profile.times: a step takes no time"),
+        (put([[0.0] * 12], "times", "stage_s"), "profile.times: a step takes no time"),
+        (put([[0.1] * 11], "times", "stage_s"), "profile.times.stage_s: must have 1 lists"),
+        (put(65_536, "model", "num_layers"), "profile.model: has 4325376 units"),
+        (put(65_536, "shape", "num_pipelines"), "profile.shape: has 786432 cells"),
         (
             put({"compute_bytes": 2, "master_bytes": 0, "optimizer_bytes": []}, "types"),
             "profile.types: has no bytes of masters and optimizer",

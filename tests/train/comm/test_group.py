@@ -9,8 +9,8 @@ import torch
 from tests.train.crew import ADDRESS, make_group
 
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.comm import registered
 from mainstay_train.comm.group import BACKENDS, Message
-from mainstay_train.state import heal
 
 SIZE = 4
 both = pytest.mark.parametrize("backend", ["gloo", "strict"])
@@ -279,7 +279,7 @@ def _shut_beside_other_sockets(pipe, store, echo):
 
     def open_meanwhile():
         # The socket of a heal, opened by another thread while the group connects.
-        opened.append(heal.open_registered(echo, ADDRESS))
+        opened.append(registered.open_registered(echo, ADDRESS))
         pipe.send("opened")
 
     helper = threading.Thread(target=open_meanwhile)

@@ -110,9 +110,7 @@ def test_micro_batches_add_up_block_by_block_in_model_order():
 
 def test_a_count_below_0_is_refused_before_anybody_is_told():
     result = TypeResult(statistics=torch.tensor([3, -1]))
-    with pytest.raises(
-        workload.WorkloadError, match=r"a block counted -1; what `split\.count` takes"
-    ):
+    with pytest.raises(workload.WorkloadError, match="a block counted -1"):
         result.told(0, None, lambda: torch.tensor([3, -1]))
 
 

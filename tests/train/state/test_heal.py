@@ -23,17 +23,12 @@ from mainstay_core.base.proofs import (
 from mainstay_core.rank.serving import HealFailed, Source, Wanted
 from mainstay_net.caller import prove
 from mainstay_train.base import job_secret
+from mainstay_train.comm.registered import read_exactly, read_frame
 from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StateTensor
 from mainstay_train.model import workload
 from mainstay_train.state.chunks import CHUNK_BYTES, Staging, cut, shape_of
-from mainstay_train.state.heal import (
-    HealClient,
-    HealServer,
-    masters_digest,
-    read_exactly,
-    read_frame,
-)
+from mainstay_train.state.heal import HealClient, HealServer, masters_digest
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 WANTED = Wanted("q2-abc", 1, 7)
@@ -191,18 +186,20 @@ class Relay:
         host, _, port = self._server.address.rpartition(":")
         with joiner, socket.create_connection((host, int(port))) as source:
             prove(source, "", self._server.address, Purpose.HEAL)
-            source.sendall(pack(read_frame(joiner)[0]))
-            joiner.sendall(pack(read_frame(source)[0]))
+            source.sendall(pack(read_frame(joiner, CHUNK_BYTES)[0]))
+            joiner.sendall(pack(read_frame(source, CHUNK_BYTES)[0]))
             while joiner.recv(1, socket.MSG_PEEK):
-                source.sendall(pack(read_frame(joiner)[0]))
+                source.sendall(pack(read_frame(joiner, CHUNK_BYTES)[0]))
                 self.num_asked += 1
-                head, size = read_frame(source)
+                head, size = read_frame(source, CHUNK_BYTES)
                 body = bytearray(size)
                 read_exactly(source, memoryview(body))
                 changed = self._change(body)
                 if changed is None:
                     return
-                joiner.sendall(pack_head(head, size) + changed + pack(read_frame(source)[0]))
+                joiner.sendall(
+                    pack_head(head, size) + changed + pack(read_frame(source, CHUNK_BYTES)[0])
+                )
 
 
 def flip(body):
@@ -312,9 +309,9 @@ def test_a_hostile_source_makes_a_joiner_hold_no_more_than_a_chunk(said, why):
 
         def answer():
             with let_in(listener, address) as connection:
-                assert read_frame(connection)[0] == REQUEST
+                assert read_frame(connection, CHUNK_BYTES)[0] == REQUEST
                 connection.sendall(pack({"kind": "state", "shape": shape_of(cut(joiner.flats()))}))
-                read_frame(connection)
+                read_frame(connection, CHUNK_BYTES)
                 connection.sendall(said)
                 with contextlib.suppress(OSError):
                     connection.recv(1 << 10)
@@ -345,7 +342,7 @@ def test_a_hostile_joiner_gets_its_own_connection_ended(said):
     with socket.create_connection((host, int(port))) as joiner:
         prove(joiner, "", server.address, Purpose.HEAL)
         joiner.sendall(pack(REQUEST))
-        assert read_frame(joiner)[0]["kind"] == "state"
+        assert read_frame(joiner, CHUNK_BYTES)[0]["kind"] == "state"
         joiner.sendall(said)
         with contextlib.suppress(ConnectionResetError):  # what it had not read is gone
             assert joiner.recv(1) == b""
@@ -361,7 +358,7 @@ def test_a_joiner_that_is_gone_without_a_word_costs_a_source_no_thread_for_ever(
     with socket.create_connection((host, int(port))) as joiner:
         prove(joiner, "", server.address, Purpose.HEAL)
         joiner.sendall(pack(REQUEST))
-        assert read_frame(joiner)[0]["kind"] == "state"
+        assert read_frame(joiner, CHUNK_BYTES)[0]["kind"] == "state"
         assert joiner.recv(1) == b""
 
 

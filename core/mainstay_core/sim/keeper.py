@@ -1,0 +1,300 @@
+"""A simulated trainer's segments: what it writes for its position, and a lost state made anew.
+
+As ``mainstay_train.snapshots``: states are copied while the step is computed, and apply waits until
+the copy has left; a gradient is at its holders before the vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from mainstay_core.base.ids import Slot
+from mainstay_core.rank.authors import Authorship, authorship
+from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
+from mainstay_core.rank.replaying import Replay
+from mainstay_core.segments.frames import Segment
+from mainstay_core.segments.spans import PAGE_BYTES
+from mainstay_core.sim import terms
+from mainstay_core.sim.checks import Life
+from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
+from mainstay_core.sim.segments import SegmentClient
+from mainstay_core.sim.surroundings import Surroundings
+from mainstay_core.snapshots.prices import UnitPrice
+from mainstay_core.snapshots.windows import Window, plan_instalments
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import (
+    BadSegment,
+    Holder,
+    SegmentHeader,
+    SegmentKey,
+    SegmentKind,
+    StoreReport,
+)
+from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
+
+FINGERPRINT = "f" * 32
+
+
+class Owner(Life, Protocol):
+    """The trainer whose segments these are."""
+
+    slot: Slot
+
+    def made_cell(self) -> Compute:
+        """Return the cell of the adopted plan's position."""
+
+    async def point(self, name: str) -> None:
+        """A place in the code where a fault may strike."""
+
+
+class Wait:
+    """A wait for stores, which ends with its quorum."""
+
+    def __init__(self, changed: Signal) -> None:
+        self._changed = changed
+        self.ended = ""
+
+    def shutdown(self, why: str) -> None:
+        """End the wait."""
+        self.ended = why or "ended"
+        self._changed.fire()
+
+    def is_over(self) -> bool:
+        """Whether it was ended."""
+        return bool(self.ended)
+
+
+class UnusableError(Exception):
+    """No good copy of a segment is left, the quorum has ended, or what comes out is another."""
+
+
+class SegmentKeeper:
+    """The segments of one trainer.
+
+    Args:
+        world: everything around it.
+        process: the trainer.
+        owner: the same.
+        address: of its pod's store.
+        changed: fired with everything that may end a wait.
+    """
+
+    def __init__(
+        self,
+        world: Surroundings,
+        process: Process,
+        owner: Owner,
+        address: str,
+        changed: Signal,
+    ) -> None:
+        config = world.config.snapshots
+        assert config is not None
+        self._world, self._process, self._owner, self._changed = world, process, owner, changed
+        self._config = config
+        self._client = SegmentClient(world, process, address, changed)
+        self._to_copy = 0
+        self._states: dict[SegmentKey, bool] = {}
+        """States of the window in flight; whether they were given to the store."""
+        self._window: Window | None = None
+        self._keep_from = 0
+        self._bad: list[BadSegment] = []
+
+    # What is told -------------------------------------------------------------------
+
+    async def report(self, lineage: int, *, whole: bool) -> StoreReport:
+        """Return which segments were found damaged, and what the pod's store holds."""
+        bad = tuple(b for b in self._bad if b.key.lineage == lineage)
+        held = await Awaited(self._client.report(lineage)) if whole else None
+        if held is None:
+            held = StoreReport(pod=self._owner.slot.pod, address="", lineage=lineage)
+        return replace(held, bad=bad)
+
+    def status(self, version: int, *, logged: bool) -> SnapshotStatus:
+        """Return what to say of segments in the vote on the step at ``version``."""
+        left = [k.version for k, given in self._states.items() if not self._is_copied(k, given)]
+        return SnapshotStatus(
+            logged=logged,
+            copied=min(left, default=version + 1),
+            # Each measures for itself: no two ranks want the same.
+            wanted_instalments=self._world.engine.rng.randint(1, 3),
+        )
+
+    def _is_copied(self, key: SegmentKey, given: bool) -> bool:
+        return given and self._client.is_held(key)
+
+    def record(self, record: CommitRecord) -> None:
+        """Give the pod's store a commit."""
+        self._client.record(record)
+
+    def keep_from(self, lineage: int, version: int) -> None:
+        """Tell the pod's store that nothing before ``version`` is needed any more."""
+        state = self._owner.state
+        assert state.plan is not None
+        checks = self._world.checks.kept
+        checks.needless(
+            self._process.name, lineage, version, state.version, len(state.plan.positions)
+        )
+        self._keep_from = version
+        self._client.keep_from(lineage, version)
+
+    # What is written ------------------------------------------------------------------
+
+    def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:
+        """Begin to copy this member's units of an instalment."""
+        number = action.window.number_of(action.version)
+        assert number is not None
+        own = self._authorship(plan, index)
+        instalment = plan_instalments(own.units, action.window.length)[number]
+        units = [int(name) for name in instalment.full]
+        position = plan.position_of(index)
+        if self._window != action.window:
+            self._window, self._states = action.window, {}
+        for unit in units:
+            key = key_of(lineage, position, unit, SegmentKind.STATE, action.version)
+            self._states[key] = False
+            self._to_copy += 1
+            cell = self._owner.made_cell()
+            self._process.spawn(self._copy(plan, own.holders, key, cell))
+
+    def _copy(
+        self, plan: Plan, holders: Sequence[Holder], key: SegmentKey, cell: Compute
+    ) -> Steps[None]:
+        yield self._world.pace.segment_s()
+        self._write(plan, holders, key, cell.params)
+        if key in self._states:
+            self._states[key] = True
+        self._to_copy -= 1
+        self._changed.fire()
+
+    async def wait_copied(self) -> None:
+        """Wait until what is being copied has left the state: it is about to be written."""
+        while self._to_copy:
+            await self._changed
+
+    def begin_wait(self) -> Wait:
+        """Return what ends a wait."""
+        return Wait(self._changed)
+
+    async def log(self, wait: Wait, plan: Plan, index: int, lineage: int, step: int) -> bool:
+        """Copy this member's part of the reduced gradient; return whether its holders have it."""
+        own = self._authorship(plan, index)
+        reduced = self._owner.made_cell().reduced
+        assert reduced is not None
+        keys = self.duty(plan, index, lineage, step)
+        await Sleep(self._world.pace.hiccup_s())
+        for key in keys:
+            self._write(plan, own.holders, key, reduced)
+        await Awaited(self._client.wait_answered(keys, wait.is_over))
+        await self._owner.point("logged")
+        return all(self._client.is_held(key) for key in keys) and not wait.ended
+
+    def duty(self, plan: Plan, index: int, lineage: int, step: int) -> list[SegmentKey]:
+        """Return the segments of a step's gradient that are this member's to write."""
+        position, own = plan.position_of(index), self._authorship(plan, index)
+        return [
+            key_of(lineage, position, int(unit.name), SegmentKind.GRADIENT, step)
+            for unit in own.units
+        ]
+
+    def _write(self, plan: Plan, holders: Sequence[Holder], key: SegmentKey, whole: str) -> None:
+        content = terms.unit_of(key.unit, whole)
+        window = self._window or Window(first=0, length=1)
+        header = SegmentHeader(
+            key=key,
+            job=plan.job,
+            fingerprint=FINGERPRINT,
+            unit_name=str(key.unit),
+            num_units=self._world.scenario.num_units(key.position),
+            nonce=plan.quorum.nonce,
+            window=window.first,
+            num_instalments=window.length,
+            size_bytes=size_of(key.unit, key.kind),
+            digest=terms.term("bytes", content),
+        )
+        self._client.write(header, content, holders, self._keep_from)
+
+    def _authorship(self, plan: Plan, index: int) -> Authorship:
+        units = range(self._world.scenario.num_units(plan.position_of(index)))
+        order = tuple(
+            UnitPrice(name=str(n), full_bytes=size_of(n, SegmentKind.STATE), compute_bytes=0)
+            for n in reversed(units)
+        )
+        config = self._config
+        return authorship(plan, index, order, peers=config.peers, domains=config.domains)
+
+    # What is read ---------------------------------------------------------------------
+
+    async def replay(self, wait: Wait, replay: Replay) -> StateLoaded | LoadFailed:
+        """Make the state anew."""
+        try:
+            units = {
+                unit.unit: await self._read(wait, unit.state, unit.state_holders)
+                for unit in replay.units
+            }
+            for record in replay.records:
+                await self._apply(wait, replay, record, units)
+        except UnusableError as error:
+            return LoadFailed(str(error))
+        await self._owner.point("replayed")
+        params = terms.whole_of([units[n] for n in sorted(units)])
+        self._world.checks.replayed(self._owner, replay.version, params)
+        self._owner.made_cell().params = params
+        return StateLoaded(params)
+
+    async def _apply(
+        self, wait: Wait, replay: Replay, record: CommitRecord, units: dict[int, terms.UnitTerm]
+    ) -> None:
+        """Apply one step to the units whose state is of its version."""
+        step = record.commit.step
+        active = [unit for unit in replay.units if unit.state.version <= step]
+        gradients = {
+            unit.unit: await self._read(wait, *unit.gradients[step - unit.state.version])
+            for unit in active
+        }
+        if len(active) == len(replay.units) and record.states:
+            masters = terms.whole_of([units[n] for n in sorted(units)])
+            reduced = terms.whole_of([gradients[n] for n in sorted(gradients)])
+            told = record.states[replay.position], record.gradients[replay.position]
+            if (masters, terms.gradient_digest(reduced)) != told:
+                raise UnusableError(f"replayed step {step} comes out differently than it was told")
+        for unit, gradient in gradients.items():
+            units[unit] = terms.unit_applied(units[unit], gradient)
+        await self._owner.point("replay-half")
+        await Sleep(self._world.pace.hiccup_s())
+
+    async def _read(self, wait: Wait, key: SegmentKey, holders: Sequence[Holder]) -> terms.UnitTerm:
+        """Read a segment from the first holder whose copy is good.
+
+        Raises:
+            UnusableError: no copy is good, or the quorum has ended.
+        """
+        own = [h for h in holders if h.address == self._client.address]
+        for holder in [*own, *(h for h in holders if h not in own)]:
+            found, content = await Awaited(self._client.fetch(key, holder, wait.is_over))
+            if not isinstance(found, Segment):
+                continue
+            assert content is not None
+            if is_whole(found.header, content):
+                return content
+            self._bad.append(BadSegment(key=key, pod=holder.pod))
+            if holder in own:
+                self._client.discard(key)
+        raise UnusableError(wait.ended or f"no good copy of {key} is left")
+
+
+def is_whole(header: SegmentHeader, content: terms.UnitTerm) -> bool:
+    """Return whether bytes have the digest with which they were written."""
+    return header.digest == terms.term("bytes", content)
+
+
+def key_of(lineage: int, position: int, unit: int, kind: SegmentKind, version: int) -> SegmentKey:
+    """Return the key of a segment."""
+    return SegmentKey(lineage=lineage, position=position, unit=unit, kind=kind, version=version)
+
+
+def size_of(unit: int, kind: SegmentKind) -> int:
+    """Return the bytes of a unit's segment: each unit has more than the one before."""
+    return (unit + 1) * PAGE_BYTES * (2 if kind is SegmentKind.STATE else 1)

@@ -1,0 +1,337 @@
+"""A pod's store of segments, and a trainer's connections to stores, on a network that is played.
+
+As ``mainstay_agent.snapshots`` and ``mainstay_train.state.segments``. What a store keeps, refuses
+and drops is decided by the product's index. Frames travel as values, and the bytes of a segment are
+a term beside them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.segments.deliveries import Delivery
+from mainstay_core.segments.frames import (
+    AskReport,
+    Discard,
+    Fetch,
+    Held,
+    KeepFrom,
+    KeepRecord,
+    Missing,
+    Refused,
+    Reported,
+    Segment,
+    Stored,
+    Written,
+)
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.sim import terms
+from mainstay_core.sim.engine import Process, Signal, Steps
+from mainstay_core.sim.network import End, Listener
+from mainstay_core.sim.surroundings import Surroundings
+from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
+from mainstay_core.wire.votes import CommitRecord
+
+ANSWER_S = 3.0
+"""A store that does not answer for so long is given up."""
+
+Frame: TypeAlias = tuple[Any, terms.UnitTerm | None]
+"""A message, and the bytes behind it."""
+
+
+class SegmentStore:
+    """The store of one pod; lives in its supervisor.
+
+    Args:
+        world: everything around it.
+        process: the supervisor.
+        pod: whose store it is.
+        address: where it is asked.
+    """
+
+    def __init__(self, world: Surroundings, process: Process, pod: PodUid, address: str) -> None:
+        config = world.config.snapshots
+        assert config is not None
+        self._world, self._process, self._pod, self.address = world, process, pod, address
+        self._index = SegmentIndex(world.config.job, config.memory_bytes)
+        self._bytes: dict[SegmentKey, terms.UnitTerm] = {}
+        self._lines: dict[str, _HolderLine] = {}
+        world.network.listen(address, Listener(process, accept=self._accept))
+
+    def keys(self) -> list[SegmentKey]:
+        """Return which segments are kept, in order."""
+        self._bytes = {k: b for k, b in self._bytes.items() if self._index.find(k) is not None}
+        return sorted(self._bytes)
+
+    def spoil(self, key: SegmentKey) -> None:
+        """Damage the bytes of a segment where they lie."""
+        unit, whole = self._bytes[key]
+        self._bytes[key] = unit, terms.term("damaged", whole)
+        self._world.checks.kept.damaged(self.address, key)
+
+    def _accept(self, end: End) -> None:
+        end.on_message = lambda frame: self._on_frame(end, *frame)
+
+    def _on_frame(self, end: End, message: Any, content: terms.UnitTerm | None) -> None:
+        index = self._index
+        match message:
+            case Written():
+                assert content is not None
+                self._keep(end, message, content)
+            case Segment():
+                assert content is not None
+                end.send((self._take(message, content), None))
+            case Fetch():
+                end.send(self._found(message.key))
+            case KeepRecord():
+                index.record(message.record)
+            case KeepFrom():
+                index.keep_from(message.lineage, message.version)
+            case Discard():
+                index.discard(message.key)
+            case AskReport():
+                report = index.report(self._pod, self.address, message.lineage)
+                end.send((Reported(request=message.request, report=report), None))
+            case _:
+                raise AssertionError(f"a store is told {message}")
+
+    def _found(self, key: SegmentKey) -> Frame:
+        segment = self._index.find(key)
+        if segment is None:
+            return Missing(), None
+        return Segment(header=segment.header), self._bytes[key]
+
+    def _put(self, header: SegmentHeader, content: terms.UnitTerm) -> str:
+        """Keep a segment; return why not, empty if it is kept."""
+        why = self._index.refusal_of(header)
+        if why:
+            return why
+        room = self._index.take_room(header.size_bytes)
+        if room is None:
+            return self._index.why_full(header.size_bytes)
+        self._index.put(header, room)
+        self._bytes[header.key] = content
+        self._world.checks.kept.mended(self.address, header.key)
+        return ""
+
+    def _take(self, message: Segment, content: terms.UnitTerm) -> Stored | Refused:
+        """Take a segment of another pod, which also says what is needed no more."""
+        lineage = message.header.key.lineage
+        if not self._index.refusal_of(message.header):
+            self._index.keep_from(lineage, message.keep_from)
+        why = self._put(message.header, content)
+        return Refused(why=why) if why else Stored()
+
+    def _keep(self, end: End, message: Written, content: terms.UnitTerm) -> None:
+        """Keep a segment of an own trainer, and send it to its holders."""
+        header, own = message.header, self._put(message.header, content)
+        others = {h.pod: h.address for h in message.holders if h.pod != self._pod}
+        delivery = Delivery(others)
+
+        def over() -> None:
+            why = own or delivery.why_not
+            if not why:
+                places = frozenset({self.address, *others.values()})
+                self._world.checks.kept.held(header.key, content, places)
+            end.send((Held(request=message.request, why_not=why), None))
+
+        def answered(pod: PodUid, why: str) -> None:
+            delivery.answered(pod, why)
+            if delivery.is_over:
+                over()
+
+        if own or delivery.is_over:
+            over()
+            return
+        frame = Segment(header=header, keep_from=message.keep_from), content
+        for pod, address in others.items():
+            self._line(address).send(frame, lambda why, pod=pod: answered(pod, why))  # type: ignore[misc]
+
+    def _line(self, address: str) -> _HolderLine:
+        line = self._lines.get(address)
+        if line is None or line.ended:
+            line = self._lines[address] = _HolderLine(self._world, self._process, address)
+        return line
+
+
+class _HolderLine:
+    """A connection to a holder. It answers in the order of what it is sent."""
+
+    def __init__(self, world: Surroundings, process: Process, address: str) -> None:
+        self._process = process
+        self._end: End | None = None
+        self._queue: list[Frame] = []
+        self._unanswered: deque[Callable[[str], None]] = deque()
+        self.ended = False
+        world.network.connect(process, address, self._opened, self._over, ANSWER_S)
+
+    def send(self, frame: Frame, answered: Callable[[str], None]) -> None:
+        """Send a segment; ``answered`` is called once with why it is not kept."""
+        self._unanswered.append(answered)
+        if self._end is None:
+            self._queue.append(frame)
+        else:
+            self._end.send(frame)
+        self._process.after(ANSWER_S, self._late, answered)
+
+    def _opened(self, end: End) -> None:
+        if self.ended:
+            end.close()
+            return
+        self._end = end
+        end.on_message, end.on_end = self._came, self._over
+        for frame in self._queue:
+            end.send(frame)
+
+    def _came(self, frame: Frame) -> None:
+        message, _ = frame
+        self._unanswered.popleft()(message.why if isinstance(message, Refused) else "")
+
+    def _late(self, answered: Callable[[str], None]) -> None:
+        if answered in self._unanswered:
+            self._over("does not answer")
+
+    def _over(self, why: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        if self._end is not None:
+            self._end.close()
+        for answered in [*self._unanswered]:
+            answered(why)
+        self._unanswered.clear()
+
+
+class SegmentClient:
+    """A trainer's connection to the store of its pod, and its way to those of others.
+
+    Args:
+        world: everything around it.
+        process: the trainer.
+        address: of its pod's store.
+        changed: fired with everything that may end a wait.
+    """
+
+    def __init__(
+        self, world: Surroundings, process: Process, address: str, changed: Signal
+    ) -> None:
+        self._world, self._process, self._changed = world, process, changed
+        self.address = address
+        self._end: End | None = None
+        self._queue: list[Frame] = []
+        self._ended = ""
+        self._num_requests = 0
+        self._of_request: dict[int, SegmentKey] = {}
+        self._why_not: dict[SegmentKey, str | None] = {}
+        """Of what this trainer wrote: why it is not at its holders; None while that is open."""
+        self._reports: dict[int, StoreReport] = {}
+        world.network.connect(process, address, self._opened, self._over)
+
+    def _opened(self, end: End) -> None:
+        self._end = end
+        end.on_message, end.on_end = self._came, self._over
+        for frame in self._queue:
+            end.send(frame)
+
+    def _over(self, why: str) -> None:
+        self._ended = why
+        self._changed.fire()
+
+    def _send(self, message: object, content: terms.UnitTerm | None = None) -> None:
+        if self._end is None:
+            self._queue.append((message, content))
+        else:
+            self._end.send((message, content))
+
+    def _came(self, frame: Frame) -> None:
+        message, _ = frame
+        if isinstance(message, Held):
+            key = self._of_request.pop(message.request)
+            if key not in self._of_request.values():  # else a newer one of this key is under way
+                self._why_not[key] = message.why_not
+        else:
+            self._reports[message.request] = message.report
+        self._changed.fire()
+
+    def _number(self) -> int:
+        self._num_requests += 1
+        return self._num_requests
+
+    # Writing ------------------------------------------------------------------------
+
+    def write(
+        self,
+        header: SegmentHeader,
+        content: terms.UnitTerm,
+        holders: Sequence[Holder],
+        keep_from: int,
+    ) -> None:
+        """Have the store keep a segment, and send it to holders."""
+        number = self._number()
+        self._of_request[number], self._why_not[header.key] = header.key, None
+        holding = tuple(holders)
+        message = Written(request=number, header=header, holders=holding, keep_from=keep_from)
+        self._send(message, content)
+
+    def is_held(self, key: SegmentKey) -> bool:
+        """Whether what was written last of a key is at all its holders."""
+        return self._why_not.get(key) == ""
+
+    def wait_answered(self, keys: Sequence[SegmentKey], until: Callable[[], bool]) -> Steps[None]:
+        """Wait until the holders of all have answered, or are gone."""
+        while any(self._why_not[k] is None for k in keys) and not until() and not self._ended:
+            yield self._changed
+
+    def record(self, record: CommitRecord) -> None:
+        """Have the store keep a commit."""
+        self._send(KeepRecord(record=record))
+
+    def keep_from(self, lineage: int, version: int) -> None:
+        """Have the store drop what is older."""
+        self._send(KeepFrom(lineage=lineage, version=version))
+
+    def discard(self, key: SegmentKey) -> None:
+        """Have the store drop a segment that is damaged."""
+        self._send(Discard(key=key))
+
+    # Reading ------------------------------------------------------------------------
+
+    def report(self, lineage: int) -> Steps[StoreReport | None]:
+        """Return what the store holds; None if it is gone."""
+        number = self._number()
+        self._send(AskReport(request=number, lineage=lineage))
+        while number not in self._reports and not self._ended:
+            yield self._changed
+        return self._reports.pop(number, None)
+
+    def fetch(self, key: SegmentKey, holder: Holder, until: Callable[[], bool]) -> Steps[Frame]:
+        """Return what a holder answers when it is asked for a segment; Missing if it does not."""
+        answers: list[Frame] = []
+
+        def came(frame: Frame) -> None:
+            answers.append(frame)
+            self._changed.fire()
+
+        def failed(_: str) -> None:
+            came((Missing(), None))
+
+        def opened(end: End) -> None:
+            if answers:
+                end.close()
+                return
+            end.on_message, end.on_end = came, failed
+            end.send((Fetch(key=key), None))
+            ends.append(end)
+
+        ends: list[End] = []
+        self._world.network.connect(self._process, holder.address, opened, failed, ANSWER_S)
+        self._process.after(ANSWER_S, failed, "does not answer")
+        while not answers and not until():
+            yield self._changed
+        for end in ends:
+            end.close()
+        answers.append((Missing(), None))
+        return answers[0]

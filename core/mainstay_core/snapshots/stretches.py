@@ -1,0 +1,72 @@
+"""Groups lost stages into the stretches that are replayed together.
+
+Neighbouring lost stages form one stretch: nobody is left who has logged what crossed the border
+between them, so they compute it again together. Stretches that do not touch are replayed apart and
+at the same time. A loss during a replay enlarges the stretch that it touches, which starts again,
+and leaves the others alone (MoEvement, arXiv 2412.15411, appendix A).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from mainstay_core.base.bounds import MAX_MEMBERS, Index, Longest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Stretch:
+    """Consecutive stages, all of them lost."""
+
+    first: Index
+    last: Index
+
+    @property
+    def stages(self) -> range:
+        """Its stages, ascending."""
+        return range(self.first, self.last + 1)
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.first}"
+            if self.first == self.last
+            else (f"stages {self.first} to {self.last}")
+        )
+
+
+Stretches = Annotated[tuple[Stretch, ...], Longest(MAX_MEMBERS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cascade:
+    """The stretches after a loss in the middle of replays."""
+
+    going_on: Stretches
+    """Stretches whose replays the loss does not touch."""
+    begun: Stretches
+    """Stretches whose replays start now: new ones, and enlarged or hit ones from the beginning."""
+
+
+def find_stretches(lost_stages: Iterable[int]) -> tuple[Stretch, ...]:
+    """Return lost stages as stretches that do not touch, ascending."""
+    found: list[Stretch] = []
+    for stage in sorted(set(lost_stages)):
+        if found and found[-1].last == stage - 1:
+            found[-1] = Stretch(first=found[-1].first, last=stage)
+        else:
+            found.append(Stretch(first=stage, last=stage))
+    return tuple(found)
+
+
+def note_loss(running: Iterable[Stretch], lost_stages: Iterable[int]) -> Cascade:
+    """Return which replays go on and which begin, after more stages were lost.
+
+    Args:
+        running: stretches whose replays run.
+        lost_stages: that were lost since; a stage of a running stretch may be lost again.
+    """
+    running, lost = set(running), set(lost_stages)
+    stretches = find_stretches([*lost, *(stage for stretch in running for stage in stretch.stages)])
+    going_on = [s for s in stretches if s in running and lost.isdisjoint(s.stages)]
+    return Cascade(going_on=tuple(going_on), begun=tuple(s for s in stretches if s not in going_on))

@@ -1,0 +1,268 @@
+"""What a rank keeps in the memory of pods: when its machine says so, and in which order it does."""
+
+# ruff: noqa: ARG002 - the played keeper needs little of what it is given
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.core.plans import make_plan
+from tests.core.rank import test_machine as machines
+from tests.core.rank import test_session as sessions
+from tests.core.rank.test_machine import applied, computing, follow, report, vote, voting
+from tests.core.rank.test_replaying import GRADIENT, STATE, Pod, key_of, record_of
+from tests.core.rank.test_session import Played, run
+
+from mainstay_core.rank import machine
+from mainstay_core.rank.connections import Ends
+from mainstay_core.rank.events import (
+    Apply,
+    Compute,
+    KeepFrom,
+    KeepRecord,
+    LoadFailed,
+    LoadState,
+    ReportsGathered,
+    Snapshot,
+    StateLoaded,
+    VotesGathered,
+)
+from mainstay_core.rank.machine import Phase, RankState
+from mainstay_core.rank.replaying import Replay
+from mainstay_core.rank.settle import StateAction
+from mainstay_core.rank.state import SnapshotRules
+from mainstay_core.snapshots.windows import Window
+from mainstay_core.wire.facts import Cause
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.votes import CommitRecord, SnapshotStatus, Vote
+
+RULES = SnapshotRules(num_instalments=2)
+KINDS = (Snapshot, KeepRecord, KeepFrom)
+
+
+def told(step: int, copied: int, **fields: object) -> Vote:
+    status = SnapshotStatus(logged=True, copied=copied, wanted_instalments=3)
+    return vote(step, snapshots=status, **fields)
+
+
+# The machine --------------------------------------------------------------------------
+
+
+def test_a_settle_begins_a_window_and_its_first_instalment_is_copied_before_the_step() -> None:
+    absent = ReportsGathered((report(0, valid=False), report(1, valid=False)))
+    outcome = follow(machines.adopting(snapshots=RULES), absent, StateLoaded("digest", None, ""))
+
+    assert outcome.state.window == Window(first=0, length=2)
+    assert outcome.actions[-2] == Snapshot(0, Window(first=0, length=2))
+    assert isinstance(outcome.actions[-1], Compute)
+
+
+def test_a_settle_gives_the_window_before_it_up() -> None:
+    state = replace(computing(snapshots=RULES), version=1)
+    later = machine.saw_plan(state, make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2))
+    adopting = follow(later, machines.TodoDone(())).state
+    stayed = tuple(report(i, 1, settled=1, lineage=0) for i in range(2))
+
+    outcome = machine.step(adopting, ReportsGathered(stayed))
+    assert outcome.state.window == Window(first=1, length=2)
+    assert Snapshot(1, Window(first=1, length=2)) in outcome.actions
+
+
+def test_a_commit_is_kept_before_it_is_applied_and_the_next_window_begins_when_one_is_whole() -> (
+    None
+):
+    state = voting(snapshots=SnapshotRules(num_instalments=1))
+    outcome = machine.step(state, VotesGathered((told(0, 1), told(0, 1))))
+
+    keep, record, apply = outcome.actions[-3:]
+    assert keep == KeepFrom(0, 0)
+    assert isinstance(record, KeepRecord)
+    assert isinstance(apply, Apply)
+    assert record.record.commit == apply.commit
+    after = machine.step(outcome.state, machines.Applied("after", apply.commit))
+    assert after.state.window == Window(first=1, length=1)
+    assert Snapshot(1, Window(first=1, length=1)) in after.actions
+
+
+def test_a_step_inside_a_window_copies_its_instalment_and_begins_no_other_window() -> None:
+    state = voting(snapshots=RULES)
+    outcome = applied(state, told(0, 1), told(0, 1))
+
+    assert outcome.state.window == Window(first=0, length=2)
+    assert Snapshot(1, Window(first=0, length=2)) in outcome.actions
+
+
+def test_votes_of_a_refused_step_complete_no_window_and_leave_no_record() -> None:
+    state = voting(snapshots=SnapshotRules(num_instalments=1))
+    outcome = machine.step(state, VotesGathered((told(0, 1), told(0, 1, ok=False))))
+
+    assert not [a for a in outcome.actions if isinstance(a, (KeepRecord, KeepFrom))]
+    assert outcome.state.window == Window(first=0, length=1)
+
+
+def stores(*records: int) -> tuple[StoreReport, ...]:
+    pod = Pod("a", lineage=0, num_units=1, records=set(records))
+    for position in range(2):
+        for kind, version in ((STATE, 1), *((GRADIENT, step) for step in records)):
+            pod.segments.add(replace(key_of(position, 0, kind, version), lineage=0))
+    return (pod.report(),)
+
+
+def test_a_rank_of_a_lost_stage_makes_its_state_anew_and_has_the_history_of_the_record() -> None:
+    lost = tuple(report(i, valid=False, settled=-1) for i in range(2))
+    reports = ReportsGathered(lost, stores(0, 1, 2))
+    outcome = machine.step(machines.adopting(snapshots=RULES, num_steps=9), reports)
+
+    load = outcome.actions[-1]
+    assert isinstance(load, LoadState)
+    assert (load.action, load.version) == (StateAction.REPLAY, 3)
+    assert load.replay is not None
+    assert (load.replay.position, load.replay.first_step) == (0, 1)
+
+    after = machine.step(outcome.state, StateLoaded("made anew"))
+    assert (after.state.version, after.state.digest) == (3, "made anew")
+    assert after.state.commit == record_of(2).commit
+    assert after.state.commit_chain == record_of(2).chain
+    assert after.state.window == Window(first=3, length=2)
+
+
+def test_a_replay_that_fails_parks_with_what_was_wrong_and_leaves_no_valid_state() -> None:
+    lost = tuple(report(i, valid=False, settled=-1) for i in range(2))
+    reports = ReportsGathered(lost, stores(0, 1, 2))
+    outcome = follow(machines.adopting(snapshots=RULES), reports, LoadFailed("damaged"))
+
+    assert outcome.state.phase is Phase.PARKED
+    assert not outcome.state.valid
+    assert machines.parked_for(
+        follow(machines.adopting(snapshots=RULES), reports).state, LoadFailed("damaged")
+    ) == (Cause.LOAD, (), False)
+    assert [a.fact.evidence for a in outcome.actions if hasattr(a, "fact")] == ["damaged"]
+
+
+def test_a_rank_that_rolls_forward_keeps_the_commit_without_digests() -> None:
+    state = replace(computing(snapshots=RULES), mark="q1-n", digest="digest")
+    commit = machines.EVENTS[machines.Applied].commit  # type: ignore[union-attr]
+    later = machine.saw_plan(state, make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2))
+    adopting = follow(later, machines.TodoDone(())).state
+    ahead = report(1, 1, settled=1, certified_in="q1-n", commit=commit)
+    mine = report(0, 0, settled=1, mark="q1-n")
+
+    outcome = machine.step(adopting, ReportsGathered((mine, ahead)))
+    record, apply = outcome.actions[-2:]
+    assert isinstance(record, KeepRecord)
+    assert (record.record.states, record.record.certified_in) == ((), "q1-n")
+    assert isinstance(apply, Apply)
+
+
+def walk(**fields: object) -> list[str]:
+    """Every action of two steps, and what the rank reports after them, as text."""
+    state: RankState = voting(**fields)
+    lines = []
+    for version in range(2):
+        outcome = applied(state, vote(version), vote(version))
+        lines += [repr(action) for action in outcome.actions]
+        held = (machines.Partial(lane=0, first=0, last=0),)
+        state = follow(outcome.state, machines.TodoDone(held), machines.Reduced()).state
+    return [*lines, repr(machine.step(replace(state), machines.QuorumLost("gone")).actions)]
+
+
+def test_a_job_without_snapshots_has_not_one_action_more() -> None:
+    lines = walk(num_steps=9)
+
+    assert lines
+    assert not any(kind.__name__ in line for kind in KINDS for line in lines)
+    assert any("Snapshot(" in line for line in walk(num_steps=9, snapshots=RULES))
+
+
+# The session --------------------------------------------------------------------------
+
+
+class Keeper:
+    """A keeper that notes what it is asked for."""
+
+    def __init__(self, session: Played, *, logged: bool = True) -> None:
+        self._done, self._logged = session.done, logged
+        self.held: StoreReport | None = None
+        self.outcome: StateLoaded | LoadFailed = StateLoaded("replayed")
+
+    async def report(self, lineage: int, *, whole: bool) -> StoreReport:
+        self._done.append(f"report of lineage {lineage}, whole: {whole}")
+        assert self.held is not None
+        return self.held
+
+    def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:
+        self._done.append(f"snapshot of {action.version}")
+
+    def begin_wait(self) -> Ends:
+        return sessions.HealClient()
+
+    async def log(self, wait: Any, plan: Plan, index: int, lineage: int, step: int) -> bool:
+        self._done.append(f"log of {step}")
+        return self._logged
+
+    def status(self, version: int, *, logged: bool) -> SnapshotStatus:
+        return SnapshotStatus(logged=logged, copied=version + 1)
+
+    def record(self, record: CommitRecord) -> None:
+        self._done.append(f"record of {record.commit.step}")
+
+    def keep_from(self, lineage: int, version: int) -> None:
+        self._done.append(f"keep from {version}")
+
+    async def replay(self, wait: Any, replay: Replay) -> StateLoaded | LoadFailed:
+        self._done.append(f"replay to {replay.version} from {replay.first_step}")
+        return self.outcome
+
+
+def keeping(**fields: Any) -> tuple[Played, Keeper]:
+    session = Played(make_plan({0: ["a.1"]}))
+    session.state = replace(session.state, snapshots=SnapshotRules(), **fields)
+    keeper = Keeper(session)
+    keeper.held = StoreReport(
+        pod=make_plan({0: ["a.1"]}).members[0].slot.pod, address="", lineage=0
+    )
+    session.keeper = keeper
+    return session, keeper
+
+
+def test_a_gradient_is_at_its_holders_before_the_vote_and_the_commit_before_it_is_applied() -> None:
+    session, _ = keeping()
+
+    done = [d for d in run(session) if not d.startswith(("tell", "serve", "entry"))]
+
+    assert done == [
+        *("SETTLE", "post settle", "report of lineage 0, whole: True", "post stores", "load 0"),
+        *("SNAPSHOT", "snapshot of 0", "compute [0]", "REDUCE", "reduce over [0]"),
+        *("VOTE", "LOG", "log of 0", "LOGGED", "post vote/0/0", "keep from 0", "record of 0"),
+        *("APPLY", "apply 0", "SNAPSHOT", "snapshot of 1", "compute [0]", "REDUCE"),
+        *("reduce over [0]", "VOTE", "LOG", "log of 1", "LOGGED", "post vote/1/0", "keep from 1"),
+        *("record of 1", "APPLY", "apply 1"),
+    ]
+
+
+@pytest.mark.parametrize("outcome", [StateLoaded("replayed"), LoadFailed("damaged")])
+def test_a_lost_state_is_replayed_from_what_the_stores_hold(
+    outcome: StateLoaded | LoadFailed,
+) -> None:
+    session, keeper = keeping()
+    pod = Pod("a", lineage=0, num_units=1, records={0})
+    pod.segments = {replace(key_of(0, 0, kind, 0), lineage=0) for kind in (STATE, GRADIENT)}
+    keeper.held, keeper.outcome = pod.report(), outcome
+
+    done = run(session)
+
+    at = done.index("REPLAY")
+    assert done[at + 1] == "replay to 1 from 0"
+    if isinstance(outcome, StateLoaded):
+        assert (session.state.version, session.state.settled) == (2, 1)
+    else:
+        assert session.state.phase is Phase.PARKED
+
+
+def test_a_session_without_a_keeper_asks_no_store_and_logs_nothing() -> None:
+    done = run(Played(make_plan({0: ["a.1"]})))
+
+    assert not {"LOG", "SNAPSHOT", "REPLAY", "post stores"} & set(done)
