@@ -51,7 +51,8 @@ adjacent forward middle 3 llama bfloat16 4 1 1 1
 adjacent itself middle 3 moe float32 4 1 2 1
 adjacent log last 3 moe float32 4 1 2 1
 adjacent logged first Auto moe float32 4 2 1 1
-adjacent snapshot early 2 llama float32 4 1 2 2
+adjacent snapshot early 3 moe float32 4 1 2 1
+adjacent snapshot last 2 llama float32 4 1 2 2
 adjacent vote middle 3 moe float32 4 1 2 1
 all apply middle 3 moe float32 2 1 2 1
 all forward first Auto moe float32 1 1 1 1
@@ -96,6 +97,7 @@ trainer holder last 3 llama float32 2 1 1 2
 trainer itself middle 3 moe float32 1 1 1 1
 trainer log first 1 moe float32 1 1 1 1
 trainer logged last 2 moe float32 4 1 2 1
+trainer snapshot early 2 llama float32 1 1 2 2
 trainer snapshot early 3 moe float32 1 1 1 1
 trainer snapshot first Auto moe float32 1 1 1 1
 trainer vote first Auto moe float32 2 1 2 1
@@ -173,16 +175,26 @@ class Loss:
                 self.lost != "pod" or self.num_pods > 1,
                 self.place != "middle" or length > 2,
                 self.place != "last" or length > 1,
-                # Before its copy begins, the second instalment of the first window is nowhere. If
-                # another cell lives, nothing is copied back from anywhere.
+                # Before its copy begins, the second instalment of the first window is nowhere. But
+                # a part with one unit has it in the first, and a living cell has everything.
                 self.place != "early" or (length > 1 and self.at == "snapshot"),
                 self.place != "early" or whole or self.replicas == 1,
+                self.place != "early" or self._has_many_units,
                 # With a cell left the state is healed and nobody makes it anew.
                 self.at not in ("itself", "holder") or whole or self.replicas == 1,
                 # One pod of three with copies, not that of the lost stage, can go.
                 self.at != "holder" or (self.peers == 2 and self.lost in ("trainer", "stage")),
             )
         )
+
+    @property
+    def _has_many_units(self) -> bool:
+        """Whether some author of a lost stage copies several units: with four stages only that of
+        the second layer has experts, and else no stage has two blocks.
+        """
+        if self.model == "moe":
+            return self.stages < 4 or self.lost in ("all", "adjacent", "apart")
+        return self.stages * self.replicas < 4
 
     def faults(self, step: int, first_id: str = "loss") -> list[dict[str, Any]]:
         """Return the faults file of this loss at a step."""
