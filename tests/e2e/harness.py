@@ -42,10 +42,12 @@ class Layout:
     experts: bool = False
     """Whether the model is the mixture of experts, else the Llama."""
     dtype: str = "float32"
+    replicas: int | None = None
+    """None: one for each lane."""
 
     @property
     def num_cells(self) -> int:
-        return self.lanes * self.stages
+        return (self.replicas or self.lanes) * self.stages
 
     @property
     def num_ranks(self) -> int:
@@ -99,6 +101,7 @@ def make_job(
                 "stages": layout.stages,
                 "ranksPerStage": layout.ranks_per_stage,
                 "ranksPerPod": layout.ranks_per_pod,
+                **({"replicas": layout.replicas} if layout.replicas else {}),
             },
             "spares": {"replicas": layout.spares},
             "runtime": {"device": "CPU", "backend": "Gloo"},

@@ -7,18 +7,21 @@ there already. What the votes of a step said of the gradient and of the masters 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.events import LoadFailed, StateLoaded
+from mainstay_core.rank.events import LoadFailed, ReplayedStep, StateLoaded
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.wire.segments import BadSegment, Holder, SegmentKey
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import SegmentClient, SegmentMissing, StoreGone
+
+logger = logging.getLogger(__name__)
 
 
 class _Unusable(Exception):  # noqa: N818 - it ends a replay, and its text is told
@@ -49,6 +52,9 @@ class Replayer:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self.bad: list[BadSegment] = []
         """Copies that were found damaged."""
+        self._steps: list[ReplayedStep] = []
+        self._before: tuple[CommitRecord, str] | None = None
+        """The step before the one at hand, and the digest of its gradient."""
 
     def run(self, replay: Replay, ended: Callable[[], str]) -> StateLoaded | LoadFailed:
         """Carry out a replay.
@@ -61,11 +67,13 @@ class Replayer:
             for unit in replay.units:
                 self._read(unit.state, unit.state_holders, ended)
             self._engine.state.refresh()
+            if not replay.records:
+                self._note_step(replay, replay.last)
             for record in replay.records:
                 self._apply(replay, record, ended)
         except _Unusable as error:
             return LoadFailed(str(error))
-        return StateLoaded(self._engine.state.masters_digest().whole.hex())
+        return StateLoaded(self._digest_masters(), replayed=tuple(self._steps))
 
     def _apply(self, replay: Replay, record: CommitRecord, ended: Callable[[], str]) -> None:
         """Apply one step to the units whose state is of its version."""
@@ -74,33 +82,58 @@ class Replayer:
         for unit in active:
             key, holders = unit.gradients[step - unit.state.version]
             self._read(key, holders, ended)
-        if len(active) == len(replay.units):
-            self._check(replay, record)
+        gradient = self._check(replay, record) if len(active) == len(replay.units) else ""
         names = [name for unit in active for name in self._units.parameters[unit.unit]]
         self._engine.apply_again(record.commit, self._learning_rate(step), names)
+        self._note_step(replay, record, gradient)
 
-    def _check(self, replay: Replay, record: CommitRecord) -> None:
+    def _check(self, replay: Replay, record: CommitRecord) -> str:
         """Compare the whole with what the votes said, where the record has it.
+
+        Returns:
+            The digest of the reduced gradient.
 
         Raises:
             _Unusable: they differ, though each segment is as it was written.
         """
-        if not record.states:
-            return
-        told = {
-            "masters": record.states[replay.position],
-            "reduced gradient": record.gradients[replay.position],
-        }
         found = {
-            "masters": self._engine.state.masters_digest().whole.hex(),
+            "masters": self._digest_masters(),
             "reduced gradient": self._engine.gradient_digest(),
         }
-        for what, digest in found.items():
-            if digest != told[what]:
-                raise _Unusable(
-                    f"replayed step {record.commit.step}: the {what} have digest {digest}, its "
-                    f"votes told {told[what]}"
-                )
+        if record.states:
+            told = {
+                "masters": record.states[replay.position],
+                "reduced gradient": record.gradients[replay.position],
+            }
+            for what, digest in found.items():
+                if digest != told[what]:
+                    raise _Unusable(
+                        f"replayed step {record.commit.step}: the {what} have digest {digest}, its "
+                        f"votes told {told[what]}"
+                    )
+        return found["reduced gradient"]
+
+    def _note_step(self, replay: Replay, record: CommitRecord | None, gradient: str = "") -> None:
+        """Take note of the step after which the masters are as they are now.
+
+        Args:
+            replay: at hand.
+            record: of the step.
+            gradient: digest of the whole gradient; empty if only a part of it was there.
+        """
+        if record is not None and record.gradients:
+            gradient = record.gradients[replay.position]
+        self._before = (record, gradient) if record is not None and gradient else None
+
+    def _digest_masters(self) -> str:
+        """Return the digest of the whole masters; the step before has its entry of the ledger."""
+        masters = self._engine.state.masters_digest().whole.hex()
+        if self._before is not None:
+            record, gradient = self._before
+            counted = self._engine.counted_masters(masters)
+            self._steps.append(ReplayedStep(record.commit, gradient, counted))
+            self._before = None
+        return masters
 
     def _read(self, key: SegmentKey, holders: Sequence[Holder], ended: Callable[[], str]) -> None:
         """Read a segment from the first holder whose copy is good.
@@ -124,7 +157,9 @@ class Replayer:
                 left.remove(read.holder)
             pod = self._pod if read.holder is None else read.holder.pod
             self.bad.append(BadSegment(key=key, pod=pod))
-            whys.append(f"the copy of {key} on {pod} has not the digest that it was written with")
+            why = f"the copy of {key} on {pod} has not the digest that it was written with"
+            logger.warning("%s", why)
+            whys.append(why)
         raise _Unusable(ended())
 
     def _memory(self, size_bytes: int) -> memoryview:

@@ -35,6 +35,17 @@ class ReportsGathered:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    """A step whose outcome came out again in a replay."""
+
+    commit: Commit
+    gradient: str
+    """Digest of the position's reduced gradient."""
+    masters: str
+    """Digest of the masters after the step that count for the position in the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateLoaded:
     """The state of the settled version is complete and verified."""
 
@@ -42,6 +53,9 @@ class StateLoaded:
     commit: Commit | None = None
     """The last commit, from the manifest; None unless the state comes from a checkpoint."""
     commit_chain: str | None = None
+    replayed: tuple[ReplayedStep, ...] = ()
+    """The last steps of a replay, ascending. Whoever applied them first may have died before it
+    told the ledger of them."""
 
 
 @dataclass(frozen=True, slots=True)

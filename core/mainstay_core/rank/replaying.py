@@ -47,6 +47,9 @@ class Replay:
     """In the position's canonical order."""
     records: tuple[CommitRecord, ...]
     """The commits of all steps that are applied again, ascending."""
+    last: CommitRecord | None = None
+    """The commit of the step before ``version``, also if no unit applies it again; None if no store
+    has it."""
 
     @property
     def first_step(self) -> int:
@@ -131,7 +134,8 @@ class Stores:
             return None
         first = min(unit.state.version for unit in found)
         records = tuple(self.records[step] for step in range(first, version))
-        return Replay(position=position, version=version, units=found, records=records)
+        last = self.records.get(version - 1)
+        return Replay(position=position, version=version, units=found, records=records, last=last)
 
     def why_not(self, position: int, version: int) -> str:
         """Return why a position cannot be made at a version, naming a unit; empty if it can."""

@@ -7,7 +7,7 @@ thread, so a procedure never suspends (:func:`run_blocking`). In the simulation 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -221,6 +221,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             wait = self.connections.healing(self.keeper.begin_wait())
             outcome = await self.keeper.replay(wait, action.replay)
             await self._begin(Op.REPLAYED)
+            if isinstance(outcome, events.StateLoaded):
+                self._log_replayed(outcome.replayed)
             return outcome
         await self._begin(Op.HEAL)
         client = self.connections.healing(self.make_heal_client())
@@ -354,6 +356,21 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         post = self.state.is_lowest
         self._log = self._log.add(entry, post=post)
         self.send_entry(entry, post=post)
+
+    def _log_replayed(self, steps: Sequence[events.ReplayedStep]) -> None:
+        """Keep the entries of replayed steps: if this rank speaks for its position, it tells them
+        with the next one.
+        """
+        for step in steps:
+            entry = entry_of(
+                self.state,
+                step.commit,
+                gradient=step.gradient,
+                masters=step.masters,
+                step_s=0.0,
+                now_s=self.now_s(),
+            )
+            self._log = self._log.add(entry, post=False)
 
     def _repeat_entries(self) -> None:
         self._log, entries = self._log.again()

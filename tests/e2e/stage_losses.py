@@ -1,0 +1,360 @@
+"""Losses of whole stages in jobs with snapshots: what is lost, when, in which layout.
+
+Whatever is lost, the job's bits are those of an undisturbed run *without* snapshots, and no step is
+lost once a first snapshot is complete.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.harness import Layout, local_job, make_job
+
+NUM_LANES = 2
+"""The bits depend on the lanes; one or two replicas serve them."""
+FIRST_LOSS = 6
+"""A step at which a window of 1, 2 or 3 versions begins, if none was late."""
+STEPS_BETWEEN = 5
+STEPS_AFTER = 3
+MEMORY = "64Mi"
+"""Of a pod's store. How much a workload with gates needs is not known before it runs."""
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "lost": ("trainer", "pod", "all", "stage", "adjacent", "apart"),
+    "at": ("forward", "snapshot", "log", "logged", "vote", "apply", "itself", "holder"),
+    "place": ("first", "middle", "last", "early"),
+    "window": (1, 2, 3, "Auto"),
+    "model": ("llama", "moe"),
+    "dtype": ("float32", "bfloat16"),
+    "stages": (1, 2, 4),
+    "replicas": (1, 2),
+    "slots": (1, 2),
+    "inner": (1, 2),
+}
+"""The factors of the matrix.
+
+- lost: a trainer of a stage; its pod; all trainers of the job, while their pods live; every copy of
+  a stage; those of two neighbouring stages of four; those of two that are not neighbours.
+- at: the action at which it happens. ``itself``: at its vote, and the trainer that makes the state
+  anew dies at that. ``holder``: at its vote, and a pod that has copies dies meanwhile.
+- place: the instalment of the window; ``early``: the first window is not complete.
+- slots: ranks of a pod. inner: ranks of a stage.
+"""
+
+TABLE = """
+adjacent apply first 1 moe float32 4 1 2 1
+adjacent forward middle 3 llama bfloat16 4 1 1 1
+adjacent itself middle 3 moe float32 4 1 2 1
+adjacent log last 3 moe float32 4 1 2 1
+adjacent logged first Auto moe float32 4 2 1 1
+adjacent snapshot early 3 moe float32 4 1 2 1
+adjacent snapshot last 2 llama float32 4 1 2 2
+adjacent vote middle 3 moe float32 4 1 2 1
+all apply middle 3 moe float32 2 1 2 1
+all forward first Auto moe float32 1 1 1 1
+all itself last 2 moe float32 2 1 2 1
+all log first 3 moe float32 2 2 2 1
+all logged middle 3 llama bfloat16 1 2 2 2
+all snapshot early 3 moe float32 1 1 1 1
+all snapshot first 1 moe bfloat16 1 1 1 1
+all snapshot middle 3 moe float32 4 1 2 1
+all vote last 2 moe bfloat16 1 1 1 1
+apart apply middle 3 moe float32 4 1 2 1
+apart forward first Auto moe float32 4 1 2 1
+apart itself middle 3 moe float32 4 1 2 1
+apart log last 2 llama bfloat16 4 1 1 2
+apart logged middle 3 moe float32 4 1 2 1
+apart snapshot early 3 moe bfloat16 4 1 1 1
+apart vote first 1 moe float32 4 2 2 1
+apart vote middle 3 moe float32 4 1 2 1
+pod apply first Auto llama bfloat16 4 1 1 2
+pod forward first 2 moe float32 2 2 2 1
+pod forward last 3 moe float32 1 2 1 1
+pod itself first 1 moe float32 4 1 1 1
+pod log middle 3 moe float32 2 1 1 1
+pod logged first 1 moe bfloat16 2 1 1 1
+pod snapshot early 3 moe float32 2 1 1 1
+pod vote middle 3 moe float32 2 1 1 1
+stage apply last 2 moe float32 1 2 2 1
+stage forward middle 3 moe float32 1 2 2 1
+stage holder first 1 moe float32 4 2 2 1
+stage holder middle 3 llama bfloat16 1 2 1 2
+stage itself first Auto llama bfloat16 1 2 2 2
+stage log first Auto moe float32 1 2 2 1
+stage logged middle 3 moe float32 1 2 2 1
+stage snapshot early 3 moe float32 1 2 2 1
+stage snapshot last 2 llama bfloat16 2 2 2 1
+stage vote first 1 llama float32 1 2 1 2
+trainer apply first Auto moe float32 1 2 2 1
+trainer forward first 1 llama bfloat16 1 1 2 2
+trainer holder first Auto moe float32 4 1 1 1
+trainer holder last 2 moe float32 4 1 1 1
+trainer holder last 3 llama float32 2 1 1 2
+trainer itself middle 3 moe float32 1 1 1 1
+trainer log first 1 moe float32 1 1 1 1
+trainer logged last 2 moe float32 4 1 2 1
+trainer snapshot early 2 llama float32 1 1 2 2
+trainer snapshot early 3 moe float32 1 1 1 1
+trainer snapshot first Auto moe float32 1 1 1 1
+trainer vote first Auto moe float32 2 1 2 1
+"""
+"""Losses with every pair of two values that is possible, found by a greedy search; in the order of
+:data:`VALUES`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A loss, and the layout of the job."""
+
+    lost: str
+    at: str
+    place: str
+    window: int | str
+    model: str = "llama"
+    dtype: str = "float32"
+    stages: int = 2
+    replicas: int = 1
+    slots: int = 1
+    inner: int = 1
+
+    def __str__(self) -> str:
+        return "-".join(str(getattr(self, field.name)) for field in fields(self))
+
+    @property
+    def num_pods(self) -> int:
+        return -(-self.num_ranks // self.slots)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.stages * self.replicas * self.inner
+
+    @property
+    def peers(self) -> int:
+        return min(2, self.num_pods - 1)
+
+    @property
+    def layout(self) -> Layout:
+        # Only a lost pod needs another one.
+        needs_spare = self.lost == "pod" or self.at == "holder"
+        return Layout(
+            stages=self.stages,
+            ranks_per_stage=self.inner,
+            ranks_per_pod=self.slots,
+            lanes=NUM_LANES,
+            replicas=self.replicas,
+            spares=int(needs_spare),
+            experts=self.model == "moe",
+            dtype=self.dtype,
+        )
+
+    @property
+    def step(self) -> int:
+        """The step of the loss."""
+        if self.place == "early":
+            return 1
+        number = {"first": 0, "middle": 1, "last": 2}[self.place]
+        length = self.window if isinstance(self.window, int) else 1
+        return FIRST_LOSS + min(number, length - 1)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is such a loss, and snapshots can do something about it."""
+        length = self.window if isinstance(self.window, int) else 1
+        whole = self.lost in ("all", "stage", "adjacent", "apart")
+        return all(
+            (
+                self.lost not in ("adjacent", "apart") or self.stages == 4,
+                self.lost != "stage" or self.replicas == 2,
+                self.inner == 1 or self.model == "llama",
+                self.slots <= self.num_ranks,
+                # Of a pod's loss its peers are left.
+                self.lost != "pod" or self.num_pods > 1,
+                self.place != "middle" or length > 2,
+                self.place != "last" or length > 1,
+                # Before its copy begins, the second instalment of the first window is nowhere. But
+                # a part with one unit has it in the first, and a living cell has everything.
+                self.place != "early" or (length > 1 and self.at == "snapshot"),
+                self.place != "early" or whole or self.replicas == 1,
+                self.place != "early" or self._has_many_units,
+                # With a cell left the state is healed and nobody makes it anew.
+                self.at not in ("itself", "holder") or whole or self.replicas == 1,
+                # One pod of three with copies, not that of the lost stage, can go.
+                self.at != "holder" or (self.peers == 2 and self.lost in ("trainer", "stage")),
+            )
+        )
+
+    @property
+    def _has_many_units(self) -> bool:
+        """Whether some author of a lost stage copies several units: with four stages only that of
+        the second layer has experts, and else no stage has two blocks.
+        """
+        if self.model == "moe":
+            return self.stages < 4 or self.lost in ("all", "adjacent", "apart")
+        return self.stages * self.replicas < 4
+
+    def faults(self, step: int, first_id: str = "loss") -> list[dict[str, Any]]:
+        """Return the faults file of this loss at a step."""
+        stages = {
+            "trainer": (self.stages - 1,),
+            "pod": (self.stages - 1,),
+            "all": tuple(range(self.stages)),
+            "stage": (self.stages - 1,),
+            "adjacent": (1, 2),
+            "apart": (0, 2),
+        }[self.lost]
+        cells = (0,) if self.lost in ("trainer", "pod") else range(self.replicas)
+        inner = (0,) if self.lost in ("trainer", "pod") else range(self.inner)
+        targets = [
+            {"replica": replica, "stage": stage, "inner": rank}
+            for replica, stage, rank in itertools.product(cells, stages, inner)
+        ]
+        faults: list[dict[str, Any]] = []
+        for number, target in enumerate(targets):
+            phase = "vote" if self.at in ("itself", "holder") else self.at
+            if phase == "forward" and target["stage"] > min(stages):
+                phase = "RECV_F"  # what comes to its forward is computed by a stage that is lost
+            fault = {"id": f"{first_id}-{number}", "at": {"step": step, "phase": phase}}
+            action = "kill-pod" if self.lost == "pod" else "kill-trainer"
+            faults.append(fault | {"target": target, "action": action})
+        last = faults[-1]
+        if self.at == "itself":
+            at = {"during": "replay", "of": last["id"]}
+            faults.append({"at": at, "target": last["target"], "action": "kill-trainer"})
+        if self.at == "holder":
+            at = {"during": "mask", "of": last["id"]}
+            target = {"replica": 0, "stage": 0, "inner": 0}
+            faults.append({"at": at, "target": target, "action": "kill-pod"})
+        return faults
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the job's spec says beside its layout."""
+        return {
+            "snapshots": {
+                "enabled": True,
+                "window": self.window,
+                "peers": self.peers,
+                "memory": MEMORY,
+            },
+            "protection": {"domains": min(2, self.num_pods)},
+        }
+
+    @property
+    def gate_steps(self) -> list[int]:
+        """Last versions of the windows before the loss: held, a window is never late."""
+        length = self.window if isinstance(self.window, int) else 1
+        return list(range(length - 1, self.step, length)) if length > 1 else []
+
+    @property
+    def methods(self) -> set[str]:
+        """The methods of recovery one of which the report must name."""
+        if self.place == "early":
+            return {"restart"}
+        if self.lost in ("trainer", "pod") and self.replicas == 2:
+            # Both cells of a stage may live in one pod.
+            return {"mask"} if self.lost == "trainer" or self.slots == 1 else {"mask", "replay"}
+        return {"replay"}
+
+
+def table() -> list[Loss]:
+    """Return the losses of :data:`TABLE`."""
+    return [parse(line) for line in TABLE.strip().splitlines()]
+
+
+def parse(line: str) -> Loss:
+    """Return a loss from its values, in the order of :data:`VALUES`."""
+    known = {str(value): value for values in VALUES.values() for value in values}
+    return Loss(**{n: known[word] for n, word in zip(VALUES, line.split(), strict=True)})
+
+
+def undisturbed(directory: Path, loss: Loss, steps: int, corpus: Path) -> dict[str, Any]:
+    """Return the report of a run without snapshots and losses, in one stage: the bits are these."""
+    layout = Layout(
+        lanes=NUM_LANES,
+        replicas=1,
+        ranks_per_stage=loss.inner,
+        ranks_per_pod=loss.inner,
+        spares=0,
+        experts=loss.model == "moe",
+        dtype=loss.dtype,
+    )
+    with local_job(directory, make_job(layout, steps, corpus)) as job:
+        return job.report()
+
+
+def bits(loss: Loss) -> tuple[str, str, int]:
+    """Return on what the bits of a run depend."""
+    return loss.model, loss.dtype, loss.inner
+
+
+def num_steps(losses: Sequence[Loss]) -> int:
+    """Return the steps of a run with losses one after the other."""
+    return losses[0].step + STEPS_BETWEEN * (len(losses) - 1) + STEPS_AFTER
+
+
+def check_losses(
+    directory: Path, losses: Sequence[Loss], corpus: Path, expected: dict[str, Any]
+) -> dict[str, Any]:
+    """Run a job with losses, one after the other, and compare it with an undisturbed run.
+
+    Args:
+        directory: an empty one.
+        losses: in one layout. The job is whole before each of them.
+        corpus: what the model learns.
+        expected: report of a run that may be longer.
+    """
+    first, gates = losses[0], directory / "gates"
+    gates.mkdir()
+    steps = [first.step + STEPS_BETWEEN * number for number in range(len(losses))]
+    faults = [
+        f
+        for n, (loss, at) in enumerate(zip(losses, steps, strict=True))
+        for f in loss.faults(at, f"loss-{n}")
+    ]
+    before = [step - back for step in steps[1:] for back in (2, 1)]
+    held = sorted({*first.gate_steps, *before})
+    job = make_job(first.layout, num_steps(losses), corpus, gates, held, **first.spec)
+    with local_job(directory, job, faults) as running:
+        for step in held:
+            running.wait_for_members(step, first.layout.num_ranks, or_joining=step + 1 in held)
+            (gates / str(step)).touch()
+        report = running.report()
+    check_report(report, losses, expected)
+    return report
+
+
+def check_report(report: dict[str, Any], losses: Sequence[Loss], expected: dict[str, Any]) -> None:
+    """Compare a run's report with that of an undisturbed run, step by step."""
+    steps = report["digests"]["steps"]
+    assert len(steps) == num_steps(losses)
+    for step, (ours, theirs) in enumerate(zip(steps, expected["digests"]["steps"], strict=False)):
+        assert ours == theirs, f"step {step} differs"
+    if len(steps) == len(expected["digests"]["steps"]):
+        assert report["digests"]["final"] == expected["digests"]["final"]
+    recoveries = [r for r in report["recoveries"] if r["method"] not in ("start", "join")]
+    found = {recovery["method"] for recovery in recoveries}
+    for loss in losses:
+        assert found & loss.methods, (str(loss), recoveries)
+    lost = losses[0].step if losses[0].place == "early" else 0
+    assert report["steps"]["lost"] == lost, recoveries
+    assert all(recovery["exact"] for recovery in recoveries)
+
+
+def pairs(loss: Loss) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
+    """Return all pairs of two factors' values that a loss has."""
+    values = [(name, getattr(loss, name)) for name in VALUES]
+    return itertools.combinations(values, 2)
+
+
+def possible_pairs() -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
+    """Return all pairs that some possible loss has."""
+    found: set[tuple[tuple[str, Any], tuple[str, Any]]] = set()
+    for values in itertools.product(*VALUES.values()):
+        loss = Loss(**dict(zip(VALUES, values, strict=True)))
+        if loss.is_possible:
+            found.update(pairs(loss))
+    return found
