@@ -394,12 +394,11 @@ def _replays(
 
 
 def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: Stores) -> str:
-    """Return why segments do not bring the job to the newest version of a living member."""
-    newest = max(
-        (r.version for r in reports if r.valid and r.lineage == plan.lineage), default=None
-    )
-    if newest is None:
-        newest = max(stores.records, default=-1) + 1
+    """Return why segments do not bring the job to the newest version that is known."""
+    versions = [r.version for r in reports if r.valid and r.lineage == plan.lineage]
+    if not versions and stores.are_empty:
+        return ""  # of a job that begins, nobody expects any
+    newest = max(versions) if versions else max(stores.records, default=-1) + 1
     whys = (
         stores.why_not(position, newest)
         for position, members in enumerate(plan.positions)
