@@ -9,11 +9,10 @@ Everything here is a pure function of names and sizes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_train.exact.layout import BlockLayout, padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,26 +64,6 @@ def tile(
         f"{block}.{unit.name}": tuple(f"{block}.{local}" for local in unit.parameters)
         for unit in units
     }
-
-
-def slices(flat: BlockLayout, parameters: Collection[str]) -> tuple[tuple[int, int], ...]:
-    """Return (start, stop) of each run of some parameters in their block's flat buffer, ascending.
-
-    A parameter's padding goes with it. So the slices of all units of a block are all of its buffer.
-
-    Args:
-        flat: layout of the block.
-        parameters: model-wide names.
-    """
-    runs: list[tuple[int, int]] = []
-    for param in flat.params:
-        if param.name not in parameters:
-            continue
-        start, stop = param.offset, param.offset + padded(param.numel)
-        if runs and runs[-1][1] == start:
-            start = runs.pop()[0]
-        runs.append((start, stop))
-    return tuple(runs)
 
 
 def popularity(

@@ -251,7 +251,11 @@ class SegmentKeeper:
         try:
             room = self._client.room(units.size_bytes(key.unit, key.kind))
             began_s = time.monotonic()
-            units.write(key.unit, key.kind, room.memory)
+            try:
+                units.write(key.unit, key.kind, room.memory)
+            except RuntimeError:  # of the device
+                self._client.give_back(room)
+                raise
         finally:
             left()
         self._pace.note_copy("store", room.memory.nbytes, time.monotonic() - began_s)

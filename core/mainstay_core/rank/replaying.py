@@ -109,6 +109,11 @@ class Stores:
             if record.lineage == self._lineage and (known is None or not known.states):
                 self.records[record.commit.step] = record
 
+    @property
+    def are_empty(self) -> bool:
+        """Return whether no store holds anything."""
+        return not self._units and not self.records
+
     def reach(self, position: int) -> frozenset[int]:
         """Return the versions of a position that can be made anew.
 

@@ -330,12 +330,16 @@ def _choose_version(
     plan: Plan, ordered: Sequence[SettleReport], stores: Stores, *, asked: bool
 ) -> _Goal:
     """Return the version to go on from; ``asked``: the stores were asked what they hold."""
+    durable = max(r.durable for r in ordered)
     stayed = [r for r in ordered if r.settled >= plan.members[r.index].since]
     for counted, origin in ((stayed, "the members that stayed"), (ordered, "returning members")):
         version = _newest(plan, counted, stores)
-        if version is not None:
+        if version is None:
+            continue
+        if version >= durable or _newest(plan, counted) is not None:
             return _Goal(version=version, from_disk=False, counted=counted, origin=origin)
-    version = max(r.durable for r in ordered)
+        # It takes stores, and they reach less than the disk.
+    version = durable
     origin = "the newest durable checkpoint" if version else "the seed's initial state"
     origin += _not_replayed(plan, ordered, stores) if asked else ""
     return _Goal(version=version, from_disk=True, counted=ordered, origin=origin)
@@ -390,12 +394,11 @@ def _replays(
 
 
 def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: Stores) -> str:
-    """Return why segments do not bring the job to the newest version of a living member."""
-    newest = max(
-        (r.version for r in reports if r.valid and r.lineage == plan.lineage), default=None
-    )
-    if newest is None:
-        newest = max(stores.records, default=-1) + 1
+    """Return why segments do not bring the job to the newest version that is known."""
+    versions = [r.version for r in reports if r.valid and r.lineage == plan.lineage]
+    if not versions and stores.are_empty:
+        return ""  # of a job that begins, nobody expects any
+    newest = max(versions) if versions else max(stores.records, default=-1) + 1
     whys = (
         stores.why_not(position, newest)
         for position, members in enumerate(plan.positions)

@@ -133,8 +133,23 @@ class SegmentIndex:
         segment = Segment(header, room)
         place = header.key.position, header.key.unit
         unit = self._units.setdefault(place, _Unit(header.unit_name, header.num_units))
+        if header.key.kind is SegmentKind.STATE:
+            self._drop(self._given_up(unit, header.window))
+        unit = self._units.setdefault(place, unit)
         unit.segments[header.key] = segment
         return segment
+
+    def _given_up(self, unit: _Unit, window: int) -> list[SegmentKey]:
+        """Return a unit's states of windows that were given up: another one has followed.
+
+        What is kept begins with the newest complete window, and one is in flight: those between
+        will never be complete.
+        """
+        return [
+            key
+            for key, segment in unit.segments.items()
+            if key.kind is SegmentKind.STATE and self._from_version < segment.header.window < window
+        ]
 
     def find(self, key: SegmentKey) -> Segment | None:
         """Return a segment; None if it is not kept here."""

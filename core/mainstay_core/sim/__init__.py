@@ -14,6 +14,8 @@ invariant of the protocol that did not hold, if any.
 - ``connections``: the connections of a trainer under its plan
 - ``saving``: what a trainer reads from the disk and writes to it
 - ``surroundings``: what surrounds every process of a run
+- ``segments``: a pod's store of segments, and the ways to it
+- ``keeper``: what a trainer keeps in the memory of pods, and makes anew from it
 - ``trainer``: what a rank's session needs, played
 - ``launcher``: the shell of a pod's launcher
 - ``api_client``: a supervisor's way to the api
@@ -26,6 +28,7 @@ invariant of the protocol that did not hold, if any.
 - ``stage``: everybody who plays in a run
 - ``faults``: faults that strike at a moment or at a place in the code
 - ``scenario``: the job, surroundings and faults that a seed means
+- ``kept``: what was confirmed to be in memory
 - ``checks``: the invariants
 - ``world``: one run
 """

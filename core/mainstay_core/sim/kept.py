@@ -20,7 +20,7 @@ Places = frozenset[str]
 
 
 class Kept:
-    """What was confirmed to be in the memory of pods.
+    """The segments that holders have confirmed, and checks of what becomes of them.
 
     Args:
         num_units: returns the units of a position.
@@ -96,10 +96,16 @@ class Kept:
         outcome: Settlement,
     ) -> None:
         """A quorum has settled, and its stores were asked."""
+        durable = max(r.durable for r in reports)
+        _hold(
+            StateAction.REPLAY not in outcome.actions or outcome.version >= durable,
+            f"I7: {plan.quorum} makes step {outcome.version} anew ({outcome.reason}), though the "
+            f"checkpoint of step {durable} is complete",
+        )
         promised = self._promised(plan, reports, stores)
         lost = StateAction.LOAD in outcome.actions or outcome.version < promised
         _hold(
-            not promised or not lost,
+            promised < max(1, durable) or not lost,
             f"I7: {plan.quorum} goes to step {outcome.version} ({outcome.reason}), though memory "
             f"was told to keep step {promised}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import JobUid
@@ -118,26 +119,28 @@ PAUSE_POINTS = (
     "WaitForPlan",
 )
 """Where a job is while it comes to stand still, and when it goes on."""
-MEMORY_POINTS = (
+WRITE_POINTS = (
     "SNAPSHOT",
     "LOG",
     "logged",
-    "VOTE",
     "vote-posted",
     "votes-gathered",
     "KeepRecord",
     "KeepFrom",
     "APPLY",
     "applied",
+    "FORWARD",
+)
+"""Where segments are written, counted and dropped, and what is between."""
+READ_POINTS = (
     "settle-posted",
     "stores-posted",
     "settle-gathered",
     "REPLAY",
     "replay-half",
     "replayed",
-    "FORWARD",
 )
-"""Where segments are written, counted, dropped and read, and what is between."""
+"""Where it is found out what stores hold, and where they are read."""
 LOSSES = (
     "kill-stage",
     "kill-stage",
@@ -335,14 +338,38 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     shape = replace(scenario.config.shape, steps=scenario.config.shape.steps + rng.randint(0, 6))
     config = replace(scenario.config, shape=shape, snapshots=snapshots)
     faults = list(scenario.faults)
-    harmful = not any(f.kind == "corrupt-state" for f in faults)
-    for _ in range(rng.randint(1, 4)):
-        kind = rng.choice(LOSSES) if harmful and rng.random() < 0.75 else rng.choice(of_memory)
-        point, times = rng.choice(MEMORY_POINTS), rng.randint(1, 12)
-        fault = replace(_draw_fault(rng, kind), at_s=None, point=point, times=times)
-        faults.insert(rng.randint(0, len(faults)), fault)
+    # Of a corrupt state the good copies must not die, see _draw_faults.
+    losses = () if any(f.kind == "corrupt-state" for f in faults) else LOSSES
+    for _ in range(rng.randint(1, 2)):
+        place = rng.randint(0, len(faults))
+        faults[place:place] = draw_losses(rng, shape.num_ranks, of_memory, losses)
     units = rng.choice((1, 2, 3))
     return replace(scenario, config=config, units=units, faults=tuple(faults))
+
+
+def draw_losses(
+    rng: random.Random, num_ranks: int, of_memory: Sequence[str], losses: Sequence[str]
+) -> list[Fault]:
+    """Return a loss of states with what becomes of their copies before it, and meanwhile.
+
+    Args:
+        rng: draws it.
+        num_ranks: of the job; each step passes a point so often.
+        of_memory: kinds of faults of what pods keep.
+        losses: kinds that take states; none for damaged copies alone.
+    """
+    draws: list[tuple[str, tuple[str, ...], int]] = []
+    if rng.random() < 0.5:
+        draws.append((rng.choice(of_memory), WRITE_POINTS, 2 * num_ranks))
+    if losses:
+        draws.append((rng.choice(losses), WRITE_POINTS, 3 * num_ranks))
+    if losses and rng.random() < 0.4:
+        draws.append((rng.choice((*losses, *of_memory)), READ_POINTS, 3))
+    return [
+        replace(_draw_fault(rng, kind), at_s=None, point=rng.choice(points), times=times)
+        for kind, points, most in draws
+        for times in [rng.randint(1, most)]
+    ]
 
 
 def _with_what_lasts(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

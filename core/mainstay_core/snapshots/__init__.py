@@ -11,7 +11,6 @@
 - ``retention``: which window is complete, and what stores keep
 - ``memory``: what stores need for windows and logs
 - ``inventory``: what stores hold, and the answer that a replay lacks something
-- ``gradient_replay``: from copies and logged gradients to a lost state
 - ``stretches``: which lost stages are replayed together
 - ``boundary_replay``: from copies and logged activations to the state of lost stages
 

@@ -15,15 +15,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
-from mainstay_core.base.bounds import MAX_MEMBERS, Index, Longest, Range
+from mainstay_core.base.bounds import Longest
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.units import MAX_UNITS
 
 _Party = TypeVar("_Party", bound=Hashable)
-
-Shares = Annotated[int, Range(1, MAX_MEMBERS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -48,21 +46,6 @@ class Duty:
     def full_bytes(self) -> int:
         """Bytes of their full states."""
         return sum(price.full_bytes for price in self.units)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class ChunkShare:
-    """A part of a position's reduced gradient: the chunks whose index is ``index`` modulo ``of``.
-
-    Chunks are those of design 13.2: 65,536 elements, beginning anew at each block, counted over the
-    blocks of the position.
-    """
-
-    index: Index
-    of: Shares
-
-    def __str__(self) -> str:
-        return f"{self.index} of {self.of}"
 
 
 def divide(order: Sequence[UnitPrice], authors: Iterable[Author]) -> tuple[Duty, ...]:
@@ -113,15 +96,3 @@ def divide_by_weight(weights: Sequence[int], parties: Sequence[_Party]) -> list[
         shares[place].append(number)
         heapq.heapreplace(loads, (load + weights[number], place))
     return [sorted(share) for share in shares]
-
-
-def log_shares(authors: Iterable[Author]) -> dict[Author, ChunkShare]:
-    """Return which part of a step's reduced gradient each author of a position logs.
-
-    After the reduction each of them holds all of it, so any division would do. This one is even to
-    a chunk, and so fine that a unit's gradient comes from many stores at a time.
-    """
-    ordered = sorted(authors)
-    return {
-        author: ChunkShare(index=index, of=len(ordered)) for index, author in enumerate(ordered)
-    }

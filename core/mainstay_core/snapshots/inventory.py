@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
-    MAX_BLOCKS,
     MAX_MEMBERS,
     MAX_TYPES,
     Count,
@@ -22,7 +21,6 @@ from mainstay_core.base.bounds import (
     TypeIndex,
 )
 from mainstay_core.base.ids import PodUid
-from mainstay_core.snapshots.duties import ChunkShare
 from mainstay_core.snapshots.units import MAX_UNITS, Position
 from mainstay_core.snapshots.windows import MAX_LENGTH
 
@@ -51,17 +49,6 @@ class HeldUnit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldLog:
-    """Reduced gradients in a store: one share of each of consecutive steps."""
-
-    position: Position
-    share: ChunkShare
-    first_step: Count
-    stop_step: Count
-    """The step after the last."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBoundary:
     """Tensors in a store that crossed a stage boundary: of some shard types, in some steps."""
 
@@ -83,7 +70,6 @@ class Store:
     domain: Name
     living: bool = True
     units: Annotated[tuple[HeldUnit, ...], Longest(MAX_UNITS)] = ()
-    logs: Annotated[tuple[HeldLog, ...], Longest(MAX_BLOCKS)] = ()
     boundaries: Annotated[tuple[HeldBoundary, ...], Longest(MAX_TYPES)] = ()
 
 
@@ -92,7 +78,6 @@ class Lack(enum.StrEnum):
 
     FULL_STATE = "full state"
     COMPUTE_WEIGHTS = "compute weights"
-    GRADIENT_LOG = "gradient log"
     BOUNDARY_LOG = "boundary log"
     WINDOW = "window"
     """The needed version comes before the window's last, so nobody can have needed it."""

@@ -132,23 +132,3 @@ def _holders(
     if found is None:
         raise InvalidSpecError(field, f"names {position} in the pod {pod}, which has no copies")
     return found
-
-
-def check_stores(needs: Iterable[StoreNeed], limit_mib: int, field: str) -> None:
-    """Refuse a limit with which some store would not work.
-
-    Args:
-        needs: of all stores.
-        limit_mib: memory of each store.
-        field: path of the setting, for the error.
-
-    Raises:
-        InvalidSpecError: the limit is too low; the message says the least that works, and why.
-    """
-    largest = max(needs, key=lambda need: (need.size_bytes, need.pod), default=None)
-    if largest is not None and largest.size_mib > limit_mib:
-        raise InvalidSpecError(
-            field,
-            f"is {limit_mib} MiB, must be at least {largest.size_mib} MiB: the store of pod "
-            f"{largest.pod} needs {largest.reason}",
-        )

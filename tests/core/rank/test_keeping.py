@@ -18,15 +18,19 @@ from tests.core.rank.test_session import Played, run
 from mainstay_core.rank import machine
 from mainstay_core.rank.connections import Ends
 from mainstay_core.rank.events import (
+    Applied,
     Apply,
     Compute,
     KeepFrom,
     KeepRecord,
     LoadFailed,
     LoadState,
+    QuorumLost,
+    Reduced,
     ReportsGathered,
     Snapshot,
     StateLoaded,
+    TodoDone,
     VotesGathered,
 )
 from mainstay_core.rank.machine import Phase, RankState
@@ -35,7 +39,7 @@ from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import SnapshotRules
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Cause
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import CommitRecord, SnapshotStatus, Vote
 
@@ -63,7 +67,7 @@ def test_a_settle_begins_a_window_and_its_first_instalment_is_copied_before_the_
 def test_a_settle_gives_the_window_before_it_up() -> None:
     state = replace(computing(snapshots=RULES), version=1)
     later = machine.saw_plan(state, make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2))
-    adopting = follow(later, machines.TodoDone(())).state
+    adopting = follow(later, TodoDone(())).state
     stayed = tuple(report(i, 1, settled=1, lineage=0) for i in range(2))
 
     outcome = machine.step(adopting, ReportsGathered(stayed))
@@ -82,7 +86,7 @@ def test_a_commit_is_kept_before_it_is_applied_and_the_next_window_begins_when_o
     assert isinstance(record, KeepRecord)
     assert isinstance(apply, Apply)
     assert record.record.commit == apply.commit
-    after = machine.step(outcome.state, machines.Applied("after", apply.commit))
+    after = machine.step(outcome.state, Applied("after", apply.commit))
     assert after.state.window == Window(first=1, length=1)
     assert Snapshot(1, Window(first=1, length=1)) in after.actions
 
@@ -144,9 +148,9 @@ def test_a_replay_that_fails_parks_with_what_was_wrong_and_leaves_no_valid_state
 
 def test_a_rank_that_rolls_forward_keeps_the_commit_without_digests() -> None:
     state = replace(computing(snapshots=RULES), mark="q1-n", digest="digest")
-    commit = machines.EVENTS[machines.Applied].commit  # type: ignore[union-attr]
+    commit = machines.EVENTS[Applied].commit  # type: ignore[union-attr]
     later = machine.saw_plan(state, make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2))
-    adopting = follow(later, machines.TodoDone(())).state
+    adopting = follow(later, TodoDone(())).state
     ahead = report(1, 1, settled=1, certified_in="q1-n", commit=commit)
     mine = report(0, 0, settled=1, mark="q1-n")
 
@@ -164,9 +168,9 @@ def walk(**fields: object) -> list[str]:
     for version in range(2):
         outcome = applied(state, vote(version), vote(version))
         lines += [repr(action) for action in outcome.actions]
-        held = (machines.Partial(lane=0, first=0, last=0),)
-        state = follow(outcome.state, machines.TodoDone(held), machines.Reduced()).state
-    return [*lines, repr(machine.step(replace(state), machines.QuorumLost("gone")).actions)]
+        held = (Partial(lane=0, first=0, last=0),)
+        state = follow(outcome.state, TodoDone(held), Reduced()).state
+    return [*lines, repr(machine.step(replace(state), QuorumLost("gone")).actions)]
 
 
 def test_a_job_without_snapshots_has_not_one_action_more() -> None:

@@ -107,6 +107,17 @@ def test_when_all_are_lost_the_newest_version_whose_commits_stores_know_is_made_
     assert outcome.reason == "step 7 from segments alone: 4 replay"
 
 
+def test_a_checkpoint_that_is_newer_than_what_stores_reach_is_loaded() -> None:
+    pods = store("a", 0, (4, 4), 6, first=4), store("c", 1, (4, 4), 6, first=4)
+    absent = [lost(i, durable=version) for i, version in enumerate((2, 8, 0, 2))]
+
+    assert settled(grid(), absent, *pods).actions == (LOAD,) * 4
+    assert settled(grid(), absent, *pods).version == 8
+    assert settled(grid(), [lost(i, durable=7) for i in range(4)], *pods).version == 7
+    replayed = settled(grid(), [lost(i, durable=7) for i in range(4)], *pods)
+    assert replayed.actions == (REPLAY,) * 4, "the disk has no more, and memory is nearer"
+
+
 def test_a_version_whose_last_commit_nobody_knows_is_not_settled_on() -> None:
     # The states are there, but the next commit would begin its totals anew.
     pods = store("a", 0, (4, 4), 3, first=4), store("c", 1, (4, 4), 3, first=4)

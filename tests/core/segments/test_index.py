@@ -112,6 +112,19 @@ def test_what_is_older_goes_and_does_not_come_back() -> None:
     assert "older than version 2" in index.refusal_of(header_of(key_of(1)))
 
 
+def test_states_of_a_window_that_was_given_up_go_when_the_next_one_writes() -> None:
+    index = store()
+    index.keep_from(0, 2)
+    for version, window in ((2, 2), (3, 2), (5, 5), (7, 7)):
+        put(index, header_of(key_of(version), window=window))
+    put(index, header_of(key_of(6, kind="gradient"), window=5))
+
+    (unit,) = report(index).units
+
+    assert unit.states == (2, 3, 7)
+    assert unit.gradients == (Run(first=6, last=6),)
+
+
 def test_a_new_lineage_voids_what_was_kept() -> None:
     index = store()
     put(index, header_of(key_of(5)))
@@ -194,6 +207,19 @@ class Twin:
     def wants(self, lineage: int, version: int) -> bool:
         return lineage == self.lineage and version >= self.from_version
 
+    def give_up(self, new: SegmentHeader) -> None:
+        """Drop states of the unit's windows between the complete one and that of a new state."""
+        if new.key.kind != "state":
+            return
+        place = new.key.position, new.key.unit
+        self.kept = {
+            k: h
+            for k, h in self.kept.items()
+            if (k.position, k.unit) != place
+            or k.kind != "state"
+            or not self.from_version < h.window < new.window
+        }
+
     def report(self, lineage: int) -> StoreReport:
         units = []
         places = {(k.position, k.unit) for k in self.kept if k.lineage == lineage}
@@ -232,13 +258,15 @@ def test_a_store_keeps_what_its_twin_keeps(seed: int) -> None:
         key = key_of(version, rng.randrange(3), kind, lineage, rng.randrange(2))
         action = rng.choice(["put", "put", "put", "discard", "keep", "record", "hold", "release"])
         if action == "put":
-            header = header_of(key, rng.randrange(3 * PAGE_BYTES), nonce=str(rng.random()))
+            more = {"nonce": str(rng.random()), "window": rng.randrange(version + 1)}
+            header = header_of(key, rng.randrange(3 * PAGE_BYTES), **more)
             refusal = index.refusal_of(header)
             assert (refusal == "") == (lineage > twin.lineage or twin.wants(lineage, version))
             room = index.take_room(header.size_bytes)
             if refusal == "" and room is not None:
                 index.put(header, room)
                 twin.move_to(lineage, 0)
+                twin.give_up(header)
                 twin.kept[key] = header
             elif room is not None:
                 index.give_room_back(room)

@@ -35,6 +35,7 @@ from mainstay_core.supervisor import conversation, outbox, slots
 from mainstay_core.supervisor import machine as supervisor_machine
 from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import SettleReport
 
 
@@ -182,10 +183,13 @@ _SETTLE = settle.settle
 
 
 def _settle_without_tiers(
-    plan: Plan, shards_per_lane: int, reports: Sequence[SettleReport]
+    plan: Plan,
+    shards_per_lane: int,
+    reports: Sequence[SettleReport],
+    stores: Sequence[StoreReport] = (),
 ) -> settle.Settlement:
     members = tuple(replace(m, since=-1) for m in plan.members)
-    return _SETTLE(replace(plan, members=members), shards_per_lane, reports)
+    return _SETTLE(replace(plan, members=members), shards_per_lane, reports, stores)
 
 
 def _reach_any_certificate(

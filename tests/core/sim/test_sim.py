@@ -4,13 +4,15 @@ from collections import Counter
 from inspect import getcoroutinestate
 
 import pytest
+from tests.core.sim.memory_mutants import MEMORY_MUTANTS
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
-from mainstay_core.sim.scenario import LASTING, PLANNED
+from mainstay_core.sim.scenario import IN_MEMORY, KINDS, LASTING, PLANNED
 
 SEEDS_PER_TEST = 10
+ALL_MUTANTS = {**MUTANTS, **MEMORY_MUTANTS}
 
 
 @pytest.mark.parametrize("first", range(0, 40, SEEDS_PER_TEST))
@@ -89,6 +91,24 @@ def test_a_recovery_that_repeats_itself_escalates_and_the_job_goes_on() -> None:
     assert seen["plan re-form"]
 
 
+def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(30):
+        outcome = simulate(draw(seed, kinds=IN_MEMORY))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["plan replay"]
+    assert seen["replayed"]
+
+
+def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:
+    others = tuple(kind for kind in KINDS if kind not in IN_MEMORY)
+    for seed in range(30):
+        scenario = draw(seed)
+        if scenario.config.snapshots is None:
+            assert scenario == draw(seed, kinds=others)
+
+
 def test_a_run_is_a_function_of_its_seed() -> None:
     one, other = (simulate(draw(7), tracing=True) for _ in range(2))
     assert one == other
@@ -120,10 +140,10 @@ def test_a_run_leaves_no_thread_that_never_began() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.chaos] if MUTANTS[name].is_rare else [])
-        for name in sorted(MUTANTS)
+        pytest.param(name, marks=[pytest.mark.chaos] if ALL_MUTANTS[name].is_rare else [])
+        for name in sorted(ALL_MUTANTS)
     ],
 )
 def test_the_simulation_finds(name: str) -> None:
-    mutant = MUTANTS[name]
+    mutant = ALL_MUTANTS[name]
     assert find(mutant) is not None, f"{mutant.why}: not found in {mutant.seeds} seeds"

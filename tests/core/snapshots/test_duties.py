@@ -8,7 +8,7 @@ import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
-from mainstay_core.snapshots.duties import Author, ChunkShare, divide, log_shares
+from mainstay_core.snapshots.duties import Author, divide
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.windows import plan_length
 
@@ -65,14 +65,6 @@ def test_more_cells_make_the_window_shorter() -> None:
     ]
 
     assert lengths == [7, 3, 1, 1]
-
-
-def test_logs_are_divided_into_as_many_shares_as_there_are_authors() -> None:
-    authors = authors_of(3)
-
-    assert log_shares(reversed(authors)) == {
-        author: ChunkShare(index=index, of=3) for index, author in enumerate(authors)
-    }
 
 
 def test_a_position_without_a_living_cell_has_no_authors() -> None:

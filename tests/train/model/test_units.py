@@ -1,14 +1,11 @@
 """Units tile a block, and a frozen one skips its weight gradient and moves no other bit."""
 
-import random
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import nn
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_train.exact import draws, layout, numerics
+from mainstay_train.exact import draws, numerics
 from mainstay_train.model import blocks, split, units, workload
 from mainstay_train.model.units import Unit
 
@@ -56,27 +53,6 @@ def test_two_units_of_one_name_are_refused():
     twice = [Unit(name="a", parameters=("x",)), Unit(name="a", parameters=("y",))]
     with pytest.raises(InvalidSpecError, match=r"names the units \['a'\] twice"):
         units.tile("block", twice, ("x", "y"))
-
-
-def test_slices_of_all_units_are_the_whole_buffer_once():
-    rng = random.Random(3)
-    for _ in range(200):
-        shapes = {f"p{i}": (rng.randint(1, 200),) for i in range(rng.randint(1, 8))}
-        flat = layout.BlockLayout.of("b", shapes)
-        owners = {param.name: rng.randrange(3) for param in flat.params}
-        found = [
-            units.slices(flat, {name for name, owner in owners.items() if owner == unit})
-            for unit in range(3)
-        ]
-        marks = [0] * flat.size
-        for runs in found:
-            assert all(a[1] < b[0] for a, b in pairwise(runs)), "runs are merged"
-            for start, stop in runs:
-                marks[start:stop] = [m + 1 for m in marks[start:stop]]
-        assert marks == [1] * flat.size
-        for param in flat.params:
-            (runs,) = [r for r, u in zip(found, range(3), strict=True) if u == owners[param.name]]
-            assert any(s <= param.offset and param.offset + param.numel <= e for s, e in runs)
 
 
 def test_a_layer_with_experts_has_a_unit_for_each_the_router_and_the_rest():

@@ -1,0 +1,187 @@
+"""Deliberate mistakes in what is kept in the memory of pods, and in what is made anew from it.
+
+As in :mod:`tests.core.sim.mutants`: each removes one rule from a running simulation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.core.sim.mutants import Mutant
+
+from mainstay_core.rank import machine as rank_machine
+from mainstay_core.rank import settle, windows
+from mainstay_core.rank.events import KeepFrom
+from mainstay_core.rank.replaying import Stores
+from mainstay_core.rank.state import RankState
+from mainstay_core.sim import draw, keeper
+from mainstay_core.sim.keeper import SegmentKeeper
+from mainstay_core.sim.scenario import Scenario, draw_losses
+from mainstay_core.snapshots.windows import Window
+from mainstay_core.wire.segments import SegmentKind
+from mainstay_core.wire.votes import SnapshotStatus, Vote
+
+
+def draw_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return a scenario with snapshots in memory that meets faults of some kinds only.
+
+    Four cells of each position leave a majority when one of them has a bad state.
+    """
+    scenario, rng = draw(seed, ("damage-segment",)), random.Random(f"snapshots of {kinds} {seed}")
+    shape = replace(
+        scenario.config.shape,
+        lanes=4,
+        replicas=4,
+        stages=rng.choice((1, 2)),
+        ranks_per_stage=1,
+        ranks_per_pod=1,
+        steps=10,
+    )
+    faults = [f for _ in range(2) for f in draw_losses(rng, shape.num_ranks, kinds, kinds)]
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    snapshots = replace(snapshots, memory_bytes=1 << 32, num_instalments=rng.choice((1, 2)))
+    config = replace(scenario.config, shape=shape, snapshots=snapshots)
+    return replace(scenario, config=config, slots_per_pod=1, faults=tuple(faults))
+
+
+def _complete_at_once(
+    state: RankState, votes: Sequence[Vote]
+) -> tuple[RankState, tuple[KeepFrom, ...]]:
+    """A window is complete once its last instalment is due, wherever its copies are."""
+    told = [
+        replace(v, snapshots=replace(v.snapshots, copied=state.version + 1))
+        for v in votes
+        if v.snapshots
+    ]
+    return _NOTE_COPIES(state, told)
+
+
+_NOTE_COPIES = windows.note_copies
+
+
+def _own_length(state: RankState) -> RankState:
+    """Each rank spreads its snapshot as it likes."""
+    if state.snapshots is None:
+        return state
+    window = Window(first=state.version, length=1 + state.index % 3)
+    return replace(state, window=window)
+
+
+_WRITE = vars(SegmentKeeper)["_write"]
+
+
+def _write_once(own: Any, plan: Any, holders: Any, key: Any, whole: str) -> None:
+    """What an attempt before has written of a gradient counts."""
+    if key.kind is SegmentKind.GRADIENT and own._client.is_held(key):
+        return
+    _WRITE(own, plan, holders, key, whole)
+
+
+async def _log_without_holders(
+    own: Any, wait: Any, plan: Any, index: int, lineage: int, step: int
+) -> bool:
+    """A rank votes that its gradient is kept as soon as it has sent it."""
+    del wait
+    reduced = own._owner.made_cell().reduced
+    for key in own.duty(plan, index, lineage, step):
+        own._write(plan, own._authorship(plan, index).holders, key, reduced)
+    return True
+
+
+_JUDGE, _REFUSED = rank_machine.judge, vars(rank_machine)["_refused"]
+_VOTES: list[Sequence[Vote]] = []
+
+
+def _judge_and_remember(plan: Any, votes: Sequence[Vote], *rest: Any) -> Any:
+    _VOTES[:] = [votes]
+    return _JUDGE(plan, votes, *rest)
+
+
+def _refused_counts_copies(state: RankState, verdict: Any, prefix: Any, *rest: Any) -> Any:
+    """Copies of states that a vote has found bad complete a window."""
+    counts: tuple[KeepFrom, ...] = ()
+    if verdict.state_bad and _VOTES and state.phase is rank_machine.Phase.VOTING:
+        state, counts = windows.note_copies(state, _VOTES[0])
+    return _REFUSED(state, verdict, (*prefix, *counts), *rest)
+
+
+def _newest_without_commits(plan: Any, reports: Any, stores: Stores | None = None) -> int | None:
+    """A gradient that is kept is one of a step that was committed."""
+    if stores is None:
+        return _NEWEST(plan, reports)
+    known = stores.records
+    stores.records = dict.fromkeys(range(100), next(iter(known.values()), None))  # type: ignore[arg-type]
+    try:
+        return _NEWEST(plan, reports, stores)
+    finally:
+        stores.records = known
+
+
+_NEWEST = settle._newest
+
+
+def _status_at_once(own: Any, version: int, *, logged: bool) -> SnapshotStatus:
+    """A rank tells that its states are copied once it has begun to copy them."""
+    return replace(_STATUS(own, version, logged=logged), copied=version + 1)
+
+
+_STATUS = vars(SegmentKeeper)["status"]
+
+_IN_MEMORY = ("damage-segment",)
+
+MEMORY_MUTANTS = {
+    "window-dropped-too-early": Mutant(
+        "the window before is dropped while states of this one are on their way",
+        [(windows, "note_copies", _complete_at_once)],
+        _IN_MEMORY,
+        first=8,
+    ),
+    "copied-once-begun": Mutant(
+        "a state counts as copied before its holders have it",
+        [(SegmentKeeper, "status", _status_at_once)],
+        _IN_MEMORY,
+        first=8,
+    ),
+    "own-window-length": Mutant(
+        "each rank spreads its snapshot over as many versions as it likes",
+        [(windows, "begin_window", _own_length)],
+        _IN_MEMORY,
+    ),
+    "log-of-another-attempt": Mutant(
+        "the gradient of an attempt that was refused counts as that of the step",
+        [(SegmentKeeper, "_write", _write_once)],
+        ("corrupt-gradient",),
+        draws=draw_snapshots,
+    ),
+    "refused-state-counts": Mutant(
+        "copies of states that a vote has found bad complete a window",
+        [
+            (rank_machine, "judge", _judge_and_remember),
+            (rank_machine, "_refused", _refused_counts_copies),
+        ],
+        ("corrupt-state",),
+        draws=draw_snapshots,
+    ),
+    "voted-before-logged": Mutant(
+        "a rank votes that its gradient is kept as soon as it has sent it",
+        [(SegmentKeeper, "log", _log_without_holders)],
+        _IN_MEMORY,
+    ),
+    "damage-not-looked-for": Mutant(
+        "nobody compares a segment with the digest that it was written with",
+        [(keeper, "is_whole", lambda *_: True)],
+        ("damage-segment", "damage-segment", "kill-stage", "kill-all"),
+        draws=draw_snapshots,
+        first=20,
+    ),
+    "replay-without-commit": Mutant(
+        "a gradient that is kept is applied again whether or not its step was committed",
+        [(settle, "_newest", _newest_without_commits)],
+        _IN_MEMORY,
+        first=23,
+    ),
+}
