@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -266,9 +266,9 @@ def table() -> list[Loss]:
 
 
 def parse(line: str) -> Loss:
-    """Return a loss from its values, in the order of :data:`VALUES`."""
+    """Return a loss from its values, in the order of :data:`VALUES`; the last may be left out."""
     known = {str(value): value for values in VALUES.values() for value in values}
-    return Loss(**{n: known[word] for n, word in zip(VALUES, line.split(), strict=True)})
+    return Loss(**{n: known[word] for n, word in zip(VALUES, line.split(), strict=False)})
 
 
 def undisturbed(directory: Path, loss: Loss, steps: int, corpus: Path) -> dict[str, Any]:
@@ -309,6 +309,7 @@ def check_losses(
     """
     first, gates = losses[0], directory / "gates"
     gates.mkdir()
+    layout = replace(first.layout, spares=max(loss.layout.spares for loss in losses))
     steps = [first.step + STEPS_BETWEEN * number for number in range(len(losses))]
     faults = [
         f
@@ -317,10 +318,10 @@ def check_losses(
     ]
     before = [step - back for step in steps[1:] for back in (2, 1)]
     held = sorted({*first.gate_steps, *before})
-    job = make_job(first.layout, num_steps(losses), corpus, gates, held, **first.spec)
+    job = make_job(layout, num_steps(losses), corpus, gates, held, **first.spec)
     with local_job(directory, job, faults) as running:
         for step in held:
-            running.wait_for_members(step, first.layout.num_ranks, or_joining=step + 1 in held)
+            running.wait_for_members(step, layout.num_ranks, or_joining=step + 1 in held)
             (gates / str(step)).touch()
         report = running.report()
     check_report(report, losses, expected)

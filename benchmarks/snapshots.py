@@ -1,0 +1,209 @@
+"""Measures the step time with snapshots in the memory of pods, and the bytes that each step copies.
+
+    python benchmarks/snapshots.py [--quick] [--rounds 12] [--steps 8] [--only waiting|llama]
+
+One process trains one stage: compute, canonical reduction, log, vote, apply, digests. The stores of
+two pods run in processes of their own, and all that goes to them takes the product's way. Rounds
+take turns without snapshots (``none``), with a window over as many steps as there are units, 16 at
+most (``sparse``), and with the whole state copied in every step (``dense``). Each round begins in a
+new window. Ratios are of a round's time to that of the round without in the same turn, with the
+95 % interval of their median (bootstrap).
+
+``waiting`` is a model whose device is played by sleep, so that copies find a free CPU, as beside an
+accelerator; ``llama`` is the demo's model, computed by the same cores that copy. CPU is that of the
+whole round beyond the round without, by thread: what ``copy`` and ``digest`` take in the trainer,
+and what both stores take to send and to receive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import demo
+from support.segment_stage import SegmentStage, running_stores
+
+from mainstay_core.job.config import MAX_AUTO_WINDOW
+from mainstay_core.snapshots.windows import plan_instalments
+from mainstay_core.wire.segments import SegmentKind
+from mainstay_train.exact import digests, numerics
+from mainstay_train.snapshots.unit_bytes import UnitBytes
+
+MIB = 2**20
+MEMORY_BYTES = 2048 * MIB
+MODES = ("none", "sparse", "dense")
+WAITING = {"deviceMillisecondsPerToken": 8.0, "sequence": 64, "width": 512, "layers": 8}
+RESAMPLES = 2000
+
+
+@dataclass(slots=True)
+class Parts:
+    """Seconds of CPU by part."""
+
+    copy: float = 0.0
+    digest: float = 0.0
+
+
+@dataclass(slots=True)
+class Mode:
+    """The rounds of one mode."""
+
+    length: int
+    round_s: list[float] = field(default_factory=list)
+    process_s: list[float] = field(default_factory=list)
+    """CPU of the trainer's process."""
+    copy_s: list[float] = field(default_factory=list)
+    digest_s: list[float] = field(default_factory=list)
+    stores_s: list[float] = field(default_factory=list)
+    held_bytes: int = 0
+    """The most that the trainer's pod had of it."""
+    num_complete: int = 0
+
+
+@contextmanager
+def measured(parts: Parts) -> Iterator[None]:
+    """Measure the CPU that copies and their digests take, in whatever thread."""
+    write, digest = UnitBytes.write, UnitBytes.digest
+
+    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            began_s = time.thread_time()
+            try:
+                return function(*args)
+            finally:
+                setattr(parts, part, getattr(parts, part) + time.thread_time() - began_s)
+
+        return call
+
+    UnitBytes.write = timed("copy", write)  # type: ignore[method-assign]
+    UnitBytes.digest = timed("digest", digest)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        UnitBytes.write, UnitBytes.digest = write, digest  # type: ignore[method-assign]
+
+
+def run_round(
+    stage: SegmentStage, mode: Mode, steps: int, parts: Parts, stores_cpu_s: Callable[[], float]
+) -> None:
+    """Train some steps in a mode, and note what they took."""
+    before, stores_s = (parts.copy, parts.digest), stores_cpu_s()
+    complete = stage.num_complete
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        stage.step(mode.length)
+    mode.round_s.append(time.perf_counter() - began_s)
+    if mode.length:
+        mode.held_bytes = max(mode.held_bytes, stage.held_bytes())
+        mode.num_complete += stage.num_complete - complete
+        stage.stop_keeping()
+    mode.process_s.append(time.process_time() - cpu_s)
+    mode.copy_s.append(parts.copy - before[0])
+    mode.digest_s.append(parts.digest - before[1])
+    mode.stores_s.append(stores_cpu_s() - stores_s)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of some values, and its 95 % interval by the bootstrap."""
+    rng = random.Random(1)
+    medians = sorted(
+        statistics.median(rng.choices(values, k=len(values))) for _ in range(RESAMPLES)
+    )
+    low, high = medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
+    return statistics.median(values), low, high
+
+
+def measure(entrypoint: str, config: dict[str, Any], turns: int, steps: int) -> None:
+    """Train in turns, and print the table of one workload."""
+    with running_stores(MEMORY_BYTES) as stores:
+        stage = SegmentStage(entrypoint, config, stores)
+        units = stage.units()
+        length = min(MAX_AUTO_WINDOW, len(units.names))
+        steps = max(steps, 2 * length)
+        modes = {"none": Mode(0), "sparse": Mode(length), "dense": Mode(1)}
+        parts = Parts()
+        with measured(parts):
+            for mode in modes.values():
+                # Buffers, code and the stores' memory are there: a page is slow when it is new.
+                for _ in range(max(2, 2 * mode.length)):
+                    stage.step(mode.length)
+                stage.stop_keeping()
+            for _ in range(turns):
+                for mode in modes.values():
+                    run_round(stage, mode, steps, parts, stores.cpu_s)
+        show(units, modes, steps)
+
+
+def show(units: UnitBytes, modes: dict[str, Mode], steps: int) -> None:
+    """Print the table of one workload."""
+    print(
+        f"{len(units.names)} units, {sum(p.full_bytes for p in units.prices) / MIB:.1f} MiB of "
+        f"state; {len(modes['none'].round_s)} turns"
+    )
+    print(
+        "| snapshots | window | windows complete | step ms | ratio (95 %) | MiB of states per step "
+        "| largest / mean instalment | MiB of gradients per step | CPU ms per step: trainer beyond "
+        "none | copy | digest | both stores | held MiB |"
+    )
+    print("| --- |" + " --- |" * 12)
+    none = modes["none"]
+    order = tuple(reversed(units.prices))
+    logged = sum(units.size_bytes(n, SegmentKind.GRADIENT) for n in range(len(units.names))) / MIB
+    for name, mode in modes.items():
+        per_step = [s / steps for s in mode.round_s]
+        ratios = [a / b for a, b in zip(mode.round_s, none.round_s, strict=True)]
+        ratio, low, high = interval(ratios)
+        row = [name, str(mode.length or "-"), str(mode.num_complete or "-")]
+        row += [f"{1e3 * statistics.median(per_step):.1f}", f"{ratio:.3f} ({low:.3f}-{high:.3f})"]
+        if mode.length:
+            sizes = [i.size_bytes for i in plan_instalments(order, mode.length)]
+            mean = statistics.mean(sizes)
+            beyond = statistics.median(
+                (a - b) / steps for a, b in zip(mode.process_s, none.process_s, strict=True)
+            )
+            cpu = [
+                statistics.median(v) / steps for v in (mode.copy_s, mode.digest_s, mode.stores_s)
+            ]
+            row += [f"{mean / MIB:.2f}", f"{max(sizes) / mean:.2f}", f"{logged:.2f}"]
+            row += [f"{1e3 * value:.1f}" for value in (beyond, *cpu)]
+            row += [f"{mode.held_bytes / MIB:.0f}"]
+        else:
+            row += ["-"] * 8
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two turns")
+    parser.add_argument("--rounds", type=int, default=12, help="turns")
+    parser.add_argument("--steps", type=int, default=8, help="steps of a round, at least a window")
+    parser.add_argument("--only", choices=("waiting", "llama"))
+    options = parser.parse_args()
+    turns = 2 if options.quick else options.rounds
+    torch.set_num_threads(1)
+    numerics.setup("cpu")
+    digests.warm_up()
+    print(f"load average before: {os.getloadavg()[0]:.1f}")
+    if options.only in (None, "waiting"):
+        entry = f"{Path(__file__).parent / 'emulated_accelerator.py'}:workload"
+        print("\na device that waits:", end=" ")
+        measure(entry, dict(WAITING), turns, options.steps)
+    if options.only in (None, "llama"):
+        with tempfile.TemporaryDirectory(prefix="bench-") as corpus:
+            (Path(corpus) / "text.txt").write_text(Path(__file__).read_text() * 40)
+            print("\nthe demo's model:", end=" ")
+            measure("", demo.MODEL | {"data": {"path": corpus}}, turns, options.steps)
+
+
+if __name__ == "__main__":
+    main()

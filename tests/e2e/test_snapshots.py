@@ -1,0 +1,169 @@
+"""Every cell of a stage is lost, and the job goes on from the memory of pods, with the same bits.
+
+The bits are those of an undisturbed run *without* snapshots. ``make chaos`` has every pair of what
+is lost, when, and in which layout (:mod:`tests.e2e.stage_losses`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e import matrix, stage_losses
+from tests.e2e.harness import Layout, LocalJob, local_job, make_job
+from tests.e2e.stage_losses import Loss
+
+from mainstay_core.segments.frames import SOCKET_NAME
+from mainstay_core.wire.segments import SegmentKey, SegmentKind, UnitHeld
+from mainstay_train.state.segments import SegmentClient
+
+pytestmark = pytest.mark.slow
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
+RUNS = {
+    "a-stage-of-two": ["trainer log last 2", "pod vote first 2", "all apply first 2"],
+    "stages-of-four": [
+        "adjacent apply first 1 moe bfloat16 4 1 2",
+        "apart snapshot first 1 moe bfloat16 4 1 2",
+        "trainer itself first 1 moe bfloat16 4 1 2",
+    ],
+    "every-copy": [
+        "stage logged first Auto llama float32 1 2",
+        "all forward first Auto llama float32 1 2",
+    ],
+    "a-holder-too": ["trainer holder first 3 llama float32 4"],
+    "before-a-window": ["trainer snapshot early 2 moe bfloat16"],
+}
+"""Losses of a run, one after the other; what is left out has its default."""
+LOSSES = {name: [stage_losses.parse(line) for line in lines] for name, lines in RUNS.items()}
+HELD_AT = 6
+"""The step before which segments are damaged."""
+STAGE_LOST = 1
+FLIPPED = 0x01
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return matrix.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[Any, Any]:
+    """Reports of undisturbed runs without snapshots, one for each set of bits."""
+    examples = {stage_losses.bits(losses[0]): losses[0] for losses in LOSSES.values()}
+    steps = max(map(stage_losses.num_steps, LOSSES.values()))
+    return {
+        bits: stage_losses.undisturbed(tmp_path_factory.mktemp("undisturbed"), loss, steps, corpus)
+        for bits, loss in examples.items()
+    }
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_lost_stages_leave_no_trace_in_the_bits(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any], name: str
+) -> None:
+    losses = LOSSES[name]
+    stage_losses.check_losses(tmp_path, losses, corpus, undisturbed[stage_losses.bits(losses[0])])
+
+
+def test_a_lost_own_loop_leaves_no_trace_in_the_bits(tmp_path: Path, corpus: Path) -> None:
+    layout = Layout(lanes=2, replicas=2, spares=0)
+    workload = {
+        "entrypoint": f"{EXAMPLE}:train",
+        "config": {"width": 32, "sequence": 16, "samples": 2, "path": str(corpus)},
+    }
+    snapshots = {"enabled": True, "window": 2, "peers": 1, "memory": stage_losses.MEMORY}
+    faults = [
+        {"at": {"step": 5, "phase": "vote"}, "target": target, "action": "kill-trainer"}
+        for target in ({"replica": 0, "stage": 0}, {"replica": 1, "stage": 0})
+    ]
+    reports = []
+    for name, spec, kills in (
+        ("plain", {"parallelism": {"replicas": 1}}, []),
+        ("lost", {"snapshots": snapshots}, faults),
+    ):
+        (tmp_path / name).mkdir()
+        job = make_job(layout, 9, corpus, **spec)
+        job["spec"]["workload"] = workload
+        with local_job(tmp_path / name, job, kills) as running:
+            reports.append(running.report())
+    plain, lost = reports
+    assert lost["digests"] == plain["digests"]
+    assert lost["steps"]["lost"] == 0
+    assert "replay" in {recovery["method"] for recovery in lost["recoveries"]}
+
+
+# Segments that are damaged while they lie in memory ------------------------------------------
+
+
+@contextmanager
+def store_of(job: LocalJob, pod: str) -> Iterator[SegmentClient]:
+    """A connection to a pod's store, as its trainers have one: they write into the same memory."""
+    (socket,) = job.state_dir.glob(f"pods/{pod}*/{SOCKET_NAME}")
+    client = SegmentClient(str(socket), 0, "test", "127.0.0.1")
+    try:
+        yield client
+    finally:
+        client.shutdown("done")
+
+
+def states_of(client: SegmentClient) -> tuple[UnitHeld, ...]:
+    """What a store holds of the lost stage."""
+    return tuple(u for u in client.report(0).units if u.position == STAGE_LOST)
+
+
+def damage(job: LocalJob, pod: str) -> str:
+    """Flip a bit in each state of the first unit of the lost stage; return the unit's name."""
+    with store_of(job, pod) as client:
+        job.wait_until(lambda: any(HELD_AT in u.states for u in states_of(client)))
+        unit = next(u for u in states_of(client) if HELD_AT in u.states)
+        for version in unit.states:
+            key = SegmentKey(
+                lineage=0,
+                position=STAGE_LOST,
+                unit=unit.unit,
+                kind=SegmentKind.STATE,
+                version=version,
+            )
+            with client._reading(key) as found:
+                assert found is not None
+                client._arena[found.offset] ^= FLIPPED
+        return unit.unit_name
+
+
+def run_damaged(directory: Path, corpus: Path, *, everywhere: bool) -> tuple[dict[str, Any], str]:
+    """Lose a stage after some of its copies were damaged; return the report and the unit's name."""
+    loss = Loss(lost="trainer", at="vote", place="first", window=1)
+    (directory / "gates").mkdir()
+    job = make_job(loss.layout, 9, corpus, directory / "gates", [HELD_AT], **loss.spec)
+    with local_job(directory, job, loss.faults(HELD_AT)) as running:
+        running.wait_for_members(HELD_AT, 2)
+        members = sorted(running.fetch("members"), key=lambda member: str(member["rank"]))
+        pods = [str(member["slot"]).partition("/")[0] for member in members]
+        names = [damage(running, pod) for pod in (pods if everywhere else pods[STAGE_LOST:])]
+        (directory / "gates" / str(HELD_AT)).touch()
+        return running.report(), names[0]
+
+
+def test_a_damaged_copy_is_found_and_a_good_one_is_used(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
+) -> None:
+    report, _ = run_damaged(tmp_path, corpus, everywhere=False)
+    expected = undisturbed["llama", "float32", 1]["digests"]["steps"]
+    assert report["digests"]["steps"] == expected[:9]
+    assert [r["method"] for r in report["recoveries"]] == ["replay"]
+    assert report["steps"]["lost"] == 0
+    logs = "".join(log.read_text() for log in tmp_path.glob("state/pods/*/trainer-*.log"))
+    assert "has not the digest that it was written with" in logs
+
+
+def test_without_a_good_copy_the_next_row_is_taken_and_its_reason_names_the_unit(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
+) -> None:
+    report, unit = run_damaged(tmp_path, corpus, everywhere=True)
+    expected = undisturbed["llama", "float32", 1]["digests"]["steps"]
+    assert report["digests"]["steps"] == expected[:9]
+    assert "restart" in [r["method"] for r in report["recoveries"]]
+    assert report["steps"]["lost"] == HELD_AT
+    assert any(unit in recovery["reason"] for recovery in report["recoveries"])
