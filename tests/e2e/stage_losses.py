@@ -257,6 +257,9 @@ class Loss:
         if self.lost in ("trainer", "pod") and self.replicas == 2:
             # Both cells of a stage may live in one pod.
             return {"mask"} if self.lost == "trainer" or self.slots == 1 else {"mask", "replay"}
+        if self.replicas == 2 and self.inner == 2:
+            # Its cell broken first, an inner rank becomes a follower: no fault names it any more.
+            return {"replay", "mask"}
         return {"replay"}
 
 

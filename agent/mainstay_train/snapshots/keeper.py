@@ -173,6 +173,10 @@ class SegmentKeeper:
         with suppress(StoreGone):
             self._client.keep_from(lineage, version)
 
+    def go_back(self, lineage: int, version: int) -> None:
+        """Tell the pod's store that the job goes on from an older version than it kept."""
+        self.keep_from(lineage, version)
+
     # What is written ------------------------------------------------------------------
 
     def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:

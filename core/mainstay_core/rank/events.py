@@ -279,6 +279,14 @@ class KeepFrom:
 
 
 @dataclass(frozen=True, slots=True)
+class GoBack:
+    """Tell the pod's store that the job goes on from ``version``, which a checkpoint has."""
+
+    lineage: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShareSaves:
     """Finish what is being written after the last step, then exchange statuses.
 
@@ -312,6 +320,7 @@ Action = (
     | Snapshot
     | KeepRecord
     | KeepFrom
+    | GoBack
     | ShareSaves
     | Finish
 )

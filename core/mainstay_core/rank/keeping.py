@@ -68,5 +68,8 @@ class Keeper(Protocol):
     def keep_from(self, lineage: int, version: int) -> None:
         """Tell the pod's store that nothing before ``version`` is needed any more."""
 
+    def go_back(self, lineage: int, version: int) -> None:
+        """Tell the pod's store that the job goes on from an older version than it kept."""
+
     async def replay(self, wait: Any, replay: Replay) -> StateLoaded | LoadFailed:
         """Make the state anew; every replayed step has the digests that its votes told."""

@@ -234,6 +234,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         return Transition(rolling, (tell, *record, Apply(outcome.commit)), outcome.reason)
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
     void = (VoidSave(state.version),) if state.valid else ()
+    back = windows.go_back(state, outcome.version) if mine is StateAction.LOAD else ()
     restoring = replace(settled, phase=Phase.HEALING, valid=False, held=(), mark=None)
     restore = LoadState(
         mine,
@@ -242,7 +243,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         outcome.expected[state.index],
         outcome.replays.get(state.member_position),
     )
-    return Transition(restoring, (tell, *void, DropHeld(), restore), outcome.reason)
+    return Transition(restoring, (tell, *void, *back, DropHeld(), restore), outcome.reason)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:

@@ -170,6 +170,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                 self._keeper.record(action.record)
             case events.KeepFrom():
                 self._keeper.keep_from(action.lineage, action.version)
+            case events.GoBack():
+                self._keeper.go_back(action.lineage, action.version)
             case events.Finish():
                 self._finish()
             case _:

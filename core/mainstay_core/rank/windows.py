@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mainstay_core.rank.events import KeepFrom, KeepRecord, Snapshot
+from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, Snapshot
 from mainstay_core.rank.state import RankState, extend_commit_chain
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.votes import Commit, CommitRecord, Vote
@@ -28,6 +28,12 @@ def begin_window(state: RankState) -> RankState:
     rules = state.snapshots
     wanted = rules.num_instalments or state.num_instalments or rules.first_instalments
     return replace(state, window=Window(first=state.version, length=wanted))
+
+
+def go_back(state: RankState, version: int) -> tuple[GoBack, ...]:
+    """Return the action that has stores keep what comes after a checkpoint, which may be old."""
+    assert state.plan is not None
+    return (GoBack(state.plan.lineage, version),) if state.snapshots is not None else ()
 
 
 def due_snapshot(state: RankState) -> tuple[Snapshot, ...]:

@@ -6,7 +6,8 @@ the middle leaves nothing behind but its room. Who reads a segment, or sends it,
 is given away only once nobody does, even if the segment itself was replaced or dropped meanwhile.
 
 What is kept belongs to one lineage: the newest that was heard of, as a new one voids all states of
-those before. ``keep_from`` moves only forward: what a slow writer says later brings nothing back.
+those before. ``keep_from`` moves only forward, whatever a slow writer of another pod says. The own
+trainers of the pod alone may take it back, when the job goes on from an older checkpoint.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class SegmentIndex:
         """By step."""
         self._lineage = 0
         self._from_version = 0
-        """What is older goes, and is refused."""
+        """What is older goes when this grows. It is not refused: where the job went back, others
+        may write before the trainers here have said so."""
         self._fingerprint = ""
         """Of the lineage's first segment; empty before."""
 
@@ -117,8 +119,6 @@ class SegmentIndex:
                 f"{key} has the fingerprint {quote(header.fingerprint)}, the segments of this "
                 f"store have {quote(self._fingerprint)}"
             )
-        if key.version < self._from_version:
-            return f"{key} is older than version {self._from_version}, from which on all is kept"
         if unit is None and len(self._units) >= MAX_HELD_UNITS:
             return f"{key} is of one more unit than the {MAX_HELD_UNITS} of which a store keeps any"
         return ""
@@ -192,11 +192,23 @@ class SegmentIndex:
         while len(self._records) > MAX_RECORDS:
             del self._records[min(self._records)]
 
-    def keep_from(self, lineage: int, version: int) -> None:
-        """Drop states of older versions, gradients and records of older steps."""
+    def keep_from(self, lineage: int, version: int, *, may_go_back: bool = False) -> None:
+        """Drop states of older versions, gradients and records of older steps.
+
+        Args:
+            lineage: to which the version belongs.
+            version: from which on all is kept.
+            may_go_back: whether an older version than before says that the job has gone back to it.
+                What was kept of later ones goes then, to make room. Nothing later can have been
+                written since: a step takes all members, and each says this before it goes on.
+        """
         if lineage < self._lineage:
             return
         self._move_to(lineage)
+        if may_go_back and version < self._from_version:
+            self._from_version = version
+            self._drop(s.header.key for s in self._segments() if s.header.key.version > version)
+            self._records = {s: r for s, r in self._records.items() if s < version}
         if version <= self._from_version:
             return
         self._from_version = version

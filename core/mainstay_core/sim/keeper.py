@@ -140,6 +140,11 @@ class SegmentKeeper:
         self._keep_from = version
         self._client.keep_from(lineage, version)
 
+    def go_back(self, lineage: int, version: int) -> None:
+        """Tell the pod's store that the job goes on from an older version than it kept."""
+        self._keep_from = version
+        self._client.keep_from(lineage, version)
+
     # What is written ------------------------------------------------------------------
 
     def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:

@@ -89,7 +89,7 @@ class SegmentStore:
             case KeepRecord():
                 index.record(message.record)
             case KeepFrom():
-                index.keep_from(message.lineage, message.version)
+                index.keep_from(message.lineage, message.version, may_go_back=True)
             case Discard():
                 index.discard(message.key)
             case AskReport():

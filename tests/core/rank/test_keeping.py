@@ -216,6 +216,9 @@ class Keeper:
     def keep_from(self, lineage: int, version: int) -> None:
         self._done.append(f"keep from {version}")
 
+    def go_back(self, lineage: int, version: int) -> None:
+        self._done.append(f"go back to {version}")
+
     async def replay(self, wait: Any, replay: Replay) -> StateLoaded | LoadFailed:
         self._done.append(f"replay to {replay.version} from {replay.first_step}")
         return self.outcome
@@ -238,7 +241,14 @@ def test_a_gradient_is_at_its_holders_before_the_vote_and_the_commit_before_it_i
     done = [d for d in run(session) if not d.startswith(("tell", "serve", "entry"))]
 
     assert done == [
-        *("SETTLE", "post settle", "report of lineage 0, whole: True", "post stores", "load 0"),
+        *(
+            "SETTLE",
+            "post settle",
+            "report of lineage 0, whole: True",
+            "post stores",
+            "go back to 0",
+            "load 0",
+        ),
         *("SNAPSHOT", "snapshot of 0", "compute [0]", "REDUCE", "reduce over [0]"),
         *("VOTE", "LOG", "log of 0", "LOGGED", "post vote/0/0", "keep from 0", "record of 0"),
         *("APPLY", "apply 0", "SNAPSHOT", "snapshot of 1", "compute [0]", "REDUCE"),

@@ -109,7 +109,26 @@ def test_what_is_older_goes_and_does_not_come_back() -> None:
     assert unit.states == (2, 3)
     assert unit.gradients == (Run(first=2, last=3),)
     assert [r.commit.step for r in report(index).records] == [2, 3]
-    assert "older than version 2" in index.refusal_of(header_of(key_of(1)))
+
+
+def test_the_pods_own_trainers_say_that_the_job_went_back() -> None:
+    index = store()
+    index.keep_from(0, 4)
+    for version in (4, 5):
+        put(index, header_of(key_of(version)))
+        index.record(record_of(version))
+    put(index, header_of(key_of(1)))  # of another pod, whose trainer knows it already
+
+    index.keep_from(0, 1)
+    assert [unit.states for unit in report(index).units] == [(1, 4, 5)]
+    index.keep_from(0, 1, may_go_back=True)
+
+    assert [unit.states for unit in report(index).units] == [(1,)]
+    assert report(index).records == ()
+    index.record(record_of(1))
+    put(index, header_of(key_of(2)))
+    index.keep_from(0, 2, may_go_back=True)
+    assert [unit.states for unit in report(index).units] == [(2,)]
 
 
 def test_states_of_a_window_that_was_given_up_go_when_the_next_one_writes() -> None:
@@ -148,7 +167,7 @@ def test_a_new_lineage_voids_what_was_kept() -> None:
         (header_of(key_of(3, lineage=1), job=JobUid("other")), "is of job 'other'"),
         (header_of(key_of(3, lineage=0)), "is of lineage 0, this store is at lineage 1"),
         (header_of(key_of(3, lineage=1), fingerprint="f2"), "has the fingerprint 'f2'"),
-        (header_of(key_of(1, lineage=1)), "is older than version 2"),
+        (header_of(key_of(1, lineage=1)), ""),
         (header_of(key_of(3, lineage=1)), ""),
         (header_of(key_of(3, lineage=2), fingerprint="f2"), ""),
     ],
@@ -199,10 +218,18 @@ class Twin:
     def move_to(self, lineage: int, version: int) -> None:
         if lineage > self.lineage:
             self.lineage, self.from_version = lineage, 0
-        if lineage == self.lineage:
-            self.from_version = max(self.from_version, version)
-        self.kept = {k: h for k, h in self.kept.items() if self.wants(k.lineage, k.version)}
-        self.records = {s: r for s, r in self.records.items() if self.wants(r.lineage, s)}
+            self.kept, self.records = {}, {}
+        if lineage == self.lineage and version > self.from_version:
+            self.from_version = version
+            self.kept = {k: h for k, h in self.kept.items() if k.version >= version}
+            self.records = {s: r for s, r in self.records.items() if s >= version}
+
+    def go_back(self, lineage: int, version: int) -> None:
+        if lineage == self.lineage and version < self.from_version:
+            self.from_version = version
+            self.kept = {k: h for k, h in self.kept.items() if k.version <= version}
+            self.records = {s: r for s, r in self.records.items() if s < version}
+        self.move_to(lineage, version)
 
     def wants(self, lineage: int, version: int) -> bool:
         return lineage == self.lineage and version >= self.from_version
@@ -261,7 +288,7 @@ def test_a_store_keeps_what_its_twin_keeps(seed: int) -> None:
             more = {"nonce": str(rng.random()), "window": rng.randrange(version + 1)}
             header = header_of(key, rng.randrange(3 * PAGE_BYTES), **more)
             refusal = index.refusal_of(header)
-            assert (refusal == "") == (lineage > twin.lineage or twin.wants(lineage, version))
+            assert (refusal == "") == (lineage >= twin.lineage)
             room = index.take_room(header.size_bytes)
             if refusal == "" and room is not None:
                 index.put(header, room)
@@ -274,8 +301,8 @@ def test_a_store_keeps_what_its_twin_keeps(seed: int) -> None:
             index.discard(key)
             twin.kept.pop(key, None)
         elif action == "keep" and rng.random() < 0.2:
-            index.keep_from(lineage, version)
-            twin.move_to(lineage, version)
+            index.keep_from(lineage, version, may_go_back=(back := rng.random() < 0.3))
+            (twin.go_back if back else twin.move_to)(lineage, version)
         elif action == "record":
             index.record(record_of(version, lineage))
             twin.move_to(lineage, 0)
