@@ -5,7 +5,7 @@ is lost, when, and in which layout (:mod:`tests.e2e.stage_losses`).
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +113,23 @@ def states_of(client: SegmentClient) -> tuple[UnitHeld, ...]:
     return tuple(u for u in client.report(0).units if u.position == STAGE_LOST)
 
 
+def wait_for_states(job: LocalJob, pods: list[str], version: int) -> None:
+    """Wait until all stores have all states of a version."""
+    with ExitStack() as stack:
+        stores = [stack.enter_context(store_of(job, pod)) for pod in pods]
+        job.wait_until(
+            lambda: all(
+                (units := store.report(0).units)
+                and len(units) == sum({u.position: u.num_units for u in units}.values())
+                and all(version in u.states for u in units)
+                for store in stores
+            )
+        )
+
+
 def damage(job: LocalJob, pod: str) -> str:
     """Flip a bit in each state of the first unit of the lost stage; return the unit's name."""
     with store_of(job, pod) as client:
-        job.wait_until(lambda: any(HELD_AT in u.states for u in states_of(client)))
         unit = next(u for u in states_of(client) if HELD_AT in u.states)
         for version in unit.states:
             key = SegmentKey(
@@ -136,11 +149,18 @@ def run_damaged(directory: Path, corpus: Path, *, everywhere: bool) -> tuple[dic
     """Lose a stage after some of its copies were damaged; return the report and the unit's name."""
     loss = Loss(lost="trainer", at="vote", place="first", window=1)
     (directory / "gates").mkdir()
-    job = make_job(loss.layout, 9, corpus, directory / "gates", [HELD_AT], **loss.spec)
+    steps = range(HELD_AT + 1)
+    job = make_job(loss.layout, 9, corpus, directory / "gates", steps, **loss.spec)
     with local_job(directory, job, loss.faults(HELD_AT)) as running:
-        running.wait_for_members(HELD_AT, 2)
+        running.wait_for_members(0, 2)
         members = sorted(running.fetch("members"), key=lambda member: str(member["rank"]))
         pods = [str(member["slot"]).partition("/")[0] for member in members]
+        for step in steps:
+            # A window begins when the votes find the one before at its holders: so at every step.
+            running.wait_for_members(step, 2)
+            wait_for_states(running, pods, step)
+            if step < HELD_AT:
+                (directory / "gates" / str(step)).touch()
         names = [damage(running, pod) for pod in (pods if everywhere else pods[STAGE_LOST:])]
         (directory / "gates" / str(HELD_AT)).touch()
         return running.report(), names[0]

@@ -24,6 +24,7 @@ from mainstay_core.rank.replaying import Replay
 from mainstay_core.snapshots.windows import Window, plan_instalments
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import (
+    MAX_BAD,
     BadSegment,
     SegmentHeader,
     SegmentKey,
@@ -291,7 +292,7 @@ class SegmentKeeper:
         pod, units = self._slot.pod, self._units()
         replayer = Replayer(engine, units, self._client, pod, self._learning_rate)
         outcome = replayer.run(replay, lambda: wait.ended)
-        self._bad += replayer.bad
+        self._bad = [*self._bad, *replayer.bad][-MAX_BAD:]
         return outcome
 
     # Helpers -----------------------------------------------------------------------------

@@ -52,6 +52,8 @@ class Replayer:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self.bad: list[BadSegment] = []
         """Copies that were found damaged."""
+        self._read_well: list[BadSegment] = []
+        """Copies that have the digest that they were written with."""
         self._steps: list[ReplayedStep] = []
         self._before: tuple[CommitRecord, str] | None = None
         """The step before the one at hand, and the digest of its gradient."""
@@ -107,6 +109,8 @@ class Replayer:
             }
             for what, digest in found.items():
                 if digest != told[what]:
+                    # Some copy is wrong as it was written, and nobody can tell which: all go.
+                    self.bad += self._read_well
                     raise _Unusable(
                         f"replayed step {record.commit.step}: the {what} have digest {digest}, its "
                         f"votes told {told[what]}"
@@ -148,14 +152,15 @@ class Replayer:
                 read = self._client.fetch(key, left, memory)
             except (SegmentMissing, StoreGone) as error:
                 raise _Unusable("; ".join([*whys, str(error)])) from error
+            pod = self._pod if read.holder is None else read.holder.pod
             if self._units.digest(key.unit, key.kind, memory) == read.header.digest:
                 self._units.read(key.unit, key.kind, memory)
+                self._read_well.append(BadSegment(key=key, pod=pod))
                 return
             if read.holder is None:
                 self._client.discard(key)
             else:
                 left.remove(read.holder)
-            pod = self._pod if read.holder is None else read.holder.pod
             self.bad.append(BadSegment(key=key, pod=pod))
             why = f"the copy of {key} on {pod} has not the digest that it was written with"
             logger.warning("%s", why)
