@@ -56,12 +56,29 @@ def note_settled(state: CoordinatorState, fact: Settled) -> CoordinatorState:
     return state if fact.durable is None else replace(state, durable=fact.durable)
 
 
-def note_reached(state: CoordinatorState, version: int | None) -> CoordinatorState:
+def note_reached(
+    state: CoordinatorState, version: int | None, settled_as: str = ""
+) -> CoordinatorState:
     """Return the state in which some member is known to have applied ``version`` steps.
 
     The ledger may not show these steps yet, as the trainers that report them die as well. The steps
     that an open restart loses are counted from what was reached, not from the ledger.
+
+    Args:
+        state: of the job.
+        version: what was applied; None where nobody holds anything.
+        settled_as: what the member says of the settle, for people.
     """
+    if settled_as:
+        state = replace(
+            state,
+            recoveries=tuple(
+                replace(o, settled_as=settled_as)
+                if o.recovery.method is Method.REPLAY and o.load_end_s is None
+                else o
+                for o in state.recoveries
+            ),
+        )
     if version is None:
         return state
     recoveries = []

@@ -306,7 +306,7 @@ def _adopted(state: CoordinatorState, fact: Adopted, now_s: float) -> Transition
         return _stale(state, fact)
     if member.index in state.adopted_at_s:
         return Transition(state=state, reason="already known")
-    state = note_reached(state, fact.reached)
+    state = note_reached(state, fact.reached, fact.evidence)
     adopted = {**state.adopted_at_s, member.index: _when(fact, now_s)}
     return Transition(
         state=replace(state, adopted_at_s=adopted), reason=f"{member.rank} adopted {fact.quorum}"

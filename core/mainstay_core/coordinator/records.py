@@ -261,7 +261,8 @@ def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
                 recovery,
                 method=Method.RESTART,
                 from_step=stood,
-                reason=f"{recovery.reason}; in the end all went on from step {step}",
+                reason=f"{recovery.reason}; in the end all went on from "
+                f"{opened.settled_as or f'step {step}'}",
             )
             state = replace(state, restarted_id=quorum)
         judged.append(replace(opened, recovery=recovery))
