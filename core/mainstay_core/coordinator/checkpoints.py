@@ -1,4 +1,4 @@
-"""Notes which checkpoints are durable, and which steps a restart loses.
+"""Notes which checkpoints are durable, which steps a restart loses, and what a replay came to.
 
 The trainers decide by themselves which version they load (protocol section 6). The ladder's reason,
 the status and the count of lost steps are derived from what is noted here.
@@ -10,8 +10,13 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import Announce, Transition
-from mainstay_core.coordinator.state import CheckpointTeller, CoordinatorState, slot_name
-from mainstay_core.wire.facts import Checkpoint, Settled
+from mainstay_core.coordinator.state import (
+    CheckpointTeller,
+    CoordinatorState,
+    OpenRecovery,
+    slot_name,
+)
+from mainstay_core.wire.facts import Adopted, Checkpoint, Settled
 from mainstay_core.wire.plan import Method
 
 
@@ -56,29 +61,22 @@ def note_settled(state: CoordinatorState, fact: Settled) -> CoordinatorState:
     return state if fact.durable is None else replace(state, durable=fact.durable)
 
 
-def note_reached(
-    state: CoordinatorState, version: int | None, settled_as: str = ""
-) -> CoordinatorState:
+def note_how(state: CoordinatorState, fact: Adopted) -> CoordinatorState:
+    """Return the state in which open replays have what the newest settle says of them."""
+
+    def told(opened: OpenRecovery) -> OpenRecovery:
+        waits = opened.recovery.method is Method.REPLAY and opened.load_end_s is None
+        return replace(opened, settled_how=fact.evidence) if waits and fact.evidence else opened
+
+    return replace(state, recoveries=tuple(told(opened) for opened in state.recoveries))
+
+
+def note_reached(state: CoordinatorState, version: int | None) -> CoordinatorState:
     """Return the state in which some member is known to have applied ``version`` steps.
 
     The ledger may not show these steps yet, as the trainers that report them die as well. The steps
     that an open restart loses are counted from what was reached, not from the ledger.
-
-    Args:
-        state: of the job.
-        version: what was applied; None where nobody holds anything.
-        settled_as: what the member says of the settle, for people.
     """
-    if settled_as:
-        state = replace(
-            state,
-            recoveries=tuple(
-                replace(o, settled_as=settled_as)
-                if o.recovery.method is Method.REPLAY and o.load_end_s is None
-                else o
-                for o in state.recoveries
-            ),
-        )
     if version is None:
         return state
     recoveries = []

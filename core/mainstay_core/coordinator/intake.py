@@ -15,7 +15,12 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
 from mainstay_core.coordinator.backoff import hold_domain, hold_slot
 from mainstay_core.coordinator.causes import Suspicion, ToldCause
-from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached, note_settled
+from mainstay_core.coordinator.checkpoints import (
+    note_checkpoint,
+    note_how,
+    note_reached,
+    note_settled,
+)
 from mainstay_core.coordinator.crashes import explain_end, keep_newest, note_crash
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
 from mainstay_core.coordinator.fingerprints import difference_of, refusal
@@ -306,7 +311,7 @@ def _adopted(state: CoordinatorState, fact: Adopted, now_s: float) -> Transition
         return _stale(state, fact)
     if member.index in state.adopted_at_s:
         return Transition(state=state, reason="already known")
-    state = note_reached(state, fact.reached, fact.evidence)
+    state = note_how(note_reached(state, fact.reached), fact)
     adopted = {**state.adopted_at_s, member.index: _when(fact, now_s)}
     return Transition(
         state=replace(state, adopted_at_s=adopted), reason=f"{member.rank} adopted {fact.quorum}"

@@ -257,12 +257,12 @@ def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
         stood = max(recovery.from_step, state.step) if opened.reached is None else opened.reached
         waits = recovery.method is Method.REPLAY and opened.load_end_s is None
         if waits and step < stood:
+            how = opened.settled_how or f"step {step}"
             recovery = replace(
                 recovery,
                 method=Method.RESTART,
                 from_step=stood,
-                reason=f"{recovery.reason}; in the end all went on from "
-                f"{opened.settled_as or f'step {step}'}",
+                reason=f"{recovery.reason}; in the end all went on from {how}",
             )
             state = replace(state, restarted_id=quorum)
         judged.append(replace(opened, recovery=recovery))

@@ -201,8 +201,8 @@ class OpenRecovery:
     """The first commit of a step in its quorum or a later one."""
     reached: int | None = None
     """Newest version that a member of its settle held; None while nobody has told of one."""
-    settled_as: str = ""
-    """What its members say of their settle, and of what was missing for a replay."""
+    settled_how: str = ""
+    """Of a replay: how its members came to the version at which they go on, as they tell."""
     late_s: float | None = None
     """How much later that commit came than a step after the commit before it; None without one."""
 

@@ -227,6 +227,7 @@ def _newest(
     certificates = _certificates(reports, plan.lineage)
     by_index = {r.index: r for r in reports}
     common: set[int] | None = None
+    is_told = True
     for position, members in enumerate(plan.positions):
         reached: set[int] = set()
         for member in members:
@@ -234,12 +235,13 @@ def _newest(
                 reached |= _reach(by_index[member.index], plan.lineage, certificates)
         if not reached and stores is not None:
             reached |= stores.reach(position)
+            is_told = False
         common = reached if common is None else common & reached
-    # Whoever goes on needs the last commit: the next one continues its totals.
-    told = {r.version for r in reports if r.valid and r.lineage == plan.lineage} | {0}
-    records = stores.records if stores is not None else {}
-    able = {v for v in common or () if v in told or v - 1 in records}
-    return max(able) if able else None
+    if stores is not None and common and not is_told:
+        # Whoever goes on needs the last commit: the next one continues its totals.
+        told = {r.version for r in reports if r.valid and r.lineage == plan.lineage} | {0}
+        common = {v for v in common if v in told or v - 1 in stores.records}
+    return max(common) if common else None
 
 
 def settle(
