@@ -33,7 +33,10 @@ import torch
 from support import demo
 from support.segment_stage import SegmentStage, running_stores
 
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.config import MAX_AUTO_WINDOW
+from mainstay_core.job.snapshot_sizes import store_bytes
 from mainstay_core.snapshots.windows import plan_instalments
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_train.exact import digests, numerics
@@ -182,6 +185,18 @@ def show(units: UnitBytes, modes: dict[str, Mode], steps: int) -> None:
         print("| " + " | ".join(row) + " |", flush=True)
 
 
+def print_formula() -> None:
+    """Print the least memory of a pod's store for the demo's model, to compare with ``held``."""
+    entry = demo.WORKLOAD["entrypoint"]
+    sizes = built_in_sizes(entry, demo.MODEL, 1, 0, accumulates=False)
+    shape = JobShape(
+        lanes=1, shards_per_lane=1, replicas=1, min_replicas=1, stages=1, steps=1, seed=0
+    )
+    for name, window in (("sparse", 0), ("dense", 1)):
+        least = store_bytes([sizes], shape, window=window, peers=1)
+        print(f"formula of a pod's store, {name}: {least / MIB:.0f} MiB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two turns")
@@ -203,6 +218,7 @@ def main() -> None:
             (Path(corpus) / "text.txt").write_text(Path(__file__).read_text() * 40)
             print("\nthe demo's model:", end=" ")
             measure("", demo.MODEL | {"data": {"path": corpus}}, turns, options.steps)
+            print_formula()
 
 
 if __name__ == "__main__":

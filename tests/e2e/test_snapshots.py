@@ -166,6 +166,10 @@ def run_damaged(directory: Path, corpus: Path, *, everywhere: bool) -> tuple[dic
         return running.report(), names[0]
 
 
+def logs_of(directory: Path) -> str:
+    return "".join(log.read_text() for log in directory.glob("state/pods/*/trainer-*.log"))
+
+
 def test_a_damaged_copy_is_found_and_a_good_one_is_used(
     tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
 ) -> None:
@@ -174,8 +178,7 @@ def test_a_damaged_copy_is_found_and_a_good_one_is_used(
     assert report["digests"]["steps"] == expected[:9]
     assert [r["method"] for r in report["recoveries"]] == ["replay"]
     assert report["steps"]["lost"] == 0
-    logs = "".join(log.read_text() for log in tmp_path.glob("state/pods/*/trainer-*.log"))
-    assert "has not the digest that it was written with" in logs
+    assert "has not the digest that it was written with" in logs_of(tmp_path)
 
 
 def test_without_a_good_copy_the_next_row_is_taken_and_its_reason_names_the_unit(
@@ -187,3 +190,5 @@ def test_without_a_good_copy_the_next_row_is_taken_and_its_reason_names_the_unit
     assert "restart" in [r["method"] for r in report["recoveries"]]
     assert report["steps"]["lost"] == HELD_AT
     assert any(unit in recovery["reason"] for recovery in report["recoveries"])
+    # From there on everything is kept again.
+    assert "is not kept" not in logs_of(tmp_path)

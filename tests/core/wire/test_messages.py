@@ -397,6 +397,15 @@ def test_a_message_is_sent_as_its_golden_file_says(name: str) -> None:
     assert written.get("format", 1) == int(newest(name).parent.name[1:])
 
 
+@pytest.mark.parametrize("name", ["vote", "settle-report", "plan"])
+def test_a_job_without_snapshots_sends_not_one_byte_of_them(name: str) -> None:
+    """Their golden files are those of the version before, which knew no snapshots."""
+    sent = dumps(EXAMPLES[name])
+
+    assert json.loads(sent) == json.loads((GOLDEN / "v1" / f"{name}.json").read_text())
+    assert not any(word in sent for word in ("snapshot", "instalments", "domain"))
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("v*/*.json")), ids=lambda p: str(p)[-40:])
 def test_what_any_format_says_is_understood_alike(path: Path) -> None:
     assert read(EXAMPLES[path.stem], json.loads(path.read_text())) == EXAMPLES[path.stem]

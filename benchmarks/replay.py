@@ -1,0 +1,173 @@
+"""Measures how a lost stage comes back: from snapshots in memory, and from a checkpoint on disk.
+
+    python benchmarks/replay.py [--quick] [--kills 6] [--only steps|kills]
+
+``steps``: one process trains a stage of the demo's model with a window over all units, and makes
+its state anew from what two stores hold: the time of each step that is applied again, over the time
+of a step in the same run. The masters that come out must have the digest that they had.
+
+``kills``: real local runs of one replica with two stages, whose second stage's trainer is killed
+with -9, in turns: with snapshots, and without them with a checkpoint in every step. That is the
+interval that is best for the restart, whatever it costs the steps. ``beyond`` is the time from the
+kill to the commit of the step that was at hand, less a step. Steps of both runs must have the same
+digests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import demo
+from support.local_run import LocalRun, kill_trainer, local_run, make_job
+from support.segment_stage import LINEAGE, SegmentStage, running_stores
+
+from mainstay_core.job.config import MAX_AUTO_WINDOW
+from mainstay_core.rank.events import LoadFailed
+from mainstay_core.rank.replaying import Stores
+from mainstay_core.rank.session import run_blocking
+from mainstay_train.exact import digests, numerics
+
+MIB = 2**20
+MEMORY_BYTES = 2048 * MIB
+STEPS_BETWEEN = 12
+"""Steps between two kills: more than two windows of the tiny model."""
+SPECS: dict[str, dict[str, Any]] = {
+    "replay from memory": {"snapshots": {"enabled": True, "window": 2, "peers": 1}},
+    "restart from disk": {"checkpoint": {"everySteps": 1}},
+}
+
+
+def measure_steps(turns: int) -> None:
+    """Print the time of a replayed step over that of a step, for the demo's model."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as corpus, running_stores(MEMORY_BYTES) as at:
+        (Path(corpus) / "text.txt").write_text(Path(__file__).read_text() * 40)
+        stage = SegmentStage("", demo.MODEL | {"data": {"path": corpus}}, at)
+        length = min(MAX_AUTO_WINDOW, len(stage.units().names))
+        for _ in range(2 * length + 1):
+            stage.step(length)
+        ratios, reads_s, replays_s, steps_s, applied = [], [], [], [], []
+        for turn in range(turns):
+            # Ends within a window, each time at another instalment.
+            began_s = time.perf_counter()
+            for _ in range(length + 1):
+                stage.step(length)
+            steps_s.append((time.perf_counter() - began_s) / (length + 1))
+            stage.keeper.wait_copied()
+            report = stage.client.report(LINEAGE)
+            replay = Stores([report], LINEAGE).plan_replay(0, stage.version)
+            if replay is None:
+                raise RuntimeError(f"turn {turn}: the stores do not reach {stage.version}")
+            expected = stage.masters
+            began_s = time.perf_counter()
+            states = replace(replay, records=(), last=None)
+            run_blocking(stage.keeper.replay(stage.keeper.begin_wait(), states))
+            reads_s.append(time.perf_counter() - began_s)
+            began_s = time.perf_counter()
+            outcome = run_blocking(stage.keeper.replay(stage.keeper.begin_wait(), replay))
+            replays_s.append(time.perf_counter() - began_s)
+            if isinstance(outcome, LoadFailed) or outcome.digest != expected:
+                raise RuntimeError(f"turn {turn}: not the same bits: {outcome}")
+            applied.append(len(replay.records))
+            beyond_s = replays_s[-1] - reads_s[-1]
+            ratios.append(beyond_s / len(replay.records) / steps_s[-1])
+    print(
+        f"window of {length}; {turns} replays of {min(applied)} to {max(applied)} steps, all with "
+        "the bits of the state that was there\n"
+        f"a step: {1e3 * statistics.median(steps_s):.0f} ms; a replay: "
+        f"{1e3 * statistics.median(replays_s):.0f} ms, {1e3 * statistics.median(reads_s):.0f} ms "
+        f"of it to read the states; a replayed step: {statistics.median(ratios):.3f} of a step "
+        f"({min(ratios):.3f} to {max(ratios):.3f})"
+    )
+
+
+def measure_kills(kills: int) -> None:
+    """Print the time from a kill to the commit of the step at hand, in turns."""
+    beyond: dict[str, list[float]] = {name: [] for name in SPECS}
+    lost: dict[str, int] = dict.fromkeys(SPECS, 0)
+    bits: dict[str, dict[int, str]] = {}
+    for _ in range(kills):
+        for name, spec in SPECS.items():
+            job = make_job(
+                name.split()[0],
+                training={"steps": 1_000_000, "seed": 7, "lanes": 1, "shardsPerLane": 1},
+                parallelism={"stages": 2},
+                **spec,
+            )
+            with local_run(job) as run:
+                beyond[name].append(_kill_once(run))
+                lost[name] += sum(r["lost_steps"] for r in run.recoveries())
+                _compare(bits.setdefault("all", {}), run)
+    print("| after a kill | kills | beyond a step, median (range) s | steps lost |")
+    print("| --- | --- | --- | --- |")
+    for name, seconds in beyond.items():
+        middle = statistics.median(seconds)
+        print(
+            f"| {name} | {kills} | {middle:.2f} ({min(seconds):.2f}-{max(seconds):.2f}) "
+            f"| {lost[name]} |"
+        )
+    memory, disk = beyond.values()
+    ratios = [a / b for a, b in zip(memory, disk, strict=True)]
+    print(f"memory over disk, median of pairs: {statistics.median(ratios):.2f}")
+
+
+def _kill_once(run: LocalRun) -> float:
+    """Return the seconds from a kill to the commit of the step at hand, less a step."""
+    run.members(2)
+    run.go_on(STEPS_BETWEEN)
+    victim = next(m for m in run.members(2) if ".s1." in str(m["rank"]))
+    known = len(run.recoveries())
+    at_s = kill_trainer(victim)
+    run.until(lambda: len(run.recoveries()) > known, "the recovery")
+    run.until(lambda: all(r["done"] for r in run.recoveries()), "the next commit")
+    run.go_on(3)
+    before = max(s.step for s in run.steps.values() if s.committed_at_s < at_s)
+    after = min(s.step for s in run.steps.values() if s.committed_at_s > at_s)
+    # A restart commits older steps again: the ledger has the newer entry of them.
+    again = run.steps[max(before, after)]
+    usual_s = statistics.median(s.step_s for s in run.steps.values() if s.committed_at_s < at_s)
+    return again.committed_at_s - at_s - usual_s
+
+
+def _compare(known: dict[int, str], run: LocalRun) -> None:
+    """Compare a run's steps with those of the runs before.
+
+    Raises:
+        RuntimeError: a step has another digest.
+    """
+    entries: dict[int, list[str]] = {}
+    for entry in run.fetch("ledger", since=0):
+        entries.setdefault(entry["step"], []).append(f"{entry['stage']}:{entry['masters']}")
+    for step, masters in entries.items():
+        if len(masters) == 2:
+            told = " ".join(sorted(masters))
+            if known.setdefault(step, told) != told:
+                raise RuntimeError(f"step {step} has other bits")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two turns of each")
+    parser.add_argument("--kills", type=int, default=6, help="of each kind")
+    parser.add_argument("--only", choices=("steps", "kills"))
+    options = parser.parse_args()
+    turns = 2 if options.quick else options.kills
+    torch.set_num_threads(1)
+    numerics.setup("cpu")
+    digests.warm_up()
+    print(f"load average before: {os.getloadavg()[0]:.1f}")
+    if options.only in (None, "steps"):
+        measure_steps(turns)
+    if options.only in (None, "kills"):
+        measure_kills(turns)
+
+
+if __name__ == "__main__":
+    main()
