@@ -108,7 +108,7 @@ class TrainerLine(Channel):
             case frames.KeepRecord():
                 index.record(message.record)
             case frames.KeepFrom():
-                index.keep_from(message.lineage, message.version, may_go_back=True)
+                index.keep_from(message.lineage, message.version, may_go_back=message.may_go_back)
             case frames.AskReport():
                 report = self._report(message.lineage)
                 self.send(frames.encode(frames.Reported(request=message.request, report=report)))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import torch
+
 from mainstay_core.base.ids import JobUid, Slot
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.planning.program import Op
@@ -34,6 +36,7 @@ from mainstay_core.wire.segments import (
 from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
 from mainstay_train.base.background import Background
 from mainstay_train.compute.engine import Engine
+from mainstay_train.exact.optimizer import StageState
 from mainstay_train.snapshots.pace import Pace
 from mainstay_train.snapshots.replayer import Replayer
 from mainstay_train.snapshots.unit_bytes import UnitBytes
@@ -114,7 +117,7 @@ class SegmentKeeper:
         """States of the window in flight that are not known to be at their holders; whether they
         were given to the store."""
         self._window: Window | None = None
-        self._cached: tuple[object, UnitBytes] | None = None
+        self._cached: tuple[StageState, torch.Tensor, UnitBytes] | None = None
         self._at: _Place | None = None
         self._keep_from = 0
         self._bad: list[BadSegment] = []
@@ -141,7 +144,10 @@ class SegmentKeeper:
         bad = tuple(b for b in self._bad if b.key.lineage == lineage)
         if not whole:
             return StoreReport(pod=self._slot.pod, address="", lineage=lineage, bad=bad)
-        held = self._client.report(lineage)
+        try:
+            held = self._client.report(lineage)
+        except StoreGone:  # with its supervisor, and so this trainer ends too
+            held = StoreReport(pod=self._slot.pod, address="", lineage=lineage)
         return replace(held, bad=bad)
 
     def status(self, version: int, *, logged: bool) -> SnapshotStatus:
@@ -175,8 +181,10 @@ class SegmentKeeper:
             self._client.keep_from(lineage, version)
 
     def go_back(self, lineage: int, version: int) -> None:
-        """Tell the pod's store that the job goes on from an older version than it kept."""
-        self.keep_from(lineage, version)
+        """Tell the pod's store that the job goes on from a version that may be an older one."""
+        self._keep_from = version
+        with suppress(StoreGone):
+            self._client.keep_from(lineage, version, may_go_back=True)
 
     # What is written ------------------------------------------------------------------
 
@@ -282,6 +290,7 @@ class SegmentKeeper:
 
     async def replay(self, wait: Wait, replay: Replay) -> StateLoaded | LoadFailed:
         """Make the state anew; every replayed step has the digests that its votes told."""
+        self.wait_copied()
         engine = self._engine()
         logger.info(
             "position %d is made anew at version %d, with the steps from %d on",
@@ -299,9 +308,11 @@ class SegmentKeeper:
 
     def _units(self) -> UnitBytes:
         engine = self._engine()
-        if self._cached is None or self._cached[0] is not engine.state:
-            self._cached = (engine.state, UnitBytes(engine.state, engine.reducer.reduced))
-        return self._cached[1]
+        # A reduction that broke leaves its buffer to whoever may still write there.
+        state, reduced = engine.state, engine.reducer.reduced
+        if self._cached is None or self._cached[0] is not state or self._cached[1] is not reduced:
+            self._cached = (state, reduced, UnitBytes(state, reduced))
+        return self._cached[2]
 
     def _place(self, plan: Plan, index: int, lineage: int) -> _Place:
         units = self._units()

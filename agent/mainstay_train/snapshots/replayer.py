@@ -8,7 +8,7 @@ there already. What the votes of a step said of the gradient and of the masters 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -54,6 +54,8 @@ class Replayer:
         """Copies that were found damaged."""
         self._read_well: list[BadSegment] = []
         """Copies that have the digest that they were written with."""
+        self._num_checks = 0
+        """Steps at which the whole was compared with what votes told."""
         self._steps: list[ReplayedStep] = []
         self._before: tuple[CommitRecord, str] | None = None
         """The step before the one at hand, and the digest of its gradient."""
@@ -73,9 +75,16 @@ class Replayer:
                 self._note_step(replay, replay.last)
             for record in replay.records:
                 self._apply(replay, record, ended)
+            masters = self._digest_masters()
+            if replay.next is not None:
+                self._compare(
+                    replay.next, {"masters": (masters, replay.next.states[replay.position])}
+                )
+            if not self._num_checks:
+                raise _Unusable("no vote has told what the state must be: nothing can be compared")
         except _Unusable as error:
             return LoadFailed(str(error))
-        return StateLoaded(self._digest_masters(), replayed=tuple(self._steps))
+        return StateLoaded(masters, replayed=tuple(self._steps))
 
     def _apply(self, replay: Replay, record: CommitRecord, ended: Callable[[], str]) -> None:
         """Apply one step to the units whose state is of its version."""
@@ -90,7 +99,7 @@ class Replayer:
         self._note_step(replay, record, gradient)
 
     def _check(self, replay: Replay, record: CommitRecord) -> str:
-        """Compare the whole with what the votes said, where the record has it.
+        """Compare the whole with what the votes said.
 
         Returns:
             The digest of the reduced gradient.
@@ -98,24 +107,35 @@ class Replayer:
         Raises:
             _Unusable: they differ, though each segment is as it was written.
         """
-        found = {
-            "masters": self._digest_masters(),
-            "reduced gradient": self._engine.gradient_digest(),
-        }
-        if record.states:
-            told = {
-                "masters": record.states[replay.position],
-                "reduced gradient": record.gradients[replay.position],
-            }
-            for what, digest in found.items():
-                if digest != told[what]:
-                    # Some copy is wrong as it was written, and nobody can tell which: all go.
-                    self.bad += self._read_well
-                    raise _Unusable(
-                        f"replayed step {record.commit.step}: the {what} have digest {digest}, its "
-                        f"votes told {told[what]}"
-                    )
-        return found["reduced gradient"]
+        masters, gradient = self._digest_masters(), self._engine.gradient_digest()
+        self._compare(
+            record,
+            {
+                "masters": (masters, record.states[replay.position]),
+                "reduced gradient": (gradient, record.gradients[replay.position]),
+            },
+        )
+        return gradient
+
+    def _compare(self, record: CommitRecord, digests: Mapping[str, tuple[str, str]]) -> None:
+        """Compare digests with those that the votes on a step told.
+
+        Args:
+            record: of the step.
+            digests: found and told, by what they are of.
+
+        Raises:
+            _Unusable: they differ, though each segment is as it was written.
+        """
+        for what, (found, told) in digests.items():
+            if found != told:
+                # Some copy is wrong as it was written, and nobody can tell which: all go.
+                self.bad += self._read_well
+                raise _Unusable(
+                    f"replayed step {record.commit.step}: the {what} have digest {found}, its "
+                    f"votes told {told}"
+                )
+        self._num_checks += 1
 
     def _note_step(self, replay: Replay, record: CommitRecord | None, gradient: str = "") -> None:
         """Take note of the step after which the masters are as they are now.

@@ -261,8 +261,13 @@ class SegmentClient:
         """
         self._send(frames.KeepRecord(record=record))
 
-    def keep_from(self, lineage: int, version: int) -> None:
+    def keep_from(self, lineage: int, version: int, *, may_go_back: bool = False) -> None:
         """Have the store drop states of older versions, gradients and records of older steps.
+
+        Args:
+            lineage: to which the version belongs.
+            version: from which on all is kept.
+            may_go_back: the job goes on from this version, so nothing later counts.
 
         Raises:
             StoreGone: the store cannot be asked.
@@ -270,7 +275,7 @@ class SegmentClient:
         with self._changed:
             self._drop_older(lineage, version)
             self._changed.notify_all()
-        self._send(frames.KeepFrom(lineage=lineage, version=version))
+        self._send(frames.KeepFrom(lineage=lineage, version=version, may_go_back=may_go_back))
 
     def _drop_older(self, lineage: int, version: int) -> None:
         self._written = {

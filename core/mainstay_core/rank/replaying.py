@@ -50,6 +50,9 @@ class Replay:
     last: CommitRecord | None = None
     """The commit of the step before ``version``, also if no unit applies it again; None if no store
     has it."""
+    next: CommitRecord | None = None
+    """The commit of the step at ``version``, whose votes told the digest that the masters must
+    have; None if no store has it."""
 
     @property
     def first_step(self) -> int:
@@ -114,6 +117,11 @@ class Stores:
         """Return whether no store holds anything."""
         return not self._units and not self.records
 
+    def _is_judged(self, step: int) -> bool:
+        """Return whether the votes on a step, and what they said of each position, are known."""
+        record = self.records.get(step)
+        return record is not None and bool(record.states)
+
     def reach(self, position: int) -> frozenset[int]:
         """Return the versions of a position that can be made anew.
 
@@ -139,8 +147,14 @@ class Stores:
             return None
         first = min(unit.state.version for unit in found)
         records = tuple(self.records[step] for step in range(first, version))
-        last = self.records.get(version - 1)
-        return Replay(position=position, version=version, units=found, records=records, last=last)
+        return Replay(
+            position=position,
+            version=version,
+            units=found,
+            records=records,
+            last=self.records.get(version - 1),
+            next=self.records.get(version) if self._is_judged(version) else None,
+        )
 
     def why_not(self, position: int, version: int) -> str:
         """Return why a position cannot be made at a version, naming a unit; empty if it can."""
@@ -171,16 +185,21 @@ class Stores:
         return units if sizes == {len(units)} and set(units) == set(range(len(units))) else None
 
     def _reach_of_unit(self, copies: Sequence[tuple[Holder, UnitHeld]]) -> frozenset[int]:
-        """Return the versions that a unit can be brought to."""
+        """Return the versions that a unit can be brought to.
+
+        A state counts if the votes on the step at its version are known: they judged it. So every
+        replay has a step at which the whole is compared with what votes told.
+        """
         steps = {
             step
             for _, held in copies
             for run in held.gradients
             for step in range(run.first, run.last + 1)
-            if step in self.records
+            if self._is_judged(step)
         }
         reached: set[int] = set()
-        for state in sorted({v for _, held in copies for v in held.states}):
+        states = {v for _, held in copies for v in held.states if self._is_judged(v)}
+        for state in sorted(states):
             version = state
             reached.add(version)
             while version in steps and version + 1 not in reached:
@@ -191,12 +210,13 @@ class Stores:
     def _plan_unit(
         self, position: int, unit: int, copies: Sequence[tuple[Holder, UnitHeld]], version: int
     ) -> UnitReplay | None:
-        states = {v for _, held in copies for v in held.states if v <= version}
+        kept = {v for _, held in copies for v in held.states}
+        states = {v for v in kept if v <= version and self._is_judged(v)}
         steps = {
             step: _holders_of_step(copies, step) for step in range(min(states, default=0), version)
         }
         usable = [
-            v for v in states if all(steps[s] and s in self.records for s in range(v, version))
+            v for v in states if all(steps[s] and self._is_judged(s) for s in range(v, version))
         ]
         if not usable:
             return None

@@ -56,7 +56,12 @@ def note_copies(state: RankState, votes: Sequence[Vote]) -> tuple[RankState, tup
     if len(told) == len(votes) and all(t.copied > window.last for t in told):
         return replace(state, window=None), (KeepFrom(state.lineage, window.first),)
     if state.version > window.last + MAX_WINDOW_LAG:
-        return replace(state, window=None), ()
+        # Where gradients find no room either, what is kept has a gap, and would keep the room for
+        # good.
+        is_useless = not all(t.logged for t in told)
+        next_first = state.version + 1
+        needless = (KeepFrom(state.lineage, next_first),) if is_useless else ()
+        return replace(state, window=None), needless
     return state, ()
 
 

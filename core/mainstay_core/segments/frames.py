@@ -99,6 +99,8 @@ class KeepFrom:
 
     lineage: Count
     version: Count
+    may_go_back: bool = False
+    """Whether the job goes on from this version, so that nothing later counts."""
     kind: Literal["keep-from"] = "keep-from"
 
 

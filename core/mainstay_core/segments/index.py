@@ -198,17 +198,18 @@ class SegmentIndex:
         Args:
             lineage: to which the version belongs.
             version: from which on all is kept.
-            may_go_back: whether an older version than before says that the job has gone back to it.
-                What was kept of later ones goes then, to make room. Nothing later can have been
-                written since: a step takes all members, and each says this before it goes on.
+            may_go_back: whether the job goes on from this version, which may be an older one than
+                before. Then nothing later counts, whatever was kept of it. Nothing later can have
+                been written since: a step takes all members, and each says this before it goes on.
         """
         if lineage < self._lineage:
             return
         self._move_to(lineage)
-        if may_go_back and version < self._from_version:
-            self._from_version = version
+        if may_go_back:
+            self._from_version = min(self._from_version, version)
             self._drop(s.header.key for s in self._segments() if s.header.key.version > version)
             self._records = {s: r for s, r in self._records.items() if s < version}
+            return
         if version <= self._from_version:
             return
         self._from_version = version

@@ -141,9 +141,9 @@ class SegmentKeeper:
         self._client.keep_from(lineage, version)
 
     def go_back(self, lineage: int, version: int) -> None:
-        """Tell the pod's store that the job goes on from an older version than it kept."""
+        """Tell the pod's store that the job goes on from a version that may be an older one."""
         self._keep_from = version
-        self._client.keep_from(lineage, version)
+        self._client.keep_from(lineage, version, may_go_back=True)
 
     # What is written ------------------------------------------------------------------
 
@@ -245,6 +245,8 @@ class SegmentKeeper:
             return LoadFailed(str(error))
         await self._owner.point("replayed")
         params = terms.whole_of([units[n] for n in sorted(units)])
+        if replay.next is not None and params != replay.next.states[replay.position]:
+            return LoadFailed(f"version {replay.version} comes out differently than it was told")
         self._world.checks.replayed(self._owner, replay.version, params)
         self._owner.made_cell().params = params
         return StateLoaded(params)

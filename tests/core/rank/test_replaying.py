@@ -111,6 +111,7 @@ def starts(pods: Sequence[Pod], position: int, unit: int, version: int) -> list[
         state
         for state in range(version + 1)
         if keepers(pods, key_of(position, unit, STATE, state))
+        and state in known_steps(pods)
         and all(
             step in known_steps(pods) and keepers(pods, key_of(position, unit, GRADIENT, step))
             for step in range(state, version)
@@ -227,7 +228,25 @@ def test_a_step_whose_commit_nobody_knows_is_not_applied_again() -> None:
     kept = key_of(0, 0, STATE, 4), key_of(0, 0, GRADIENT, 4), key_of(0, 0, GRADIENT, 5)
 
     assert stores_of(pod("a", *kept, records=[4])).reach(0) == {4, 5}
-    assert stores_of(pod("a", *kept), pod("b", records=[5])).reach(0) == {4}
+    assert stores_of(pod("a", *kept), pod("b", records=[5])).reach(0) == set()
+
+
+def test_a_state_that_no_vote_is_known_to_have_judged_is_not_used() -> None:
+    states = [key_of(0, 0, STATE, version) for version in (4, 5)]
+    step = key_of(0, 0, GRADIENT, 4)
+
+    stores = stores_of(pod("a", *states, step, records=[4]))
+    assert stores.reach(0) == {4, 5}
+    replay = stores.plan_replay(0, 5)
+    assert replay is not None
+    assert (replay.first_step, replay.next) == (4, None), "the newer state is not believed"
+
+    judged = stores_of(pod("a", *states, step, records=[4, 5])).plan_replay(0, 5)
+    assert judged is not None
+    assert (judged.first_step, judged.next) == (5, record_of(5))
+    rolled = replace(record_of(4), states=(), gradients=())
+    bare = replace(pod("a", *states, step).report(), records=(rolled,))
+    assert Stores([bare], LINEAGE).reach(0) == set()
 
 
 def test_a_damaged_copy_is_left_out_and_another_one_is_used() -> None:
@@ -262,7 +281,8 @@ def test_segments_and_records_of_another_lineage_count_for_nothing() -> None:
     kept = key_of(0, 0, STATE, 4), key_of(0, 0, GRADIENT, 4)
 
     assert stores_of(pod("a", *kept, records=[4], lineage=LINEAGE + 1)).reach(0) == frozenset()
-    assert stores_of(pod("a", *kept), pod("b", records=[4], lineage=2)).reach(0) == {4}
+    assert stores_of(pod("a", *kept), pod("b", records=[4], lineage=2)).reach(0) == set()
+    assert stores_of(pod("a", *kept), pod("b", records=[4])).reach(0) == {4, 5}
 
 
 def test_a_position_with_a_unit_that_nobody_keeps_is_not_made_anew() -> None:

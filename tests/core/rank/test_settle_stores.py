@@ -121,6 +121,7 @@ def test_a_checkpoint_that_is_newer_than_what_stores_reach_is_loaded() -> None:
 def test_a_version_whose_last_commit_nobody_knows_is_not_settled_on() -> None:
     # The states are there, but the next commit would begin its totals anew.
     pods = store("a", 0, (4, 4), 3, first=4), store("c", 1, (4, 4), 3, first=4)
+    pods[0].records.add(4)
     absent = [lost(i, durable=2) for i in range(4)]
 
     assert settled(grid(), absent, *pods).actions == (LOAD,) * 4

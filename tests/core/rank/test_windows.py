@@ -131,6 +131,15 @@ def test_a_window_that_some_holder_never_has_is_given_up_and_drops_nothing() -> 
     assert (gone.window, actions) == (None, ())
 
 
+def test_with_the_window_that_is_given_up_goes_what_has_a_gap_and_takes_the_room() -> None:
+    window = Window(first=3, length=3)
+    late = window.last + MAX_WINDOW_LAG + 1
+
+    told = [vote(5, logged=False), *votes(9, 9, 9)]
+    gone, actions = windows.note_copies(rank(late, window=window), told)
+    assert (gone.window, actions) == (None, (KeepFrom(2, late + 1),))
+
+
 def test_a_gradient_that_is_not_at_its_holders_delays_no_window() -> None:
     told = [vote(6, logged=False), *votes(6, 6, 6)]
 

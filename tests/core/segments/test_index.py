@@ -128,7 +128,14 @@ def test_the_pods_own_trainers_say_that_the_job_went_back() -> None:
     index.record(record_of(1))
     put(index, header_of(key_of(2)))
     index.keep_from(0, 2, may_go_back=True)
-    assert [unit.states for unit in report(index).units] == [(2,)]
+    assert [unit.states for unit in report(index).units] == [(1, 2)]
+
+    for version in (3, 4):
+        put(index, header_of(key_of(version)))
+        index.record(record_of(version))
+    index.keep_from(0, 3, may_go_back=True)
+    assert [unit.states for unit in report(index).units] == [(1, 2, 3)], "later ones never count"
+    assert [r.commit.step for r in report(index).records] == [1]
 
 
 def test_states_of_a_window_that_was_given_up_go_when_the_next_one_writes() -> None:
@@ -225,11 +232,11 @@ class Twin:
             self.records = {s: r for s, r in self.records.items() if s >= version}
 
     def go_back(self, lineage: int, version: int) -> None:
-        if lineage == self.lineage and version < self.from_version:
-            self.from_version = version
+        self.move_to(lineage, 0)
+        if lineage == self.lineage:
+            self.from_version = min(self.from_version, version)
             self.kept = {k: h for k, h in self.kept.items() if k.version <= version}
             self.records = {s: r for s, r in self.records.items() if s < version}
-        self.move_to(lineage, version)
 
     def wants(self, lineage: int, version: int) -> bool:
         return lineage == self.lineage and version >= self.from_version

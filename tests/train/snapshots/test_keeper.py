@@ -1,0 +1,73 @@
+"""What a trainer's segments are copied from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mainstay_core.base.ids import JobUid, PodUid, Slot
+from mainstay_core.job.config import SnapshotConfig
+from mainstay_core.wire.segments import SegmentKind
+from mainstay_train.exact import optimizer
+from mainstay_train.model import blocks
+from mainstay_train.snapshots.keeper import SegmentKeeper
+
+
+def keeper_of(engine: Any) -> SegmentKeeper:
+    return SegmentKeeper(
+        job=JobUid("job"),
+        slot=Slot(pod=PodUid("pod"), index=0),
+        config=SnapshotConfig(memory_bytes=1 << 20),
+        client=cast(Any, None),
+        engine=lambda: engine,
+        learning_rate=lambda step: 0.1,
+    )
+
+
+def test_a_gradient_is_copied_from_the_buffer_that_the_reducer_has_now() -> None:
+    """A reduction that broke leaves its buffer behind, and the next one has another."""
+    spec = blocks.BlockSpec(name="a", build=lambda: nn.Linear(30, 50))
+    state = optimizer.StageState([blocks.Block(spec)], optimizer.adamw())
+    engine = SimpleNamespace(
+        state=state, reducer=SimpleNamespace(reduced=torch.zeros(state.layout.size))
+    )
+    keeper = keeper_of(engine)
+    before = keeper._units()
+    assert keeper._units() is before
+
+    engine.reducer.reduced = torch.full((state.layout.size,), 3.0)
+    units = keeper._units()
+    memory = memoryview(bytearray(units.size_bytes(0, SegmentKind.GRADIENT)))
+    units.write(0, SegmentKind.GRADIENT, memory)
+
+    assert set(torch.frombuffer(memory, dtype=torch.float32).tolist()) == {3.0}
+
+
+def test_a_unit_comes_back_from_its_segment() -> None:
+    spec = blocks.BlockSpec(name="a", build=lambda: nn.Linear(30, 50))
+    states = [optimizer.StageState([blocks.Block(spec)], optimizer.adamw()) for _ in range(2)]
+    states[0].initialize(7)
+    states[0].apply([torch.ones(states[0].layout.size)], 0.5, 0.1)
+    written, read = (
+        keeper_of(
+            SimpleNamespace(
+                state=state, reducer=SimpleNamespace(reduced=torch.zeros(state.layout.size))
+            )
+        )._units()
+        for state in states
+    )
+    memory = memoryview(bytearray(written.size_bytes(0, SegmentKind.STATE)))
+
+    written.write(0, SegmentKind.STATE, memory)
+    read.read(0, SegmentKind.STATE, memory)
+
+    for one, other in zip(states[0].flats(), states[1].flats(), strict=True):
+        assert torch.equal(one.tensor, other.tensor)
+    assert written.digest(0, SegmentKind.STATE, memory) == read.digest(0, SegmentKind.STATE, memory)
+    memory[4] ^= 1
+    assert written.digest(0, SegmentKind.STATE, memory) != read.digest(
+        0, SegmentKind.STATE, memoryview(bytearray(len(memory)))
+    )
