@@ -23,7 +23,8 @@ def keeper_of(engine: Any) -> SegmentKeeper:
         config=SnapshotConfig(memory_bytes=1 << 20),
         client=cast(Any, None),
         engine=lambda: engine,
-        learning_rate=lambda step: 0.1,
+        learning_rate=lambda _: 0.1,
+        hook=lambda: lambda _: None,
     )
 
 
