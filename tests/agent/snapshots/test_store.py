@@ -369,12 +369,14 @@ def test_a_report_is_that_of_a_twin_after_random_operations(
             clients[at].discard(key)
             held[at].pop(key, None)
         elif rng.random() < 0.3:
-            clients[at].keep_from(0, floor := version // 2)
-            if floor > floors[at]:
-                drop_older(held[at], floor)
-            elif floor < floors[at]:  # the job went back
+            back = rng.random() < 0.3
+            clients[at].keep_from(0, floor := version // 2, may_go_back=back)
+            if back:
                 held[at] = {k: data for k, data in held[at].items() if k.version <= floor}
-            floors[at] = floor
+                floors[at] = min(floors[at], floor)
+            elif floor > floors[at]:
+                drop_older(held[at], floor)
+                floors[at] = floor
     for client, kept in zip(clients, held, strict=True):
         told = {
             key_of(version, unit.unit, kind)
