@@ -4,6 +4,7 @@ The bits are those of an undisturbed run *without* snapshots. ``make chaos`` has
 is lost, when, and in which layout (:mod:`tests.e2e.stage_losses`).
 """
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -101,11 +102,15 @@ def test_a_lost_own_loop_leaves_no_trace_in_the_bits(tmp_path: Path, corpus: Pat
 def store_of(job: LocalJob, pod: str) -> Iterator[SegmentClient]:
     """A connection to a pod's store, as its trainers have one: they write into the same memory."""
     (socket,) = job.state_dir.glob(f"pods/{pod}*/{SOCKET_NAME}")
-    client = SegmentClient(str(socket), 0, "test", "127.0.0.1")
-    try:
-        yield client
-    finally:
-        client.shutdown("done")
+    with tempfile.TemporaryDirectory(prefix="s") as short:
+        # The path of a Unix socket has a bound, and a test's directory may be long.
+        link = Path(short) / "pod"
+        link.symlink_to(socket.parent)
+        client = SegmentClient(str(link / socket.name), 0, "test", "127.0.0.1")
+        try:
+            yield client
+        finally:
+            client.shutdown("done")
 
 
 def states_of(client: SegmentClient) -> tuple[UnitHeld, ...]:

@@ -107,7 +107,7 @@ def test_a_file_entrypoint_that_is_not_there_is_one_message(tmp_path: Path) -> N
 def test_every_example_can_be_read(path: Path) -> None:
     if "faults" in path.name:
         job = manifests.load_job(EXAMPLES / "demo.yaml").job
-        assert manifests.load_faults(path, job.shape, job.spec.spares.replicas)
+        assert manifests.load_faults(path, job)
     else:
         assert manifests.load_job(path).job.metadata.name
 
@@ -117,7 +117,7 @@ def test_the_demo_is_what_the_readme_says() -> None:
     shape = job.shape
     assert (shape.lanes, shape.stages, shape.shards_per_lane, shape.steps) == (4, 2, 4, 60)
     assert job.num_pods == 9
-    faults = manifests.load_faults(EXAMPLES / "demo-faults.yaml", shape, 1)
+    faults = manifests.load_faults(EXAMPLES / "demo-faults.yaml", job)
     assert [(fault.step, fault.action.value) for fault in faults] == [
         (20, "kill-pod"),
         (40, "kill-trainer"),
