@@ -21,13 +21,12 @@ from pathlib import Path
 
 import torch
 from support import demo
+from support.lone_rank import JOB, QUORUM, lone_plan, lone_shape
 
-from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.events import RenameCheckpoint, WriteCheckpoint
 from mainstay_core.rank.settle import plan_step
-from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 from mainstay_core.wire.votes import Commit
 from mainstay_train.compute.engine import BlockTraining
 from mainstay_train.compute.loader import Loader
@@ -36,52 +35,17 @@ from mainstay_train.model import workload
 from mainstay_train.state.controller import Checkpointing
 
 SLOT = Slot(pod=PodUid("pod"), index=0)
-QUORUM = QuorumId(id=1, nonce="bench")
 MODES = ("none", "synchronous", "asynchronous")
-
-
-def make_plan() -> Plan:
-    member = Member(
-        index=0,
-        rank=RankId(replica=0, stage=0),
-        slot=SLOT,
-        incarnation=Incarnation("life"),
-        address="",
-        since=1,
-    )
-    return Plan(
-        job=JobUid("bench"),
-        quorum=QUORUM,
-        planned=False,
-        unplanned_id=1,
-        method=Method.START,
-        members=(member,),
-        chains=(Chain(replica=0, cells=(0,), formed_in=QUORUM),),
-        suppliers=(0,),
-        all_reduce_stack=1,
-        rendezvous=Rendezvous(pod=PodUid("pod"), gather=""),
-        reason="",
-    )
 
 
 class Stage:
     """One stage that trains, and its checkpoints."""
 
     def __init__(self, directory: Path, corpus: Path) -> None:
-        shape = JobShape(
-            lanes=1,
-            shards_per_lane=1,
-            replicas=1,
-            min_replicas=1,
-            stages=1,
-            steps=1 << 30,
-            seed=0,
-            checkpoint_every_steps=1,
-        )
         config = JobConfig(
-            job=JobUid("bench"),
+            job=JOB,
             name="bench",
-            shape=shape,
+            shape=lone_shape(checkpoint_every_steps=1),
             entrypoint="",
             workload=demo.MODEL | {"data": {"path": str(corpus)}},
             device="cpu",
@@ -94,7 +58,7 @@ class Stage:
         self.engine.state.initialize(0)
         self.checkpoints = Checkpointing(config, lambda _, why: print(f"  {why}") if why else None)
         self.checkpoints.start({})
-        self.plan, self.version, self.masters = make_plan(), 0, ""
+        self.plan, self.version, self.masters = lone_plan(SLOT), 0, ""
         self.table = plan_step(self.plan, 1).table[0]
 
     def step(self) -> str:

@@ -17,16 +17,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from support.lone_rank import JOB, LIFE, QUORUM, lone_plan, lone_shape
+
 from mainstay_agent.snapshots.store import SegmentStore
-from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.rank.events import Snapshot
 from mainstay_core.rank.session import run_blocking
 from mainstay_core.rank.settle import plan_step
 from mainstay_core.segments.frames import SOCKET_NAME
 from mainstay_core.snapshots.windows import Window
-from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.plan import Plan, Rendezvous
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import Commit, CommitRecord
 from mainstay_train.compute.engine import BlockTraining
@@ -36,12 +37,9 @@ from mainstay_train.snapshots.keeper import SegmentKeeper
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import SegmentClient
 
-JOB = JobUid("bench")
 ADDRESS = "127.0.0.1"
 PODS = (PodUid("pod-0"), PodUid("pod-1"))
 SLOT = Slot(pod=PODS[0], index=0)
-LIFE = Incarnation("life")
-QUORUM = QuorumId(id=1, nonce="bench")
 LINEAGE = 0
 
 
@@ -98,31 +96,11 @@ def _serve(pipe: Connection, pod: PodUid, directory: Path, memory_bytes: int) ->
 
 def make_plan(addresses: tuple[str, ...]) -> Plan:
     """Return a plan of one rank, and a pod beside its own that keeps copies."""
-    member = Member(
-        index=0,
-        rank=RankId(replica=0, stage=0),
-        slot=SLOT,
-        incarnation=LIFE,
-        address="",
-        since=1,
+    hosts = (
+        Rendezvous(pod=pod, gather="", snapshots=address, domain=pod)
+        for pod, address in zip(PODS, addresses, strict=True)
     )
-    return Plan(
-        job=JOB,
-        quorum=QUORUM,
-        planned=False,
-        unplanned_id=1,
-        method=Method.START,
-        members=(member,),
-        chains=(Chain(replica=0, cells=(0,), formed_in=QUORUM),),
-        suppliers=(0,),
-        all_reduce_stack=1,
-        rendezvous=Rendezvous(pod=PODS[0], gather=""),
-        reason="",
-        hosts=tuple(
-            Rendezvous(pod=pod, gather="", snapshots=address, domain=pod)
-            for pod, address in zip(PODS, addresses, strict=True)
-        ),
-    )
+    return lone_plan(SLOT, tuple(hosts))
 
 
 class SegmentStage:
@@ -135,18 +113,9 @@ class SegmentStage:
     """
 
     def __init__(self, entrypoint: str, config: dict[str, Any], stores: Stores) -> None:
-        shape = JobShape(
-            lanes=1,
-            shards_per_lane=1,
-            replicas=1,
-            min_replicas=1,
-            stages=1,
-            steps=1 << 30,
-            seed=0,
-        )
         loaded = workloads.load(entrypoint, config)
         job = JobConfig(
-            job=JOB, name="bench", shape=shape, entrypoint="", workload=config, device="cpu"
+            job=JOB, name="bench", shape=lone_shape(), entrypoint="", workload=config, device="cpu"
         )
         loader = Loader(loaded.dataset)
         self.training = BlockTraining(workload=loaded, config=job, device="cpu", loader=loader)

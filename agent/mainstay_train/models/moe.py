@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_train.model import data, split
+from mainstay_train.model import split
 from mainstay_train.model import workload as workloads
 from mainstay_train.model.blocks import BlockSpec, CommittedState
 from mainstay_train.model.units import Unit
@@ -26,10 +26,8 @@ from mainstay_train.models.moe_config import MoeConfig
 
 _BIAS = "mixture.router.bias"
 
-
-def warm_up() -> None:
-    """Read the default corpus once in the warm parent, for all its trainers."""
-    data.load_corpus(data.STDLIB)
+warm_up = llama.warm_up
+"""Both models have the same default corpus."""
 
 
 def workload(config: Mapping[str, Any], args: Sequence[str] = ()) -> workloads.Workload:

@@ -240,11 +240,13 @@ class SegmentKeeper:
             logger.warning("the gradient of step %d is not kept: %s", step, error)
             return False
         why_not = self._client.wait_held(keys, lambda: bool(wait.ended))
-        if why_not and not wait.ended:
+        if wait.ended:
+            return False
+        if why_not:
             logger.warning("the gradient of step %d is not kept: %s", step, why_not)
-        if not why_not and not wait.ended:
-            self._pace.note_copy("holders", size, time.monotonic() - began_s)
-        return not why_not and not wait.ended
+            return False
+        self._pace.note_copy("holders", size, time.monotonic() - began_s)
+        return True
 
     def _write(
         self, place: _Place, key: SegmentKey, left: Callable[[], None] = lambda: None

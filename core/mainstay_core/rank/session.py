@@ -218,10 +218,9 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if action.action is StateAction.LOAD:
             return await self.load(action.version)
         if action.replay is not None:
-            assert self.keeper is not None
             await self._begin(Op.REPLAY)
-            wait = self.connections.healing(self.keeper.begin_wait())
-            outcome = await self.keeper.replay(wait, action.replay)
+            wait = self.connections.healing(self._keeper.begin_wait())
+            outcome = await self._keeper.replay(wait, action.replay)
             await self._begin(Op.REPLAYED)
             if isinstance(outcome, events.StateLoaded):
                 self._log_replayed(outcome.replayed)
