@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from mainstay_core.base.digest import Digest
+from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import compile_compute
@@ -134,6 +134,8 @@ class Engine:
     """Digests of the same, where they were computed."""
     _masters: Shared | None = None
     """Of the masters as they were last applied."""
+    _block_gradients: tuple[Digest, ...] = ()
+    """Digest of each block's reduced gradient; with the ballot."""
     _gradient: GradientSums = field(init=False)
     """Digest and norms of a flat gradient, reduced or a partial."""
 
@@ -372,19 +374,29 @@ class Engine:
         if any(result.is_cut_off for result in self.type_results.values()):
             raise GroupEnded("the chain ended before its types were computed")
         readout.fetch(None if group is None else group.wait_for)
+        self._block_gradients = gradient.block_digests()
         self.sent = tuple(
             PartialDigest(partial=partial, slot=slot, digest=_digest(sums).hex())
             for partial, sums in sent
         )
         return Ballot(
             norms_sq=gradient.norms_sq(),
-            gradient=gradient.digest().hex(),
+            gradient=total(self._block_gradients).hex(),
             copies=self._copies_digest(_digest(copies), masters),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
             ),
         )
+
+    def gradient_digests_of_units(self) -> dict[str, str]:
+        """Digests of the gradient that the last ballot told, of the units that are whole blocks."""
+        if self.inner.size > 1:  # there a block's identity names the inner rank, a unit's does not
+            return {}
+        told = zip(self.state.blocks, self._block_gradients, strict=False)
+        return {
+            next(iter(block.units)): digest.hex() for block, digest in told if len(block.units) == 1
+        }
 
     def gradient_digest(self) -> str:
         """Digest of the reduced gradient."""

@@ -182,8 +182,10 @@ class FlatDigest:
         self._fused = _fused(self._device)
         self._starts = self._tensor([row.start for row in rows])
         self._lengths = lengths = self._tensor([row.length for row in rows])
+        self._num_pieces = len(pieces)
+        self._piece_of = self._tensor([row.piece for row in rows])
         # sum K (bits + 1) = sum K bits + sum K, and the second is the layout's.
-        self._of_zeros = (self._keys * key_sums[:, lengths]).sum(1)
+        self._of_zeros = self._keys * key_sums[:, lengths]
 
     def _tensor(self, values: Iterable[object]) -> torch.Tensor:
         return devices.sent(torch.tensor([*values], dtype=torch.int64), self._device)
@@ -194,15 +196,24 @@ class FlatDigest:
         Args:
             flat: elements of 4 bytes, contiguous, a whole number of granules.
         """
+        return self._of_rows(flat).sum(1)
+
+    def sums_of_pieces(self, flat: torch.Tensor) -> torch.Tensor:
+        """Both sums of each piece by itself, [mixers, pieces]; argument as of :meth:`sums`."""
+        found = torch.zeros(_NUM_MIXERS, self._num_pieces, dtype=torch.int64, device=self._device)
+        return found.index_add_(1, self._piece_of, self._of_rows(flat))
+
+    def _of_rows(self, flat: torch.Tensor) -> torch.Tensor:
+        """Both sums of each row, [mixers, rows]."""
         if not self._num_rows:
-            return torch.zeros(_NUM_MIXERS, dtype=torch.int64, device=self._device)
+            return torch.zeros(_NUM_MIXERS, 0, dtype=torch.int64, device=self._device)
         keys, _ = _tables(self._device)
         words = flat.detach().view(torch.int32)
         if self._fused is not None:
             sums = self._fused(words, self._starts, self._lengths, keys)
         else:
             sums = self._by_batch(words, keys)
-        return (sums * self._keys).sum(1) + self._of_zeros
+        return torch.addcmul(self._of_zeros, sums, self._keys)
 
     def _by_batch(self, words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """The sum of key times word, [mixers, rows]."""
@@ -251,6 +262,12 @@ def added(sums: Sequence[torch.Tensor]) -> Digest:
         return Digest.zero()
     first, second = torch.stack([*sums]).sum(0).tolist()
     return Digest(first & _MASK, second & _MASK)
+
+
+def of_pieces(sums: torch.Tensor) -> list[Digest]:
+    """The digests that :meth:`FlatDigest.sums_of_pieces` makes up, of each piece one."""
+    firsts, seconds = sums.tolist()
+    return [Digest(a & _MASK, b & _MASK) for a, b in zip(firsts, seconds, strict=True)]
 
 
 def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from mainstay_core.base.digest import Digest
+from mainstay_core.base.digest import Digest, total
 from mainstay_train.exact import digests
 from mainstay_train.exact.digests import FlatDigest
 from mainstay_train.exact.layout import StageLayout
@@ -30,6 +30,8 @@ class Part(NamedTuple):
     num_buckets: int
     digest: FlatDigest
     norms: FlatNorms
+    digested: tuple[int, ...]
+    """Which block each piece of the digest is of."""
     blocks: tuple[int, ...]
     """Which block each piece of the norms is of."""
 
@@ -58,6 +60,7 @@ class GradientSums:
         self._num_blocks = len(layout.blocks)
         places = [*zip(layout.blocks, layout.offsets, strict=True)]
         whole = [Piece(f"gradient:{b.name}{place}", offset, b.size) for b, offset in places]
+        numbers = {piece.name: number for number, piece in enumerate(whole)}
         counted = [
             Piece(str(number), offset, block.size if counts_copies else block.own)
             for number, (block, offset) in enumerate(places)
@@ -69,13 +72,15 @@ class GradientSums:
             start, stop = within[0][0], within[-1][1]
             self._part_of |= {first: len(self.parts) for first, _ in within}
             batch = None if device.type == "cpu" else stop - start
+            of_digest = restricted(whole, start, stop)
             of_norms = restricted(counted, start, stop)
             self.parts.append(
                 Part(
                     slice(start, stop),
                     len(within),
-                    FlatDigest(_from(restricted(whole, start, stop), start), device, batch),
+                    FlatDigest(_from(of_digest, start), device, batch),
                     FlatNorms(_from(of_norms, start), device, batch),
+                    tuple(numbers[piece.name] for piece in of_digest),
                     tuple(int(piece.name) for piece in of_norms),
                 )
             )
@@ -100,7 +105,8 @@ class GradientSums:
         if self._left[number] == 0:
             part = self.parts[number]
             of_part = flat[part.within]
-            self._reduced[number] = part.digest.sums(of_part), part.norms.squares(of_part)
+            digested = part.digest.sums_of_pieces(of_part)
+            self._reduced[number] = digested, part.norms.squares(of_part)
 
     def sums(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Of any gradient, now: sums of its parts, see :func:`digests.added`."""
@@ -127,7 +133,15 @@ class Read:
 
     def digest(self) -> Digest:
         """Its digest."""
-        return digests.added([sums() for _, sums, _ in self._parts])
+        return total(self.block_digests())
+
+    def block_digests(self) -> tuple[Digest, ...]:
+        """The digest of each block's part."""
+        found = [Digest.zero()] * self._num_blocks
+        for part, sums, _ in self._parts:
+            for block, digest in zip(part.digested, digests.of_pieces(sums()), strict=True):
+                found[block] += digest
+        return tuple(found)
 
     def norms_sq(self) -> tuple[float, ...]:
         """Squared norm of each block's part that counts: its chunks from the first to the last."""

@@ -231,10 +231,11 @@ class SegmentKeeper:
         """Copy this member's part of the reduced gradient, and wait until its holders have it."""
         place = self._place(plan, index, lineage)
         keys = [place.key(unit.name, SegmentKind.GRADIENT, step) for unit in place.own.units]
+        known = self._engine().gradient_digests_of_units()
         began_s, size = time.monotonic(), 0
         try:
             for key in keys:
-                self._write(place, key)
+                self._write(place, key, known.get(place.units.names[key.unit]))
                 size += place.units.size_bytes(key.unit, key.kind)
         except (StoreFull, StoreGone) as error:
             logger.warning("the gradient of step %d is not kept: %s", step, error)
@@ -249,13 +250,18 @@ class SegmentKeeper:
         return True
 
     def _write(
-        self, place: _Place, key: SegmentKey, left: Callable[[], None] = lambda: None
+        self,
+        place: _Place,
+        key: SegmentKey,
+        digest: str | None = None,
+        left: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a segment and give it to the store.
 
         Args:
             place: this trainer's, as the plan says.
             key: of the segment.
+            digest: of what is copied; None where nobody has computed it.
             left: called once what is copied may change again, whatever comes of it.
 
         Raises:
@@ -284,7 +290,7 @@ class SegmentKeeper:
             window=self._window.first if self._window else 0,
             num_instalments=self._window.length if self._window else 0,
             size_bytes=room.memory.nbytes,
-            digest=units.digest(key.unit, key.kind, room.memory),
+            digest=digest or units.digest(key.unit, key.kind, room.memory),
         )
         self._client.written(room, header, place.own.holders, self._keep_from)
 

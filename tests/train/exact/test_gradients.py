@@ -45,12 +45,12 @@ def test_buckets_change_neither_digest_nor_norms(chunks):
     within = bounds(layout, chunks)
     sums = GradientSums(layout, within)
     views = layout.block_views(flat)
-    expected = digest.total(
-        digests.tensor_digest(f"gradient:b{i}", view) for i, view in enumerate(views)
-    )
+    of_blocks = tuple(digests.tensor_digest(f"gradient:b{i}", view) for i, view in enumerate(views))
+    expected = digest.total(of_blocks)
 
     read = taken(sums, within, flat)
 
+    assert read.block_digests() == of_blocks
     assert read.digest() == sums.digest(flat) == expected
     assert read.norms_sq() == tuple(block_norms_sq(views))
     flat[CHUNK] += 1.0
