@@ -1,6 +1,6 @@
 """Measures how a lost stage comes back: from snapshots in memory, and from a checkpoint on disk.
 
-    python benchmarks/replay.py [--quick] [--kills 6] [--only steps|kills]
+    python benchmarks/replay.py [--quick] [--kills 6] [--only steps|kills] [--device-s 0 2]
 
 ``steps``: one process trains a stage of the demo's model with a window over all units, and makes
 its state anew from what two stores hold: the time of each step that is applied again, over the time
@@ -9,8 +9,9 @@ of a step in the same run. The masters that come out must have the digest that t
 ``kills``: real local runs of one replica with two stages, whose second stage's trainer is killed
 with -9, in turns: with snapshots, and without them with a checkpoint in every step. That is the
 interval that is best for the restart, whatever it costs the steps. ``beyond`` is the time from the
-kill to the commit of the step that was at hand, less a step. Steps of both runs must have the same
-digests.
+kill to the commit of the step that was at hand, less a step: steps that are lost count in it. A row
+for each ``--device-s``: for how many seconds of a step the device is busy, played by sleep; 0 is a
+tiny model on the CPU. Steps of both runs must have the same digests.
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ from mainstay_core.rank.replaying import Stores
 from mainstay_core.rank.session import run_blocking
 from mainstay_train.exact import digests, numerics
 
+HERE = Path(__file__).resolve().parent
 MIB = 2**20
+TOKENS = 64
+"""Of a step, where the device is played."""
 MEMORY_BYTES = 2048 * MIB
 STEPS_BETWEEN = 12
 """Steps between two kills: more than two windows of the tiny model."""
 SPECS: dict[str, dict[str, Any]] = {
-    "replay from memory": {"snapshots": {"enabled": True, "window": 2, "peers": 1}},
+    "replay from memory": {
+        "snapshots": {"enabled": True, "window": 2, "peers": 1, "memory": "256Mi"}
+    },
     "restart from disk": {"checkpoint": {"everySteps": 1}},
 }
 
@@ -88,8 +94,15 @@ def measure_steps(turns: int) -> None:
     )
 
 
-def measure_kills(kills: int) -> None:
-    """Print the time from a kill to the commit of the step at hand, in turns."""
+def measure_kills(kills: int, device_s: float) -> None:
+    """Print the time from a kill to the commit of the step at hand, in turns.
+
+    Args:
+        kills: of each kind.
+        device_s: seconds of a step for which the device is busy; 0: a tiny model on the CPU.
+    """
+    played = {"deviceMillisecondsPerToken": device_s * 1e3 / TOKENS, "sequence": TOKENS}
+    emulated = {"entrypoint": f"{HERE / 'emulated_accelerator.py'}:workload", "config": played}
     beyond: dict[str, list[float]] = {name: [] for name in SPECS}
     lost: dict[str, int] = dict.fromkeys(SPECS, 0)
     bits: dict[str, dict[int, str]] = {}
@@ -99,12 +112,14 @@ def measure_kills(kills: int) -> None:
                 name.split()[0],
                 training={"steps": 1_000_000, "seed": 7, "lanes": 1, "shardsPerLane": 1},
                 parallelism={"stages": 2},
+                **({"workload": emulated} if device_s else {}),
                 **spec,
             )
             with local_run(job) as run:
                 beyond[name].append(_kill_once(run))
                 lost[name] += sum(r["lost_steps"] for r in run.recoveries())
                 _compare(bits.setdefault("all", {}), run)
+    print(f"\ndevice busy for {device_s:g} s of a step")
     print("| after a kill | kills | beyond a step, median (range) s | steps lost |")
     print("| --- | --- | --- | --- |")
     for name, seconds in beyond.items():
@@ -157,6 +172,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two turns of each")
     parser.add_argument("--kills", type=int, default=6, help="of each kind")
     parser.add_argument("--only", choices=("steps", "kills"))
+    parser.add_argument("--device-s", type=float, nargs="+", default=[0.0, 2.0])
     options = parser.parse_args()
     turns = 2 if options.quick else options.kills
     torch.set_num_threads(1)
@@ -166,7 +182,8 @@ def main() -> None:
     if options.only in (None, "steps"):
         measure_steps(turns)
     if options.only in (None, "kills"):
-        measure_kills(turns)
+        for device_s in options.device_s:
+            measure_kills(turns, device_s)
 
 
 if __name__ == "__main__":
