@@ -56,6 +56,10 @@ class Op(enum.StrEnum):
     """Make a state anew from what the memory of pods holds."""
     REPLAYED = "REPLAYED"
     """Go on with the state that was made anew."""
+    READ_F = "READ_F"
+    """In a replay: read from a log what RECV_F received."""
+    READ_B = "READ_B"
+    """In a replay: read from a log what RECV_B received."""
 
 
 Flow = tuple[int, int]
@@ -117,25 +121,52 @@ def compile_compute(
         stage: the rank's stage, 0..num_stages-1.
         num_stages: stages of the chain.
     """
+    whole = range(num_stages)
+    return _compile([(t, m) for t in shard_types for m in range(micro_batches)], stage, whole, whole)
+
+
+def compile_replay(
+    shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int, stretch: range
+) -> tuple[Action, ...]:
+    """Return the compute part of a step that neighbouring lost stages compute again.
+
+    They are a pipeline by themselves. At its two ends logs give what the neighbours sent, and
+    nothing is sent: they have it (MoEvement, arXiv 2412.15411, section 3.4 and appendix A).
+
+    Args:
+        shard_types: types of the step, in order.
+        micro_batches: micro-batches per type.
+        stage: the rank's stage, one of the stretch.
+        num_stages: stages of a chain.
+        stretch: the lost stages.
+    """
     flows = [(t, m) for t in shard_types for m in range(micro_batches)]
+    return _compile(flows, stage, stretch, range(num_stages))
+
+
+def _compile(
+    flows: Sequence[Flow], stage: int, pipeline: range, stages: range
+) -> tuple[Action, ...]:
+    """Return the compute part of a stage of a pipeline, which is a part of all stages."""
     actions: list[Action] = []
-    for is_forward, i in schedule_1f1b(len(flows), stage, num_stages):
+    first, last = stage == pipeline[0], stage == pipeline[-1]
+    for is_forward, i in schedule_1f1b(len(flows), stage - pipeline[0], len(pipeline)):
         shard_type, micro_batch = flows[i]
 
         def act(op: Op, t: int = shard_type, m: int = micro_batch) -> None:
             actions.append(Action(op, stage, t, m))
 
         if is_forward:
-            if stage > 0:
-                act(Op.RECV_F)
+            if stage > stages[0]:
+                act(Op.READ_F if first else Op.RECV_F)
             act(Op.FORWARD)
-            if stage < num_stages - 1:
+            if not last:
                 act(Op.SEND_F)
         else:
-            if stage < num_stages - 1:
-                act(Op.RECV_B)
+            if stage < stages[-1]:
+                act(Op.READ_B if last else Op.RECV_B)
             act(Op.BACKWARD_INPUT)
-            if stage > 0:
+            if not first:
                 act(Op.SEND_B)
             act(Op.BACKWARD_WEIGHT)
     return _join_transfers(actions)
