@@ -241,34 +241,27 @@ class Engine:
             WorkloadError: the user's blocks or data set failed.
         """
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
-        self._run(program, step, chain, early, log=log)
+        self._run(program, step, chain, log, self._deliver_to(early))
 
-    def compute_again(
-        self, step: int, chain: ChainGroups | None, stretch: range, again: Recomputed
-    ) -> None:
+    def compute_again(self, step: int, again: Recomputed, log: SentLog | None) -> None:
         """Compute a step's reduced gradient as all cells of the stage together did before.
 
         All types of the step run here, and are added in canonical order.
 
         Args:
             step: that was committed.
-            chain: the groups of the rank's chain; None if nobody else takes part.
-            stretch: the lost stages that compute it together.
             again: what is particular about it.
+            log: keeps what neighbours would get; None: nothing does.
 
         Raises:
-            GroupEnded: the chain broke.
             WorkloadError: the user's blocks or data set failed.
         """
         self.drop_held()
-        program = compile_replay(
-            range(self.num_types), self.micro_batches, self.stage, self.num_stages, stretch
+        types, stage = range(self.num_types), (self.stage, self.num_stages)
+        self._run(compile_replay(types, self.micro_batches, *stage), step, None, log, again=again)
+        self.reduce(
+            None, [Supply(partial=partial, index=0) for partial in self.store.held()], [0], 0
         )
-        self._run(program, step, chain, None, again=again)
-        self.reduce(None, [Supply(partial, 0) for partial in self.store.held()], [0], 0)
-        self._judge()
-        if any(result.is_cut_off for result in self.type_results.values()):
-            raise GroupEnded("the chain ended before its types were computed")
         self.drop_held()
 
     def _run(
@@ -276,15 +269,13 @@ class Engine:
         program: Sequence[Action],
         step: int,
         chain: ChainGroups | None,
-        early: EarlyReduction[Group] | None,
-        *,
-        log: SentLog | None = None,
+        log: SentLog | None,
+        deliver: Deliver | None = None,
         again: Recomputed | None = None,
     ) -> None:
         assert self.interpreter is not None
         self._give_up()
         self._chain = chain
-        deliver = self._deliver_to(early)
         is_done = False
         try:
             with user_code(f"computing step {step}"):

@@ -16,7 +16,7 @@ import torch
 
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
-from mainstay_train.comm.chains import ChainGroups
+from mainstay_train.comm.chains import ChainGroups, Mark
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
@@ -34,19 +34,30 @@ Deliver = Callable[[int], None]
 gradients of a program's last type."""
 
 
-
 class SentLog(Protocol):
     """Keeps what a stage gives its neighbours."""
 
     def sent(self, action: Action, tensor: torch.Tensor) -> None:
-        """A tensor is on its way to a neighbour. Nobody writes to it any more."""
+        """Keep what a neighbour gets in an action. Nobody writes to the tensor any more."""
 
-    def completed(self, shard_type: int) -> None:
-        """All of a type's tensors were sent, and the type is complete."""
+    def completed(self, shard_type: int, mark: Mark | None) -> None:
+        """All of a type was sent, and the type is complete.
+
+        Args:
+            shard_type: the type.
+            mark: says whether it counts; None: it does.
+        """
 
 
 class Recomputed(Protocol):
     """What is particular about a step that is computed again by a stage that lost its state."""
+
+    @property
+    def lowest(self) -> int:
+        """The lowest block of the stage through which the backward goes."""
+
+    def skipped(self, block: int) -> Collection[str]:
+        """Units of a block of the stage whose weight gradients are left out."""
 
     def read(self, action: Action, into: torch.Tensor) -> None:
         """Read what a neighbour sent from its log.
@@ -55,13 +66,6 @@ class Recomputed(Protocol):
             action: READ_F or READ_B.
             into: receives it, of the shape and type of an activation.
         """
-
-    def frozen(self, block: int) -> Collection[str]:
-        """Units of a block of the stage whose weight gradients nobody needs, and can be skipped."""
-
-    @property
-    def lowest(self) -> int:
-        """The lowest block of the stage through which the backward goes."""
 
 
 FORWARD_TAG = 0
@@ -167,6 +171,8 @@ class Interpreter:
             Op.BACKWARD_WEIGHT: self._backward_weight,
             Op.READ_F: self._read_f,
             Op.READ_B: self._read_b,
+            Op.WRITE_F: self._write_f,
+            Op.WRITE_B: self._write_b,
         }
 
     def run(
@@ -281,6 +287,21 @@ class Interpreter:
     def _read_b(self, action: Action) -> None:
         self._flow(action).gradient = self._read(action)
 
+    def _write_f(self, action: Action) -> None:
+        flow = self._flow(action)
+        self._note_sent(action, flow.output)
+        flow.output = None
+
+    def _write_b(self, action: Action) -> None:
+        flow = self._flow(action)
+        self._note_sent(action, flow.gradient)
+        flow.gradient = None
+
+    def _note_sent(self, action: Action, tensor: torch.Tensor | None) -> None:
+        assert tensor is not None
+        if self._log is not None:
+            self._log.sent(action, tensor.contiguous())
+
     def _read(self, action: Action) -> torch.Tensor:
         assert self._again is not None, "only a replay reads logs"
         tensor = self._activation()
@@ -321,8 +342,7 @@ class Interpreter:
     def _send(self, action: Action, tensor: torch.Tensor, peer: int, direction: int) -> None:
         tag = self._tag((action.type, action.micro_batch), direction)
         message = Message(tensor.contiguous(), peer, tag)
-        if self._log is not None:
-            self._log.sent(action, message.tensor)
+        self._note_sent(action, message.tensor)
         if action.posts is None:
             self._sends.append(self._pipeline.send(message))
             return
@@ -403,8 +423,8 @@ class Interpreter:
     def _add_weights(self, action: Action, block: Block, tape: Tape) -> None:
         views = self._store.scratch_views
         number = self._blocks.index(block)
-        frozen = () if self._again is None else self._again.frozen(number)
-        block.backward_weight(tape, views, accumulate=action.micro_batch > 0, frozen=frozen)
+        skipped = () if self._again is None else self._again.skipped(number)
+        block.backward_weight(tape, views, accumulate=action.micro_batch > 0, frozen=skipped)
         if self._deliver is not None and action in self._closing:
             self._deliver(number)
 
@@ -425,4 +445,4 @@ class Interpreter:
         )
         self._store.complete(shard_type, joined=action in self._closing)
         if self._log is not None:
-            self._log.completed(shard_type)
+            self._log.completed(shard_type, mark)

@@ -47,6 +47,7 @@ class SegmentReader:
         """With their addresses, the longest idle first."""
         self._busy: set[socket.socket] = set()
         self._ended: str | None = None
+        self._num_interrupts = 0
 
     def shutdown(self, why: str) -> None:
         """End all reading, now and later."""
@@ -59,6 +60,14 @@ class SegmentReader:
         for _, connection in idle:
             close_registered(connection)
 
+    def interrupt(self) -> None:
+        """Break what is being read, which ends with an OSError; later reading is not concerned."""
+        with self._lock:
+            self._num_interrupts += 1
+            for connection in self._busy:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def fetch(self, address: str, key: SegmentKey, into: memoryview) -> SegmentHeader | None:
         """Read a segment into memory of its size; return its header, None if it is not there.
 
@@ -70,18 +79,34 @@ class SegmentReader:
         answer = self._ask(address, frames.Fetch(key=key), into)
         return None if isinstance(answer, frames.Missing) else answer.header
 
+    def fetch_awaited(
+        self, address: str, key: SegmentKey, nonce: str, into: memoryview
+    ) -> SegmentHeader:
+        """Read a segment that was written in the quorum of a nonce, once it is there.
+
+        Raises:
+            TimeoutError: it has not come for long.
+            OSError, RemoteProtocolError, ReaderEnded: as :meth:`fetch`.
+        """
+        answer = self._ask(address, frames.Fetch(key=key, nonce=nonce), into)
+        if isinstance(answer, frames.Missing):
+            raise RemoteProtocolError(f"a store that was to wait for {key} did not")
+        return answer.header
+
     def fetch_header(self, address: str, key: SegmentKey) -> SegmentHeader | None:
         """Return the header of a segment; None if it is not there. Raises as :meth:`fetch`."""
         answer = self._ask(address, frames.Fetch(key=key, header_only=True), None)
         return None if isinstance(answer, frames.Missing) else answer.header
 
     def _ask(self, address: str, message: frames.Fetch, into: memoryview | None) -> frames.ToReader:
-        idle = self._take_idle(address)
+        idle, before = self._take_idle(address), self._num_interrupts
         if idle is not None:
             # A store hangs up on a connection that is idle for long: then a new one is opened.
             with contextlib.suppress(OSError):
                 return self._ask_over(idle, address, message, into)
             self._raise_if_ended()
+            if self._num_interrupts != before:
+                raise ConnectionAbortedError("nobody reads it any more")
         connection = open_registered(address, self._local, STALL_S)
         try:
             with self._entered(connection):

@@ -82,6 +82,8 @@ OF_SNAPSHOTS = (
     "REPLAY",
     "READ_F",
     "READ_B",
+    "WRITE_F",
+    "WRITE_B",
     "REPLAYED",
 )
 """Actions that only a job with snapshots has."""

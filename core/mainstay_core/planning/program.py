@@ -60,6 +60,10 @@ class Op(enum.StrEnum):
     """In a replay: read from a log what RECV_F received."""
     READ_B = "READ_B"
     """In a replay: read from a log what RECV_B received."""
+    WRITE_F = "WRITE_F"
+    """In a replay: log what SEND_F sent."""
+    WRITE_B = "WRITE_B"
+    """In a replay: log what SEND_B sent."""
 
 
 Flow = tuple[int, int]
@@ -70,6 +74,14 @@ COMPUTES = frozenset({Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT})
 
 ANSWER = {Op.SEND_F: Op.RECV_B, Op.SEND_B: Op.RECV_F}
 """What comes back from the neighbour to which something is sent."""
+
+BY_LOG = {
+    Op.RECV_F: Op.READ_F,
+    Op.RECV_B: Op.READ_B,
+    Op.SEND_F: Op.WRITE_F,
+    Op.SEND_B: Op.WRITE_B,
+}
+"""What takes a transfer's place where logs stand for the neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,55 +133,46 @@ def compile_compute(
         stage: the rank's stage, 0..num_stages-1.
         num_stages: stages of the chain.
     """
-    whole = range(num_stages)
-    return _compile([(t, m) for t in shard_types for m in range(micro_batches)], stage, whole, whole)
-
-
-def compile_replay(
-    shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int, stretch: range
-) -> tuple[Action, ...]:
-    """Return the compute part of a step that neighbouring lost stages compute again.
-
-    They are a pipeline by themselves. At its two ends logs give what the neighbours sent, and
-    nothing is sent: they have it (MoEvement, arXiv 2412.15411, section 3.4 and appendix A).
-
-    Args:
-        shard_types: types of the step, in order.
-        micro_batches: micro-batches per type.
-        stage: the rank's stage, one of the stretch.
-        num_stages: stages of a chain.
-        stretch: the lost stages.
-    """
     flows = [(t, m) for t in shard_types for m in range(micro_batches)]
-    return _compile(flows, stage, stretch, range(num_stages))
-
-
-def _compile(
-    flows: Sequence[Flow], stage: int, pipeline: range, stages: range
-) -> tuple[Action, ...]:
-    """Return the compute part of a stage of a pipeline, which is a part of all stages."""
     actions: list[Action] = []
-    first, last = stage == pipeline[0], stage == pipeline[-1]
-    for is_forward, i in schedule_1f1b(len(flows), stage - pipeline[0], len(pipeline)):
+    for is_forward, i in schedule_1f1b(len(flows), stage, num_stages):
         shard_type, micro_batch = flows[i]
 
         def act(op: Op, t: int = shard_type, m: int = micro_batch) -> None:
             actions.append(Action(op, stage, t, m))
 
         if is_forward:
-            if stage > stages[0]:
-                act(Op.READ_F if first else Op.RECV_F)
+            if stage > 0:
+                act(Op.RECV_F)
             act(Op.FORWARD)
-            if not last:
+            if stage < num_stages - 1:
                 act(Op.SEND_F)
         else:
-            if stage < stages[-1]:
-                act(Op.READ_B if last else Op.RECV_B)
+            if stage < num_stages - 1:
+                act(Op.RECV_B)
             act(Op.BACKWARD_INPUT)
-            if not first:
+            if stage > 0:
                 act(Op.SEND_B)
             act(Op.BACKWARD_WEIGHT)
     return _join_transfers(actions)
+
+
+def compile_replay(
+    shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int
+) -> tuple[Action, ...]:
+    """Return the compute part of a step that a stage computes again, without its neighbours.
+
+    What these sent is read from logs, and what they would be sent is logged (MoEvement, arXiv
+    2412.15411, section 3.4).
+
+    Args:
+        shard_types: types of the step, in order.
+        micro_batches: micro-batches per type.
+        stage: the rank's stage, 0..num_stages-1.
+        num_stages: stages of a chain.
+    """
+    program = compile_compute(shard_types, micro_batches, stage, num_stages)
+    return tuple(replace(a, op=BY_LOG.get(a.op, a.op), posts=None) for a in program)
 
 
 def closing(program: Sequence[Action]) -> tuple[Action, ...]:
