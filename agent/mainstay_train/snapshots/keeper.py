@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -21,6 +21,7 @@ from mainstay_core.base.ids import JobUid, Slot
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.planning.program import Op
 from mainstay_core.rank.authors import Authorship, authorship
+from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.snapshots.windows import Window, plan_instalments
@@ -227,8 +228,11 @@ class SegmentKeeper:
         with self._changed:
             self._changed.wait_for(lambda: self._to_copy == 0)
 
-    async def log(self, wait: Wait, plan: Plan, index: int, lineage: int, step: int) -> bool:
+    async def log(
+        self, wait: Wait, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
+    ) -> bool:
         """Copy this member's part of the reduced gradient, and wait until its holders have it."""
+        del types
         place = self._place(plan, index, lineage)
         keys = [place.key(unit.name, SegmentKind.GRADIENT, step) for unit in place.own.units]
         began_s, size = time.monotonic(), 0
@@ -290,8 +294,12 @@ class SegmentKeeper:
 
     # What is read ------------------------------------------------------------------------
 
-    async def replay(self, wait: Wait, replay: Replay) -> StateLoaded | LoadFailed:
+    async def replay(
+        self, wait: Wait, plan: Plan, index: int, replay: Replay | BoundaryReplay
+    ) -> StateLoaded | LoadFailed:
         """Make the state anew; every replayed step has the digests that its votes told."""
+        del plan, index
+        assert isinstance(replay, Replay), "this trainer does not log boundaries"
         self.wait_copied()
         engine = self._engine()
         logger.info(
