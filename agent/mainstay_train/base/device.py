@@ -125,7 +125,7 @@ class HostCopies:
         if place is None:
             place = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
         if self._stream is None:
-            self._stream = torch.cuda.Stream(tensor.device)
+            self._stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
             place.copy_(tensor.reshape(-1), non_blocking=True)

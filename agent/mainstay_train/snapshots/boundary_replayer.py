@@ -2,8 +2,8 @@
 
 The lost stage loads the first instalment of a window and runs the step of that version again, with
 what its neighbours sent then (MoEvement, arXiv 2412.15411, sections 3.3 and 3.4). Units whose full
-state is not there yet are frozen: they run forward and pass gradients on with the compute weights of
-that version, and skip their own. All shard types are computed here and added in canonical order;
+state is not there yet are frozen: they run forward and pass gradients on with the compute weights
+of that version, and skip their own. All shard types are computed here and added in canonical order;
 scale, rate and statistics come from the step's commit. As soon as no unit is frozen, what the votes
 of each step said of the gradient and of the masters must come out again.
 """
@@ -24,11 +24,11 @@ from mainstay_core.rank.boundaries import (
     logged_again,
 )
 from mainstay_core.rank.events import LoadFailed, ReplayedStep, StateLoaded
-from mainstay_core.wire.segments import Holders, SegmentKey, SegmentKind
+from mainstay_core.wire.segments import Holders, SegmentKey, SegmentKind, boundary_key
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
 from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
-from mainstay_train.snapshots.sent_log import SentLogs, flow_digest, flow_key, kinds_of
+from mainstay_train.snapshots.sent_log import SentLogs, flow_digest, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.snapshots.writer import Place
 
@@ -221,7 +221,7 @@ class _Again:
         """
         kind = READS[action.op]
         sender = self._before if action.op is Op.READ_F else self._after
-        key = flow_key(
+        key = boundary_key(
             self._place.lineage, sender, kind, self._step, action.type, action.micro_batch
         )
         host = into if into.device.type == "cpu" else torch.empty_like(into, device="cpu")

@@ -221,13 +221,7 @@ class SegmentKeeper:
         return self._sent.of_step(self._place(plan, index, lineage), step)
 
     async def log(
-        self,
-        wait: Wait,
-        plan: Plan,
-        index: int,
-        lineage: int,
-        step: int,
-        types: Sequence[int] = (),
+        self, wait: Wait, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
     ) -> bool:
         """Keep what a replay of the step needs from this member, and wait until it is kept."""
         place = self._place(plan, index, lineage)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.wire.segments import SegmentKey, SegmentKind
+from mainstay_core.wire.segments import SegmentKey, SegmentKind, boundary_key
 from mainstay_train.base import device as devices
 from mainstay_train.base.background import Background
 from mainstay_train.base.device import Copied
@@ -42,21 +42,6 @@ def kinds_of(stage: int, num_stages: int) -> tuple[SegmentKind, ...]:
     """Return what a stage gives its neighbours."""
     forward = (SegmentKind.ACTIVATION,) if stage < num_stages - 1 else ()
     return forward + ((SegmentKind.INPUT_GRADIENT,) if stage > 0 else ())
-
-
-def flow_key(
-    lineage: int, position: int, kind: SegmentKind, step: int, shard_type: int, micro_batch: int
-) -> SegmentKey:
-    """Return the key of what a position gave a neighbour for one micro-batch."""
-    return SegmentKey(
-        lineage=lineage,
-        position=position,
-        unit=0,
-        kind=kind,
-        version=step,
-        shard_type=shard_type,
-        micro_batch=micro_batch,
-    )
 
 
 def flow_digest(key: SegmentKey, tensor: torch.Tensor) -> str:
@@ -203,7 +188,7 @@ class StepLog:
         if self._at_once is not None and action.type not in self._at_once:
             return
         kind, place = KINDS[action.op], self._place
-        key = flow_key(
+        key = boundary_key(
             place.lineage, place.position, kind, self._step, action.type, action.micro_batch
         )
         flow = _Flow(key, self._logs.copy(tensor.detach()), f"{kind}s of position {place.position}")

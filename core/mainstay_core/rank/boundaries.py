@@ -77,8 +77,6 @@ class BoundaryReplay:
     """What is loaded at ``version`` itself, after all steps."""
     relays: tuple[Relay, ...] = ()
     """At most two: from the stage before, and from the stage after."""
-    micro_batches: int = 1
-    """Of each shard type."""
     next: CommitRecord | None = None
     """The commit of the step at ``version``, whose votes told the digest that the masters must
     have; None if no store has it."""

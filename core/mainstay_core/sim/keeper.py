@@ -183,7 +183,9 @@ class SegmentKeeper:
         """Return what ends a wait."""
         return Wait(self._changed)
 
-    async def log(self, wait: Wait, plan: Plan, index: int, lineage: int, step: int) -> bool:
+    async def log(
+        self, wait: Wait, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
+    ) -> bool:
         """Copy this member's part of the reduced gradient; return whether its holders have it."""
         own = self._authorship(plan, index)
         reduced = self._owner.made_cell().reduced
@@ -232,7 +234,9 @@ class SegmentKeeper:
 
     # What is read ---------------------------------------------------------------------
 
-    async def replay(self, wait: Wait, replay: Replay) -> StateLoaded | LoadFailed:
+    async def replay(
+        self, wait: Wait, plan: Plan, index: int, replay: Replay | BoundaryReplay
+    ) -> StateLoaded | LoadFailed:
         """Make the state anew."""
         try:
             units = {

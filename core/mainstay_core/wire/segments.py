@@ -97,6 +97,21 @@ class SegmentKey:
         return f"{self.kind} of {what} of position {self.position} at {self.version}"
 
 
+def boundary_key(
+    lineage: int, position: int, kind: SegmentKind, step: int, shard_type: int, micro_batch: int
+) -> SegmentKey:
+    """Return the key of what a position gave a neighbour for one micro-batch."""
+    return SegmentKey(
+        lineage=lineage,
+        position=position,
+        unit=0,
+        kind=kind,
+        version=step,
+        shard_type=shard_type,
+        micro_batch=micro_batch,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHeader:
     """The description of a segment, without its bytes."""
