@@ -34,6 +34,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "replicas": (1, 2),
     "slots": (1, 2),
     "inner": (1, 2),
+    "replay": ("Gradients", "Boundary"),
 }
 """The factors of the matrix.
 
@@ -43,6 +44,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
   anew dies at that. ``holder``: at its vote, and a pod that has copies dies meanwhile.
 - place: the instalment of the window; ``early``: the first window is not complete.
 - slots: ranks of a pod. inner: ranks of a stage.
+- replay: from what a lost state is made anew.
 """
 
 TABLE = """
@@ -120,6 +122,7 @@ class Loss:
     replicas: int = 1
     slots: int = 1
     inner: int = 1
+    replay: str = "Gradients"
 
     def __str__(self) -> str:
         return "-".join(str(getattr(self, field.name)) for field in fields(self))
@@ -239,6 +242,7 @@ class Loss:
                 "window": self.window,
                 "peers": self.peers,
                 "memory": MEMORY,
+                "replay": self.replay,
             },
             "protection": {"domains": min(2, self.num_pods)},
         }

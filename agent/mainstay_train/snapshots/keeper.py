@@ -264,8 +264,9 @@ class SegmentKeeper:
         self.wait_copied()
         engine = self._engine()
         logger.info(
-            "position %d is made anew at version %d, with the steps from %d on",
+            "position %d is made anew from %s at version %d, with the steps from %d on",
             replay.position,
+            self._config.log,
             replay.version,
             replay.first_step,
         )

@@ -255,7 +255,7 @@ class Snapshots(Section):
     """Other pods that keep each part as well. With 0 a part is lost with the pod that wrote it."""
     ordering: Literal["BackToFront"] = "BackToFront"
     """Order in which the parts of the model are copied. BackToFront: the last layers first."""
-    replay: Literal["Auto", "Gradients"] = "Auto"
+    replay: Literal["Auto", "Gradients", "Boundary"] = "Auto"
     """How a lost state is made anew. Gradients: its newest copies, then the optimizer alone with
     the gradients of the steps since. Auto is Gradients."""
     memory: QuantityOrAuto = "Auto"

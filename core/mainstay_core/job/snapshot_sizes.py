@@ -137,6 +137,7 @@ def plan_snapshots(
         num_instalments=window,
         peers=snapshots.peers,
         domains=protection.domains,
+        boundary=snapshots.replay == "Boundary",
     )
 
 
