@@ -285,7 +285,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         self._gradient = ballot.gradient
         vote = vote_of(self.state, action, newest, ballot, self.writer.status())
         if self.keeper is not None:
-            types = _types_of(table, self.state.index)
+            types = types_of(table, self.state.index)
             vote = replace(vote, snapshots=await self._keep_logs(self.keeper, types))
         key = f"vote/{action.step}/{action.attempt}"
         await self.post(key, vote)
@@ -405,7 +405,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         return self.state.plan
 
 
-def _types_of(table: Iterable[Supply], index: int) -> tuple[int, ...]:
+def types_of(table: Iterable[Supply], index: int) -> tuple[int, ...]:
     """Return the shard types that a position's table takes from a member."""
     return tuple(
         shard_type
