@@ -243,6 +243,16 @@ class Engine:
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
         self._run(program, step, chain, log, self._deliver_to(early))
 
+    def program_again(self) -> tuple[Action, ...]:
+        """Return the program of a step that is computed again, of all its types."""
+        types = range(self.num_types)
+        return compile_replay(types, self.micro_batches, self.stage, self.num_stages)
+
+    def make_activation(self) -> torch.Tensor:
+        """Return memory of the host for what crosses a stage's boundary in a micro-batch."""
+        assert self.interpreter is not None
+        return self.interpreter.make_activation("cpu")
+
     def compute_again(self, step: int, again: Recomputed, log: SentLog | None) -> None:
         """Compute a step's reduced gradient as all cells of the stage together did before.
 
@@ -257,8 +267,7 @@ class Engine:
             WorkloadError: the user's blocks or data set failed.
         """
         self.drop_held()
-        types, stage = range(self.num_types), (self.stage, self.num_stages)
-        self._run(compile_replay(types, self.micro_batches, *stage), step, None, log, again=again)
+        self._run(self.program_again(), step, None, log, again=again)
         self.reduce(
             None, [Supply(partial=partial, index=0) for partial in self.store.held()], [0], 0
         )

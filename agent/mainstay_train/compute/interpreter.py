@@ -304,7 +304,7 @@ class Interpreter:
 
     def _read(self, action: Action) -> torch.Tensor:
         assert self._again is not None, "only a replay reads logs"
-        tensor = self._activation()
+        tensor = self.make_activation(self._device)
         self._again.read(action, tensor)
         return tensor
 
@@ -319,13 +319,14 @@ class Interpreter:
         return tensor
 
     def _incoming(self, op: Op, flow: Flow) -> Message:
-        tensor = self._activation()
+        tensor = self.make_activation(self._device)
         distance, direction = (-1, FORWARD_TAG) if op is Op.RECV_F else (+1, BACKWARD_TAG)
         return Message(tensor, self._neighbour(distance), self._tag(flow, direction))
 
-    def _activation(self) -> torch.Tensor:
+    def make_activation(self, device: torch.device | str) -> torch.Tensor:
+        """Return memory for what crosses a stage's boundary in a micro-batch."""
         shape, dtype = self._workload.activation_shape, self._workload.dtype
-        return torch.empty(shape, dtype=dtype, device=self._device)
+        return torch.empty(shape, dtype=dtype, device=device)
 
     def _send_f(self, action: Action) -> None:
         flow = self._flow(action)

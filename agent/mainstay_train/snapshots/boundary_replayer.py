@@ -11,7 +11,7 @@ of each step said of the gradient and of the masters must come out again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -28,6 +28,7 @@ from mainstay_core.wire.segments import Holders, SegmentKey, SegmentKind, bounda
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
 from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
+from mainstay_train.snapshots.inputs import Inputs, Wanted
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.snapshots.writer import Place
@@ -71,11 +72,15 @@ class BoundaryReplayer:
         """
         before: CommitRecord | None = None
         logs.begin_replay()
+        inputs = Inputs(
+            self._wanted(replay, place), self._engine.make_activation, self._copies.interrupt
+        )
+        self._copies.give_up_if(lambda: inputs.closed)
         try:
             for step in replay.steps:
                 self._load(step.loads)
                 self._check_masters(replay, step.record, before, is_whole=not step.frozen)
-                self._compute(replay, step, logs, place)
+                self._compute(replay, step, inputs, logs, place)
                 before = step.record
             self._load(replay.loads)
             masters = self._check_masters(replay, replay.next, before, is_whole=True)
@@ -84,6 +89,8 @@ class BoundaryReplayer:
             self._settle_logs(replay, logs, place)
         except Unusable as error:
             return LoadFailed(str(error))
+        finally:
+            inputs.close()
         return StateLoaded(masters, replayed=tuple(self._steps))
 
     def _load(self, loads: Sequence[UnitLoad]) -> None:
@@ -97,12 +104,45 @@ class BoundaryReplayer:
         for load in compute:
             self._copies.read_unit(self._units, load.key, load.holders)
 
+    def _wanted(self, replay: BoundaryReplay, place: Place) -> Iterator[Wanted]:
+        """Yield what neighbours sent, in the order in which it is needed."""
+        engine, copies, nonce = self._engine, self._copies, place.plan.quorum.nonce
+        relays = {relay.kind: relay for relay in replay.relays}
+        reads = [action for action in engine.program_again() if action.op in READS]
+        for step in replay.steps:
+            holders = dict(step.inputs)
+            for action in reads:
+                key = _key_of(action, place, step.record.commit.step, engine)
+                relay = relays.get(key.kind)
+
+                def read(
+                    tensor: torch.Tensor,
+                    key: SegmentKey = key,
+                    relay: Relay | None = relay,
+                    holders: Mapping[SegmentKey, Holders] = holders,
+                ) -> None:
+                    memory = _memory_of(tensor)
+                    if relay is None:
+                        copies.read(key, holders[key], memory, lambda: flow_digest(key, tensor))
+                        return
+                    holder = relay.holders[key.shard_type]
+                    copies.read_awaited(
+                        key, nonce, holder, memory, lambda: flow_digest(key, tensor)
+                    )
+
+                yield Wanted(key, read)
+
     def _compute(
-        self, replay: BoundaryReplay, step: BoundaryStep, logs: SentLogs, place: Place
+        self,
+        replay: BoundaryReplay,
+        step: BoundaryStep,
+        inputs: Inputs,
+        logs: SentLogs,
+        place: Place,
     ) -> None:
         """Compute a step again and apply it to the units that have their full state."""
         commit = step.record.commit
-        again = _Again(self._engine, self._units, self._copies, replay, step, place)
+        again = _Again(self._engine, self._units, step, inputs, place)
         log = logs.of_step(place, commit.step, logged_again(place.plan, place.index))
         self._engine.compute_again(commit.step, again, log)
         if not step.frozen:
@@ -191,21 +231,18 @@ class _Again:
         self,
         engine: Engine,
         units: UnitBytes,
-        copies: GoodCopies,
-        replay: BoundaryReplay,
         step: BoundaryStep,
+        inputs: Inputs,
         place: Place,
     ) -> None:
-        self._copies, self._place = copies, place
+        self._inputs, self._engine, self._place = inputs, engine, place
         self._step = step.record.commit.step
-        self._inputs: Mapping[SegmentKey, Holders] = dict(step.inputs)
-        self._relays: Mapping[SegmentKind, Relay] = {r.kind: r for r in replay.relays}
-        self._before, self._after = _neighbours(place.position, engine)
         blocks = engine.state.blocks
         frozen = {units.names[number] for number in step.frozen}
         self._skipped = [units.skippable(block, frozen) for block in range(len(blocks))]
         active = [n for n, block in enumerate(blocks) if not frozen.issuperset(block.units)]
-        # What is below gets no gradient that anybody uses, where no stage comes before this one.
+        # What is below gets no gradient that anybody uses, where no stage comes before this one
+        # (MoEvement, appendix E).
         self.lowest = 0 if engine.stage else min(active, default=len(blocks))
         """The lowest block through which the backward goes."""
 
@@ -219,24 +256,15 @@ class _Again:
         Raises:
             Unusable: there is no good copy of it.
         """
-        kind = READS[action.op]
-        sender = self._before if action.op is Op.READ_F else self._after
-        key = boundary_key(
-            self._place.lineage, sender, kind, self._step, action.type, action.micro_batch
-        )
-        host = into if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
-        memory = memoryview(host.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-        relay = self._relays.get(kind)
-        if relay is None:
-            self._copies.read(key, self._inputs[key], memory, lambda: flow_digest(key, host))
-        else:
-            nonce = self._place.plan.quorum.nonce
-            holder = relay.holders[action.type]
-            self._copies.read_awaited(key, nonce, holder, memory, lambda: flow_digest(key, host))
-        if host is not into:
-            into.copy_(host)
+        self._inputs.take(_key_of(action, self._place, self._step, self._engine), into)
 
 
-def _neighbours(position: int, engine: Engine) -> tuple[int, int]:
-    """Return the positions of the stages before and after."""
-    return position - engine.inner.size, position + engine.inner.size
+def _key_of(action: Action, place: Place, step: int, engine: Engine) -> SegmentKey:
+    """Return the key of what an action reads."""
+    kind, distance = READS[action.op], engine.inner.size
+    sender = place.position + (distance if action.op is Op.READ_B else -distance)
+    return boundary_key(place.lineage, sender, kind, step, action.type, action.micro_batch)
+
+
+def _memory_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

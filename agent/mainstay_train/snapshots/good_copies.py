@@ -30,11 +30,18 @@ class GoodCopies:
 
     def __init__(self, client: SegmentClient, pod: PodUid, ended: Callable[[], str]) -> None:
         self._client, self._pod, self._ended = client, pod, ended
+        self.interrupt = client.interrupt
+        """Wakes whoever waits for a segment here."""
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self.bad: list[BadSegment] = []
         """Copies that were found damaged."""
         self._read_well: list[BadSegment] = []
         """Copies that have the digest that they were written with."""
+
+    def give_up_if(self, closed: Callable[[], bool]) -> None:
+        """Have whoever waits for a segment give up if this holds; asked again when interrupted."""
+        ended = self._ended
+        self._ended = lambda: ended() or ("the replay is over" if closed() else "")
 
     def blame(self) -> None:
         """Have all copies that were read count as damaged.

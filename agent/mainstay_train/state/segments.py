@@ -409,7 +409,7 @@ class SegmentClient:
         into = into.cast("B")
         while not ended():
             try:
-                return self._reader.fetch_awaited(holder.address, key, nonce, into)
+                return self._reader.fetch_awaited(holder.address, key, nonce, into, ended)
             except ReaderEnded as error:
                 raise StoreGone(str(error)) from error
             except TimeoutError:
