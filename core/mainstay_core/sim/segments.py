@@ -275,7 +275,7 @@ class SegmentClient:
     def _came(self, frame: Frame) -> None:
         message, _ = frame
         if isinstance(message, Held):
-            if message.request in self._voted:
+            if message.request not in self._of_request:  # of a vote, which may be over
                 self._voted[message.request] = message.why_not
                 self._changed.fire()
                 return
