@@ -74,10 +74,12 @@ def measure_steps(turns: int) -> None:
             expected = stage.masters
             began_s = time.perf_counter()
             states = replace(replay, records=(), last=None)
-            run_blocking(stage.keeper.replay(stage.keeper.begin_wait(), states))
+            run_blocking(stage.keeper.replay(stage.keeper.begin_wait(), stage.plan, 0, states))
             reads_s.append(time.perf_counter() - began_s)
             began_s = time.perf_counter()
-            outcome = run_blocking(stage.keeper.replay(stage.keeper.begin_wait(), replay))
+            outcome = run_blocking(
+                stage.keeper.replay(stage.keeper.begin_wait(), stage.plan, 0, replay)
+            )
             replays_s.append(time.perf_counter() - began_s)
             if isinstance(outcome, LoadFailed) or outcome.digest != expected:
                 raise RuntimeError(f"turn {turn}: not the same bits: {outcome}")

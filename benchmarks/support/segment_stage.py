@@ -168,7 +168,7 @@ class SegmentStage:
     def _keep(self, commit: Commit, gradient: str) -> None:
         """Log the gradient, and look whether the window is complete."""
         keeper = self.keeper
-        log = keeper.log(keeper.begin_wait(), self.plan, 0, LINEAGE, self.version)
+        log = keeper.log(keeper.begin_wait(), self.plan, 0, LINEAGE, self.version, (0,))
         if not run_blocking(log):
             raise RuntimeError(f"the gradient of step {self.version} is not kept")
         status = keeper.status(self.version, logged=True)

@@ -18,7 +18,7 @@ SPARES_ARE_FASTER = (
     "in the plan, and their stores are not asked"
 )
 """Known: the job restarts then, though segments are there."""
-KNOWN = {"stage-holder-middle-3-llama-bfloat16-1-2-1-2": SPARES_ARE_FASTER}
+KNOWN = {"stage-holder-middle-3-llama-bfloat16-1-2-1-2-Gradients": SPARES_ARE_FASTER}
 
 
 @pytest.fixture(scope="module")

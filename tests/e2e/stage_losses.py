@@ -34,6 +34,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "replicas": (1, 2),
     "slots": (1, 2),
     "inner": (1, 2),
+    "replay": ("Gradients", "Boundary"),
 }
 """The factors of the matrix.
 
@@ -43,64 +44,65 @@ VALUES: dict[str, tuple[Any, ...]] = {
   anew dies at that. ``holder``: at its vote, and a pod that has copies dies meanwhile.
 - place: the instalment of the window; ``early``: the first window is not complete.
 - slots: ranks of a pod. inner: ranks of a stage.
+- replay: from what a lost state is made anew.
 """
 
 TABLE = """
-adjacent apply first 1 moe float32 4 1 2 1
-adjacent forward middle 3 llama bfloat16 4 1 1 1
-adjacent itself middle 3 moe float32 4 1 2 1
-adjacent log last 3 moe float32 4 1 2 1
-adjacent logged first Auto moe float32 4 2 1 1
-adjacent snapshot early 3 moe float32 4 1 2 1
-adjacent snapshot last 2 llama float32 4 1 2 2
-adjacent vote middle 3 moe float32 4 1 2 1
-all apply middle 3 moe float32 2 1 2 1
-all forward first Auto moe float32 1 1 1 1
-all itself last 2 moe float32 2 1 2 1
-all log first 3 moe float32 2 2 2 1
-all logged middle 3 llama bfloat16 1 2 2 2
-all snapshot early 3 moe float32 1 1 1 1
-all snapshot first 1 moe bfloat16 1 1 1 1
-all snapshot middle 3 moe float32 4 1 2 1
-all vote last 2 moe bfloat16 1 1 1 1
-apart apply middle 3 moe float32 4 1 2 1
-apart forward first Auto moe float32 4 1 2 1
-apart itself middle 3 moe float32 4 1 2 1
-apart log last 2 llama bfloat16 4 1 1 2
-apart logged middle 3 moe float32 4 1 2 1
-apart snapshot early 3 moe bfloat16 4 1 1 1
-apart vote first 1 moe float32 4 2 2 1
-apart vote middle 3 moe float32 4 1 2 1
-pod apply first Auto llama bfloat16 4 1 1 2
-pod forward first 2 moe float32 2 2 2 1
-pod forward last 3 moe float32 1 2 1 1
-pod itself first 1 moe float32 4 1 1 1
-pod log middle 3 moe float32 2 1 1 1
-pod logged first 1 moe bfloat16 2 1 1 1
-pod snapshot early 3 moe float32 2 1 1 1
-pod vote middle 3 moe float32 2 1 1 1
-stage apply last 2 moe float32 1 2 2 1
-stage forward middle 3 moe float32 1 2 2 1
-stage holder first 1 moe float32 4 2 2 1
-stage holder middle 3 llama bfloat16 1 2 1 2
-stage itself first Auto llama bfloat16 1 2 2 2
-stage log first Auto moe float32 1 2 2 1
-stage logged middle 3 moe float32 1 2 2 1
-stage snapshot early 3 moe float32 1 2 2 1
-stage snapshot last 2 llama bfloat16 2 2 2 1
-stage vote first 1 llama float32 1 2 1 2
-trainer apply first Auto moe float32 1 2 2 1
-trainer forward first 1 llama bfloat16 1 1 2 2
-trainer holder first Auto moe float32 4 1 1 1
-trainer holder last 2 moe float32 4 1 1 1
-trainer holder last 3 llama float32 2 1 1 2
-trainer itself middle 3 moe float32 1 1 1 1
-trainer log first 1 moe float32 1 1 1 1
-trainer logged last 2 moe float32 4 1 2 1
-trainer snapshot early 2 llama float32 1 1 2 2
-trainer snapshot early 3 moe float32 1 1 1 1
-trainer snapshot first Auto moe float32 1 1 1 1
-trainer vote first Auto moe float32 2 1 2 1
+adjacent apply first 1 moe float32 4 1 2 1 Boundary
+adjacent forward middle 3 llama bfloat16 4 1 1 1 Gradients
+adjacent itself middle 3 moe float32 4 1 2 1 Gradients
+adjacent log last 3 moe float32 4 1 2 1 Boundary
+adjacent logged first Auto moe float32 4 2 1 1 Boundary
+adjacent snapshot early 3 moe float32 4 1 2 1 Boundary
+adjacent snapshot last 2 llama float32 4 1 2 2 Gradients
+adjacent vote middle 3 moe float32 4 1 2 1 Boundary
+all apply middle 3 moe float32 2 1 2 1 Gradients
+all forward first Auto moe float32 1 1 1 1 Boundary
+all itself last 2 moe float32 2 1 2 1 Boundary
+all log first 3 moe float32 2 2 2 1 Gradients
+all logged middle 3 llama bfloat16 1 2 2 2 Gradients
+all snapshot early 3 moe float32 1 1 1 1 Gradients
+all snapshot first 1 moe bfloat16 1 1 1 1 Boundary
+all snapshot middle 3 moe float32 4 1 2 1 Boundary
+all vote last 2 moe bfloat16 1 1 1 1 Gradients
+apart apply middle 3 moe float32 4 1 2 1 Boundary
+apart forward first Auto moe float32 4 1 2 1 Gradients
+apart itself middle 3 moe float32 4 1 2 1 Boundary
+apart log last 2 llama bfloat16 4 1 1 2 Gradients
+apart logged middle 3 moe float32 4 1 2 1 Boundary
+apart snapshot early 3 moe bfloat16 4 1 1 1 Boundary
+apart vote first 1 moe float32 4 2 2 1 Gradients
+apart vote middle 3 moe float32 4 1 2 1 Boundary
+pod apply first Auto llama bfloat16 4 1 1 2 Gradients
+pod forward first 2 moe float32 2 2 2 1 Boundary
+pod forward last 3 moe float32 1 2 1 1 Boundary
+pod itself first 1 moe float32 4 1 1 1 Boundary
+pod log middle 3 moe float32 2 1 1 1 Boundary
+pod logged first 1 moe bfloat16 2 1 1 1 Boundary
+pod snapshot early 3 moe float32 2 1 1 1 Boundary
+pod vote middle 3 moe float32 2 1 1 1 Boundary
+stage apply last 2 moe float32 1 2 2 1 Boundary
+stage forward middle 3 moe float32 1 2 2 1 Gradients
+stage holder first 1 moe float32 4 2 2 1 Boundary
+stage holder middle 3 llama bfloat16 1 2 1 2 Gradients
+stage itself first Auto llama bfloat16 1 2 2 2 Gradients
+stage log first Auto moe float32 1 2 2 1 Boundary
+stage logged middle 3 moe float32 1 2 2 1 Boundary
+stage snapshot early 3 moe float32 1 2 2 1 Boundary
+stage snapshot last 2 llama bfloat16 2 2 2 1 Boundary
+stage vote first 1 llama float32 1 2 1 2 Gradients
+trainer apply first Auto moe float32 1 2 2 1 Boundary
+trainer forward first 1 llama bfloat16 1 1 2 2 Gradients
+trainer holder first Auto moe float32 4 1 1 1 Boundary
+trainer holder last 2 moe float32 4 1 1 1 Boundary
+trainer holder last 3 llama float32 2 1 1 2 Gradients
+trainer itself middle 3 moe float32 1 1 1 1 Boundary
+trainer log first 1 moe float32 1 1 1 1 Boundary
+trainer logged last 2 moe float32 4 1 2 1 Boundary
+trainer snapshot early 2 llama float32 1 1 2 2 Gradients
+trainer snapshot early 3 moe float32 1 1 1 1 Boundary
+trainer snapshot first Auto moe float32 1 1 1 1 Boundary
+trainer vote first Auto moe float32 2 1 2 1 Boundary
 """
 """Losses with every pair of two values that is possible, found by a greedy search; in the order of
 :data:`VALUES`."""
@@ -120,6 +122,7 @@ class Loss:
     replicas: int = 1
     slots: int = 1
     inner: int = 1
+    replay: str = "Gradients"
 
     def __str__(self) -> str:
         return "-".join(str(getattr(self, field.name)) for field in fields(self))
@@ -170,6 +173,8 @@ class Loss:
                 self.lost not in ("adjacent", "apart") or self.stages == 4,
                 self.lost != "stage" or self.replicas == 2,
                 self.inner == 1 or self.model == "llama",
+                # Boundary logs are replayed with one rank to a stage.
+                self.inner == 1 or self.replay == "Gradients",
                 self.slots <= self.num_ranks,
                 # Of a pod's loss its peers are left.
                 self.lost != "pod" or self.num_pods > 1,
@@ -239,6 +244,7 @@ class Loss:
                 "window": self.window,
                 "peers": self.peers,
                 "memory": MEMORY,
+                "replay": self.replay,
             },
             "protection": {"domains": min(2, self.num_pods)},
         }

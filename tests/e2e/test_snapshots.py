@@ -35,6 +35,15 @@ RUNS = {
     ],
     "a-holder-too": ["trainer holder first 3 llama float32 4"],
     "before-a-window": ["trainer snapshot early 2 moe bfloat16"],
+    "by-boundary-logs": [
+        "adjacent vote middle 3 moe bfloat16 4 1 2 1 Boundary",
+        "trainer apply first 3 moe bfloat16 4 1 2 1 Boundary",
+        "apart log last 3 moe bfloat16 4 1 2 1 Boundary",
+    ],
+    "a-stage-of-two-by-boundary-logs": [
+        "trainer log last 2 llama float32 2 1 1 1 Boundary",
+        "all apply first 2 llama float32 2 1 1 1 Boundary",
+    ],
 }
 """Losses of a run, one after the other; what is left out has its default."""
 LOSSES = {name: [stage_losses.parse(line) for line in lines] for name, lines in RUNS.items()}

@@ -7,19 +7,46 @@ for each frame, in order, and the next frame is read once the answer is gone.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
-from mainstay_core.wire.segments import SegmentHeader
+from mainstay_core.wire.segments import SegmentHeader, SegmentKey
 
 IDLE_S = 60.0
 """How long a caller may move nothing. One whose node is lost says no farewell, and what it has sent
 of a segment takes room. A store that has nothing to send hangs up sooner."""
+
+
+class Awaited:
+    """Readers that wait for a segment which is not there yet."""
+
+    def __init__(self) -> None:
+        self._callers: dict[SegmentKey, list[Caller]] = {}
+
+    def wait(self, key: SegmentKey, caller: Caller) -> None:
+        """Have a caller look again when the segment comes."""
+        self._callers.setdefault(key, []).append(caller)
+
+    def come(self, key: SegmentKey) -> None:
+        """Have those look again who wait for a segment: it is there."""
+        for caller in self._callers.pop(key, ()):
+            caller.look_again()
+
+    def leave(self, caller: Caller) -> None:
+        """Forget a caller that has gone."""
+        for key, callers in tuple(self._callers.items()):
+            left = [other for other in callers if other is not caller]
+            if left:
+                self._callers[key] = left
+            else:
+                del self._callers[key]
 
 
 class Caller(Channel):
@@ -29,11 +56,16 @@ class Caller(Channel):
         connection: has proved itself.
         arena: memory of the store.
         index: what is in it.
+        awaited: readers that wait for a segment.
     """
 
-    def __init__(self, connection: socket.socket, arena: Arena, index: SegmentIndex) -> None:
+    def __init__(
+        self, connection: socket.socket, arena: Arena, index: SegmentIndex, awaited: Awaited
+    ) -> None:
         super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
-        self._arena, self._index = arena, index
+        self._arena, self._index, self._awaited = arena, index, awaited
+        self._wanted: frames.Fetch | None = None
+        """The segment that its reader waits for."""
         self._incoming: SegmentHeader | None = None
         self._room: Span | None = None
         self._refusal = ""
@@ -42,11 +74,13 @@ class Caller(Channel):
     def begin(self, head: dict[str, Any], body_size: int) -> memoryview | None:
         # Whoever asks for more has what was sent: the kernel needs its pages no more.
         self._let_go()
+        if self._wanted is not None:
+            raise RemoteProtocolError("a request before the answer to the one before")
         match frames.decode_from_peer(head, body_size):
             case frames.Segment() as message:
                 return self._take(message)
             case frames.Fetch() as message:
-                self._serve(message)
+                self._serve(message, self.send)
                 return None
 
     def finish(self) -> None:
@@ -61,12 +95,14 @@ class Caller(Channel):
                 self._index.give_room_back(room)
             else:
                 self._index.put(header, room)
+                self._awaited.come(header.key)
         refusal = self._refusal
         self.send(frames.encode(frames.Refused(why=refusal) if refusal else frames.Stored()))
 
     def ended(self, why: str) -> None:
         del why
         self._let_go()
+        self._awaited.leave(self)
         if self._room is not None:
             self._index.give_room_back(self._room)
             self._room = None
@@ -89,17 +125,27 @@ class Caller(Channel):
         offset, size = self._room
         return self._arena.view[offset : offset + size]
 
-    def _serve(self, message: frames.Fetch) -> None:
+    def _serve(self, message: frames.Fetch, send: Callable[[bytes, Span | None], None]) -> None:
         segment = self._index.find(message.key)
-        if segment is None:
-            self.send(frames.encode(frames.Missing()))
+        if message.nonce and (segment is None or segment.header.nonce != message.nonce):
+            self._wanted = message
+            self._awaited.wait(message.key, self)
+        elif segment is None:
+            send(frames.encode(frames.Missing()), None)
         elif message.header_only:
-            self.send(frames.encode(frames.Header(header=segment.header)))
+            send(frames.encode(frames.Header(header=segment.header)), None)
         else:
             self._outgoing = segment
             self._index.hold(segment)
             head = frames.encode(frames.Segment(header=segment.header), segment.span.size)
-            self.send(head, segment.span)
+            send(head, segment.span)
+
+    def look_again(self) -> None:
+        """The segment that is waited for has come, in this quorum or in another one."""
+        message, self._wanted = self._wanted, None
+        if message is not None:
+            # In its turn, as this is another connection's.
+            self._serve(message, self.queue)
 
     def _let_go(self) -> None:
         if self._outgoing is not None:

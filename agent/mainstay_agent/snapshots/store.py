@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mainstay_agent.local_socket import own_mode
 from mainstay_agent.snapshots.arena import Arena
-from mainstay_agent.snapshots.callers import Caller
+from mainstay_agent.snapshots.callers import Awaited, Caller
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_agent.snapshots.holders import HolderLine, Parcel, call
 from mainstay_agent.snapshots.trainers import TrainerLine
@@ -84,6 +84,7 @@ class SegmentStore:
         self._pod, self._local, self._secret, self._is_cut = pod, address, secret, is_cut
         self._arena = Arena(memory_bytes)
         self._index = SegmentIndex(job, self._arena.size_bytes)
+        self._awaited = Awaited()
         self._entrance = Entrance(listen(address), secret, (Purpose.SNAPSHOT,), BOUNDS)
         self._trainers = _listen_here(path)
         self._wakes, self._wake = socket.socketpair()
@@ -186,7 +187,7 @@ class SegmentStore:
             if self._is_cut() or callers >= MAX_CALLERS:
                 proved.socket.close()
                 continue
-            self._add(Caller(proved.socket, self._arena, self._index))
+            self._add(Caller(proved.socket, self._arena, self._index, self._awaited))
 
     def _let_trainers_in(self) -> None:
         try:
@@ -203,7 +204,8 @@ class SegmentStore:
         if sum(isinstance(channel, TrainerLine) for channel in self._channels) >= MAX_TRAINERS:
             connection.close()
             return
-        self._add(TrainerLine(connection, self._arena, self._index, self._deliver, self._report))
+        arena, index, awaited = self._arena, self._index, self._awaited
+        self._add(TrainerLine(connection, arena, index, awaited, self._deliver, self._report))
 
     # What trainers ask for -------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mainstay_agent.snapshots.arena import Arena
+from mainstay_agent.snapshots.callers import Awaited
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES, MAX_HEAD_BYTES
@@ -31,6 +32,7 @@ class TrainerLine(Channel):
         connection: has just been accepted.
         arena: memory of the store, which the trainer gets.
         index: what is in it.
+        awaited: readers that wait for a segment.
         deliver: sends segments to holders.
         report: returns what is kept of a lineage.
     """
@@ -42,11 +44,12 @@ class TrainerLine(Channel):
         connection: socket.socket,
         arena: Arena,
         index: SegmentIndex,
+        awaited: Awaited,
         deliver: Deliver,
         report: Callable[[int], StoreReport],
     ) -> None:
         super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
-        self._arena, self._index = arena, index
+        self._arena, self._index, self._awaited = arena, index, awaited
         self._deliver, self._report = deliver, report
         self._name = ""
         self._rooms: dict[int, Span] = {}
@@ -109,6 +112,9 @@ class TrainerLine(Channel):
                 index.record(message.record)
             case frames.KeepFrom():
                 index.keep_from(message.lineage, message.version, may_go_back=message.may_go_back)
+            case frames.VotedLogs():
+                why_not = index.note_voted(message)
+                self.send(frames.encode(frames.Held(request=message.request, why_not=why_not)))
             case frames.AskReport():
                 report = self._report(message.lineage)
                 self.send(frames.encode(frames.Reported(request=message.request, report=report)))
@@ -147,6 +153,7 @@ class TrainerLine(Channel):
             self.send(frames.encode(frames.Held(request=message.request, why_not=refusal)))
             return
         self._index.put(header, room)
+        self._awaited.come(header.key)
         self._send_to_holders(message.request, header.key, message.holders, message.keep_from)
 
     def _send_to_holders(

@@ -7,7 +7,9 @@ before has to be done first, and nothing new is given meanwhile.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -78,3 +80,61 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def page_locked(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of the host in memory from which ``device`` copies by itself."""
     return tensor.pin_memory() if device.type == "cuda" and not tensor.is_cuda else tensor
+
+
+class Copied:
+    """A tensor on its way to the host."""
+
+    def __init__(
+        self, tensor: torch.Tensor, there: Moment, release: Callable[[], None] = lambda: None
+    ) -> None:
+        self.tensor = tensor
+        """On the host; on a CPU the tensor itself."""
+        self._there, self.release = there, release
+        """To be called once nobody reads the copy any more."""
+
+    def wait(self) -> None:
+        """Wait until the copy is whole.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        self._there.wait()
+
+
+class HostCopies:
+    """Copies tensors of a device to page-locked memory, on a stream of their own.
+
+    The device's other work neither waits for the copies nor is waited for by the host. Memory is
+    made once for as many copies as there are at a time. On a CPU nothing is copied.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        self._stream: torch.cuda.Stream | None = None
+
+    def begin(self, tensor: torch.Tensor) -> Copied:
+        """Begin to copy a tensor that nobody writes to any more; the order of elements stays."""
+        if tensor.device.type != "cuda":
+            return Copied(tensor, _Over())
+        key = tensor.numel(), tensor.dtype
+        with self._lock:
+            places = self._free.setdefault(key, [])
+            place = places.pop() if places else None
+        if place is None:
+            place = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(self._stream):
+            place.copy_(tensor.reshape(-1), non_blocking=True)
+            there = _CudaMoment(tensor.device)
+        # Its memory is given to nobody else before this stream has read it.
+        tensor.record_stream(self._stream)
+
+        def release() -> None:
+            with self._lock:
+                self._free[key].append(place)
+
+        return Copied(place, there, release)

@@ -11,7 +11,7 @@ import torch
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
 from mainstay_core.job.config import JobConfig
-from mainstay_core.planning.program import compile_compute
+from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
@@ -23,7 +23,13 @@ from mainstay_train.base.background import Background
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
-from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
+from mainstay_train.compute.interpreter import (
+    Deliver,
+    Hook,
+    Interpreter,
+    Recomputed,
+    SentLog,
+)
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests
@@ -111,6 +117,8 @@ class Engine:
     stage: int
     num_stages: int
     micro_batches: int
+    num_types: int = 1
+    """Shard types of a step."""
     state: StageState
     store: PartialStore
     reducer: Reducer
@@ -199,6 +207,7 @@ class Engine:
             stage=stage,
             num_stages=num_stages,
             micro_batches=config.shape.micro_batches,
+            num_types=config.shape.num_types,
             state=state,
             store=store,
             reducer=Reducer(state.layout, device, config.bucket_bytes),
@@ -218,6 +227,7 @@ class Engine:
         step: int,
         chain: ChainGroups | None,
         early: EarlyReduction[Group] | None = None,
+        log: SentLog | None = None,
     ) -> None:
         """Run the types through the stage; complete ones are in the store, whatever happens.
 
@@ -226,20 +236,61 @@ class Engine:
             step: whose samples are used.
             chain: the groups of the rank's chain; None for a chain of one rank.
             early: the reduction that begins as soon as parts of the last type are there.
+            log: keeps what is sent to neighbours; None: nothing does.
 
         Raises:
             GroupEnded: the chain broke.
             WorkloadError: the user's blocks or data set failed.
         """
+        program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
+        self._run(program, step, chain, log, self._deliver_to(early))
+
+    def program_again(self) -> tuple[Action, ...]:
+        """Return the program of a step that is computed again, of all its types."""
+        types = range(self.num_types)
+        return compile_replay(types, self.micro_batches, self.stage, self.num_stages)
+
+    def make_activation(self) -> torch.Tensor:
+        """Return memory of the host for what crosses a stage's boundary in a micro-batch."""
+        assert self.interpreter is not None
+        return self.interpreter.make_activation("cpu")
+
+    def compute_again(self, step: int, again: Recomputed, log: SentLog | None) -> None:
+        """Compute a step's reduced gradient as all cells of the stage together did before.
+
+        All types of the step run here, and are added in canonical order.
+
+        Args:
+            step: that was committed.
+            again: what is particular about it.
+            log: keeps what neighbours would get; None: nothing does.
+
+        Raises:
+            WorkloadError: the user's blocks or data set failed.
+        """
+        self.drop_held()
+        self._run(self.program_again(), step, None, log, again=again)
+        self.reduce(
+            None, [Supply(partial=partial, index=0) for partial in self.store.held()], [0], 0
+        )
+        self.drop_held()
+
+    def _run(
+        self,
+        program: Sequence[Action],
+        step: int,
+        chain: ChainGroups | None,
+        log: SentLog | None,
+        deliver: Deliver | None = None,
+        again: Recomputed | None = None,
+    ) -> None:
         assert self.interpreter is not None
         self._give_up()
         self._chain = chain
-        program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
-        deliver = self._deliver_to(early)
         is_done = False
         try:
             with user_code(f"computing step {step}"):
-                self.interpreter.run(program, step, chain, deliver)
+                self.interpreter.run(program, step, chain, deliver, log=log, again=again)
             is_done = True
         except RuntimeError as error:
             why = chain.broke(error) if chain else ""

@@ -8,14 +8,15 @@ delivered its weight gradients, so an interruption leaves whole types only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
-from mainstay_train.comm.chains import ChainGroups
+from mainstay_train.comm.chains import ChainGroups, Mark
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
@@ -31,6 +32,41 @@ Hook = Callable[[Action], None]
 Deliver = Callable[[int], None]
 """Called with a block's number, from the last block to the first, once its weights have their
 gradients of a program's last type."""
+
+
+class SentLog(Protocol):
+    """Keeps what a stage gives its neighbours."""
+
+    def sent(self, action: Action, tensor: torch.Tensor) -> None:
+        """Keep what a neighbour gets in an action. Nobody writes to the tensor any more."""
+
+    def completed(self, shard_type: int, mark: Mark | None) -> None:
+        """All of a type was sent, and the type is complete.
+
+        Args:
+            shard_type: the type.
+            mark: says whether it counts; None: it does.
+        """
+
+
+class Recomputed(Protocol):
+    """What is particular about a step that is computed again by a stage that lost its state."""
+
+    @property
+    def lowest(self) -> int:
+        """The lowest block of the stage through which the backward goes."""
+
+    def skipped(self, block: int) -> Collection[str]:
+        """Units of a block of the stage whose weight gradients are left out."""
+
+    def read(self, action: Action, into: torch.Tensor) -> None:
+        """Read what a neighbour sent from its log.
+
+        Args:
+            action: READ_F or READ_B.
+            into: receives it, of the shape and type of an activation.
+        """
+
 
 FORWARD_TAG = 0
 BACKWARD_TAG = 1
@@ -121,6 +157,8 @@ class Interpreter:
         """Receives that were started with a send, by the action that waits for them."""
         self._chain: ChainGroups | None = None
         self._deliver: Deliver | None = None
+        self._log: SentLog | None = None
+        self._again: Recomputed | None = None
         self._closing: frozenset[Action] = frozenset()
         """The actions in which blocks are delivered."""
         self._run_op = {
@@ -131,6 +169,10 @@ class Interpreter:
             Op.BACKWARD_INPUT: self._backward_input,
             Op.SEND_B: self._send_b,
             Op.BACKWARD_WEIGHT: self._backward_weight,
+            Op.READ_F: self._read_f,
+            Op.READ_B: self._read_b,
+            Op.WRITE_F: self._write_f,
+            Op.WRITE_B: self._write_b,
         }
 
     def run(
@@ -139,6 +181,9 @@ class Interpreter:
         step: int,
         chain: ChainGroups | None,
         deliver: Deliver | None = None,
+        *,
+        log: SentLog | None = None,
+        again: Recomputed | None = None,
     ) -> None:
         """Run a program of one step; complete types are in the store, whatever happens.
 
@@ -149,11 +194,14 @@ class Interpreter:
             step: the step whose samples are used.
             chain: the groups of the rank's chain; None for a chain of one rank.
             deliver: where finished blocks of the last type go; None: nobody waits for them.
+            log: keeps what is sent to neighbours; None: nothing does.
+            again: of a step that is computed again; None: it is not.
 
         Raises:
             GroupEnded: the chain broke; types in flight are dropped.
         """
         self._step, self._chain, self._deliver = step, chain, deliver
+        self._log, self._again = log, again
         self._closing = frozenset(closing(program) if deliver is not None else ())
         self._expect(program)
         try:
@@ -169,14 +217,14 @@ class Interpreter:
             self._sums.clear()
             self._sends.clear()
             self._posted.clear()
-            self._deliver = None
+            self._deliver = self._log = self._again = None
 
     def _expect(self, program: Sequence[Action]) -> None:
         """Have batches loaded in the program's order."""
         if not self._loads:
             return
         flows = [(self._step, a.type, a.micro_batch) for a in program if a.op is Op.FORWARD]
-        if flows and self._step + 1 < self._num_steps:
+        if flows and self._step + 1 < self._num_steps and self._again is None:
             # The next step begins likewise, unless the plan changes; then this one is dropped.
             flows.append((self._step + 1, *flows[0][1:]))
         self._upcoming.extend(
@@ -203,6 +251,11 @@ class Interpreter:
         assert self._chain.pipeline is not None, "only chains of several stages communicate"
         return self._chain.pipeline
 
+    @property
+    def _lowest(self) -> int:
+        """The lowest block through which the backward goes."""
+        return 0 if self._again is None else self._again.lowest
+
     def _let_go(self) -> None:
         """Drop what the neighbours have taken."""
         while self._sends and self._sends[0].is_over:
@@ -228,6 +281,33 @@ class Interpreter:
     def _recv_b(self, action: Action) -> None:
         self._flow(action).gradient = self._received(action)
 
+    def _read_f(self, action: Action) -> None:
+        self._flow(action).output = self._read(action)
+
+    def _read_b(self, action: Action) -> None:
+        self._flow(action).gradient = self._read(action)
+
+    def _write_f(self, action: Action) -> None:
+        flow = self._flow(action)
+        self._note_sent(action, flow.output)
+        flow.output = None
+
+    def _write_b(self, action: Action) -> None:
+        flow = self._flow(action)
+        self._note_sent(action, flow.gradient)
+        flow.gradient = None
+
+    def _note_sent(self, action: Action, tensor: torch.Tensor | None) -> None:
+        assert tensor is not None
+        if self._log is not None:
+            self._log.sent(action, tensor.contiguous())
+
+    def _read(self, action: Action) -> torch.Tensor:
+        assert self._again is not None, "only a replay reads logs"
+        tensor = self.make_activation(self._device)
+        self._again.read(action, tensor)
+        return tensor
+
     def _received(self, action: Action) -> torch.Tensor:
         flow = (action.type, action.micro_batch)
         posted = self._posted.pop((action.op, flow), None)
@@ -239,10 +319,14 @@ class Interpreter:
         return tensor
 
     def _incoming(self, op: Op, flow: Flow) -> Message:
-        shape, dtype = self._workload.activation_shape, self._workload.dtype
-        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        tensor = self.make_activation(self._device)
         distance, direction = (-1, FORWARD_TAG) if op is Op.RECV_F else (+1, BACKWARD_TAG)
         return Message(tensor, self._neighbour(distance), self._tag(flow, direction))
+
+    def make_activation(self, device: torch.device | str) -> torch.Tensor:
+        """Return memory for what crosses a stage's boundary in a micro-batch."""
+        shape, dtype = self._workload.activation_shape, self._workload.dtype
+        return torch.empty(shape, dtype=dtype, device=device)
 
     def _send_f(self, action: Action) -> None:
         flow = self._flow(action)
@@ -259,6 +343,7 @@ class Interpreter:
     def _send(self, action: Action, tensor: torch.Tensor, peer: int, direction: int) -> None:
         tag = self._tag((action.type, action.micro_batch), direction)
         message = Message(tensor.contiguous(), peer, tag)
+        self._note_sent(action, message.tensor)
         if action.posts is None:
             self._sends.append(self._pipeline.send(message))
             return
@@ -279,9 +364,12 @@ class Interpreter:
             assert flow.loaded is not None
             x = devices.sent(flow.loaded.batch.tokens, self._device)
         assert x is not None
-        for block in self._blocks:
+        lowest = self._lowest
+        for number, block in enumerate(self._blocks):
             if block.spec.is_last:
                 x = self._enter_loss(flow, block, x)
+            elif number < lowest:
+                x = _as_received(block.forward(x, flow.address))
             elif self._recompute:
                 flow.inputs.append(x)
                 x = _as_received(block.forward(x, flow.address))
@@ -310,14 +398,14 @@ class Interpreter:
         flow = self._flow(action)
         gradient, flow.gradient, flow.output = flow.gradient, None, None
         at_once = self._recompute or action in self._closing
-        for number, block in reversed([*enumerate(self._blocks)]):
+        for number, block in reversed([*enumerate(self._blocks)][self._lowest :]):
             again = self._recompute and not block.spec.is_last
             tape = block.recompute(flow.inputs.pop(), flow.address) if again else flow.tapes.pop()
             if (counts := tape.statistics) is not None:
                 self._sums.setdefault(action.type, TypeSums()).add_counts(number, counts)
             gradient = block.backward_input(tape, gradient)
             gradient = None if gradient is None else _as_received(gradient)
-            if at_once and block is not self._blocks[0]:
+            if at_once and number > 0:
                 # With recompute only one block's tensors are ever there: the one below runs again.
                 self._add_weights(action, block, tape)
             else:
@@ -335,9 +423,11 @@ class Interpreter:
 
     def _add_weights(self, action: Action, block: Block, tape: Tape) -> None:
         views = self._store.scratch_views
-        block.backward_weight(tape, views, accumulate=action.micro_batch > 0)
+        number = self._blocks.index(block)
+        skipped = () if self._again is None else self._again.skipped(number)
+        block.backward_weight(tape, views, accumulate=action.micro_batch > 0, frozen=skipped)
         if self._deliver is not None and action in self._closing:
-            self._deliver(self._blocks.index(block))
+            self._deliver(number)
 
     def _complete(self, action: Action) -> None:
         shard_type, mark = action.type, None
@@ -355,3 +445,5 @@ class Interpreter:
             mark=mark,
         )
         self._store.complete(shard_type, joined=action in self._closing)
+        if self._log is not None:
+            self._log.completed(shard_type, mark)

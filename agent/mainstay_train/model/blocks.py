@@ -289,6 +289,10 @@ class Block:
         tape.gradients.clear()
         tape.recorder.pending.clear()
 
+    def can_skip(self, unit: str) -> bool:
+        """Return whether a unit's weight gradients can be left out: :meth:`backward_weight`."""
+        return self._at_once.isdisjoint(self.units[unit])
+
     def _skipped(self, frozen: Collection[str]) -> set[str]:
         """The parameters of frozen units."""
         for unit in frozen:

@@ -192,6 +192,12 @@ def check_job(config: JobConfig) -> None:
             "spec.runtime.recompute",
             "is for models of blocks; in an own loop use torch.utils.checkpoint",
         )
+    if config.snapshots is not None and config.snapshots.boundary:
+        raise InvalidSpecError(
+            "spec.snapshots.replay",
+            "is Boundary, but an own loop has no stage that could compute its steps again by "
+            "itself; use Gradients",
+        )
 
 
 class GlobalGenerators:

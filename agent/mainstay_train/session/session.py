@@ -295,7 +295,11 @@ class Session(RankSession[Connections]):
         early: EarlyReduction[Group] | None,
     ) -> None:
         """Run types through the engine's stage; complete ones are held, whatever happens."""
-        self.engine.compute(types, self.state.version, groups, early)
+        keeper, state = self._segments, self.state
+        log = None
+        if keeper is not None:
+            log = keeper.sent_log(self.plan, state.index, state.lineage, state.version)
+        self.engine.compute(types, state.version, groups, early, log)
 
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
         """Return the complete partials; ``judged``: those that count once they are computed."""
@@ -383,4 +387,4 @@ class Session(RankSession[Connections]):
 def _snapshot_rules(config: SnapshotConfig | None) -> machine.SnapshotRules | None:
     if config is None:
         return None
-    return machine.SnapshotRules(num_instalments=config.num_instalments)
+    return machine.SnapshotRules(num_instalments=config.num_instalments, log=config.log)

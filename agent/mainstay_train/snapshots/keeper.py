@@ -11,24 +11,24 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from mainstay_core.base.ids import JobUid, Slot
-from mainstay_core.job.config import SnapshotConfig
+from mainstay_core.job.config import LogKind, SnapshotConfig
 from mainstay_core.planning.program import Op
-from mainstay_core.rank.authors import Authorship, authorship
+from mainstay_core.rank.authors import authorship
+from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
-from mainstay_core.snapshots.windows import Window, plan_instalments
+from mainstay_core.snapshots.windows import plan_instalments
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import (
     MAX_BAD,
     BadSegment,
-    SegmentHeader,
     SegmentKey,
     SegmentKind,
     StoreReport,
@@ -36,10 +36,15 @@ from mainstay_core.wire.segments import (
 from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
 from mainstay_train.base.background import Background
 from mainstay_train.compute.engine import Engine
+from mainstay_train.compute.interpreter import SentLog
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
+from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.pace import Pace
 from mainstay_train.snapshots.replayer import Replayer
+from mainstay_train.snapshots.sent_log import SentLogs, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.snapshots.writer import Place, SegmentWriter
 from mainstay_train.state.segments import SegmentClient, StoreFull, StoreGone
 
 logger = logging.getLogger(__name__)
@@ -56,28 +61,7 @@ class Wait:
     def shutdown(self, why: str) -> None:
         """End the wait (any thread)."""
         self.ended = why or "ended"
-        self._client.poke()
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The part of all keys and headers that this trainer writes in a quorum."""
-
-    plan: Plan
-    index: int
-    lineage: int
-    own: Authorship
-    units: UnitBytes
-
-    def key(self, name: str, kind: SegmentKind, version: int) -> SegmentKey:
-        """Return the key of one of its units' segments."""
-        return SegmentKey(
-            lineage=self.lineage,
-            position=self.plan.position_of(self.index),
-            unit=self.units.numbers[name],
-            kind=kind,
-            version=version,
-        )
+        self._client.interrupt()
 
 
 class SegmentKeeper:
@@ -104,10 +88,14 @@ class SegmentKeeper:
         learning_rate: Callable[[int], float],
         hook: Callable[[], Callable[[Op], None]],
     ) -> None:
-        self._job, self._slot, self._fingerprint = job, slot, ""
-        self._config, self._client, self._engine = config, client, engine
+        self._slot, self._config, self._client, self._engine = slot, config, client, engine
         self._learning_rate, self._hook = learning_rate, hook
         self._pace = Pace()
+        self._writer = SegmentWriter(
+            job, client, lambda size, took_s: self._pace.note_copy("store", size, took_s)
+        )
+        self._logs_boundary = config.log is LogKind.BOUNDARY
+        self._sent = SentLogs(client, self._writer)
         self._worker = Background("snapshot")
         self._changed = threading.Condition()
         """Guards what follows."""
@@ -116,17 +104,15 @@ class SegmentKeeper:
         self._states: dict[SegmentKey, bool] = {}
         """States of the window in flight that are not known to be at their holders; whether they
         were given to the store."""
-        self._window: Window | None = None
         self._cached: tuple[StageState, torch.Tensor, UnitBytes] | None = None
-        self._at: _Place | None = None
-        self._keep_from = 0
+        self._at: Place | None = None
         self._bad: list[BadSegment] = []
         self._last_vote_s: float | None = None
 
     def start(self, fingerprint: Mapping[str, str]) -> None:
         """Note the numerics fingerprint that all segments of this trainer name."""
         told = json.dumps(dict(fingerprint), sort_keys=True)
-        self._fingerprint = hashlib.sha256(told.encode()).hexdigest()[:32]
+        self._writer.fingerprint = hashlib.sha256(told.encode()).hexdigest()[:32]
 
     def forget_state(self) -> None:
         """Finish what is being copied: another state comes, and this one's memory is freed."""
@@ -176,13 +162,13 @@ class SegmentKeeper:
 
     def keep_from(self, lineage: int, version: int) -> None:
         """Tell the pod's store that nothing before ``version`` is needed any more."""
-        self._keep_from = version
+        self._writer.keep_from = version
         with suppress(StoreGone):
             self._client.keep_from(lineage, version)
 
     def go_back(self, lineage: int, version: int) -> None:
         """Tell the pod's store that the job goes on from a version that may be an older one."""
-        self._keep_from = version
+        self._writer.keep_from = version
         with suppress(StoreGone):
             self._client.keep_from(lineage, version, may_go_back=True)
 
@@ -195,10 +181,11 @@ class SegmentKeeper:
         assert number is not None
         instalment = plan_instalments(place.own.units, action.window.length)[number]
         keys = [place.key(name, SegmentKind.STATE, action.version) for name in instalment.full]
+        keys += [place.key(n, SegmentKind.COMPUTE, action.version) for n in instalment.compute]
         with self._changed:
-            if self._window != action.window:
+            if self._writer.window != action.window:
                 # What is left of another window is worth nothing: this one copies everything anew.
-                self._window, self._states = action.window, {}
+                self._writer.window, self._states = action.window, {}
             self._states |= dict.fromkeys(keys, False)
             self._to_copy += len(keys)
         for key in keys:
@@ -206,9 +193,9 @@ class SegmentKeeper:
         hook = self._hook()
         self._worker.submit(lambda: hook(Op.SNAPSHOT_COPIED))
 
-    def _copy_state(self, place: _Place, key: SegmentKey) -> None:
+    def _copy_state(self, place: Place, key: SegmentKey) -> None:
         try:
-            self._write(place, key, left=self._has_left)
+            self._writer.write_unit(place, key, self._has_left)
         except (StoreFull, StoreGone) as error:
             # The window is never complete then, which the votes tell; training goes on.
             logger.warning("no snapshot: %s", error)
@@ -227,15 +214,36 @@ class SegmentKeeper:
         with self._changed:
             self._changed.wait_for(lambda: self._to_copy == 0)
 
-    async def log(self, wait: Wait, plan: Plan, index: int, lineage: int, step: int) -> bool:
-        """Copy this member's part of the reduced gradient, and wait until its holders have it."""
+    def sent_log(self, plan: Plan, index: int, lineage: int, step: int) -> SentLog | None:
+        """Return what takes what this member sends to its neighbours; None if nothing is kept."""
+        if not self._logs_boundary:
+            return None
+        return self._sent.of_step(self._place(plan, index, lineage), step)
+
+    async def log(
+        self, wait: Wait, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
+    ) -> bool:
+        """Keep what a replay of the step needs from this member, and wait until it is kept."""
         place = self._place(plan, index, lineage)
+        if self._logs_boundary:
+            why_not = self._sent.settle(
+                place,
+                step,
+                str(plan.quorum),
+                kinds_of(self._engine().stage, self._engine().num_stages),
+                types,
+                self._engine().micro_batches,
+            )
+            if why_not:
+                logger.warning("what was sent in step %d is not kept: %s", step, why_not)
+            return not why_not
         keys = [place.key(unit.name, SegmentKind.GRADIENT, step) for unit in place.own.units]
         known = self._engine().gradient_digests_of_units()
         began_s, size = time.monotonic(), 0
         try:
             for key in keys:
-                self._write(place, key, known.get(place.units.names[key.unit]))
+                digest = known.get(place.units.names[key.unit])
+                self._writer.write_unit(place, key, digest=digest)
                 size += place.units.size_bytes(key.unit, key.kind)
         except (StoreFull, StoreGone) as error:
             logger.warning("the gradient of step %d is not kept: %s", step, error)
@@ -249,67 +257,31 @@ class SegmentKeeper:
         self._pace.note_copy("holders", size, time.monotonic() - began_s)
         return True
 
-    def _write(
-        self,
-        place: _Place,
-        key: SegmentKey,
-        digest: str | None = None,
-        left: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Write a segment and give it to the store.
-
-        Args:
-            place: this trainer's, as the plan says.
-            key: of the segment.
-            digest: of what is copied; None where nobody has computed it.
-            left: called once what is copied may change again, whatever comes of it.
-
-        Raises:
-            StoreFull: there is no room for it.
-            StoreGone: the store has ended.
-        """
-        units = place.units
-        try:
-            room = self._client.room(units.size_bytes(key.unit, key.kind))
-            began_s = time.monotonic()
-            try:
-                units.write(key.unit, key.kind, room.memory)
-            except RuntimeError:  # of the device
-                self._client.give_back(room)
-                raise
-        finally:
-            left()
-        self._pace.note_copy("store", room.memory.nbytes, time.monotonic() - began_s)
-        header = SegmentHeader(
-            key=key,
-            job=self._job,
-            fingerprint=self._fingerprint,
-            unit_name=units.names[key.unit],
-            num_units=len(units.names),
-            nonce=place.plan.quorum.nonce,
-            window=self._window.first if self._window else 0,
-            num_instalments=self._window.length if self._window else 0,
-            size_bytes=room.memory.nbytes,
-            digest=digest or units.digest(key.unit, key.kind, room.memory),
-        )
-        self._client.written(room, header, place.own.holders, self._keep_from)
-
     # What is read ------------------------------------------------------------------------
 
-    async def replay(self, wait: Wait, replay: Replay) -> StateLoaded | LoadFailed:
+    async def replay(
+        self, wait: Wait, plan: Plan, index: int, replay: Replay | BoundaryReplay
+    ) -> StateLoaded | LoadFailed:
         """Make the state anew; every replayed step has the digests that its votes told."""
         self.wait_copied()
         engine = self._engine()
         logger.info(
-            "position %d is made anew at version %d, with the steps from %d on",
+            "position %d is made anew from %s at version %d, with the steps from %d on",
             replay.position,
+            self._config.log,
             replay.version,
             replay.first_step,
         )
         pod, units = self._slot.pod, self._units()
-        replayer = Replayer(engine, units, self._client, pod, self._learning_rate)
-        outcome = replayer.run(replay, lambda: wait.ended)
-        self._bad = [*self._bad, *replayer.bad][-MAX_BAD:]
+        copies = GoodCopies(self._client, pod, lambda: wait.ended)
+        if isinstance(replay, BoundaryReplay):
+            again = BoundaryReplayer(engine, units, copies, self._learning_rate)
+            place = self._place(plan, index, plan.lineage)
+            outcome = again.run(replay, self._sent, place)
+        else:
+            replayer = Replayer(engine, units, copies, self._learning_rate)
+            outcome = replayer.run(replay)
+        self._bad = [*self._bad, *copies.bad][-MAX_BAD:]
         return outcome
 
     # Helpers -----------------------------------------------------------------------------
@@ -319,15 +291,15 @@ class SegmentKeeper:
         # A reduction that broke leaves its buffer to whoever may still write there.
         state, reduced = engine.state, engine.reducer.reduced
         if self._cached is None or self._cached[0] is not state or self._cached[1] is not reduced:
-            self._cached = (state, reduced, UnitBytes(state, reduced))
+            self._cached = (state, reduced, UnitBytes(state, reduced, self._config.log))
         return self._cached[2]
 
-    def _place(self, plan: Plan, index: int, lineage: int) -> _Place:
+    def _place(self, plan: Plan, index: int, lineage: int) -> Place:
         units = self._units()
         if self._at is None or self._at.plan.quorum != plan.quorum or self._at.units is not units:
             order = tuple(reversed(units.prices))
             own = authorship(
                 plan, index, order, peers=self._config.peers, domains=self._config.domains
             )
-            self._at = _Place(plan, index, lineage, own, units)
+            self._at = Place(plan, index, lineage, own, units)
         return self._at

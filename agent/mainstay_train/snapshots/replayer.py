@@ -7,25 +7,14 @@ there already. What the votes of a step said of the gradient and of the masters 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-import torch
-
-from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.events import LoadFailed, ReplayedStep, StateLoaded
 from mainstay_core.rank.replaying import Replay
-from mainstay_core.wire.segments import BadSegment, Holder, SegmentKey
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
+from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.state.segments import SegmentClient, SegmentMissing, StoreGone
-
-logger = logging.getLogger(__name__)
-
-
-class _Unusable(Exception):  # noqa: N818 - it ends a replay, and its text is told
-    """No good copy of a segment is left, or the quorum has ended."""
 
 
 class Replayer:
@@ -34,8 +23,7 @@ class Replayer:
     Args:
         engine: whose state is made.
         units: of this state.
-        client: of the store of this trainer's pod.
-        pod: this trainer's.
+        copies: reads segments.
         learning_rate: of a step.
     """
 
@@ -43,56 +31,45 @@ class Replayer:
         self,
         engine: Engine,
         units: UnitBytes,
-        client: SegmentClient,
-        pod: PodUid,
+        copies: GoodCopies,
         learning_rate: Callable[[int], float],
     ) -> None:
-        self._engine, self._units, self._client = engine, units, client
-        self._pod, self._learning_rate = pod, learning_rate
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-        self.bad: list[BadSegment] = []
-        """Copies that were found damaged."""
-        self._read_well: list[BadSegment] = []
-        """Copies that have the digest that they were written with."""
+        self._engine, self._units, self._copies = engine, units, copies
+        self._learning_rate = learning_rate
         self._num_checks = 0
         """Steps at which the whole was compared with what votes told."""
         self._steps: list[ReplayedStep] = []
         self._before: tuple[CommitRecord, str] | None = None
         """The step before the one at hand, and the digest of its gradient."""
 
-    def run(self, replay: Replay, ended: Callable[[], str]) -> StateLoaded | LoadFailed:
-        """Carry out a replay.
-
-        Args:
-            replay: of this engine's position.
-            ended: returns why the quorum has ended; empty while it has not.
-        """
+    def run(self, replay: Replay) -> StateLoaded | LoadFailed:
+        """Carry out a replay of this engine's position."""
         try:
             for unit in replay.units:
-                self._read(unit.state, unit.state_holders, ended)
+                self._copies.read_unit(self._units, unit.state, unit.state_holders)
             self._engine.state.refresh()
             if not replay.records:
                 self._note_step(replay, replay.last)
             for record in replay.records:
-                self._apply(replay, record, ended)
+                self._apply(replay, record)
             masters = self._digest_masters()
             if replay.next is not None:
                 self._compare(
                     replay.next, {"masters": (masters, replay.next.states[replay.position])}
                 )
             if not self._num_checks:
-                raise _Unusable("no vote has told what the state must be: nothing can be compared")
-        except _Unusable as error:
+                raise Unusable("no vote has told what the state must be: nothing can be compared")
+        except Unusable as error:
             return LoadFailed(str(error))
         return StateLoaded(masters, replayed=tuple(self._steps))
 
-    def _apply(self, replay: Replay, record: CommitRecord, ended: Callable[[], str]) -> None:
+    def _apply(self, replay: Replay, record: CommitRecord) -> None:
         """Apply one step to the units whose state is of its version."""
         step = record.commit.step
         active = [unit for unit in replay.units if unit.state.version <= step]
         for unit in active:
             key, holders = unit.gradients[step - unit.state.version]
-            self._read(key, holders, ended)
+            self._copies.read_unit(self._units, key, holders)
         gradient = self._check(replay, record) if len(active) == len(replay.units) else ""
         names = [name for unit in active for name in self._units.parameters[unit.unit]]
         self._engine.apply_again(record.commit, self._learning_rate(step), names)
@@ -105,7 +82,7 @@ class Replayer:
             The digest of the reduced gradient.
 
         Raises:
-            _Unusable: they differ, though each segment is as it was written.
+            Unusable: they differ, though each segment is as it was written.
         """
         masters, gradient = self._digest_masters(), self._engine.gradient_digest()
         self._compare(
@@ -125,13 +102,12 @@ class Replayer:
             digests: found and told, by what they are of.
 
         Raises:
-            _Unusable: they differ, though each segment is as it was written.
+            Unusable: they differ, though each segment is as it was written.
         """
         for what, (found, told) in digests.items():
             if found != told:
-                # Some copy is wrong as it was written, and nobody can tell which: all go.
-                self.bad += self._read_well
-                raise _Unusable(
+                self._copies.blame()
+                raise Unusable(
                     f"replayed step {record.commit.step}: the {what} have digest {found}, its "
                     f"votes told {told}"
                 )
@@ -158,37 +134,3 @@ class Replayer:
             self._steps.append(ReplayedStep(record.commit, gradient, counted))
             self._before = None
         return masters
-
-    def _read(self, key: SegmentKey, holders: Sequence[Holder], ended: Callable[[], str]) -> None:
-        """Read a segment from the first holder whose copy is good.
-
-        Raises:
-            _Unusable: no copy is good, or the quorum has ended.
-        """
-        memory = self._memory(self._units.size_bytes(key.unit, key.kind))
-        left, whys = list(holders), list[str]()
-        while not ended():
-            try:
-                read = self._client.fetch(key, left, memory)
-            except (SegmentMissing, StoreGone) as error:
-                raise _Unusable("; ".join([*whys, str(error)])) from error
-            pod = self._pod if read.holder is None else read.holder.pod
-            if self._units.digest(key.unit, key.kind, memory) == read.header.digest:
-                self._units.read(key.unit, key.kind, memory)
-                self._read_well.append(BadSegment(key=key, pod=pod))
-                return
-            if read.holder is None:
-                self._client.discard(key)
-            else:
-                left.remove(read.holder)
-            self.bad.append(BadSegment(key=key, pod=pod))
-            why = f"the copy of {key} on {pod} has not the digest that it was written with"
-            logger.warning("%s", why)
-            whys.append(why)
-        raise _Unusable(ended())
-
-    def _memory(self, size_bytes: int) -> memoryview:
-        """Return memory for a segment, that of the one before if it is large enough."""
-        if self._buffer.numel() < size_bytes:
-            self._buffer = torch.empty(size_bytes, dtype=torch.uint8)
-        return memoryview(self._buffer.numpy())[:size_bytes]  # type: ignore[arg-type]

@@ -6,17 +6,19 @@ so that it can be read where it lies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from mainstay_core.base.digest import Digest
+from mainstay_core.job.config import LogKind
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_train.exact import digests
 from mainstay_train.exact.layout import ALIGNMENT_BYTES
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.model.blocks import Block
 
 
 class Piece(NamedTuple):
@@ -38,9 +40,15 @@ class UnitBytes:
     Args:
         state: of the stage.
         reduced: its reduced gradient, flat.
+        log: from what a lost state is made anew. Only boundary logs need compute weights.
     """
 
-    def __init__(self, state: StageState, reduced: torch.Tensor) -> None:
+    def __init__(
+        self,
+        state: StageState,
+        reduced: torch.Tensor,
+        log: LogKind = LogKind.GRADIENTS,
+    ) -> None:
         self._state, self._reduced = state, reduced
         self.parameters = tuple(names for block in state.blocks for names in block.units.values())
         """Model-wide names of each unit's parameters."""
@@ -48,14 +56,31 @@ class UnitBytes:
         self._pieces = {
             SegmentKind.STATE: [_laid_out(tensors) for tensors in self._state_tensors()],
             SegmentKind.GRADIENT: [_laid_out(tensors) for tensors in self._gradient_tensors()],
+            SegmentKind.COMPUTE: [_laid_out(tensors) for tensors in self._compute_tensors()],
         }
         self.numbers = {name: number for number, name in enumerate(self.names)}
-        sizes = (self.size_bytes(number, SegmentKind.STATE) for number in self.numbers.values())
+        computes = log is LogKind.BOUNDARY
         self.prices = tuple(
-            UnitPrice(name=name, full_bytes=size, compute_bytes=0)
-            for name, size in zip(self.names, sizes, strict=True)
+            UnitPrice(
+                name=name,
+                full_bytes=self.size_bytes(number, SegmentKind.STATE),
+                compute_bytes=self.size_bytes(number, SegmentKind.COMPUTE) if computes else 0,
+            )
+            for number, name in enumerate(self.names)
         )
-        """Of the units, by number. No compute weights are copied: a replay computes nothing."""
+        """Of the units, by number. A replay of gradients computes nothing: there no compute weights
+        are copied."""
+
+    def skippable(self, block: int, frozen: Collection[str]) -> tuple[str, ...]:
+        """Return the frozen units of a block whose weight gradients can be left out.
+
+        Args:
+            block: its number in the stage.
+            frozen: names of units.
+        """
+        part = self._state.blocks[block]
+        assert isinstance(part, Block), "a user's own loop computes nothing again"
+        return tuple(name for name in part.units if name in frozen and part.can_skip(name))
 
     def size_bytes(self, unit: int, kind: SegmentKind) -> int:
         """Return the size of a unit's segment."""
@@ -98,6 +123,16 @@ class UnitBytes:
                     else [t for t in tensors if t.name in of_unit]
                 )
                 yield [(t.id, t.tensor.detach().reshape(-1)) for t in chosen]
+
+    def _compute_tensors(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        for block in self._state.blocks:
+            views, masters = block.layout.views(block.compute), block.layout.views(block.masters)
+            for names in block.units.values():
+                # What changes in commit alone is computed with as it is.
+                found = [(n, (masters if n in block.committed else views)[n]) for n in names]
+                if len(block.units) == 1 and block.committed.isdisjoint(names):
+                    found = [(block.name, block.compute)]
+                yield [(f"compute:{name}", tensor.reshape(-1)) for name, tensor in found]
 
     def _gradient_tensors(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
         blocks = zip(self._state.blocks, self._state.layout.block_views(self._reduced), strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError
 from mainstay_core.base.proofs import Purpose
@@ -59,6 +59,13 @@ class SegmentReader:
         for _, connection in idle:
             close_registered(connection)
 
+    def interrupt(self) -> None:
+        """Break what is being read, which ends with an OSError; later reading is not concerned."""
+        with self._lock:
+            for connection in self._busy:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def fetch(self, address: str, key: SegmentKey, into: memoryview) -> SegmentHeader | None:
         """Read a segment into memory of its size; return its header, None if it is not there.
 
@@ -70,17 +77,49 @@ class SegmentReader:
         answer = self._ask(address, frames.Fetch(key=key), into)
         return None if isinstance(answer, frames.Missing) else answer.header
 
+    def fetch_awaited(
+        self,
+        address: str,
+        key: SegmentKey,
+        nonce: str,
+        into: memoryview,
+        ended: Callable[[], str],
+    ) -> SegmentHeader:
+        """Read a segment that was written in the quorum of a nonce, once it is there.
+
+        Args:
+            address: of the store in which it appears.
+            key: of the segment.
+            nonce: of the quorum.
+            into: receives it, of its size.
+            ended: returns why nobody waits any longer; asked again after :meth:`interrupt`.
+
+        Raises:
+            TimeoutError: it has not come for long.
+            OSError, RemoteProtocolError, ReaderEnded: as :meth:`fetch`.
+        """
+        answer = self._ask(address, frames.Fetch(key=key, nonce=nonce), into, ended)
+        if isinstance(answer, frames.Missing):
+            raise RemoteProtocolError(f"a store that was to wait for {key} did not")
+        return answer.header
+
     def fetch_header(self, address: str, key: SegmentKey) -> SegmentHeader | None:
         """Return the header of a segment; None if it is not there. Raises as :meth:`fetch`."""
         answer = self._ask(address, frames.Fetch(key=key, header_only=True), None)
         return None if isinstance(answer, frames.Missing) else answer.header
 
-    def _ask(self, address: str, message: frames.Fetch, into: memoryview | None) -> frames.ToReader:
+    def _ask(
+        self,
+        address: str,
+        message: frames.Fetch,
+        into: memoryview | None,
+        ended: Callable[[], str] = lambda: "",
+    ) -> frames.ToReader:
         idle = self._take_idle(address)
         if idle is not None:
             # A store hangs up on a connection that is idle for long: then a new one is opened.
             with contextlib.suppress(OSError):
-                return self._ask_over(idle, address, message, into)
+                return self._ask_over(idle, address, message, into, ended)
             self._raise_if_ended()
         connection = open_registered(address, self._local, STALL_S)
         try:
@@ -89,7 +128,7 @@ class SegmentReader:
         except (OSError, MainstayError):
             close_registered(connection)
             raise
-        return self._ask_over(connection, address, message, into)
+        return self._ask_over(connection, address, message, into, ended)
 
     def _ask_over(
         self,
@@ -97,10 +136,11 @@ class SegmentReader:
         address: str,
         message: frames.Fetch,
         into: memoryview | None,
+        ended: Callable[[], str],
     ) -> frames.ToReader:
         """Ask over a connection, which is closed unless all went well."""
         try:
-            with self._entered(connection):
+            with self._entered(connection, ended):
                 connection.sendall(frames.encode(message))
                 answer = _read_answer(connection, message, into)
         except (OSError, MainstayError):
@@ -110,10 +150,14 @@ class SegmentReader:
         return answer
 
     @contextlib.contextmanager
-    def _entered(self, connection: socket.socket) -> Iterator[None]:
-        """Have a shutdown end what is done over a connection meanwhile."""
+    def _entered(
+        self, connection: socket.socket, ended: Callable[[], str] = lambda: ""
+    ) -> Iterator[None]:
+        """Have a shutdown or an interrupt end what is done over a connection meanwhile."""
         with self._lock:
             self._raise_if_ended()
+            if why := ended():  # said before the interrupt, which has not seen this connection
+                raise ConnectionAbortedError(why)
             self._busy.add(connection)
         try:
             yield

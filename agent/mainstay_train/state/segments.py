@@ -22,7 +22,13 @@ from typing import NamedTuple
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError, brief
 from mainstay_core.base.frames import PREFIX, FrameParser, parse_head, parse_prefix
 from mainstay_core.segments import frames
-from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
+from mainstay_core.wire.segments import (
+    Holder,
+    SegmentHeader,
+    SegmentKey,
+    SegmentKind,
+    StoreReport,
+)
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.state.segment_reader import ReaderEnded, SegmentReader
 
@@ -208,6 +214,55 @@ class SegmentClient:
         )
         self._send(message)
 
+    def voted_logs(
+        self,
+        *,
+        lineage: int,
+        position: int,
+        step: int,
+        quorum: str,
+        kinds: Sequence[SegmentKind],
+        types: Sequence[int],
+        micro_batches: int,
+    ) -> str:
+        """Have boundary logs count for a step, if all of them are kept.
+
+        Args:
+            lineage: of the state.
+            position: this trainer's.
+            step: of the logs.
+            quorum: in which the votes on the step are cast, as text.
+            kinds: what the position sends.
+            types: shard types that this trainer gives to the step.
+            micro_batches: of each type.
+
+        Returns:
+            Why they do not count; empty if they do.
+
+        Raises:
+            StoreGone: the store cannot be asked.
+        """
+        with self._changed:
+            number = next(self._numbers)
+            answer = self._unheld[number] = _Written()
+        self._send(
+            frames.VotedLogs(
+                request=number,
+                lineage=lineage,
+                position=position,
+                step=step,
+                quorum=quorum,
+                kinds=tuple(kinds),
+                types=tuple(types),
+                micro_batches=micro_batches,
+            )
+        )
+        with self._changed:
+            self._changed.wait_for(lambda: answer.why_not is not None or self._ended is not None)
+            if answer.why_not is None:
+                raise StoreGone(str(self._ended))
+            return answer.why_not
+
     def wait_held(
         self, keys: Collection[SegmentKey], until: Callable[[], bool] = lambda: False
     ) -> str:
@@ -329,6 +384,45 @@ class SegmentClient:
         return self._first(
             key, holders, lambda address, wanted: self._reader.fetch(address, wanted, into)
         )
+
+    def fetch_awaited(
+        self,
+        key: SegmentKey,
+        nonce: str,
+        holder: Holder,
+        into: memoryview,
+        ended: Callable[[], str],
+    ) -> SegmentHeader:
+        """Read a segment that is being made, as soon as its pod's store has it.
+
+        Args:
+            key: of the segment.
+            nonce: of the quorum in which it is written.
+            holder: pod in whose store it appears, which may be this one.
+            into: receives the bytes; as long as the segment, and void if this raises.
+            ended: returns why nobody waits any longer; asked again after :meth:`interrupt`.
+
+        Raises:
+            SegmentMissing: its store cannot be asked, or nobody waits any longer.
+            StoreGone: this side was shut down.
+        """
+        into = into.cast("B")
+        while not ended():
+            try:
+                return self._reader.fetch_awaited(holder.address, key, nonce, into, ended)
+            except ReaderEnded as error:
+                raise StoreGone(str(error)) from error
+            except TimeoutError:
+                continue  # it is not there yet
+            except (OSError, ValueError, OverflowError, RemoteProtocolError) as error:
+                why = f"{holder.pod} ({holder.address}): {brief(error)}"
+                raise SegmentMissing(ended() or f"{key} did not come; {why}") from error
+        raise SegmentMissing(ended())
+
+    def interrupt(self) -> None:
+        """Have whoever waits here, or reads from another store, ask again what can come of it."""
+        self._reader.interrupt()
+        self.poke()
 
     def discard(self, key: SegmentKey) -> None:
         """Have this pod's store keep a segment no more: its bytes are bad.

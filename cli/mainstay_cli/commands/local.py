@@ -164,7 +164,11 @@ def _print_sizes(found: sizes.JobSizes, *, as_json: bool) -> None:
     if found.store is not None:
         print(
             f"spec.snapshots.memory: each pod gives {show_bytes(found.store.memory_bytes)} to "
-            f"snapshots and gradients; it keeps {show_bytes(found.store.least_bytes)} at most"
+            f"snapshots and logs; it keeps {show_bytes(found.store.least_bytes)} at most"
+        )
+        print(
+            f"spec.snapshots.replay: a lost state is made anew from logs of {found.store.log}, as "
+            f"{found.store.log_reason}"
         )
     if found.compiles:
         print(

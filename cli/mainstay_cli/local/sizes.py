@@ -26,12 +26,16 @@ from mainstay_core.planning.shares import first_shares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSizes:
-    """The memory of each pod for snapshots and gradients."""
+    """The memory of each pod for snapshots and logs."""
 
     memory_bytes: int
     """What it is given: ``spec.snapshots.memory``."""
     least_bytes: int
     """The least with which it keeps all that it has to."""
+    log: str
+    """From what a lost state is made anew: ``gradients`` or ``boundary``."""
+    log_reason: str
+    """Why, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +88,18 @@ def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
     kept = job.plan_snapshots()
     if kept is None:
         return None
-    least = store_bytes(models, job.shape, window=kept.num_instalments, peers=kept.peers)
+    least = store_bytes(
+        models, job.shape, window=kept.num_instalments, peers=kept.peers, log=kept.log
+    )
     check_memory(job.spec.snapshots.memory, kept.memory_bytes, least)
-    return StoreSizes(memory_bytes=kept.memory_bytes, least_bytes=least)
+    # What the job runs with is decided before anything of it is measured.
+    choice = job.choose_log()
+    return StoreSizes(
+        memory_bytes=kept.memory_bytes,
+        least_bytes=least,
+        log=kept.log.value,
+        log_reason="" if choice is None else choice.reason,
+    )
 
 
 def _redundancy(file: manifests.JobFile) -> int | None:

@@ -26,8 +26,9 @@ from mainstay_core.base.words import quote
 T = TypeVar("T")
 
 OMITTED: Mapping[str, bool] = types.MappingProxyType({"omitted_while_empty": True})
-"""Metadata of a dataclass's field that is left out of the JSON while it is empty. So a job that
-does not use it sends the bytes, and has the hashes of them, that it had before there was the field.
+"""Metadata of a dataclass's field that is left out of the JSON while it has its default, which says
+that there is nothing. So a job that does not use it sends the bytes, and has the hashes of them,
+that it had before there was the field.
 """
 
 
@@ -40,8 +41,8 @@ def encode(value: Any) -> Any:
     names = _field_names(kind)
     if names is not None:
         encoded = {name: encode(getattr(value, name)) for name in names}
-        for name in _omitted_names(kind):
-            if not encoded[name]:
+        for name, default in _omitted_defaults(kind):
+            if encoded[name] == default:
                 del encoded[name]
         return encoded
     if isinstance(value, enum.Enum):
@@ -117,9 +118,13 @@ def _field_names(cls: type) -> tuple[str, ...] | None:
 
 
 @cache
-def _omitted_names(cls: type) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields that are left out while they are empty."""
-    return tuple(field.name for field in dataclasses.fields(cls) if field.metadata == OMITTED)
+def _omitted_defaults(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Return the fields that are left out while they have their defaults, with these as JSON."""
+    return tuple(
+        (field.name, encode(field.default))
+        for field in dataclasses.fields(cls)
+        if field.metadata == OMITTED
+    )
 
 
 @cache

@@ -74,7 +74,18 @@ SENDS_BACK = ("RECV_F", "SEND_B")
 """Transfers with the stage before. The first stage has none."""
 OUTSIDE_STEPS = ("SETTLE", "SERVE", "SNAPSHOT_COPIED")
 """Actions of a rank between and beside steps. A fault without a phase does not mean these."""
-OF_SNAPSHOTS = ("SNAPSHOT", "SNAPSHOT_COPIED", "LOG", "LOGGED", "REPLAY", "REPLAYED")
+OF_SNAPSHOTS = (
+    "SNAPSHOT",
+    "SNAPSHOT_COPIED",
+    "LOG",
+    "LOGGED",
+    "REPLAY",
+    "READ_F",
+    "READ_B",
+    "WRITE_F",
+    "WRITE_B",
+    "REPLAYED",
+)
 """Actions that only a job with snapshots has."""
 COMPUTE = ("FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "APPLY")
 """Actions that wait for nobody. A slow rank is slow in these."""

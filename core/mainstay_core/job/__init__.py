@@ -22,6 +22,7 @@
 - ``built_in_sizes``: the formulas of a built-in model, by its entrypoint
 - ``reduction_sizes``: the memory in which a rank reduces gradients
 - ``rank_sizes``: what each rank holds, and what it sends in a step
+- ``snapshot_logs``: from what a lost state is made anew: gradients, or what crosses boundaries
 - ``snapshot_sizes``: the memory of pods for snapshots of the state, and how these are kept
 - ``size_summary``: the same in sentences, as far as the specification tells
 - ``shared_memory``: the size of a pod's memory-backed volume

@@ -6,7 +6,8 @@ user's image only needs this module and the standard library.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
@@ -23,6 +24,7 @@ from mainstay_core.base.bounds import (
     Seconds,
     Text,
 )
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.faults.points import FaultPoint
@@ -46,6 +48,15 @@ SNAPSHOT_DOMAINS = 2
 MAX_SNAPSHOT_DOMAINS = 64
 
 
+class LogKind(enum.StrEnum):
+    """The kinds of logs from which a lost state is made anew."""
+
+    GRADIENTS = "gradients"
+    """Reduced gradients: the optimizer alone applies the steps again."""
+    BOUNDARY = "boundary"
+    """What crossed the boundaries of stages: the lost stages compute the steps again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotConfig:
     """Says how the state is kept in the memory of pods."""
@@ -58,6 +69,13 @@ class SnapshotConfig:
     """Other pods that keep a copy of each segment."""
     domains: Annotated[int, Range(1, MAX_SNAPSHOT_DOMAINS)] = SNAPSHOT_DOMAINS
     """Failure domains over which the copies are spread, where there are as many."""
+    boundary: bool = field(default=False, metadata=OMITTED)
+    """Whether what crosses the boundaries of stages is logged, instead of gradients."""
+
+    @property
+    def log(self) -> LogKind:
+        """The kind of log from which a lost state is made anew."""
+        return LogKind.BOUNDARY if self.boundary else LogKind.GRADIENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

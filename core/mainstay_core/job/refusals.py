@@ -25,8 +25,6 @@ NOT_YET_VALUES = {
     "spec.spares.mode": "spares are always warm in this version; use Warm",
     "spec.snapshots.ordering": "the last layers are always copied first in this version; use "
     "BackToFront",
-    "spec.snapshots.replay": "a lost state is always made anew from gradients in this version; use "
-    "Gradients or Auto",
     "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",
     "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "
     "use Rehost",

@@ -240,8 +240,8 @@ class Checkpoint(Section):
 
 
 class Snapshots(Section):
-    """Copies of the state in the memory of pods, spread over several steps, with the gradients of
-    the steps since. From them a stage that nobody holds any more is made anew, without a lost
+    """Copies of the state in the memory of pods, spread over several steps, with logs of the steps
+    since. From them a stage that nobody holds any more is made anew, without a lost
     step.
     """
 
@@ -255,13 +255,15 @@ class Snapshots(Section):
     """Other pods that keep each part as well. With 0 a part is lost with the pod that wrote it."""
     ordering: Literal["BackToFront"] = "BackToFront"
     """Order in which the parts of the model are copied. BackToFront: the last layers first."""
-    replay: Literal["Auto", "Gradients"] = "Auto"
+    replay: Literal["Auto", "Gradients", "Boundary"] = "Auto"
     """How a lost state is made anew. Gradients: its newest copies, then the optimizer alone with
-    the gradients of the steps since. Auto is Gradients."""
+    the gradients of the steps since. Boundary: the lost stages compute their steps again with what
+    crossed the boundaries to the stages beside them; one rank to a stage, and no own loops. Auto:
+    the one with fewer bytes a step; Gradients for a model of your own."""
     memory: QuantityOrAuto = "Auto"
-    """Memory of each pod for copies and gradients, those of its own ranks and of other pods, e.g.
+    """Memory of each pod for copies and logs, those of its own ranks and of other pods, e.g.
     8Gi; in a cluster it is added to the supervisor's requests and limits. Auto: what a complete
-    copy, one in the making and the gradients take while one replica is missing, and a quarter more.
+    copy, one in the making and the logs take while one replica is missing, and a quarter more.
     Of a model of your own that is not known before it runs: give an amount."""
 
 

@@ -5,6 +5,9 @@ part of the state that is at most
 
     one complete snapshot + one in the making + the gradients of the steps since the complete one
 
+or, in a job that logs boundaries instead of gradients, compute weights beside the snapshots, and of
+each step what the pod's own ranks gave their neighbours
+
 (MoEvement, arXiv 2412.15411, section 3.2: one persisted checkpoint and one in flight). The ranks of
 a position divide its parts among them. So a lost replica makes the others' shares larger, and what
 is computed here is what they are then.
@@ -22,9 +25,15 @@ from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job import model_sizes
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.built_in_sizes import built_in_sizes
-from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_SNAPSHOT_WINDOW, SnapshotConfig
+from mainstay_core.job.config import (
+    MAX_AUTO_WINDOW,
+    MAX_SNAPSHOT_WINDOW,
+    LogKind,
+    SnapshotConfig,
+)
 from mainstay_core.job.llama_sizes import padded
 from mainstay_core.job.sections import Protection, Snapshots, Workload
+from mainstay_core.job.snapshot_logs import LogChoice, choose_log, compute_bytes, type_bytes
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.job.types import whole_quantity
 
@@ -43,7 +52,14 @@ WIDE_BYTES = 4
 """Masters and gradients are fp32."""
 
 
-def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, peers: int) -> int:
+def store_bytes(
+    models: Sequence[ModelSizes],
+    shape: JobShape,
+    *,
+    window: int,
+    peers: int,
+    log: LogKind = LogKind.GRADIENTS,
+) -> int:
     """Return the least memory with which a pod keeps all that it has to keep.
 
     It is a bound. No pod has a larger share of a position than its ranks would have if all of them
@@ -56,24 +72,58 @@ def store_bytes(models: Sequence[ModelSizes], shape: JobShape, *, window: int, p
         window: steps of a window; 0: as many as the trainers choose at most, which is one for each
             unit of the position that has most of them, and :data:`MAX_AUTO_WINDOW`.
         peers: other pods that keep each part.
+        log: from what a lost state is made anew.
 
     Raises:
         ValueError: there are more stages than blocks.
     """
-    cuts = _cut(tuple(block.cost for block in models[0].blocks), shape.stages)
-    num_units = max(sum(models[0].blocks[i].num_units for i in cut) for cut in cuts)
-    length = window or min(MAX_AUTO_WINDOW, num_units)
+    cuts = _cuts(models[0], shape)
+    length = window or _longest(models[0], cuts)
     num_steps = 2 * length + LAG_STEPS
     num_cells = max(1, shape.replicas - 1)
     largest_share = total = 0
     for cut in cuts:
-        stage = [[_kept(model.blocks[i], num_steps) for i in cut] for model in models]
+        stage = [
+            [
+                _kept(model.blocks[i], num_steps)
+                if log is LogKind.GRADIENTS
+                else _kept_with_weights(model, model.blocks[i], length)
+                for i in cut
+            ]
+            for model in models
+        ]
         # A unit is not divided: who has the most has up to a block more than an even share.
         shares = [min(sum(kept), -(-sum(kept) // num_cells) + max(kept)) for kept in stage]
         largest_share = max(largest_share, *shares)
         total += shape.ranks_per_stage * max(map(sum, stage))
     num_shares = 1 + peers + min(peers, 1)
-    return min(num_shares * shape.ranks_per_pod * largest_share, total)
+    copies = min(num_shares * shape.ranks_per_pod * largest_share, total)
+    if log is LogKind.GRADIENTS:
+        return copies
+    # A pod keeps what its own ranks have sent, with the types of the replica that is missing.
+    num_types = -(-shape.lanes * shape.shards_per_lane // num_cells)
+    sent = max(type_bytes(model, cut, shape) for model in models for cut in cuts)
+    return copies + num_steps * num_types * shape.ranks_per_pod * sent
+
+
+def _cuts(model: ModelSizes, shape: JobShape) -> tuple[range, ...]:
+    return tuple(_cut(tuple(block.cost for block in model.blocks), shape.stages))
+
+
+def _longest(model: ModelSizes, cuts: Sequence[range]) -> int:
+    """Return the most steps of a window that trainers choose by themselves."""
+    num_units = max(sum(model.blocks[i].num_units for i in cut) for cut in cuts)
+    return min(MAX_AUTO_WINDOW, num_units)
+
+
+def _kept_with_weights(model: ModelSizes, block: BlockSizes, length: int) -> int:
+    """Return what is kept of a block where boundaries are logged: two windows of copies.
+
+    Whatever its place in a window, its compute weights are copied at every version before it.
+    """
+    return _kept(block, 0) + 2 * (length - 1) * (
+        compute_bytes(model, block) + block.num_units * PAGE_BYTES
+    )
 
 
 def _kept(block: BlockSizes, num_steps: int) -> int:
@@ -113,7 +163,11 @@ def plan_snapshots(
         return None
     window = 0 if snapshots.window == "Auto" else snapshots.window
     _check_degrees(snapshots, protection, window, num_pods)
-    least = _least_bytes(workload, shape, window=window, peers=snapshots.peers)
+    models = known_models(workload, shape)
+    log = choose_log_of(snapshots, models, shape).log
+    least = None
+    if models is not None:
+        least = store_bytes(models, shape, window=window, peers=snapshots.peers, log=log)
     if snapshots.memory == "Auto":
         if least is None:
             raise InvalidSpecError(
@@ -137,6 +191,32 @@ def plan_snapshots(
         num_instalments=window,
         peers=snapshots.peers,
         domains=protection.domains,
+        boundary=log is LogKind.BOUNDARY,
+    )
+
+
+def choose_log_of(
+    snapshots: Snapshots, models: Sequence[ModelSizes] | None, shape: JobShape
+) -> LogChoice:
+    """Return from what the job's lost states are made anew, and why.
+
+    Args:
+        snapshots: ``spec.snapshots``.
+        models: sizes of the blocks, for the inner ranks that are known; None if nothing is.
+        shape: degrees of the job.
+
+    Raises:
+        InvalidSpecError: it cannot be what the spec says.
+    """
+    cuts = () if models is None else _cuts(models[0], shape)
+    length = 1 if models is None else _longest(models[0], cuts)
+    return choose_log(
+        snapshots.replay,
+        models,
+        cuts,
+        shape,
+        window=length if snapshots.window == "Auto" else snapshots.window,
+        peers=snapshots.peers,
     )
 
 
@@ -155,7 +235,7 @@ def check_memory(told: str, memory_bytes: int, least_bytes: int) -> None:
         least_mib = -(-least_bytes // 2**20)
         raise InvalidSpecError(
             f"{PATH}.memory",
-            f"is {told}, but a pod keeps {show_bytes(least_bytes)} of snapshots and gradients; use "
+            f"is {told}, but a pod keeps {show_bytes(least_bytes)} of snapshots and logs; use "
             f"at least {least_mib}Mi",
         )
 
@@ -181,8 +261,8 @@ def _check_degrees(
         )
 
 
-def _least_bytes(workload: Workload, shape: JobShape, *, window: int, peers: int) -> int | None:
-    """Return what a pod keeps; None where the size of the model is not known here."""
+def known_models(workload: Workload, shape: JobShape) -> list[ModelSizes] | None:
+    """Return the sizes of the model's blocks; None where they are not known here."""
     config = workload.config
     if workload.entrypoint not in model_sizes.BUILT_IN:
         return None
@@ -201,6 +281,7 @@ def _least_bytes(workload: Workload, shape: JobShape, *, window: int, peers: int
         for inner in sorted({0, shape.ranks_per_stage - 1})
     ]
     try:
-        return store_bytes(models, shape, window=window, peers=peers)
+        _cuts(models[0], shape)
     except ValueError as error:
         raise InvalidSpecError("spec.parallelism.stages", str(error)) from error
+    return models

@@ -42,7 +42,8 @@ from mainstay_core.job.sections import (
     Training,
     Workload,
 )
-from mainstay_core.job.snapshot_sizes import plan_snapshots
+from mainstay_core.job.snapshot_logs import LogChoice
+from mainstay_core.job.snapshot_sizes import choose_log_of, known_models, plan_snapshots
 from mainstay_core.job.types import (
     IntOrAuto,
     ManagerName,
@@ -156,6 +157,17 @@ class TrainingJob(Section):
         return plan_snapshots(
             spec.snapshots, spec.protection, spec.workload, self.shape, self.num_worker_pods
         )
+
+    def choose_log(self) -> LogChoice | None:
+        """Return from what a lost state is made anew, and why; None in a job without snapshots.
+
+        Raises:
+            InvalidSpecError: it cannot be what the spec says.
+        """
+        spec = self.spec
+        if not spec.snapshots.enabled:
+            return None
+        return choose_log_of(spec.snapshots, known_models(spec.workload, self.shape), self.shape)
 
     def to_job_config(
         self,

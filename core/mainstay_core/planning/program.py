@@ -56,6 +56,14 @@ class Op(enum.StrEnum):
     """Make a state anew from what the memory of pods holds."""
     REPLAYED = "REPLAYED"
     """Go on with the state that was made anew."""
+    READ_F = "READ_F"
+    """In a replay: read from a log what RECV_F received."""
+    READ_B = "READ_B"
+    """In a replay: read from a log what RECV_B received."""
+    WRITE_F = "WRITE_F"
+    """In a replay: log what SEND_F sent."""
+    WRITE_B = "WRITE_B"
+    """In a replay: log what SEND_B sent."""
 
 
 Flow = tuple[int, int]
@@ -66,6 +74,14 @@ COMPUTES = frozenset({Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT})
 
 ANSWER = {Op.SEND_F: Op.RECV_B, Op.SEND_B: Op.RECV_F}
 """What comes back from the neighbour to which something is sent."""
+
+BY_LOG = {
+    Op.RECV_F: Op.READ_F,
+    Op.RECV_B: Op.READ_B,
+    Op.SEND_F: Op.WRITE_F,
+    Op.SEND_B: Op.WRITE_B,
+}
+"""What takes a transfer's place where logs stand for the neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +155,24 @@ def compile_compute(
                 act(Op.SEND_B)
             act(Op.BACKWARD_WEIGHT)
     return _join_transfers(actions)
+
+
+def compile_replay(
+    shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int
+) -> tuple[Action, ...]:
+    """Return the compute part of a step that a stage computes again, without its neighbours.
+
+    What these sent is read from logs, and what they would be sent is logged (MoEvement, arXiv
+    2412.15411, section 3.4).
+
+    Args:
+        shard_types: types of the step, in order.
+        micro_batches: micro-batches per type.
+        stage: the rank's stage, 0..num_stages-1.
+        num_stages: stages of a chain.
+    """
+    program = compile_compute(shard_types, micro_batches, stage, num_stages)
+    return tuple(replace(a, op=BY_LOG.get(a.op, a.op), posts=None) for a in program)
 
 
 def closing(program: Sequence[Action]) -> tuple[Action, ...]:

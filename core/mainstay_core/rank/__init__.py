@@ -17,6 +17,8 @@
 - ``windows``: when which part of a state is copied into memory, and when a snapshot is complete
 - ``authors``: which units a member copies, and which pods hold the copies
 - ``replaying``: which states can be made anew from what pods keep in memory, and how
+- ``boundaries``: how the members of lost stages compute their steps again from boundary logs
+- ``boundary_stores``: which states of lost stages can be computed again from boundary logs
 - ``keeping``: what a session asks of the writers of checkpoints and segments
 - ``shell``: what a session asks of its shell
 - ``session``: the order in which a trainer carries out what its machine decides

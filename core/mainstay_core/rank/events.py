@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mainstay_core.gather.client import QuorumAborted
+from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.snapshots.windows import Window
@@ -184,7 +185,7 @@ class LoadState:
     expected: str
     """Digest of the masters at the version, if the reports give it; else empty. Then two sources
     must give the same copy, where there are two."""
-    replay: Replay | None = None
+    replay: Replay | BoundaryReplay | None = None
     """How the state is made anew, if the action is REPLAY."""
 
 

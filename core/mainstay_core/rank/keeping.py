@@ -5,8 +5,10 @@ These are durable checkpoints on storage, and segments in the memory of pods.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import Ends
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
@@ -52,8 +54,22 @@ class Keeper(Protocol):
     def begin_wait(self) -> Ends:
         """Return what ends a wait of :meth:`log` or :meth:`replay`, from any thread."""
 
-    async def log(self, wait: Any, plan: Plan, index: int, lineage: int, step: int) -> bool:
-        """Copy this member's part of the reduced gradient, and wait until its holders have it.
+    async def log(
+        self, wait: Any, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
+    ) -> bool:
+        """Wait until this member's logs of a step are at their holders.
+
+        These are its part of the reduced gradient, which is copied now. In a job that logs
+        boundaries it is what it gave its neighbours for some types; a vote rests on that from now
+        on (:class:`VotedLogs <mainstay_core.segments.frames.VotedLogs>`).
+
+        Args:
+            wait: that may end this.
+            plan: that is adopted.
+            index: of this member.
+            lineage: of the state.
+            step: that is voted on.
+            types: shard types that the step's table takes from this member.
 
         Returns:
             Whether they do: a store without room, or a holder that is gone, stops no step.
@@ -71,5 +87,14 @@ class Keeper(Protocol):
     def go_back(self, lineage: int, version: int) -> None:
         """Tell the pod's store that the job goes on from an older version than it kept."""
 
-    async def replay(self, wait: Any, replay: Replay) -> StateLoaded | LoadFailed:
-        """Make the state anew; every replayed step has the digests that its votes told."""
+    async def replay(
+        self, wait: Any, plan: Plan, index: int, replay: Replay | BoundaryReplay
+    ) -> StateLoaded | LoadFailed:
+        """Make the state anew; every replayed step has the digests that its votes told.
+
+        Args:
+            wait: that may end this.
+            plan: that is adopted.
+            index: of this member.
+            replay: what is read and computed.
+        """

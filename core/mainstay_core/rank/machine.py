@@ -15,6 +15,7 @@ from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Slot
+from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, windows
 from mainstay_core.rank.events import (
     Action,
@@ -202,7 +203,8 @@ def _on_plan_idle(state: RankState, event: Event) -> Transition:
 
 def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     assert state.plan is not None
-    outcome = settle(state.plan, state.shards_per_lane, event.reports, event.stores)
+    log = state.snapshots.log if state.snapshots else LogKind.GRADIENTS
+    outcome = settle(state.plan, state.shards_per_lane, event.reports, event.stores, log)
     verdict = judge_reports(state.plan, event.reports, outcome.actions)
     if verdict.state_bad:
         # Marks stay: they are applied on a certificate alone, whose votes found the states good.

@@ -81,7 +81,7 @@ def speaks_for_store(plan: Plan, index: int) -> bool:
     return index == min(m.index for m in plan.members if m.slot.pod == pod)
 
 
-class Stores:
+class StoreContents:
     """The contents of all stores of a quorum's pods, taken together.
 
     Args:
@@ -95,6 +95,8 @@ class Stores:
         """By position and unit, in the order of pods."""
         self.records: dict[int, CommitRecord] = {}
         """By step."""
+        self.certified: dict[int, set[str]] = {}
+        """By step the quorums (as text) that are known to have committed it."""
         # In one order, whoever tells first: all ranks come to the same holders and records.
         told = sorted((r for r in reports if r.lineage == lineage), key=lambda r: r.pod)
         bad = {(bad.pod, bad.key) for report in told for bad in report.bad}
@@ -107,6 +109,9 @@ class Stores:
             of_position = self._units.setdefault(held.position, {})
             of_position.setdefault(held.unit, []).append((holder, _without(held, bad)))
         for record in report.records:
+            if record.lineage == self._lineage:
+                quorums = self.certified.setdefault(record.commit.step, set())
+                quorums.add(record.certified_in)
             known = self.records.get(record.commit.step)
             # A rank that rolled forward has not seen the digests that the votes told.
             if record.lineage == self._lineage and (known is None or not known.states):
@@ -122,22 +127,38 @@ class Stores:
         record = self.records.get(step)
         return record is not None and bool(record.states)
 
-    def reach(self, position: int) -> frozenset[int]:
-        """Return the versions of a position that can be made anew.
+    def _units_of(self, position: int) -> Mapping[int, list[tuple[Holder, UnitHeld]]] | None:
+        """Return what is held of each unit of a position; None unless all units are there."""
+        units = self._units.get(position)
+        if not units:
+            return None
+        sizes = {held.num_units for copies in units.values() for _, held in copies}
+        return units if sizes == {len(units)} and set(units) == set(range(len(units))) else None
+
+
+class Stores(StoreContents):
+    """The same, in a job that logs gradients: each position is made anew by itself."""
+
+    def reach(self, position: int, lost: Collection[int] = ()) -> frozenset[int]:
+        """Return the versions of a position that can be made anew, whatever else is lost.
 
         Complexity: linear in what the stores hold of the position.
         """
+        del lost
         units = self._units_of(position)
         if units is None:
             return frozenset()
         reached = [self._reach_of_unit(copies) for copies in units.values()]
         return frozenset.intersection(*reached)
 
-    def plan_replay(self, position: int, version: int) -> Replay | None:
+    def plan_replay(
+        self, position: int, version: int, lost: Collection[int] = ()
+    ) -> Replay | None:
         """Return how to make a position's state at a version; None if it cannot be made.
 
         Each unit starts from its newest state, so as few steps as can be are applied again.
         """
+        del lost
         units = self._units_of(position)
         if units is None:
             return None
@@ -156,8 +177,9 @@ class Stores:
             next=self.records.get(version) if self._is_judged(version) else None,
         )
 
-    def why_not(self, position: int, version: int) -> str:
+    def why_not(self, position: int, version: int, lost: Collection[int] = ()) -> str:
         """Return why a position cannot be made at a version, naming a unit; empty if it can."""
+        del lost
         held = self._units.get(position, {})
         if not held:
             return f"no store holds anything of position {position}"
@@ -175,14 +197,6 @@ class Stores:
                 f"{version}: its states at {states} and the gradients since, on {pods}, have gaps"
             )
         return ""
-
-    def _units_of(self, position: int) -> Mapping[int, list[tuple[Holder, UnitHeld]]] | None:
-        """Return what is held of each unit of a position; None unless all units are there."""
-        units = self._units.get(position)
-        if not units:
-            return None
-        sizes = {held.num_units for copies in units.values() for _, held in copies}
-        return units if sizes == {len(units)} and set(units) == set(range(len(units))) else None
 
     def _reach_of_unit(self, copies: Sequence[tuple[Holder, UnitHeld]]) -> frozenset[int]:
         """Return the versions that a unit can be brought to.
@@ -243,19 +257,29 @@ def _without(held: UnitHeld, bad: Collection[SegmentKey]) -> UnitHeld:
     mine = [key for key in bad if (key.position, key.unit) == (held.position, held.unit)]
     states = {key.version for key in mine if key.kind is SegmentKind.STATE}
     steps = {key.version for key in mine if key.kind is SegmentKind.GRADIENT}
+    versions = {key.version for key in mine if key.kind is SegmentKind.COMPUTE}
     if not mine:
         return held
+    left = tuple(version for version in held.states if version not in states)
+    return replace(
+        held,
+        states=left,
+        gradients=_runs_without(held.gradients, steps),
+        computes=_runs_without(held.computes, versions),
+    )
+
+
+def _runs_without(held: Sequence[Run], bad: Collection[int]) -> tuple[Run, ...]:
     runs = []
-    for run in held.gradients:
+    for run in held:
         first = run.first
-        for step in sorted(step for step in steps if run.first <= step <= run.last):
+        for step in sorted(step for step in bad if run.first <= step <= run.last):
             if first < step:
                 runs.append(Run(first=first, last=step - 1))
             first = step + 1
         if first <= run.last:
             runs.append(Run(first=first, last=run.last))
-    left = tuple(version for version in held.states if version not in states)
-    return replace(held, states=left, gradients=tuple(runs))
+    return tuple(runs)
 
 
 def _holders_of_step(copies: Sequence[tuple[Holder, UnitHeld]], step: int) -> tuple[Holder, ...]:

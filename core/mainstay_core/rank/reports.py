@@ -14,7 +14,18 @@ from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, TypeStat, Vote
 
 WAITING_OPS = frozenset(
-    {Op.RECV_F, Op.RECV_B, Op.REDUCE, Op.LOG, Op.LOGGED, Op.VOTE, Op.HEAL, Op.REPLAY}
+    {
+        Op.RECV_F,
+        Op.RECV_B,
+        Op.READ_F,
+        Op.READ_B,
+        Op.REDUCE,
+        Op.LOG,
+        Op.LOGGED,
+        Op.VOTE,
+        Op.HEAL,
+        Op.REPLAY,
+    }
 )
 """Actions in which a rank is blocked on others. Votes are waited for after either of two: of
 gradients that are logged, and of those that are not."""

@@ -7,7 +7,7 @@ thread, so a procedure never suspends (:func:`run_blocking`). In the simulation 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +27,7 @@ from mainstay_core.rank.reports import (
     vote_of,
 )
 from mainstay_core.rank.serving import HealFailed, Wanted, copy_attempts, sources_of
-from mainstay_core.rank.settle import StateAction
+from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
@@ -220,7 +220,9 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if action.replay is not None:
             await self._begin(Op.REPLAY)
             wait = self.connections.healing(self._keeper.begin_wait())
-            outcome = await self._keeper.replay(wait, action.replay)
+            outcome = await self._keeper.replay(
+                wait, self.plan, self.state.index, action.replay
+            )
             await self._begin(Op.REPLAYED)
             if isinstance(outcome, events.StateLoaded):
                 self._log_replayed(outcome.replayed)
@@ -283,17 +285,20 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         self._gradient = ballot.gradient
         vote = vote_of(self.state, action, newest, ballot, self.writer.status())
         if self.keeper is not None:
-            vote = replace(vote, snapshots=await self._log_gradient(self.keeper))
+            types = types_of(table, self.state.index)
+            vote = replace(vote, snapshots=await self._keep_logs(self.keeper, types))
         key = f"vote/{action.step}/{action.attempt}"
         await self.post(key, vote)
         return events.VotesGathered(await self.gathered(key, Vote))
 
-    async def _log_gradient(self, keeper: Keeper) -> SnapshotStatus:
-        """Have the gradient kept: a step that is committed can always be applied again."""
+    async def _keep_logs(self, keeper: Keeper, types: Sequence[int]) -> SnapshotStatus:
+        """Have the step's logs kept: a step that is committed can always be made again."""
         await self._begin(Op.LOG)
         state = self.state
         wait = self.connections.healing(keeper.begin_wait())
-        logged = await keeper.log(wait, self.plan, state.index, state.lineage, state.version)
+        logged = await keeper.log(
+            wait, self.plan, state.index, state.lineage, state.version, types
+        )
         await self._begin(Op.LOGGED)
         return keeper.status(state.version, logged=logged)
 
@@ -398,3 +403,13 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         """The adopted plan."""
         assert self.state.plan is not None
         return self.state.plan
+
+
+def types_of(table: Iterable[Supply], index: int) -> tuple[int, ...]:
+    """Return the shard types that a position's table takes from a member."""
+    return tuple(
+        shard_type
+        for supply in table
+        if supply.index == index
+        for shard_type in range(supply.partial.first, supply.partial.last + 1)
+    )

@@ -27,10 +27,16 @@ from typing import NamedTuple
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.planning.partials import covers, grow_all
+from mainstay_core.job.config import LogKind
+from mainstay_core.rank.boundaries import BoundaryReplay
+from mainstay_core.rank.boundary_stores import BoundaryStores
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.wire.plan import Chain, Member, Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
+
+
+AnyStores = Stores | BoundaryStores
 
 
 class StateAction(enum.StrEnum):
@@ -91,7 +97,7 @@ class Settlement:
     reason: str
     num_instalments: int = 0
     """The most that a vote of the last commit wanted for a window of snapshots, by the reports."""
-    replays: Mapping[int, Replay] = field(default_factory=dict)
+    replays: Mapping[int, Replay | BoundaryReplay] = field(default_factory=dict)
     """How positions that nobody holds are made anew from segments, by position."""
 
 
@@ -217,27 +223,35 @@ def _reach(
     return frozenset({report.version})
 
 
+def _reached_by_members(plan: Plan, reports: Sequence[SettleReport]) -> list[set[int]]:
+    """Return by position the versions that its members among those who report reach."""
+    certificates = _certificates(reports, plan.lineage)
+    found: list[set[int]] = [set() for _ in plan.positions]
+    for report in reports:
+        found[plan.position_of(report.index)] |= _reach(report, plan.lineage, certificates)
+    return found
+
+
+def _lost(plan: Plan, reports: Sequence[SettleReport]) -> frozenset[int]:
+    """Return the positions of which no report holds a state."""
+    reached = _reached_by_members(plan, reports)
+    return frozenset(position for position, versions in enumerate(reached) if not versions)
+
+
 def _newest(
-    plan: Plan, reports: Sequence[SettleReport], stores: Stores | None = None
+    plan: Plan, reports: Sequence[SettleReport], stores: AnyStores | None = None
 ) -> int | None:
     """Return the newest version that every position can reach from ``reports``, if any.
 
     A position of which no report holds a state reaches what ``stores`` can make anew.
     """
-    certificates = _certificates(reports, plan.lineage)
-    by_index = {r.index: r for r in reports}
-    common: set[int] | None = None
-    is_told = True
-    for position, members in enumerate(plan.positions):
-        reached: set[int] = set()
-        for member in members:
-            if member.index in by_index:
-                reached |= _reach(by_index[member.index], plan.lineage, certificates)
-        if not reached and stores is not None:
-            reached |= stores.reach(position)
-            is_told = False
-        common = reached if common is None else common & reached
-    if stores is not None and common and not is_told:
+    reached = _reached_by_members(plan, reports)
+    lost = _lost(plan, reports)
+    if stores is not None:
+        for position in lost:
+            reached[position] |= stores.reach(position, lost)
+    common: set[int] = set.intersection(*reached)
+    if stores is not None and common and lost:
         # Whoever goes on needs the last commit: the next one continues its totals.
         told = {r.version for r in reports if r.valid and r.lineage == plan.lineage} | {0}
         common = {v for v in common if v in told or v - 1 in stores.records}
@@ -249,6 +263,7 @@ def settle(
     shards_per_lane: int,
     reports: Sequence[SettleReport],
     store_reports: Sequence[StoreReport] = (),
+    log: LogKind = LogKind.GRADIENTS,
 ) -> Settlement:
     """Return the settled version, what each rank does, and the table of the step.
 
@@ -257,17 +272,23 @@ def settle(
         shards_per_lane: types of a lane.
         reports: one per member, in any order.
         store_reports: what the pods' stores of segments hold, where they were asked.
+        log: from what the job's lost states are made anew.
 
     Raises:
         LocalProtocolError: reports are missing or doubled, or the plan has no
             whole replica.
     """
     ordered = _in_order(plan, reports)
-    stores = Stores(store_reports, plan.lineage)
+    by_gradients = log is LogKind.GRADIENTS
+    stores = (
+        Stores(store_reports, plan.lineage)
+        if by_gradients
+        else BoundaryStores(store_reports, plan)
+    )
     goal = _choose_version(plan, ordered, stores, asked=bool(store_reports))
     version = goal.version
     actions = _actions(plan, ordered, goal)
-    replays = {} if goal.from_disk else _replays(plan, actions, stores, version)
+    replays = {} if goal.from_disk else _replays(plan, actions, stores, goal)
     actions = tuple(
         StateAction.REPLAY if plan.position_of(i) in replays else a for i, a in enumerate(actions)
     )
@@ -329,7 +350,7 @@ class _Goal:
 
 
 def _choose_version(
-    plan: Plan, ordered: Sequence[SettleReport], stores: Stores, *, asked: bool
+    plan: Plan, ordered: Sequence[SettleReport], stores: AnyStores, *, asked: bool
 ) -> _Goal:
     """Return the version to go on from; ``asked``: the stores were asked what they hold."""
     durable = max(r.durable for r in ordered)
@@ -364,7 +385,7 @@ class _History(NamedTuple):
     origin: str
 
 
-def _history(plan: Plan, goal: _Goal, stores: Stores) -> _History:
+def _history(plan: Plan, goal: _Goal, stores: AnyStores) -> _History:
     """Return what led to the version, from those who are there or from a store's record."""
     there = [
         r
@@ -383,29 +404,36 @@ def _history(plan: Plan, goal: _Goal, stores: Stores) -> _History:
 
 
 def _replays(
-    plan: Plan, actions: Sequence[StateAction], stores: Stores, version: int
-) -> dict[int, Replay]:
-    """Return how each position is made anew of which no member will have the version by itself."""
-    found = {}
+    plan: Plan, actions: Sequence[StateAction], stores: AnyStores, goal: _Goal
+) -> dict[int, Replay | BoundaryReplay]:
+    """Return how each position is made anew of which no member will have the version by itself.
+
+    Stages that lie beside each other are computed again together. So in a job that logs boundaries
+    a member that returned with the version replays too, if the version was reached without it.
+    """
+    found: dict[int, Replay | BoundaryReplay] = {}
+    version, lost = goal.version, _lost(plan, goal.counted)
     for position, members in enumerate(plan.positions):
-        if all(actions[m.index] is StateAction.HEAL for m in members):
-            replay = stores.plan_replay(position, version)
+        together = isinstance(stores, BoundaryStores) and position in lost
+        if together or all(actions[m.index] is StateAction.HEAL for m in members):
+            replay = stores.plan_replay(position, version, lost)
             assert replay is not None, f"position {position} does not reach version {version}"
             found[position] = replay
     return found
 
 
-def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: Stores) -> str:
+def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: AnyStores) -> str:
     """Return why segments do not bring the job to the newest version that is known."""
     versions = [r.version for r in reports if r.valid and r.lineage == plan.lineage]
     if not versions and stores.are_empty:
         return ""  # of a job that begins, nobody expects any
     newest = max(versions) if versions else max(stores.records, default=-1) + 1
-    whys = (
-        stores.why_not(position, newest)
+    lost = frozenset(
+        position
         for position, members in enumerate(plan.positions)
         if not any(reports[m.index].valid for m in members)
     )
+    whys = (stores.why_not(position, newest, lost) for position in sorted(lost))
     why = next((why for why in whys if why), "")
     return f" ({why})" if why else ""
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.job.config import LogKind
 from mainstay_core.rank.events import Action
 from mainstay_core.rank.settle import Settlement, StepPlan
 from mainstay_core.snapshots.windows import Window
@@ -33,6 +34,8 @@ class SnapshotRules:
     wanted."""
     first_instalments: int = 1
     """What is taken before anything was measured."""
+    log: LogKind = LogKind.GRADIENTS
+    """From what a lost state is made anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

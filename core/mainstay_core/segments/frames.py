@@ -9,19 +9,32 @@ never pass between a trainer and its own pod's store: both have the arena mapped
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from mainstay_core.base import codec
-from mainstay_core.base.bounds import Count, Name, Range, Sentence, SlotIndex, cut_fields
+from mainstay_core.base.bounds import (
+    MAX_TYPES,
+    Count,
+    Index,
+    Longest,
+    Name,
+    Range,
+    Sentence,
+    SlotIndex,
+    TypeIndex,
+    cut_fields,
+)
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import pack_head
 from mainstay_core.base.words import quote
 from mainstay_core.wire.segments import (
+    MAX_MICRO_BATCHES,
     MAX_SEGMENT_BYTES,
     Holders,
     SegmentHeader,
     SegmentKey,
+    SegmentKind,
     StoreReport,
 )
 from mainstay_core.wire.votes import CommitRecord
@@ -105,6 +118,28 @@ class KeepFrom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VotedLogs:
+    """A trainer is about to vote on a step to which it gives these types; their logs count.
+
+    The answer is :class:`Held`. It says what is lacking; then none of them counts.
+    """
+
+    request: Count
+    lineage: Count
+    position: Index
+    """The trainer's own."""
+    step: Count
+    quorum: Name
+    """In which it votes, as text."""
+    kinds: Annotated[tuple[SegmentKind, ...], Longest(len(SegmentKind))]
+    """What it sends: nothing crosses the ends of the pipeline."""
+    types: Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
+    micro_batches: Annotated[int, Range(1, MAX_MICRO_BATCHES)]
+    """Of each type."""
+    kind: Literal["voted-logs"] = "voted-logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskReport:
     """A trainer wants to know what is kept of a lineage."""
 
@@ -140,8 +175,8 @@ class Discard:
 
 
 FromTrainer = (
-    Hello | TakeRoom | GiveBack | Written | SendAgain | KeepRecord | KeepFrom | AskReport
-    | Read | ReadDone | Discard
+    Hello | TakeRoom | GiveBack | Written | SendAgain | KeepRecord | KeepFrom | VotedLogs
+    | AskReport | Read | ReadDone | Discard
 )  # fmt: skip
 
 # From a store to a trainer of its pod.
@@ -238,6 +273,9 @@ class Fetch:
 
     key: SegmentKey
     header_only: bool = False
+    nonce: Name = field(default="", metadata=codec.OMITTED)
+    """If it is not empty, only a segment that was written in the quorum of this nonce is wanted, and
+    the answer comes once there is one."""
     kind: Literal["fetch"] = "fetch"
 
 
@@ -281,8 +319,8 @@ Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
 
 _FROM_TRAINER: Mapping[str, type[FromTrainer]] = {
     "hello": Hello, "room": TakeRoom, "give-back": GiveBack, "written": Written,
-    "send-again": SendAgain, "record": KeepRecord, "keep-from": KeepFrom, "report": AskReport,
-    "read": Read, "read-done": ReadDone, "discard": Discard,
+    "send-again": SendAgain, "record": KeepRecord, "keep-from": KeepFrom,
+    "voted-logs": VotedLogs, "report": AskReport, "read": Read, "read-done": ReadDone, "discard": Discard,
 }  # fmt: skip
 _TO_TRAINER: Mapping[str, type[ToTrainer]] = {
     "arena": Arena, "room": Room, "full": Full, "held": Held, "report": Reported,

@@ -5,6 +5,10 @@ it put into the index, whole. Who writes has a room of its own until then, so a 
 the middle leaves nothing behind but its room. Who reads a segment, or sends it, holds it: its place
 is given away only once nobody does, even if the segment itself was replaced or dropped meanwhile.
 
+What crossed the boundary of a stage is kept by micro-batch. It counts once its sender has voted on
+the step (:class:`VotedLogs <mainstay_core.segments.frames.VotedLogs>`), in the quorum that it names.
+Other bytes in its place count anew.
+
 What is kept belongs to one lineage: the newest that was heard of, as a new one voids all states of
 those before. ``keep_from`` moves only forward, whatever a slow writer of another pod says. The own
 trainers of the pod alone may take it back, when the job goes on from an older checkpoint.
@@ -13,27 +17,34 @@ trainers of the pod alone may take it back, when the job goes on from an older c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.words import quote
+from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.spans import Span, SpanAllocator
 from mainstay_core.wire.segments import (
+    BOUNDARY_KINDS,
+    MAX_HELD_LOGS,
     MAX_HELD_STATES,
     MAX_HELD_UNITS,
     MAX_RECORDS,
     MAX_RUNS,
+    LogsHeld,
     Run,
     SegmentHeader,
     SegmentKey,
     SegmentKind,
     StoreReport,
     UnitHeld,
+    boundary_key,
 )
 from mainstay_core.wire.votes import CommitRecord
 
 UnitKey = tuple[int, int]
 """(position, unit)"""
+LogPlace = tuple[int, int, int]
+"""(position, step, shard type)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +68,15 @@ class _Unit:
     segments: dict[SegmentKey, Segment] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Voted:
+    """What votes rest on the boundary logs of one type in one step."""
+
+    quorums: set[str]
+    kinds: tuple[SegmentKind, ...]
+    micro_batches: int
+
+
 class SegmentIndex:
     """The segments of one store, and the arena in which they lie.
 
@@ -71,6 +91,9 @@ class SegmentIndex:
         self._job, self._size_bytes = job, size_bytes
         self._spans = SpanAllocator(size_bytes)
         self._units: dict[UnitKey, _Unit] = {}
+        self._logs: dict[SegmentKey, Segment] = {}
+        """What crossed boundaries."""
+        self._voted: dict[LogPlace, _Voted] = {}
         self._records: dict[int, CommitRecord] = {}
         """By step."""
         self._lineage = 0
@@ -129,18 +152,24 @@ class SegmentIndex:
         assert room.size == header.size_bytes
         self._move_to(header.key.lineage)
         self._fingerprint = header.fingerprint
+        before = self.find(header.key)
+        if before is not None and before.header.digest != header.digest:
+            self._voted.pop(_log_place(header.key), None)
         self.discard(header.key)
         segment = Segment(header, room)
+        if header.key.kind in BOUNDARY_KINDS:
+            self._logs[header.key] = segment
+            return segment
         place = header.key.position, header.key.unit
         unit = self._units.setdefault(place, _Unit(header.unit_name, header.num_units))
-        if header.key.kind is SegmentKind.STATE:
+        if header.key.kind is not SegmentKind.GRADIENT:
             self._drop(self._given_up(unit, header.window))
         unit = self._units.setdefault(place, unit)
         unit.segments[header.key] = segment
         return segment
 
     def _given_up(self, unit: _Unit, window: int) -> list[SegmentKey]:
-        """Return a unit's states of windows that were given up: another one has followed.
+        """Return a unit's copies of windows that were given up: another one has followed.
 
         What is kept begins with the newest complete window, and one is in flight: those between
         will never be complete.
@@ -148,11 +177,14 @@ class SegmentIndex:
         return [
             key
             for key, segment in unit.segments.items()
-            if key.kind is SegmentKind.STATE and self._from_version < segment.header.window < window
+            if key.kind is not SegmentKind.GRADIENT
+            and self._from_version < segment.header.window < window
         ]
 
     def find(self, key: SegmentKey) -> Segment | None:
         """Return a segment; None if it is not kept here."""
+        if key.kind in BOUNDARY_KINDS:
+            return self._logs.get(key)
         unit = self._units.get((key.position, key.unit))
         return None if unit is None else unit.segments.get(key)
 
@@ -170,14 +202,35 @@ class SegmentIndex:
         """Keep a segment no more; one that is not kept is none to discard."""
         place = key.position, key.unit
         unit = self._units.get(place)
-        segment = None if unit is None else unit.segments.pop(key, None)
-        if unit is None or segment is None:
+        if key.kind in BOUNDARY_KINDS:
+            segment = self._logs.pop(key, None)
+        else:
+            segment = None if unit is None else unit.segments.pop(key, None)
+        if segment is None:
             return
-        if not unit.segments:
+        if unit is not None and not unit.segments:
             del self._units[place]
         segment.is_kept = False
         if not segment.num_readers:
             self._spans.free(segment.span)
+
+    def note_voted(self, voted: VotedLogs) -> str:
+        """Note that a vote rests on boundary logs; return which one is lacking, empty if none is.
+
+        If one is lacking, none of them counts for this vote.
+        """
+        if voted.lineage != self._lineage and self._logs:
+            return f"logs of lineage {voted.lineage} are not kept at lineage {self._lineage}"
+        for shard_type in voted.types:
+            for key in _log_keys(voted, shard_type):
+                if key not in self._logs:
+                    return f"{key} is not kept"
+        for shard_type in voted.types:
+            place = voted.position, voted.step, shard_type
+            known = self._voted.get(place)
+            quorums = {voted.quorum} | (set() if known is None else known.quorums)
+            self._voted[place] = _Voted(quorums, voted.kinds, voted.micro_batches)
+        return ""
 
     # Commits, and what goes ------------------------------------------------------
 
@@ -193,7 +246,7 @@ class SegmentIndex:
             del self._records[min(self._records)]
 
     def keep_from(self, lineage: int, version: int, *, may_go_back: bool = False) -> None:
-        """Drop states of older versions, gradients and records of older steps.
+        """Drop states of older versions, and logs and records of older steps.
 
         Args:
             lineage: to which the version belongs.
@@ -209,12 +262,14 @@ class SegmentIndex:
             self._from_version = min(self._from_version, version)
             self._drop(s.header.key for s in self._segments() if s.header.key.version > version)
             self._records = {s: r for s, r in self._records.items() if s < version}
+            self._voted = {at: voted for at, voted in self._voted.items() if at[1] < version}
             return
         if version <= self._from_version:
             return
         self._from_version = version
         self._drop(s.header.key for s in self._segments() if s.header.key.version < version)
         self._records = {s: r for s, r in self._records.items() if s >= version}
+        self._voted = {at: voted for at, voted in self._voted.items() if at[1] >= version}
 
     def _move_to(self, lineage: int) -> None:
         """Drop everything when the lineage is a new one."""
@@ -222,10 +277,12 @@ class SegmentIndex:
             return
         self._drop(segment.header.key for segment in self._segments())
         self._records.clear()
+        self._voted.clear()
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
 
     def _segments(self) -> list[Segment]:
-        return [s for unit in self._units.values() for s in unit.segments.values()]
+        of_units = [s for unit in self._units.values() for s in unit.segments.values()]
+        return [*of_units, *self._logs.values()]
 
     def _drop(self, keys: Iterable[SegmentKey]) -> None:
         for key in keys:
@@ -248,7 +305,70 @@ class SegmentIndex:
                 _line_of(place, unit) for place, unit in sorted(self._units.items(), key=_at)
             ),
             records=tuple(record for _, record in sorted(self._records.items())),
+            logs=tuple(self._log_runs()[-MAX_HELD_LOGS:]),
         )
+
+    def _log_runs(self) -> list[LogsHeld]:
+        """Return the boundary logs that count, of types and steps that follow each other at once.
+
+        Linear in the logs, but for sorting.
+        """
+        types: dict[tuple[int, SegmentKind, str, int, int], list[int]] = {}
+        for (position, step, shard_type), voted in sorted(self._voted.items()):
+            for kind in voted.kinds:
+                keys = _keys_of_type(
+                    self._lineage, position, kind, step, shard_type, voted.micro_batches
+                )
+                if all(key in self._logs for key in keys):
+                    for quorum in voted.quorums:
+                        at = position, kind, quorum, voted.micro_batches, step
+                        types.setdefault(at, []).append(shard_type)
+        told: list[LogsHeld] = []
+        open_runs: dict[tuple[int, SegmentKind, str, int, int, int], int] = {}
+        """Where in ``told`` the run of these types was told last."""
+        for (position, kind, quorum, size, step), found in sorted(types.items()):
+            for run in runs_of(found):
+                shape = position, kind, quorum, size, run.first, run.last
+                at = open_runs.get(shape)
+                if at is not None and told[at].last_step == step - 1:
+                    told[at] = replace(told[at], last_step=step)
+                    continue
+                open_runs[shape] = len(told)
+                told.append(
+                    LogsHeld(
+                        position=position,
+                        kind=kind,
+                        voted_in=quorum,
+                        first_step=step,
+                        last_step=step,
+                        first_type=run.first,
+                        last_type=run.last,
+                        micro_batches=size,
+                    )
+                )
+        return sorted(told, key=lambda log: (log.last_step, log))
+
+
+def _log_place(key: SegmentKey) -> LogPlace:
+    return key.position, key.version, key.shard_type
+
+
+def _keys_of_type(
+    lineage: int, position: int, kind: SegmentKind, step: int, shard_type: int, micro_batches: int
+) -> list[SegmentKey]:
+    return [
+        boundary_key(lineage, position, kind, step, shard_type, micro_batch)
+        for micro_batch in range(micro_batches)
+    ]
+
+
+def _log_keys(voted: VotedLogs, shard_type: int) -> list[SegmentKey]:
+    at, size = voted.position, voted.micro_batches
+    return [
+        key
+        for kind in voted.kinds
+        for key in _keys_of_type(voted.lineage, at, kind, voted.step, shard_type, size)
+    ]
 
 
 def _at(item: tuple[UnitKey, _Unit]) -> UnitKey:
@@ -266,6 +386,7 @@ def _line_of(place: UnitKey, unit: _Unit) -> UnitHeld:
         num_units=unit.num_units,
         states=tuple(versions[SegmentKind.STATE][-MAX_HELD_STATES:]),
         gradients=tuple(runs_of(versions[SegmentKind.GRADIENT])[-MAX_RUNS:]),
+        computes=tuple(runs_of(versions[SegmentKind.COMPUTE])[-MAX_RUNS:]),
     )
 
 

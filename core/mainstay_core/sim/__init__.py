@@ -15,6 +15,7 @@ invariant of the protocol that did not hold, if any.
 - ``saving``: what a trainer reads from the disk and writes to it
 - ``surroundings``: what surrounds every process of a run
 - ``segments``: a pod's store of segments, and the ways to it
+- ``boundary_replayer``: a lost stage's steps, computed again from boundary logs
 - ``keeper``: what a trainer keeps in the memory of pods, and makes anew from it
 - ``trainer``: what a rank's session needs, played
 - ``launcher``: the shell of a pod's launcher

@@ -11,6 +11,7 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
 from mainstay_core.rank.settle import Settlement, StateAction
@@ -18,7 +19,7 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
-from mainstay_core.sim.kept import Kept
+from mainstay_core.sim.kept import Kept, KeptBoundaries
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
@@ -43,6 +44,10 @@ class Life(Protocol):
         """Adopted quorum."""
 
 
+ROOM_BYTES = 1 << 30
+"""A store of so much has room for all that any job here writes."""
+
+
 class Checks:
     """Watches a run; raises Violation.
 
@@ -51,13 +56,24 @@ class Checks:
         max_plans: more than so many plans are a storm.
         disk: with the durable checkpoints.
         num_units: returns the units of a position.
+        snapshots: how the state is kept in memory; None if it is not.
     """
 
     def __init__(
-        self, shape: JobShape, max_plans: int, disk: Disk, num_units: Callable[[int], int]
+        self,
+        shape: JobShape,
+        max_plans: int,
+        disk: Disk,
+        num_units: Callable[[int], int],
+        snapshots: SnapshotConfig | None,
     ) -> None:
         self._shape, self._max_plans, self._disk = shape, max_plans, disk
-        self.kept = Kept(num_units, self.truth)
+        boundaries = None
+        if snapshots is not None and snapshots.boundary:
+            # A lost stage logs again while it is replayed, and little room may not do for that.
+            has_room = snapshots.memory_bytes >= ROOM_BYTES
+            boundaries = KeptBoundaries(shape.micro_batches, promises=has_room)
+        self.kept = Kept(num_units, self.truth, boundaries)
         self._saved = 0
         """Version with which the job was suspended last."""
         self.plans: list[Plan] = []

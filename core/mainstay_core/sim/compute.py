@@ -39,6 +39,7 @@ class Compute:
         shards_per_lane: types of a lane.
         micro_batches: per type.
         hook: called before each action.
+        sent: called with the action of each send, and what is sent.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class Compute:
         shards_per_lane: int,
         micro_batches: int,
         hook: Hook,
+        sent: Callable[[Action, str], None] = lambda *_: None,
     ) -> None:
         self.position, self._stages, self._width = position, stages, width
         self.stage, self.inner = divmod(position, width)
         self._shards_per_lane, self._micro_batches = shards_per_lane, micro_batches
-        self._hook = hook
+        self._hook, self._sent = hook, sent
         self.params = ""
         self.reduced: str | None = None
         self._begun: tuple[Group, tuple[Supply, ...], Any] | None = None
@@ -82,7 +84,7 @@ class Compute:
         self,
         types: Sequence[int],
         step: int,
-        group: Group | None,
+        group: Group | Any,
         early: EarlyReduction[Group] | None,
     ) -> Steps[None]:
         """Run the types through the position; complete ones are held, whatever happens.
@@ -136,6 +138,7 @@ class Compute:
         else:
             forward = action.op is Op.SEND_F
             peer, tag = (after, tag + FORWARD) if forward else (before, tag + BACKWARD)
+            self._sent(action, flows[key][1])
             group.send(flows[key][1], peer, tag)
             sends.append((peer, tag))
 
@@ -258,15 +261,15 @@ class Compute:
         """Return the term of the reduced gradient."""
         return terms.gradient_digest(self.reduced)
 
-    def apply(self) -> None:
+    def apply(self, scale: float) -> None:
         """Apply the reduced gradient."""
         assert self.reduced is not None
-        self.params = terms.applied(self.params, self.reduced)
+        self.params = terms.applied(self.params, self.reduced, scale)
 
     def make_ballot(self, table: Iterable[Supply], index: int, step: int) -> Ballot:
         """Return what enters the vote of member ``index``, to whom the table credits types."""
         return Ballot(
-            norms_sq=(2.0 + self.stage, 1.0 + self.inner),
+            norms_sq=terms.norms_sq(self.stage, self.inner),
             gradient=self.gradient_digest(),
             copies=terms.term("copies", self.stage, step),
             stats=self._stats(table, index, step),
@@ -301,7 +304,7 @@ class Compute:
         return TypeStat(
             type=shard_type,
             loss_sum=shard_type + 0.5 + step if last else None,
-            tokens=4 if last else None,
+            tokens=terms.TOKENS if last else None,
             data=terms.term("data", step, shard_type) if first else None,
             statistics=terms.counted(self.stage, step, shard_type) if self.inner == 0 else (),
         )

@@ -6,17 +6,20 @@ the copy has left; a gradient is at its holders before the vote.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.rank.authors import Authorship, authorship
+from mainstay_core.planning.program import Action, Op
+from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
-from mainstay_core.segments.frames import Segment
+from mainstay_core.segments.frames import Segment, VotedLogs
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import terms
+from mainstay_core.sim.boundary_replayer import BoundaryReplayer, UnusableError
 from mainstay_core.sim.checks import Life
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
@@ -32,6 +35,7 @@ from mainstay_core.wire.segments import (
     SegmentKey,
     SegmentKind,
     StoreReport,
+    boundary_key,
 )
 from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
 
@@ -49,6 +53,9 @@ class Owner(Life, Protocol):
     async def point(self, name: str) -> None:
         """A place in the code where a fault may strike."""
 
+    async def begin(self, action: Action) -> None:
+        """Take note, before an action of a program."""
+
 
 class Wait:
     """A wait for stores, which ends with its quorum."""
@@ -65,10 +72,6 @@ class Wait:
     def is_over(self) -> bool:
         """Whether it was ended."""
         return bool(self.ended)
-
-
-class UnusableError(Exception):
-    """No good copy of a segment is left, the quorum has ended, or what comes out is another."""
 
 
 class SegmentKeeper:
@@ -143,6 +146,7 @@ class SegmentKeeper:
     def go_back(self, lineage: int, version: int) -> None:
         """Tell the pod's store that the job goes on from a version that may be an older one."""
         self._keep_from = version
+        self._world.checks.kept.went_back(lineage)
         self._client.keep_from(lineage, version, may_go_back=True)
 
     # What is written ------------------------------------------------------------------
@@ -153,12 +157,13 @@ class SegmentKeeper:
         assert number is not None
         own = self._authorship(plan, index)
         instalment = plan_instalments(own.units, action.window.length)[number]
-        units = [int(name) for name in instalment.full]
+        kinds = dict.fromkeys(instalment.full, SegmentKind.STATE)
+        kinds |= dict.fromkeys(instalment.compute, SegmentKind.COMPUTE)
         position = plan.position_of(index)
         if self._window != action.window:
             self._window, self._states = action.window, {}
-        for unit in units:
-            key = key_of(lineage, position, unit, SegmentKind.STATE, action.version)
+        for name, kind in kinds.items():
+            key = key_of(lineage, position, int(name), kind, action.version)
             self._states[key] = False
             self._to_copy += 1
             cell = self._owner.made_cell()
@@ -183,8 +188,27 @@ class SegmentKeeper:
         """Return what ends a wait."""
         return Wait(self._changed)
 
-    async def log(self, wait: Wait, plan: Plan, index: int, lineage: int, step: int) -> bool:
-        """Copy this member's part of the reduced gradient; return whether its holders have it."""
+    @property
+    def logs_boundaries(self) -> bool:
+        """Whether what crosses boundaries is logged, and not gradients."""
+        return self._config.boundary
+
+    def log_sent(
+        self, plan: Plan, index: int, lineage: int, step: int, action: Action, content: str
+    ) -> None:
+        """Keep what this member gives a neighbour."""
+        kind = SegmentKind.ACTIVATION if action.op is Op.SEND_F else SegmentKind.INPUT_GRADIENT
+        key = boundary_key(
+            lineage, plan.position_of(index), kind, step, action.type, action.micro_batch
+        )
+        self._write(plan, (), key, content)
+
+    async def log(
+        self, wait: Wait, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
+    ) -> bool:
+        """Have this member's logs of a step kept; return whether its holders have them."""
+        if self.logs_boundaries:
+            return await self._log_boundaries(wait, self._voted(plan, index, lineage, step, types))
         own = self._authorship(plan, index)
         reduced = self._owner.made_cell().reduced
         assert reduced is not None
@@ -196,6 +220,48 @@ class SegmentKeeper:
         await self._owner.point("logged")
         return all(self._client.is_held(key) for key in keys) and not wait.ended
 
+    async def _log_boundaries(self, wait: Wait, logs: VotedLogs) -> bool:
+        """Wait until what a vote rests on is in the store, and tell the store of the vote."""
+        await Sleep(self._world.pace.hiccup_s())
+        keys = self._keys_of(logs)
+        await Awaited(self._client.wait_answered(keys, wait.is_over))
+        await self._owner.point("logged")
+        if not all(self._client.is_held(key) for key in keys) or wait.ended:
+            return False
+        if not keys:
+            return True
+        return await Awaited(self._client.vote_on(logs, wait.is_over)) and not wait.ended
+
+    def _voted(
+        self, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
+    ) -> VotedLogs:
+        stage, last = plan.position_of(index), plan.num_stages - 1
+        kinds = [SegmentKind.ACTIVATION] if stage < last else []
+        kinds += [SegmentKind.INPUT_GRADIENT] if stage > 0 else []
+        return VotedLogs(
+            request=0,
+            lineage=lineage,
+            position=stage,
+            step=step,
+            quorum=str(plan.quorum),
+            kinds=tuple(kinds),
+            types=tuple(types),
+            micro_batches=self._world.config.shape.micro_batches,
+        )
+
+    def _keys_of(self, logs: VotedLogs) -> list[SegmentKey]:
+        return [
+            boundary_key(logs.lineage, logs.position, kind, logs.step, shard_type, micro_batch)
+            for kind in logs.kinds
+            for shard_type in logs.types
+            for micro_batch in range(logs.micro_batches)
+        ]
+
+    def check_voted(self, plan: Plan, index: int, step: int, types: Sequence[int]) -> None:
+        """What a vote says of boundary logs holds, whatever this keeper goes by."""
+        logs = self._voted(plan, index, self._owner.state.lineage, step, types)
+        self._world.checks.kept.logged_boundaries(self._process.name, self._client.address, logs)
+
     def duty(self, plan: Plan, index: int, lineage: int, step: int) -> list[SegmentKey]:
         """Return the segments of a step's gradient that are this member's to write."""
         position, own = plan.position_of(index), self._authorship(plan, index)
@@ -206,6 +272,8 @@ class SegmentKeeper:
 
     def _write(self, plan: Plan, holders: Sequence[Holder], key: SegmentKey, whole: str) -> None:
         content = terms.unit_of(key.unit, whole)
+        if key.kind is SegmentKind.COMPUTE:
+            content = terms.compute_weights(content)
         window = self._window or Window(first=0, length=1)
         header = SegmentHeader(
             key=key,
@@ -224,7 +292,11 @@ class SegmentKeeper:
     def _authorship(self, plan: Plan, index: int) -> Authorship:
         units = range(self._world.scenario.num_units(plan.position_of(index)))
         order = tuple(
-            UnitPrice(name=str(n), full_bytes=size_of(n, SegmentKind.STATE), compute_bytes=0)
+            UnitPrice(
+                name=str(n),
+                full_bytes=size_of(n, SegmentKind.STATE),
+                compute_bytes=size_of(n, SegmentKind.COMPUTE) if self.logs_boundaries else 0,
+            )
             for n in reversed(units)
         )
         config = self._config
@@ -232,19 +304,50 @@ class SegmentKeeper:
 
     # What is read ---------------------------------------------------------------------
 
-    async def replay(self, wait: Wait, replay: Replay) -> StateLoaded | LoadFailed:
+    async def replay(
+        self, wait: Wait, plan: Plan, index: int, replay: Replay | BoundaryReplay
+    ) -> StateLoaded | LoadFailed:
         """Make the state anew."""
+        if isinstance(replay, BoundaryReplay):
+            return await self._replay_steps(wait, plan, index, replay)
         try:
             units = {
-                unit.unit: await self._read(wait, unit.state, unit.state_holders)
+                unit.unit: await self.read(wait, unit.state, unit.state_holders)
                 for unit in replay.units
             }
             for record in replay.records:
                 await self._apply(wait, replay, record, units)
         except UnusableError as error:
             return LoadFailed(str(error))
+        return await self._made(replay, terms.whole_of([units[n] for n in sorted(units)]))
+
+    async def _replay_steps(
+        self, wait: Wait, plan: Plan, index: int, replay: BoundaryReplay
+    ) -> StateLoaded | LoadFailed:
+        """Compute a lost stage's steps again."""
+        shape = self._world.config.shape
+        segments = _ReplaySegments(self, wait, plan)
+        replayer = BoundaryReplayer(
+            plan, index, replay, segments, shape.shards_per_lane, shape.micro_batches
+        )
+        try:
+            params = await replayer.run()
+        except UnusableError as error:
+            return LoadFailed(str(error))
+        outcome = await self._made(replay, params)
+        if isinstance(outcome, StateLoaded):
+            for step in replay.steps:
+                record = step.record
+                at = record.commit.step
+                logs = self._voted(plan, index, record.lineage, at, replayer.own_types)
+                logs = replace(logs, quorum=record.certified_in)
+                if logs.kinds and logs.types:
+                    await Awaited(self._client.vote_on(logs, wait.is_over))
+        return outcome
+
+    async def _made(self, replay: Replay | BoundaryReplay, params: str) -> StateLoaded | LoadFailed:
+        """Go on with a state that was made anew, if it is what was told."""
         await self._owner.point("replayed")
-        params = terms.whole_of([units[n] for n in sorted(units)])
         if replay.next is not None and params != replay.next.states[replay.position]:
             return LoadFailed(f"version {replay.version} comes out differently than it was told")
         self._world.checks.replayed(self._owner, replay.version, params)
@@ -258,7 +361,7 @@ class SegmentKeeper:
         step = record.commit.step
         active = [unit for unit in replay.units if unit.state.version <= step]
         gradients = {
-            unit.unit: await self._read(wait, *unit.gradients[step - unit.state.version])
+            unit.unit: await self.read(wait, *unit.gradients[step - unit.state.version])
             for unit in active
         }
         if len(active) == len(replay.units) and record.states:
@@ -268,11 +371,11 @@ class SegmentKeeper:
             if (masters, terms.gradient_digest(reduced)) != told:
                 raise UnusableError(f"replayed step {step} comes out differently than it was told")
         for unit, gradient in gradients.items():
-            units[unit] = terms.unit_applied(units[unit], gradient)
+            units[unit] = terms.unit_applied(units[unit], gradient, record.commit.scale)
         await self._owner.point("replay-half")
         await Sleep(self._world.pace.hiccup_s())
 
-    async def _read(self, wait: Wait, key: SegmentKey, holders: Sequence[Holder]) -> terms.UnitTerm:
+    async def read(self, wait: Wait, key: SegmentKey, holders: Sequence[Holder]) -> terms.UnitTerm:
         """Read a segment from the first holder whose copy is good.
 
         Raises:
@@ -290,6 +393,69 @@ class SegmentKeeper:
             if holder in own:
                 self._client.discard(key)
         raise UnusableError(wait.ended or f"no good copy of {key} is left")
+
+    async def read_new(
+        self, wait: Wait, plan: Plan, key: SegmentKey, holder: Holder, why: Callable[[], str]
+    ) -> terms.UnitTerm:
+        """Read what another member that replays has logged in this quorum; wait for it.
+
+        Args:
+            wait: that may end this.
+            plan: that is adopted.
+            key: of the segment.
+            holder: whose store gets it.
+            why: returns why this member gives up meanwhile; empty while it does not.
+
+        Raises:
+            UnusableError: it is not good, or the wait is over.
+        """
+        nonce = plan.quorum.nonce
+        ended = wait.is_over
+        found, content = await Awaited(
+            self._client.fetch(key, holder, lambda: ended() or bool(why()), nonce)
+        )
+        if isinstance(found, Segment) and content is not None and is_whole(found.header, content):
+            return content
+        raise UnusableError(wait.ended or why() or f"{key} does not come from {holder.pod}")
+
+    def write_again(self, plan: Plan, key: SegmentKey, content: str) -> None:
+        """Write what a replayed stage sends into the own store."""
+        self._write(plan, (), key, content)
+
+    def why_full(self, keys: Sequence[SegmentKey]) -> str:
+        """Return why one of some segments is not kept; empty if all are, or may be."""
+        return next((why for key in keys if (why := self._client.why_not(key))), "")
+
+    async def reach(self, action: Action) -> None:
+        """A place before an action of a replay's program."""
+        await self._owner.begin(action)
+
+
+class _ReplaySegments:
+    """What a boundary replay reads and writes in one quorum."""
+
+    def __init__(self, keeper: SegmentKeeper, wait: Wait, plan: Plan) -> None:
+        self._keeper, self._wait, self._plan = keeper, wait, plan
+        self._written: list[SegmentKey] = []
+
+    async def read(self, key: SegmentKey, holders: Sequence[Holder]) -> terms.UnitTerm:
+        """Read a segment from the first holder whose copy is good."""
+        return await self._keeper.read(self._wait, key, holders)
+
+    async def read_new(self, key: SegmentKey, holder: Holder) -> terms.UnitTerm:
+        """Read what a holder gets in this quorum."""
+        return await self._keeper.read_new(
+            self._wait, self._plan, key, holder, lambda: self._keeper.why_full(self._written)
+        )
+
+    def write(self, key: SegmentKey, content: str) -> None:
+        """Write what a replayed stage sends into the own store."""
+        self._written.append(key)
+        self._keeper.write_again(self._plan, key, content)
+
+    async def hook(self, action: Action) -> None:
+        """A place before an action of the program."""
+        await self._keeper.reach(action)
 
 
 def is_whole(header: SegmentHeader, content: terms.UnitTerm) -> bool:

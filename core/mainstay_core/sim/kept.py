@@ -6,13 +6,20 @@ What is checked follows from what was confirmed to whoever wrote it, not from wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mainstay_core.rank.settle import Settlement, StateAction
+from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Violation
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.segments import SegmentKey, SegmentKind, StoreReport
+from mainstay_core.wire.segments import (
+    BOUNDARY_KINDS,
+    SegmentKey,
+    SegmentKind,
+    StoreReport,
+    boundary_key,
+)
 from mainstay_core.wire.votes import SettleReport
 
 Places = frozenset[str]
@@ -25,12 +32,16 @@ class Kept:
     Args:
         num_units: returns the units of a position.
         truth: returns the states of all positions at a version of the failure-free run.
+        boundaries: what is known of boundary logs, in a job that has them.
     """
 
     def __init__(
-        self, num_units: Callable[[int], int], truth: Callable[[int], tuple[str, ...]]
+        self,
+        num_units: Callable[[int], int],
+        truth: Callable[[int], tuple[str, ...]],
+        boundaries: KeptBoundaries | None,
     ) -> None:
-        self._num_units, self._truth = num_units, truth
+        self._num_units, self._truth, self._boundaries = num_units, truth, boundaries
         self._held: defaultdict[SegmentKey, list[tuple[terms.UnitTerm, Places]]]
         self._held = defaultdict(list)
         """Each time that all holders of a segment had it: its bytes, and where."""
@@ -40,6 +51,8 @@ class Kept:
 
     def held(self, key: SegmentKey, content: terms.UnitTerm, places: Places) -> None:
         """All holders of a segment have confirmed it."""
+        if self._boundaries is not None and key.kind in BOUNDARY_KINDS:
+            self._boundaries.held(key, content, places)
         self._held[key].append((content, places))
 
     def damaged(self, address: str, key: SegmentKey) -> None:
@@ -59,6 +72,25 @@ class Kept:
                 f"I7: {name} votes that {key} is at its holders, which have not got it",
             )
 
+    def voted(self, address: str, logs: VotedLogs) -> None:
+        """A store was told that a vote rests on boundary logs, and has them."""
+        assert self._boundaries is not None
+        self._boundaries.voted(address, logs)
+
+    def logged_boundaries(self, name: str, address: str, logs: VotedLogs) -> None:
+        """A rank tells in its vote that what it gave its neighbours is kept."""
+        assert self._boundaries is not None
+        _hold(
+            self._boundaries.counts(address, logs),
+            f"I7: {name} votes that its boundary logs of step {logs.step} are in its store, which "
+            "does not have them",
+        )
+
+    def went_back(self, lineage: int) -> None:
+        """A rank goes on from a checkpoint."""
+        if self._boundaries is not None:
+            self._boundaries.complete_from.pop(lineage, None)
+
     def needless(self, name: str, lineage: int, version: int, newest: int, width: int) -> None:
         """A rank has its store drop what is older than ``version``; it has ``newest`` itself.
 
@@ -70,6 +102,8 @@ class Kept:
             width: positions of the job.
         """
         self._needed_from[lineage] = max(version, self._needed_from.get(lineage, 0))
+        if self._boundaries is not None:
+            self._boundaries.complete_from[lineage] = version
         for position in range(width):
             for unit in range(self._num_units(position)):
                 kept = [
@@ -77,15 +111,34 @@ class Kept:
                     for v in range(version, newest + 1)
                     if self._was_held(lineage, position, unit, v)
                 ]
+                if self._boundaries is not None:
+                    # Until it is there in full, there are the weights that it computes with.
+                    kept = [
+                        v
+                        for v in kept
+                        if all(
+                            self._was_held(lineage, position, unit, at, SegmentKind.COMPUTE)
+                            for at in range(version, v)
+                        )
+                    ]
                 _hold(
                     bool(kept),
                     f"I7: {name} has all before version {version} dropped, but no good state of "
                     f"unit {unit} of position {position} was at its holders since",
                 )
 
-    def _was_held(self, lineage: int, position: int, unit: int, version: int) -> bool:
-        key = _key(lineage, position, unit, SegmentKind.STATE, version)
+    def _was_held(
+        self,
+        lineage: int,
+        position: int,
+        unit: int,
+        version: int,
+        kind: SegmentKind = SegmentKind.STATE,
+    ) -> bool:
+        key = _key(lineage, position, unit, kind, version)
         right = terms.unit_of(unit, self._truth(version)[position])
+        if kind is SegmentKind.COMPUTE:
+            right = terms.compute_weights(right)
         return any(content == right for content, _ in self._held[key])
 
     def settled(
@@ -122,6 +175,8 @@ class Kept:
             if r.valid and r.lineage == plan.lineage and r.settled >= plan.members[r.index].since
         ]
         told = {r.version for r in stayed}
+        if self._boundaries is not None:
+            return self._promised_by_boundaries(plan, stores, stayed, here)
         for version in range(max({*told, *(s + 1 for s in records)}, default=0), 0, -1):
             if version not in told and version - 1 not in records:
                 continue
@@ -133,6 +188,95 @@ class Kept:
             ):
                 return version
         return 0
+
+    def _promised_by_boundaries(
+        self,
+        plan: Plan,
+        stores: Sequence[StoreReport],
+        stayed: Sequence[SettleReport],
+        here: Places,
+    ) -> int:
+        """The same, where lost stages are computed again from the newest complete window.
+
+        A later window that was given up promises nothing, whatever of it is still there.
+        """
+        assert self._boundaries is not None
+        start = self._boundaries.complete_from.get(plan.lineage)
+        of_stage = [
+            {r.version for r in stayed if r.index in {m.index for m in members}}
+            for members in plan.positions
+        ]
+        told = set().union(*of_stage)
+        if start is None or not self._boundaries.promises:
+            common = set.intersection(*of_stage)
+            return max(common, default=0)
+        certified: dict[int, set[str]] = {}
+        judged: set[int] = set()
+        for store in stores:
+            for record in store.records:
+                if record.lineage == plan.lineage:
+                    certified.setdefault(record.commit.step, set()).add(record.certified_in)
+                    judged |= {record.commit.step} if record.states else set()
+        for version in range(max({*told, *(s + 1 for s in certified)}, default=0), 0, -1):
+            if version not in told and version - 1 not in certified:
+                continue
+            lost = [p for p, versions in enumerate(of_stage) if not versions]
+            if all(version in of_stage[p] for p in range(len(of_stage)) if p not in lost) and all(
+                self._computes_again(plan, position, start, version, lost, certified, judged, here)
+                for position in lost
+            ):
+                return version
+        return 0
+
+    def _computes_again(
+        self,
+        plan: Plan,
+        position: int,
+        start: int,
+        version: int,
+        lost: Sequence[int],
+        certified: Mapping[int, set[str]],
+        judged: set[int],
+        here: Places,
+    ) -> bool:
+        """Return whether one lost stage can be computed again with what was confirmed."""
+        assert self._boundaries is not None
+        steps = range(start, version)
+        if not judged.issuperset(steps):
+            return False
+
+        def keeps(kind: SegmentKind, unit: int, at: int) -> bool:
+            key = _key(plan.lineage, position, unit, kind, at)
+            return any(
+                any((place, key) not in self._damaged for place in places & here)
+                for _, places in self._held[key][-1:]
+            )
+
+        units_are_there = all(
+            any(
+                state in judged
+                and keeps(SegmentKind.STATE, unit, state)
+                and all(keeps(SegmentKind.COMPUTE, unit, at) for at in range(start, state))
+                for state in range(start, version + 1)
+            )
+            for unit in range(self._num_units(position))
+        )
+        borders = [
+            (at, kind)
+            for at, kind in (
+                (position - 1, SegmentKind.ACTIVATION),
+                (position + 1, SegmentKind.INPUT_GRADIENT),
+            )
+            if 0 <= at < plan.num_stages and at not in lost
+        ]
+        return units_are_there and all(
+            self._boundaries.is_kept(
+                plan.lineage, at, kind, step, shard_type, certified[step], here, self._damaged
+            )
+            for at, kind in borders
+            for step in steps
+            for shard_type in range(len(plan.suppliers))
+        )
 
     def _reaches(
         self, lineage: int, position: int, version: int, here: Places, records: set[int]
@@ -156,6 +300,76 @@ class Kept:
             )
             for unit in range(self._num_units(position))
         )
+
+
+class KeptBoundaries:
+    """The boundary logs that stores have confirmed, and the votes that rest on them.
+
+    Args:
+        micro_batches: of each shard type.
+        promises: whether stores have room for what a replay writes.
+    """
+
+    def __init__(self, micro_batches: int, *, promises: bool) -> None:
+        self._micro_batches, self.promises = micro_batches, promises
+        self.complete_from: dict[int, int] = {}
+        """By lineage the first version of the window that was complete last."""
+        self._content: dict[tuple[str, SegmentKey], terms.UnitTerm] = {}
+        self._votes: defaultdict[tuple[str, int, int, int, int], set[str]] = defaultdict(set)
+        """By address, lineage, position, step and type the quorums of votes that rest on it."""
+
+    def held(self, key: SegmentKey, content: terms.UnitTerm, places: Places) -> None:
+        """A store has confirmed a log. Other bytes than before have no votes."""
+        for place in places:
+            if self._content.get((place, key), content) != content:
+                at = place, key.lineage, key.position, key.version, key.shard_type
+                self._votes.pop(at, None)
+            self._content[place, key] = content
+
+    def voted(self, address: str, logs: VotedLogs) -> None:
+        """A store was told of a vote."""
+        for shard_type in logs.types:
+            at = address, logs.lineage, logs.position, logs.step, shard_type
+            self._votes[at].add(logs.quorum)
+
+    def counts(self, address: str, logs: VotedLogs) -> bool:
+        """Return whether a store has confirmed logs and was told of the vote on them."""
+        return not logs.kinds or all(
+            logs.quorum in self._votes[address, logs.lineage, logs.position, logs.step, shard_type]
+            and all(
+                (address, key) in self._content
+                for kind in logs.kinds
+                for key in self._keys(logs.lineage, logs.position, kind, logs.step, shard_type)
+            )
+            for shard_type in logs.types
+        )
+
+    def is_kept(
+        self,
+        lineage: int,
+        position: int,
+        kind: SegmentKind,
+        step: int,
+        shard_type: int,
+        certified: set[str],
+        here: Places,
+        damaged: set[tuple[str, SegmentKey]],
+    ) -> bool:
+        """Return whether a type's logs are in some store, undamaged, and a certified vote's."""
+        keys = self._keys(lineage, position, kind, step, shard_type)
+        return any(
+            certified & self._votes[address, lineage, position, step, shard_type]
+            and all((address, k) in self._content and (address, k) not in damaged for k in keys)
+            for address in here
+        )
+
+    def _keys(
+        self, lineage: int, position: int, kind: SegmentKind, step: int, shard_type: int
+    ) -> list[SegmentKey]:
+        return [
+            boundary_key(lineage, position, kind, step, shard_type, micro_batch)
+            for micro_batch in range(self._micro_batches)
+        ]
 
 
 def _key(lineage: int, position: int, unit: int, kind: SegmentKind, version: int) -> SegmentKey:

@@ -119,6 +119,8 @@ PAUSE_POINTS = (
     "WaitForPlan",
 )
 """Where a job is while it comes to stand still, and when it goes on."""
+SHARE_WITH_BOUNDARIES = 0.5
+"""Of the jobs with snapshots that may log boundaries."""
 WRITE_POINTS = (
     "SNAPSHOT",
     "LOG",
@@ -257,7 +259,8 @@ class Scenario:
         if snapshots is not None:
             lines.append(
                 f"snapshots over {snapshots.num_instalments or 'as many as wanted'} versions of up "
-                f"to {self.units} units, on {snapshots.peers} other pods"
+                f"to {self.units} units, on {snapshots.peers} other pods, and logs of "
+                f"{'boundaries' if snapshots.boundary else 'gradients'}"
             )
         lines = [" ".join(lines)]
         for fault in self.faults:
@@ -334,6 +337,7 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         num_instalments=rng.choice((0, 0, 1, 2, 3)),
         peers=rng.choice((0, 1, 1, 2, 2)),
         domains=rng.choice((1, 2)),
+        boundary=_draw_boundary(scenario),
     )
     shape = replace(scenario.config.shape, steps=scenario.config.shape.steps + rng.randint(0, 6))
     config = replace(scenario.config, shape=shape, snapshots=snapshots)
@@ -345,6 +349,12 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         faults[place:place] = draw_losses(rng, shape.num_ranks, of_memory, losses)
     units = rng.choice((1, 2, 3))
     return replace(scenario, config=config, units=units, faults=tuple(faults))
+
+
+def _draw_boundary(scenario: Scenario) -> bool:
+    """Return whether boundaries are logged. Drawn apart: all else of a seed is as with gradients."""
+    rng = random.Random(f"boundary {scenario.seed}")
+    return scenario.config.shape.ranks_per_stage == 1 and rng.random() < SHARE_WITH_BOUNDARIES
 
 
 def draw_losses(

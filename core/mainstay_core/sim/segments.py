@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from mainstay_core.base.ids import PodUid
@@ -25,6 +26,7 @@ from mainstay_core.segments.frames import (
     Reported,
     Segment,
     Stored,
+    VotedLogs,
     Written,
 )
 from mainstay_core.segments.index import SegmentIndex
@@ -59,6 +61,8 @@ class SegmentStore:
         self._index = SegmentIndex(world.config.job, config.memory_bytes)
         self._bytes: dict[SegmentKey, terms.UnitTerm] = {}
         self._lines: dict[str, _HolderLine] = {}
+        self._waiting: dict[SegmentKey, list[tuple[End, str]]] = {}
+        """Who waits for a segment, and the nonce of the quorum in which it is to be written."""
         world.network.listen(address, Listener(process, accept=self._accept))
 
     def keys(self) -> list[SegmentKey]:
@@ -85,7 +89,12 @@ class SegmentStore:
                 assert content is not None
                 end.send((self._take(message, content), None))
             case Fetch():
-                end.send(self._found(message.key))
+                self._answer(end, message)
+            case VotedLogs():
+                why = index.note_voted(message)
+                if not why:
+                    self._world.checks.kept.voted(self.address, message)
+                end.send((Held(request=message.request, why_not=why), None))
             case KeepRecord():
                 index.record(message.record)
             case KeepFrom():
@@ -97,6 +106,14 @@ class SegmentStore:
                 end.send((Reported(request=message.request, report=report), None))
             case _:
                 raise AssertionError(f"a store is told {message}")
+
+    def _answer(self, end: End, message: Fetch) -> None:
+        segment = self._index.find(message.key)
+        is_there = segment is not None and segment.header.nonce == message.nonce
+        if message.nonce and not is_there:
+            self._waiting.setdefault(message.key, []).append((end, message.nonce))
+            return
+        end.send(self._found(message.key))
 
     def _found(self, key: SegmentKey) -> Frame:
         segment = self._index.find(key)
@@ -115,6 +132,13 @@ class SegmentStore:
         self._index.put(header, room)
         self._bytes[header.key] = content
         self._world.checks.kept.mended(self.address, header.key)
+        waiting = self._waiting.pop(header.key, [])
+        for end, nonce in waiting:
+            if nonce == header.nonce:
+                end.send(self._found(header.key))
+        left = [(end, nonce) for end, nonce in waiting if nonce != header.nonce]
+        if left:
+            self._waiting[header.key] = left
         return ""
 
     def _take(self, message: Segment, content: terms.UnitTerm) -> Stored | Refused:
@@ -227,6 +251,8 @@ class SegmentClient:
         self._of_request: dict[int, SegmentKey] = {}
         self._why_not: dict[SegmentKey, str | None] = {}
         """Of what this trainer wrote: why it is not at its holders; None while that is open."""
+        self._voted: dict[int, str | None] = {}
+        """By request which logs are lacking on which a vote rests; None while that is open."""
         self._reports: dict[int, StoreReport] = {}
         world.network.connect(process, address, self._opened, self._over)
 
@@ -249,6 +275,10 @@ class SegmentClient:
     def _came(self, frame: Frame) -> None:
         message, _ = frame
         if isinstance(message, Held):
+            if message.request not in self._of_request:  # of a vote, which may be over
+                self._voted[message.request] = message.why_not
+                self._changed.fire()
+                return
             key = self._of_request.pop(message.request)
             if key not in self._of_request.values():  # else a newer one of this key is under way
                 self._why_not[key] = message.why_not
@@ -282,8 +312,21 @@ class SegmentClient:
 
     def wait_answered(self, keys: Sequence[SegmentKey], until: Callable[[], bool]) -> Steps[None]:
         """Wait until the holders of all have answered, or are gone."""
-        while any(self._why_not[k] is None for k in keys) and not until() and not self._ended:
+        while any(self._why_not.get(k, "") is None for k in keys) and not until() and not self._ended:
             yield self._changed
+
+    def why_not(self, key: SegmentKey) -> str:
+        """Return why what was written last of a key is not kept; empty while that is open, too."""
+        return self._why_not.get(key) or ""
+
+    def vote_on(self, logs: VotedLogs, until: Callable[[], bool]) -> Steps[bool]:
+        """Tell the store on which logs a vote rests; return whether it has them."""
+        number = self._number()
+        self._voted[number] = None
+        self._send(replace(logs, request=number))
+        while self._voted[number] is None and not until() and not self._ended:
+            yield self._changed
+        return self._voted.pop(number) == ""
 
     def record(self, record: CommitRecord) -> None:
         """Have the store keep a commit."""
@@ -307,8 +350,18 @@ class SegmentClient:
             yield self._changed
         return self._reports.pop(number, None)
 
-    def fetch(self, key: SegmentKey, holder: Holder, until: Callable[[], bool]) -> Steps[Frame]:
-        """Return what a holder answers when it is asked for a segment; Missing if it does not."""
+    def fetch(
+        self, key: SegmentKey, holder: Holder, until: Callable[[], bool], nonce: str = ""
+    ) -> Steps[Frame]:
+        """Return what a holder answers when it is asked for a segment; Missing if it does not.
+
+        Args:
+            key: of the segment.
+            holder: that is asked.
+            until: what ends the wait.
+            nonce: of the quorum in which it has to be written; empty for any. Then the holder
+                answers once it has it.
+        """
         answers: list[Frame] = []
 
         def came(frame: Frame) -> None:
@@ -323,12 +376,13 @@ class SegmentClient:
                 end.close()
                 return
             end.on_message, end.on_end = came, failed
-            end.send((Fetch(key=key), None))
+            end.send((Fetch(key=key, nonce=nonce), None))
             ends.append(end)
 
         ends: list[End] = []
         self._world.network.connect(self._process, holder.address, opened, failed, ANSWER_S)
-        self._process.after(ANSWER_S, failed, "does not answer")
+        if not nonce:
+            self._process.after(ANSWER_S, failed, "does not answer")
         while not answers and not until():
             yield self._changed
         for end in ends:

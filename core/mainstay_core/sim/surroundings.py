@@ -51,7 +51,7 @@ class Surroundings:
         self.network = Network(self.engine, scenario.latency)
         shape = self.config.shape
         self.disk = Disk(len(shape.positions))
-        self.checks = Checks(shape, max_plans, self.disk, scenario.num_units)
+        self.checks = Checks(shape, max_plans, self.disk, scenario.num_units, self.config.snapshots)
         self._skew_s: dict[str, float] = {}
         self._num_names = 0
         state = machine.initial(self.config, self.clock("api0"))

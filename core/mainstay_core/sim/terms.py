@@ -12,6 +12,13 @@ import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 
+from mainstay_core.rank.votes import clip
+
+CLIP_NORM = 1.0
+"""Bound on the norm of a step's gradient."""
+TOKENS = 4
+"""Of each shard type."""
+
 
 @lru_cache(maxsize=1 << 17)
 def term(*parts: object) -> str:
@@ -59,9 +66,26 @@ def reduced(values: tuple[str, ...]) -> str:
     return term("sum", values)
 
 
-def applied(params: str, gradient: str) -> str:
+def applied(params: str, gradient: str, scale: float) -> str:
     """A position's state after one more step."""
-    return term("applied", params, gradient)
+    return term("applied", params, gradient, scale)
+
+
+def norms_sq(stage: int, inner: int) -> tuple[float, ...]:
+    """The squared norms of a position's blocks, in any step."""
+    return 2.0 + stage, 1.0 + inner
+
+
+@lru_cache
+def scale_of(num_types: int, stages: int, width: int) -> float:
+    """The factor from a step's summed to its applied gradient, which is of all stages."""
+    told = [
+        norm_sq
+        for stage in range(stages)
+        for block in zip(*(norms_sq(stage, inner) for inner in range(width)), strict=True)
+        for norm_sq in block
+    ]
+    return clip(told, TOKENS * num_types, CLIP_NORM)[1]
 
 
 def gradient_digest(gradient: str | None) -> str:
@@ -78,12 +102,24 @@ def unit_of(unit: int, whole: str) -> UnitTerm:
     return unit, whole
 
 
-def unit_applied(state: UnitTerm, gradient: UnitTerm) -> UnitTerm:
+def compute_weights(state: UnitTerm) -> UnitTerm:
+    """What a unit computes with. It is no state: nothing can be applied to it."""
+    unit, whole = state
+    return unit, f"weights of {whole}"
+
+
+def computed_with(copy: UnitTerm) -> UnitTerm:
+    """The unit's state with which a copy computes alike: itself, or that of compute weights."""
+    unit, whole = copy
+    return unit, whole.removeprefix("weights of ")
+
+
+def unit_applied(state: UnitTerm, gradient: UnitTerm, scale: float) -> UnitTerm:
     """A unit's state after one more step, by its part of the gradient."""
     unit, params = state
     if gradient[0] != unit:
         return unit, term("misapplied", state, gradient)
-    return unit, applied(params, gradient[1])
+    return unit, applied(params, gradient[1], scale)
 
 
 def whole_of(units: Sequence[UnitTerm]) -> str:
@@ -121,4 +157,5 @@ def true_states(
                 gradient = mixed(tuple(parts))
         for position in positions:
             gradients[position].append(weight_gradient(tuple(flows[position])))
-    return tuple(applied(params[p], reduced(tuple(gradients[p]))) for p in positions)
+    scale = scale_of(num_types, stages, width)
+    return tuple(applied(params[p], reduced(tuple(gradients[p])), scale) for p in positions)

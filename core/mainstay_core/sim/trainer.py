@@ -12,8 +12,9 @@ from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.reports import AppliedStep
 from mainstay_core.rank.saves import name_attempt
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import RankSession
+from mainstay_core.rank.session import RankSession, types_of
 from mainstay_core.rank.shell import MessageT
+from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
 from mainstay_core.sim.engine import Awaited, Process, Sleep, Steps
@@ -72,7 +73,7 @@ class Trainer(Process, RankSession[Connections]):
             incarnation=incarnation,
             num_steps=shape.steps,
             shards_per_lane=shape.shards_per_lane,
-            clip_norm=1.0,
+            clip_norm=terms.CLIP_NORM,
             heal_address=heal_address,
             checkpoint_every_steps=shape.checkpoint_every_steps,
             snapshots=_snapshot_rules(world),
@@ -219,6 +220,11 @@ class Trainer(Process, RankSession[Connections]):
         assert self._segments is not None
         plan, state, reduced = self.plan, self.state, self.made_cell().reduced
         assert reduced is not None
+        if self._segments.logs_boundaries:
+            assert state.step_plan is not None
+            types = types_of(state.step_plan.table[state.member_position], state.index)
+            self._segments.check_voted(plan, state.index, state.version, types)
+            return
         keys = self._segments.duty(plan, state.index, state.lineage, state.version)
         self.world.checks.kept.logged(self.name, keys, reduced)
 
@@ -263,7 +269,14 @@ class Trainer(Process, RankSession[Connections]):
                 shape.shards_per_lane,
                 shape.micro_batches,
                 self._before,
+                self._sent,
             )
+
+    def _sent(self, action: Action, content: str) -> None:
+        """Log what is given to a neighbour, in a job that logs boundaries."""
+        if self._segments is not None and self._segments.logs_boundaries:
+            state = self.state
+            self._segments.log_sent(self.plan, state.index, state.lineage, state.version, action, content)
 
     def made_cell(self) -> Compute:
         """Return the cell of the adopted plan's position."""
@@ -310,7 +323,7 @@ class Trainer(Process, RankSession[Connections]):
         cell = self.made_cell()
         await self._wait_copied()
         await Sleep(self.world.pace.apply_s() * self.slow)
-        cell.apply()
+        cell.apply(commit.scale)
         self.world.faults.corrupt_state(self, cell)
         self.world.checks.applied(self, commit, cell.params)
         return AppliedStep(digest=cell.params, masters=cell.params)
@@ -337,5 +350,7 @@ def _snapshot_rules(world: Surroundings) -> machine.SnapshotRules | None:
     if config is None:
         return None
     return machine.SnapshotRules(
-        num_instalments=config.num_instalments, first_instalments=world.scenario.units
+        num_instalments=config.num_instalments,
+        first_instalments=world.scenario.units,
+        log=config.log,
     )

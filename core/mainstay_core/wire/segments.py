@@ -1,18 +1,29 @@
 """Defines segments: what pods keep in memory so that a state which nobody alive holds is made anew.
 
-A *segment* holds either the whole state of one unit at one version, or the reduced gradient of one
-unit in one step. The pod of the trainer that wrote it keeps it, and so do other pods (its
-*holders*). From the newest state of each unit and the gradients since then, a trainer that has no
-state computes the state of its position again, bit for bit (protocol section 7).
+A *segment* holds the whole state of one unit at one version, or its compute weights, or the reduced
+gradient of one unit in one step, or what one stage gave its neighbour for one micro-batch. The pod
+of the trainer that wrote it keeps it, and so do other pods (its *holders*). From these a trainer
+that has no state computes the state of its position again, bit for bit (protocol section 7).
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from mainstay_core.base.bounds import Address, Count, Digest, Index, Longest, Name, Range
+from mainstay_core.base.bounds import (
+    MAX_TYPES,
+    Address,
+    Count,
+    Digest,
+    Index,
+    Longest,
+    Name,
+    Range,
+    TypeIndex,
+)
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.wire.votes import CommitRecord
 
@@ -29,6 +40,10 @@ MAX_RECORDS = 4096
 """Commits that a pod keeps beside its segments: those of two windows, and their lag."""
 MAX_BAD = 4096
 """Segments that one member names as damaged."""
+MAX_HELD_LOGS = 65_536
+"""Runs of boundary logs that a pod tells of."""
+MAX_MICRO_BATCHES = 65_536
+"""Micro-batches of one shard type."""
 MAX_HOLDERS = 64
 """Pods to which one segment is sent."""
 
@@ -40,6 +55,20 @@ class SegmentKind(enum.StrEnum):
     """Masters and optimizer state of a unit at a version."""
     GRADIENT = "gradient"
     """The reduced gradient of a unit in a step."""
+    COMPUTE = "compute"
+    """The weights with which a unit computes, at a version."""
+    ACTIVATION = "activation"
+    """What a position gave the next stage for a micro-batch, in a step."""
+    INPUT_GRADIENT = "input-gradient"
+    """What a position gave the stage before for a micro-batch, in a step."""
+
+
+BOUNDARY_KINDS = (SegmentKind.ACTIVATION, SegmentKind.INPUT_GRADIENT)
+"""The kinds that cross the boundary of a stage. They are of a micro-batch and not of a unit."""
+
+
+FlowNumber = Annotated[int, Range(-1, MAX_TYPES)]
+"""A shard type or a micro-batch; -1 is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -50,13 +79,37 @@ class SegmentKey:
     position: Index
     """By stage, then by inner rank."""
     unit: Index
-    """Place of the unit in its position's canonical order."""
+    """Place of the unit in its position's canonical order; 0 where it is of no unit."""
     kind: SegmentKind
     version: Count
-    """Of a state its version, of a gradient its step."""
+    """Of a state or compute weights the version, else the step."""
+    shard_type: FlowNumber = field(default=-1, metadata=OMITTED)
+    """Of what crossed a boundary; else -1."""
+    micro_batch: FlowNumber = field(default=-1, metadata=OMITTED)
+    """The same."""
 
     def __str__(self) -> str:
-        return f"{self.kind} of unit {self.unit} of position {self.position} at {self.version}"
+        what = (
+            f"type {self.shard_type} micro-batch {self.micro_batch}"
+            if self.kind in BOUNDARY_KINDS
+            else f"unit {self.unit}"
+        )
+        return f"{self.kind} of {what} of position {self.position} at {self.version}"
+
+
+def boundary_key(
+    lineage: int, position: int, kind: SegmentKind, step: int, shard_type: int, micro_batch: int
+) -> SegmentKey:
+    """Return the key of what a position gave a neighbour for one micro-batch."""
+    return SegmentKey(
+        lineage=lineage,
+        position=position,
+        unit=0,
+        kind=kind,
+        version=step,
+        shard_type=shard_type,
+        micro_batch=micro_batch,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +169,26 @@ class UnitHeld:
     """Versions of which it keeps the state, ascending."""
     gradients: Annotated[tuple[Run, ...], Longest(MAX_RUNS)] = ()
     """Steps of which it keeps the gradient, ascending."""
+    computes: Annotated[tuple[Run, ...], Longest(MAX_RUNS)] = field(default=(), metadata=OMITTED)
+    """Versions of which it keeps the compute weights, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class LogsHeld:
+    """Boundary logs that one pod keeps: of shard types in steps, each with all micro-batches."""
+
+    position: Index
+    """Whose member sent it."""
+    kind: SegmentKind
+    voted_in: Name
+    """Quorum (as text) in which its sender voted on the steps. If another one has committed a step,
+    these logs are of an attempt that does not count."""
+    first_step: Count
+    last_step: Count
+    first_type: TypeIndex
+    last_type: TypeIndex
+    micro_batches: Annotated[int, Range(1, MAX_MICRO_BATCHES)]
+    """Of each type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +213,7 @@ class StoreReport:
     """The commits that it has kept, by step, ascending."""
     bad: Annotated[tuple[BadSegment, ...], Longest(MAX_BAD)] = ()
     """What the member that tells this has found damaged, in any pod's store."""
+    logs: Annotated[tuple[LogsHeld, ...], Longest(MAX_HELD_LOGS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Boundary logs, ascending."""

@@ -243,7 +243,7 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
         ("spec.workload.entrypoint", "llama", "must be module:function"),
         ("spec.snapshots", {"enable": True}, "unknown field; did you mean enabled?"),
         ("spec.snapshots.ordering", "Popularity", "last layers are always copied first in this"),
-        ("spec.snapshots.replay", "Boundary", "in this version; use Gradients or Auto"),
+        ("spec.snapshots.replay", "Both", "must be 'Auto', 'Gradients' or 'Boundary'"),
         ("spec.snapshots.window", 0, "must be a whole number from 1 to 65536, or Auto"),
         ("spec.snapshots.peers", -1, "is -1, must be greater than or equal to 0"),
         ("spec.snapshots.memory", "a lot", "is 'a lot', must be an amount as in a pod's"),

@@ -13,6 +13,7 @@ from mainstay_core.planning.program import (
     Op,
     closing,
     compile_compute,
+    compile_replay,
     schedule_1f1b,
 )
 
@@ -332,3 +333,21 @@ def test_what_closes_a_program_is_the_last_flow_behind_the_last_transfer() -> No
             else:
                 assert ops == [Op.BACKWARD_WEIGHT]
     assert closing(()) == ()
+
+
+@pytest.mark.parametrize("num_stages", range(1, 5))
+def test_a_stage_that_computes_again_reads_and_logs_what_it_received_and_sent(
+    num_stages: int,
+) -> None:
+    transfers = {
+        Op.RECV_F: Op.READ_F,
+        Op.RECV_B: Op.READ_B,
+        Op.SEND_F: Op.WRITE_F,
+        Op.SEND_B: Op.WRITE_B,
+    }
+    for stage in range(num_stages):
+        first = compile_compute([4, 1], 2, stage, num_stages)
+        again = compile_replay([4, 1], 2, stage, num_stages)
+        flows = [(transfers.get(a.op, a.op), a.stage, a.type, a.micro_batch) for a in first]
+        assert [(a.op, a.stage, a.type, a.micro_batch) for a in again] == flows
+        assert all(action.posts is None for action in again)

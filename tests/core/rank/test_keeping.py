@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from mainstay_core.rank.events import (
     VotesGathered,
 )
 from mainstay_core.rank.machine import Phase, RankState
+from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import SnapshotRules
@@ -203,7 +205,9 @@ class Keeper:
     def begin_wait(self) -> Ends:
         return sessions.HealClient()
 
-    async def log(self, wait: Any, plan: Plan, index: int, lineage: int, step: int) -> bool:
+    async def log(
+        self, wait: Any, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
+    ) -> bool:
         self._done.append(f"log of {step}")
         return self._logged
 
@@ -219,7 +223,9 @@ class Keeper:
     def go_back(self, lineage: int, version: int) -> None:
         self._done.append(f"go back to {version}")
 
-    async def replay(self, wait: Any, replay: Replay) -> StateLoaded | LoadFailed:
+    async def replay(
+        self, wait: Any, plan: Plan, index: int, replay: Replay | BoundaryReplay
+    ) -> StateLoaded | LoadFailed:
         self._done.append(f"replay to {replay.version} from {replay.first_step}")
         return self.outcome
 

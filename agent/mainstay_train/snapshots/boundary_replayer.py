@@ -1,0 +1,270 @@
+"""Makes a position's state anew by computing its steps again, from a window and boundary logs.
+
+The lost stage loads the first instalment of a window and runs the step of that version again, with
+what its neighbours sent then (MoEvement, arXiv 2412.15411, sections 3.3 and 3.4). Units whose full
+state is not there yet are frozen: they run forward and pass gradients on with the compute weights
+of that version, and skip their own. All shard types are computed here and added in canonical order;
+scale, rate and statistics come from the step's commit. As soon as no unit is frozen, what the votes
+of each step said of the gradient and of the masters must come out again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import torch
+
+from mainstay_core.planning.program import Action, Op
+from mainstay_core.rank.boundaries import (
+    BoundaryReplay,
+    BoundaryStep,
+    Relay,
+    UnitLoad,
+    logged_again,
+)
+from mainstay_core.rank.events import LoadFailed, ReplayedStep, StateLoaded
+from mainstay_core.wire.segments import Holders, SegmentKey, SegmentKind, boundary_key
+from mainstay_core.wire.votes import CommitRecord
+from mainstay_train.compute.engine import Engine
+from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
+from mainstay_train.snapshots.inputs import Inputs, Wanted
+from mainstay_train.snapshots.sent_log import SentLogs, flow_digest, kinds_of
+from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.snapshots.writer import Place
+
+logger = logging.getLogger(__name__)
+
+READS = {Op.READ_F: SegmentKind.ACTIVATION, Op.READ_B: SegmentKind.INPUT_GRADIENT}
+"""What each action that reads logs reads."""
+
+
+class BoundaryReplayer:
+    """A replay of one position, by a trainer that lost its state or takes its place.
+
+    Args:
+        engine: whose state is made.
+        units: of this state.
+        copies: reads segments.
+        learning_rate: of a step.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        units: UnitBytes,
+        copies: GoodCopies,
+        learning_rate: Callable[[int], float],
+    ) -> None:
+        self._engine, self._units, self._copies = engine, units, copies
+        self._learning_rate = learning_rate
+        self._num_checks = 0
+        """Versions at which the whole was compared with what votes told."""
+        self._steps: list[ReplayedStep] = []
+
+    def run(self, replay: BoundaryReplay, logs: SentLogs, place: Place) -> StateLoaded | LoadFailed:
+        """Carry out a replay.
+
+        Args:
+            replay: of this engine's position.
+            logs: keep again what this position sent.
+            place: this trainer's, as the plan says.
+        """
+        before: CommitRecord | None = None
+        logs.begin_replay()
+        inputs = Inputs(
+            self._wanted(replay, place), self._engine.make_activation, self._copies.interrupt
+        )
+        self._copies.give_up_if(lambda: inputs.closed)
+        try:
+            for step in replay.steps:
+                self._load(step.loads)
+                self._check_masters(replay, step.record, before, is_whole=not step.frozen)
+                self._compute(replay, step, inputs, logs, place)
+                before = step.record
+            self._load(replay.loads)
+            masters = self._check_masters(replay, replay.next, before, is_whole=True)
+            if not self._num_checks:
+                raise Unusable("no vote has told what the state must be: nothing can be compared")
+            self._settle_logs(replay, logs, place)
+        except Unusable as error:
+            return LoadFailed(str(error))
+        finally:
+            inputs.close()
+        return StateLoaded(masters, replayed=tuple(self._steps))
+
+    def _load(self, loads: Sequence[UnitLoad]) -> None:
+        """Load what a step begins with. Compute weights come last: full states renew them all."""
+        full = [load for load in loads if load.key.kind is SegmentKind.STATE]
+        compute = [load for load in loads if load.key.kind is not SegmentKind.STATE]
+        for load in full:
+            self._copies.read_unit(self._units, load.key, load.holders)
+        if full:
+            self._engine.state.refresh()
+        for load in compute:
+            self._copies.read_unit(self._units, load.key, load.holders)
+
+    def _wanted(self, replay: BoundaryReplay, place: Place) -> Iterator[Wanted]:
+        """Yield what neighbours sent, in the order in which it is needed."""
+        engine, copies, nonce = self._engine, self._copies, place.plan.quorum.nonce
+        relays = {relay.kind: relay for relay in replay.relays}
+        reads = [action for action in engine.program_again() if action.op in READS]
+        for step in replay.steps:
+            holders = dict(step.inputs)
+            for action in reads:
+                key = _key_of(action, place, step.record.commit.step, engine)
+                relay = relays.get(key.kind)
+
+                def read(
+                    tensor: torch.Tensor,
+                    key: SegmentKey = key,
+                    relay: Relay | None = relay,
+                    holders: Mapping[SegmentKey, Holders] = holders,
+                ) -> None:
+                    memory = _memory_of(tensor)
+                    if relay is None:
+                        copies.read(key, holders[key], memory, lambda: flow_digest(key, tensor))
+                        return
+                    holder = relay.holders[key.shard_type]
+                    copies.read_awaited(
+                        key, nonce, holder, memory, lambda: flow_digest(key, tensor)
+                    )
+
+                yield Wanted(key, read)
+
+    def _compute(
+        self,
+        replay: BoundaryReplay,
+        step: BoundaryStep,
+        inputs: Inputs,
+        logs: SentLogs,
+        place: Place,
+    ) -> None:
+        """Compute a step again and apply it to the units that have their full state."""
+        commit = step.record.commit
+        again = _Again(self._engine, self._units, step, inputs, place)
+        log = logs.of_step(place, commit.step, logged_again(place.plan, place.index))
+        self._engine.compute_again(commit.step, again, log)
+        if not step.frozen:
+            gradient = self._engine.gradient_digest()
+            told = step.record.gradients[replay.position]
+            self._compare(step.record, "reduced gradient", gradient, told)
+        if replay.relays and logs.problem:
+            raise Unusable(logs.problem)  # a neighbour waits for it
+        frozen = frozenset(step.frozen)
+        active = [n for n in range(len(self._units.names)) if n not in frozen]
+        names = [name for number in active for name in self._units.parameters[number]]
+        self._engine.apply_again(commit, self._learning_rate(commit.step), names)
+
+    def _check_masters(
+        self,
+        replay: BoundaryReplay,
+        record: CommitRecord | None,
+        before: CommitRecord | None,
+        *,
+        is_whole: bool,
+    ) -> str:
+        """Compare the masters at a version with what the votes on its step said.
+
+        Args:
+            replay: at hand.
+            record: of the step at this version; None if it is not known.
+            before: of the step before it; None if that was not computed again.
+            is_whole: whether all units have their full state.
+
+        Returns:
+            The digest of the masters; empty if they are not whole.
+
+        Raises:
+            Unusable: they are others.
+        """
+        if not is_whole:
+            return ""
+        masters = self._engine.state.masters_digest().whole.hex()
+        if record is not None:
+            self._compare(record, "masters", masters, record.states[replay.position])
+        if before is not None:
+            counted = self._engine.counted_masters(masters)
+            gradient = before.gradients[replay.position]
+            self._steps.append(ReplayedStep(before.commit, gradient, counted))
+        return masters
+
+    def _compare(self, record: CommitRecord, what: str, found: str, told: str) -> None:
+        """Compare a digest with that which the votes on a step told.
+
+        Raises:
+            Unusable: they differ, though each segment is as it was written.
+        """
+        if found != told:
+            self._copies.blame()
+            raise Unusable(
+                f"replayed step {record.commit.step}: the {what} have digest {found}, its votes "
+                f"told {told}"
+            )
+        self._num_checks += 1
+
+    def _settle_logs(self, replay: BoundaryReplay, logs: SentLogs, place: Place) -> None:
+        """Have what was logged again count for the steps that it is of.
+
+        Raises:
+            Unusable: something that others of the stretch have read could not be kept.
+        """
+        engine, types = self._engine, logged_again(place.plan, place.index)
+        kinds = kinds_of(engine.stage, engine.num_stages)
+        for step in replay.steps:
+            record = step.record
+            at = record.commit.step
+            why_not = logs.settle(
+                place, at, record.certified_in, kinds, types, engine.micro_batches
+            )
+            if why_not and replay.relays:
+                raise Unusable(why_not)
+            if why_not:
+                logger.warning("what was sent in step %d is not kept again: %s", at, why_not)
+                return
+
+
+class _Again:
+    """What is particular about a step that is computed again (see the interpreter)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        units: UnitBytes,
+        step: BoundaryStep,
+        inputs: Inputs,
+        place: Place,
+    ) -> None:
+        self._inputs, self._engine, self._place = inputs, engine, place
+        self._step = step.record.commit.step
+        blocks = engine.state.blocks
+        frozen = {units.names[number] for number in step.frozen}
+        self._skipped = [units.skippable(block, frozen) for block in range(len(blocks))]
+        active = [n for n, block in enumerate(blocks) if not frozen.issuperset(block.units)]
+        # What is below gets no gradient that anybody uses, where no stage comes before this one
+        # (MoEvement, appendix E).
+        self.lowest = 0 if engine.stage else min(active, default=len(blocks))
+        """The lowest block through which the backward goes."""
+
+    def skipped(self, block: int) -> Collection[str]:
+        """Units of a block whose weight gradients are left out."""
+        return self._skipped[block]
+
+    def read(self, action: Action, into: torch.Tensor) -> None:
+        """Read what a neighbour sent.
+
+        Raises:
+            Unusable: there is no good copy of it.
+        """
+        self._inputs.take(_key_of(action, self._place, self._step, self._engine), into)
+
+
+def _key_of(action: Action, place: Place, step: int, engine: Engine) -> SegmentKey:
+    """Return the key of what an action reads."""
+    kind, distance = READS[action.op], engine.inner.size
+    sender = place.position + (distance if action.op is Op.READ_B else -distance)
+    return boundary_key(place.lineage, sender, kind, step, action.type, action.micro_batch)
+
+
+def _memory_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

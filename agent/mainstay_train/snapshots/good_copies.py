@@ -1,0 +1,132 @@
+"""Reads segments for a replay, each from the first holder whose copy is as it was written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.wire.segments import BadSegment, Holder, SegmentKey
+from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.state.segments import SegmentClient, SegmentMissing, StoreGone
+
+logger = logging.getLogger(__name__)
+
+
+class Unusable(Exception):  # noqa: N818 - it ends a replay, and its text is told
+    """No good copy of a segment is left, or the quorum has ended."""
+
+
+class GoodCopies:
+    """The segments that one replay reads.
+
+    Args:
+        client: of the store of this trainer's pod.
+        pod: this trainer's.
+        ended: returns why the quorum has ended; empty while it has not.
+    """
+
+    def __init__(self, client: SegmentClient, pod: PodUid, ended: Callable[[], str]) -> None:
+        self._client, self._pod, self._ended = client, pod, ended
+        self.interrupt = client.interrupt
+        """Wakes whoever waits for a segment here."""
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self.bad: list[BadSegment] = []
+        """Copies that were found damaged."""
+        self._read_well: list[BadSegment] = []
+        """Copies that have the digest that they were written with."""
+
+    def give_up_if(self, closed: Callable[[], bool]) -> None:
+        """Have whoever waits for a segment give up if this holds; asked again when interrupted."""
+        ended = self._ended
+        self._ended = lambda: ended() or ("the replay is over" if closed() else "")
+
+    def blame(self) -> None:
+        """Have all copies that were read count as damaged.
+
+        What was made of them is wrong. Some copy is wrong as it was written, and nobody can tell
+        which.
+        """
+        self.bad += self._read_well
+
+    def read_unit(self, units: UnitBytes, key: SegmentKey, holders: Sequence[Holder]) -> None:
+        """Read a unit's segment to where the unit lies; errors are those of :meth:`read`."""
+        memory = self.memory(units.size_bytes(key.unit, key.kind))
+        self.read(key, holders, memory, lambda: units.digest(key.unit, key.kind, memory))
+        units.read(key.unit, key.kind, memory)
+
+    def read(
+        self,
+        key: SegmentKey,
+        holders: Sequence[Holder],
+        memory: memoryview,
+        digest: Callable[[], str],
+    ) -> None:
+        """Read a segment from the first holder whose copy is good.
+
+        Args:
+            key: of the segment.
+            holders: pods that have it.
+            memory: receives it, of its size.
+            digest: returns that of what is in the memory.
+
+        Raises:
+            Unusable: no copy is good, or the quorum has ended.
+        """
+        left, whys = list(holders), list[str]()
+        while not self._ended():
+            try:
+                read = self._client.fetch(key, left, memory)
+            except (SegmentMissing, StoreGone) as error:
+                raise Unusable("; ".join([*whys, str(error)])) from error
+            pod = self._pod if read.holder is None else read.holder.pod
+            if digest() == read.header.digest:
+                self._read_well.append(BadSegment(key=key, pod=pod))
+                return
+            if read.holder is None:
+                self._client.discard(key)
+            else:
+                left.remove(read.holder)
+            whys.append(self._note_damaged(key, pod))
+        raise Unusable(self._ended())
+
+    def read_awaited(
+        self,
+        key: SegmentKey,
+        nonce: str,
+        holder: Holder,
+        memory: memoryview,
+        digest: Callable[[], str],
+    ) -> None:
+        """Read a segment that another member of the quorum writes, as soon as it is there.
+
+        Args:
+            key: of the segment.
+            nonce: of the quorum.
+            holder: pod in whose store it appears.
+            memory: receives it, of its size.
+            digest: returns that of what is in the memory.
+
+        Raises:
+            Unusable: it is damaged, its pod is gone, or the quorum has ended.
+        """
+        try:
+            header = self._client.fetch_awaited(key, nonce, holder, memory, self._ended)
+        except (SegmentMissing, StoreGone) as error:
+            raise Unusable(self._ended() or str(error)) from error
+        if digest() != header.digest:
+            raise Unusable(self._note_damaged(key, holder.pod))
+
+    def _note_damaged(self, key: SegmentKey, pod: PodUid) -> str:
+        self.bad.append(BadSegment(key=key, pod=pod))
+        why = f"the copy of {key} on {pod} has not the digest that it was written with"
+        logger.warning("%s", why)
+        return why
+
+    def memory(self, size_bytes: int) -> memoryview:
+        """Return memory for a segment, that of the one before if it is large enough."""
+        if self._buffer.numel() < size_bytes:
+            self._buffer = torch.empty(size_bytes, dtype=torch.uint8)
+        return memoryview(self._buffer.numpy())[:size_bytes]  # type: ignore[arg-type]

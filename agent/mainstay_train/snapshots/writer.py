@@ -1,0 +1,177 @@
+"""Writes segments into the memory of this trainer's pod, each with its header and its holders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mainstay_core.base.ids import JobUid
+from mainstay_core.rank.authors import Authorship
+from mainstay_core.snapshots.windows import Window
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind
+from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.state.segments import SegmentClient
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The part of all keys and headers that this trainer writes in a quorum."""
+
+    plan: Plan
+    index: int
+    lineage: int
+    own: Authorship
+    units: UnitBytes
+
+    @property
+    def position(self) -> int:
+        """The trainer's position."""
+        return self.plan.position_of(self.index)
+
+    def key(self, name: str, kind: SegmentKind, version: int) -> SegmentKey:
+        """Return the key of one of its units' segments."""
+        return SegmentKey(
+            lineage=self.lineage,
+            position=self.position,
+            unit=self.units.numbers[name],
+            kind=kind,
+            version=version,
+        )
+
+
+class Content(Protocol):
+    """The bytes of a segment that is to be written."""
+
+    @property
+    def name(self) -> str:
+        """Of what it is, for people."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def write(self, memory: memoryview) -> None:
+        """Copy the bytes to their place; waits for a device."""
+
+    def digest(self, memory: memoryview) -> str:
+        """Return the digest of the bytes as they lie there."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitContent:
+    """The bytes of a unit's state, compute weights or gradient."""
+
+    units: UnitBytes
+    key: SegmentKey
+    known_digest: str | None = None
+    """Of what is copied; None where nobody has computed it."""
+
+    @property
+    def name(self) -> str:
+        """The unit's."""
+        return self.units.names[self.key.unit]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the segment."""
+        return self.units.size_bytes(self.key.unit, self.key.kind)
+
+    def write(self, memory: memoryview) -> None:
+        """Copy the unit there; waits for a device."""
+        self.units.write(self.key.unit, self.key.kind, memory)
+
+    def digest(self, memory: memoryview) -> str:
+        """Return the digest of the unit as it lies there."""
+        return self.known_digest or self.units.digest(self.key.unit, self.key.kind, memory)
+
+
+class SegmentWriter:
+    """Writes segments, and gives them to the store of this trainer's pod.
+
+    Args:
+        job: to which they belong.
+        client: of the store.
+        note_copy: takes the bytes and the seconds of each copy of a unit.
+    """
+
+    def __init__(
+        self, job: JobUid, client: SegmentClient, note_copy: Callable[[int, float], None]
+    ) -> None:
+        self._job, self._client, self._note_copy = job, client, note_copy
+        self.fingerprint = ""
+        """Digest of the job's numerics fingerprint."""
+        self.window: Window | None = None
+        """The one in flight."""
+        self.keep_from = 0
+        """Version from which on holders keep what they have."""
+
+    def write_unit(
+        self,
+        place: Place,
+        key: SegmentKey,
+        left: Callable[[], None] = lambda: None,
+        digest: str | None = None,
+    ) -> None:
+        """Write a unit's segment and give it to the store. The rest is as :meth:`write` says.
+
+        Args:
+            place: this trainer's, as the plan says.
+            key: of the segment.
+            left: called once the unit may change again.
+            digest: of the unit; None where nobody has computed it.
+        """
+        content = UnitContent(place.units, key, digest)
+        copied_s = self.write(place, key, content, place.own.holders, left)
+        self._note_copy(content.size_bytes, copied_s)
+
+    def write(
+        self,
+        place: Place,
+        key: SegmentKey,
+        content: Content,
+        holders: Sequence[Holder],
+        left: Callable[[], None] = lambda: None,
+    ) -> float:
+        """Write a segment and give it to the store.
+
+        Args:
+            place: this trainer's, as the plan says.
+            key: of the segment.
+            content: its bytes.
+            holders: other pods that keep it.
+            left: called once what is copied may change again, whatever comes of it.
+
+        Returns:
+            The seconds that the copy took.
+
+        Raises:
+            StoreFull: there is no room for it.
+            StoreGone: the store has ended.
+        """
+        try:
+            room = self._client.room(content.size_bytes)
+            began_s = time.monotonic()
+            try:
+                content.write(room.memory)
+            except RuntimeError:  # of the device
+                self._client.give_back(room)
+                raise
+        finally:
+            left()
+        copied_s = time.monotonic() - began_s
+        header = SegmentHeader(
+            key=key,
+            job=self._job,
+            fingerprint=self.fingerprint,
+            unit_name=content.name,
+            num_units=len(place.units.names),
+            nonce=place.plan.quorum.nonce,
+            window=self.window.first if self.window else 0,
+            num_instalments=self.window.length if self.window else 0,
+            size_bytes=room.memory.nbytes,
+            digest=content.digest(room.memory),
+        )
+        self._client.written(room, header, holders, self.keep_from)
+        return copied_s

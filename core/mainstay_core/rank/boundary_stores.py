@@ -1,0 +1,352 @@
+"""Decides which states of lost stages can be computed again from boundary logs (protocol section 6).
+
+A stretch of lost stages begins again at some version: there each of its units is in the stores, in
+full or as compute weights. It runs the steps since with what the stages beside it logged. As the
+full states of its units come, one version after the other, all of them become active
+(MoEvement, arXiv 2412.15411, section 3.3). The version is reached once all are.
+
+A log counts if its sender voted for the step in the quorum that committed it. So an attempt that
+was refused, or that nobody finished, leaves nothing that counts, as a mark without a certificate
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.rank.boundaries import (
+    BoundaryReplay,
+    BoundaryStep,
+    Relay,
+    UnitLoad,
+    relay_holders,
+)
+from mainstay_core.rank.replaying import StoreContents
+from mainstay_core.snapshots.stretches import Stretch, find_stretches
+from mainstay_core.snapshots.windows import MAX_LENGTH, Window
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import (
+    BOUNDARY_KINDS,
+    Holder,
+    LogsHeld,
+    SegmentKey,
+    SegmentKind,
+    StoreReport,
+    boundary_key,
+)
+
+Border = tuple[int, SegmentKind]
+"""(position of the sender, what it sends)."""
+Bad = frozenset[tuple[PodUid, SegmentKey]]
+
+
+class BoundaryStores(StoreContents):
+    """The contents of all stores of a quorum's pods, in a job that logs boundaries.
+
+    Args:
+        reports: of the stores.
+        plan: that is adopted. It has one rank to a stage, else nothing is reached.
+    """
+
+    def __init__(self, reports: Iterable[StoreReport], plan: Plan) -> None:
+        reports = tuple(reports)
+        super().__init__(reports, plan.lineage)
+        self._plan, self._num_types = plan, len(plan.suppliers)
+        self._logs: dict[Border, list[tuple[Holder, LogsHeld]]] = {}
+        told = sorted((r for r in reports if r.lineage == plan.lineage), key=lambda r: r.pod)
+        for report in told:
+            holder = Holder(pod=report.pod, address=report.address)
+            for log in report.logs:
+                self._logs.setdefault((log.position, log.kind), []).append((holder, log))
+        self._bad_logs: Bad = frozenset(
+            (bad.pod, bad.key) for r in told for bad in r.bad if bad.key.kind in BOUNDARY_KINDS
+        )
+        self._holders_of_type = cache(self._find_holders)
+
+    # Questions of a settle -------------------------------------------------------------
+
+    def reach(self, position: int, lost: Collection[int] = ()) -> frozenset[int]:
+        """Return the versions of a position that can be computed again.
+
+        Args:
+            position: that nobody holds.
+            lost: all positions that nobody holds, among them this one.
+        """
+        stretch = self._stretch_of(position, lost)
+        if stretch is None:
+            return frozenset()
+        return frozenset(
+            version for start in self._starts(stretch) for version in self._from(stretch, start)
+        )
+
+    def plan_replay(
+        self, position: int, version: int, lost: Collection[int] = ()
+    ) -> BoundaryReplay | None:
+        """Return how to compute a position's state at a version; None if it cannot be had.
+
+        All positions of its stretch begin at one version: the newest that will do, so that as few
+        steps as can be are computed again.
+        """
+        stretch = self._stretch_of(position, lost)
+        if stretch is None:
+            return None
+        starts = [v for v in self._starts(stretch) if version in self._from(stretch, v)]
+        if not starts:
+            return None
+        start = max(starts)
+        last = self._active_from(stretch, start)
+        assert last is not None
+        loads, frozen = self._loads(position, start)
+        inputs = [
+            border for border in self._borders(stretch) if abs(border[0] - position) == 1
+        ]
+        return BoundaryReplay(
+            position=position,
+            version=version,
+            stretch=stretch,
+            window=Window(first=start, length=last - start + 1),
+            steps=tuple(
+                BoundaryStep(
+                    record=self.records[step],
+                    loads=loads.get(step, ()),
+                    frozen=frozen.get(step, ()),
+                    inputs=tuple(
+                        pair for border in inputs for pair in self._inputs_of(border, step)
+                    ),
+                )
+                for step in range(start, version)
+            ),
+            loads=loads.get(version, ()),
+            relays=tuple(self._relays(stretch, position)),
+            next=self.records.get(version) if self._is_judged(version) else None,
+        )
+
+    def why_not(self, position: int, version: int, lost: Collection[int] = ()) -> str:
+        """Return why a position is not had at a version, naming what is lacking; empty if it is."""
+        stretch = self._stretch_of(position, lost)
+        if stretch is None:
+            return "boundary logs are replayed with one rank to a stage only"
+        if version in self.reach(position, lost):
+            return ""
+        for stage in stretch.stages:
+            why = self._why_not_units(stage, version)
+            if why:
+                return why
+        starts = [v for v in self._starts(stretch) if v <= version]
+        if not starts:
+            return f"no version of {stretch} has all units in the stores, up to version {version}"
+        start = max(starts, key=lambda v: (len(self._from(stretch, v)), v))
+        for step in range(start, version):
+            why = self._why_not_step(stretch, step)
+            if why:
+                return why
+        return (
+            f"the units of {stretch} are not all in full by version {version}, from version "
+            f"{start} on"
+        )
+
+    # Stretches -----------------------------------------------------------------------------
+
+    def _stretch_of(self, position: int, lost: Collection[int]) -> Stretch | None:
+        if self._plan.ranks_per_stage != 1:
+            return None
+        return next(s for s in find_stretches({position, *lost}) if position in s.stages)
+
+    def _borders(self, stretch: Stretch) -> list[Border]:
+        """Return who sends what crosses the stretch's borders: nothing at the pipeline's ends."""
+        borders: list[Border] = []
+        if stretch.first > 0:
+            borders.append((stretch.first - 1, SegmentKind.ACTIVATION))
+        if stretch.last < self._plan.num_stages - 1:
+            borders.append((stretch.last + 1, SegmentKind.INPUT_GRADIENT))
+        return borders
+
+    def _relays(self, stretch: Stretch, position: int) -> list[Relay]:
+        """Return what comes across borders inside the stretch."""
+        before, after = position - 1, position + 1
+        found = [(before, SegmentKind.ACTIVATION), (after, SegmentKind.INPUT_GRADIENT)]
+        return [
+            Relay(position=at, kind=kind, holders=relay_holders(self._plan, at))
+            for at, kind in found
+            if at in stretch.stages
+        ]
+
+    # Units -------------------------------------------------------------------------------------
+
+    def _starts(self, stretch: Stretch) -> list[int]:
+        """Return versions from which all units of a stretch become active, ascending."""
+        common: set[int] | None = None
+        for stage in stretch.stages:
+            units = self._units_of(stage)
+            if units is None:
+                return []
+            for number in units:
+                there = self._fulls(stage, number) | self._computes(stage, number)
+                common = there if common is None else common & there
+        return [v for v in sorted(common or ()) if self._active_from(stretch, v) is not None]
+
+    def _active_from(self, stretch: Stretch, start: int) -> int | None:
+        """Return the version from which all units are active; None if one never is."""
+        last = start
+        for stage in stretch.stages:
+            for number in self._units_of(stage) or ():
+                at = self._full_after(stage, number, start)
+                if at is None or at - start >= MAX_LENGTH:
+                    return None
+                last = max(last, at)
+        return last
+
+    def _full_after(self, stage: int, number: int, start: int) -> int | None:
+        """Return at which version a unit becomes active if it begins at ``start``."""
+        fulls, computes = self._fulls(stage, number), self._computes(stage, number)
+        version = start
+        while version not in fulls:
+            if version not in computes:
+                return None
+            version += 1
+        return version
+
+    def _fulls(self, stage: int, number: int) -> set[int]:
+        """Return versions of a unit's full state that votes have judged."""
+        held = (units for _, units in self._units[stage][number])
+        return {v for units in held for v in units.states if self._is_judged(v)}
+
+    def _computes(self, stage: int, number: int) -> set[int]:
+        held = (units for _, units in self._units[stage][number])
+        return {
+            v
+            for units in held
+            for run in units.computes
+            for v in range(run.first, run.last + 1)
+            if self._is_judged(v)
+        }
+
+    def _loads(
+        self, position: int, start: int
+    ) -> tuple[dict[int, tuple[UnitLoad, ...]], dict[int, tuple[int, ...]]]:
+        """Return by version what is loaded there, and by step which units are frozen in it."""
+        loads: dict[int, list[UnitLoad]] = {}
+        frozen: dict[int, list[int]] = {}
+        for number, copies in sorted(self._units[position].items()):
+            active_from = self._full_after(position, number, start)
+            assert active_from is not None
+            for version in range(start, active_from + 1):
+                is_full = version == active_from
+                kind = SegmentKind.STATE if is_full else SegmentKind.COMPUTE
+                holders = tuple(
+                    holder
+                    for holder, held in copies
+                    if (
+                        version in held.states
+                        if is_full
+                        else any(run.first <= version <= run.last for run in held.computes)
+                    )
+                )
+                key = SegmentKey(
+                    lineage=self._lineage,
+                    position=position,
+                    unit=number,
+                    kind=kind,
+                    version=version,
+                )
+                load = UnitLoad(name=copies[0][1].unit_name, key=key, holders=holders)
+                loads.setdefault(version, []).append(load)
+                if not is_full:
+                    frozen.setdefault(version, []).append(number)
+        return (
+            {version: tuple(found) for version, found in loads.items()},
+            {step: tuple(found) for step, found in frozen.items()},
+        )
+
+    def _why_not_units(self, position: int, version: int) -> str:
+        """Return which unit of a position has no full state up to a version; empty if none."""
+        held = self._units.get(position, {})
+        if not held:
+            return f"no store holds anything of position {position}"
+        num_units = max(u.num_units for copies in held.values() for _, u in copies)
+        for number in range(num_units):
+            if number not in held:
+                return f"no store holds unit {number} of position {position}"
+            if not any(v <= version for v in self._fulls(position, number)):
+                pods = ", ".join(sorted({holder.pod for holder, _ in held[number]}))
+                return (
+                    f"unit {held[number][0][1].unit_name} of position {position} has no full state "
+                    f"up to version {version} that votes have judged, on {pods}"
+                )
+        return ""
+
+    # Steps -----------------------------------------------------------------------------------
+
+    def _from(self, stretch: Stretch, start: int) -> range:
+        """Return the versions that a stretch reaches if it begins at ``start``."""
+        first = self._active_from(stretch, start)
+        assert first is not None
+        version = start
+        while not self._why_not_step(stretch, version):
+            version += 1
+        return range(first, version + 1)
+
+    def _why_not_step(self, stretch: Stretch, step: int) -> str:
+        """Return why a stretch cannot compute a step again; empty if it can."""
+        if not self._is_judged(step):
+            return f"no store knows the votes on step {step}"
+        for position, kind in self._borders(stretch):
+            for shard_type in range(self._num_types):
+                if not self._holders_of_type((position, kind), step, shard_type):
+                    pods = sorted({h.pod for h, _ in self._logs.get((position, kind), ())})
+                    where = f"; others of its logs are on {', '.join(pods)}" if pods else ""
+                    return (
+                        f"{stretch} lacks the {kind} of position {position}, type {shard_type}, in "
+                        f"step {step}{where}"
+                    )
+        return ""
+
+    def _find_holders(
+        self, border: Border, step: int, shard_type: int
+    ) -> tuple[tuple[Holder, int], ...]:
+        """Return who keeps a type's logs that count, each with the number of micro-batches."""
+        return tuple(
+            (holder, log.micro_batches)
+            for holder, log in self._logs.get(border, ())
+            if log.first_step <= step <= log.last_step
+            and log.first_type <= shard_type <= log.last_type
+            and log.voted_in in self.certified.get(step, ())
+            and not any(
+                (holder.pod, key) in self._bad_logs
+                for key in self._keys(border, step, shard_type, log.micro_batches)
+            )
+        )
+
+    def _inputs_of(
+        self, border: Border, step: int
+    ) -> list[tuple[SegmentKey, tuple[Holder, ...]]]:
+        found = []
+        for shard_type in range(self._num_types):
+            holders = self._holders_of_type(border, step, shard_type)
+            unique = tuple(dict.fromkeys(holder for holder, _ in holders))
+            keys = self._keys(border, step, shard_type, holders[0][1])
+            found += [(key, unique) for key in keys]
+        return found
+
+    def _keys(
+        self, border: Border, step: int, shard_type: int, micro_batches: int
+    ) -> Sequence[SegmentKey]:
+        position, kind = border
+        return [
+            boundary_key(self._lineage, position, kind, step, shard_type, micro_batch)
+            for micro_batch in range(micro_batches)
+        ]
+
+
+def replays_of(
+    stores: BoundaryStores, lost: Collection[int], version: int
+) -> Mapping[int, BoundaryReplay]:
+    """Return how each lost position is computed again at a version that all of them reach."""
+    found = {}
+    for position in sorted(lost):
+        replay = stores.plan_replay(position, version, lost)
+        assert replay is not None, f"position {position} does not reach version {version}"
+        found[position] = replay
+    return found

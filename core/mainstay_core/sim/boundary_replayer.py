@@ -1,0 +1,202 @@
+"""A simulated trainer that computes a lost stage's steps again, from boundary logs.
+
+The program of a step runs as ever (:mod:`mainstay_core.sim.compute`). Where a group would carry
+what crosses a boundary, :class:`LogGroup` reads it from stores, and writes it for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from mainstay_core.planning.program import Action
+from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, UnitLoad, logged_again
+from mainstay_core.rank.settle import Supply
+from mainstay_core.sim import terms
+from mainstay_core.sim.compute import BACKWARD, FORWARD, Compute
+from mainstay_core.sim.engine import Awaited, Steps
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key
+
+
+class UnusableError(Exception):
+    """No good copy of a segment is left, the quorum has ended, or what comes out is another."""
+
+
+class Segments(Protocol):
+    """What a replay asks of the keeper of a trainer's segments."""
+
+    async def read(self, key: SegmentKey, holders: Sequence[Holder]) -> terms.UnitTerm:
+        """Read a segment from the first holder whose copy is good.
+
+        Raises:
+            UnusableError: no copy is good, or the quorum has ended.
+        """
+
+    async def read_new(self, key: SegmentKey, holder: Holder) -> terms.UnitTerm:
+        """Read what a holder gets in this quorum; wait until it has it.
+
+        Raises:
+            UnusableError: it is not good, or the quorum has ended.
+        """
+
+    def write(self, key: SegmentKey, content: str) -> None:
+        """Write what a replayed stage sends into the own store."""
+
+    async def hook(self, action: Action) -> None:
+        """A place before an action of the program."""
+
+
+class LogGroup:
+    """What connects a replayed stage to those beside it: logs, in the place of a group.
+
+    Args:
+        replay: that runs.
+        step: of it.
+        own_types: shard types whose messages this member logs again.
+        micro_batches: of each type.
+        segments: reads and writes.
+    """
+
+    def __init__(
+        self,
+        replay: BoundaryReplay,
+        step: BoundaryStep,
+        own_types: Sequence[int],
+        micro_batches: int,
+        segments: Segments,
+    ) -> None:
+        self._replay, self._step, self._own_types = replay, step.record.commit.step, own_types
+        self._lineage, self._micro_batches = step.record.lineage, micro_batches
+        self._segments = segments
+        self._inputs = dict(step.inputs)
+        self._relays = {(relay.position, relay.kind): relay for relay in replay.relays}
+
+    def receive(self, peer: int, tag: int) -> Steps[str]:
+        """Read what a neighbour sent with a tag."""
+        return (yield from self._read(self._key(peer, tag)).__await__())
+
+    async def _read(self, key: SegmentKey) -> str:
+        relay = self._relays.get((key.position, key.kind))
+        if relay is None:
+            _, content = await self._segments.read(key, self._inputs.get(key, ()))
+        else:
+            _, content = await self._segments.read_new(key, relay.holders[key.shard_type])
+        return content
+
+    def send(self, content: str, peer: int, tag: int) -> None:
+        """Log what this stage sends, if it is of a type of this member."""
+        del peer
+        key = self._key(self._replay.position, tag)
+        if key.shard_type in self._own_types:
+            self._segments.write(key, content)
+
+    def finish(self, peer: int, tag: int) -> Steps[None]:
+        """Wait for nothing: who reads it asks the store."""
+        del peer, tag
+        return
+        yield
+
+    def _key(self, sender: int, tag: int) -> SegmentKey:
+        assert tag % 2 in (FORWARD, BACKWARD)
+        forward = tag % 2 == FORWARD
+        shard_type, micro_batch = divmod(tag // 2, self._micro_batches)
+        kind = SegmentKind.ACTIVATION if forward else SegmentKind.INPUT_GRADIENT
+        return boundary_key(self._lineage, sender, kind, self._step, shard_type, micro_batch)
+
+
+class BoundaryReplayer:
+    """One replay of a position.
+
+    Args:
+        plan: that is adopted.
+        index: of the member.
+        replay: what is read and computed.
+        segments: reads and writes.
+        shards_per_lane: types of a lane.
+        micro_batches: of each type.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        index: int,
+        replay: BoundaryReplay,
+        segments: Segments,
+        shards_per_lane: int,
+        micro_batches: int,
+    ) -> None:
+        self._replay, self._segments = replay, segments
+        self._num_stages, self._num_types = plan.num_stages, len(plan.suppliers)
+        self._shards_per_lane, self._micro_batches = shards_per_lane, micro_batches
+        self.own_types = logged_again(plan, index)
+        self._units: dict[int, terms.UnitTerm] = {}
+
+    async def run(self) -> str:
+        """Return the state at the replay's version.
+
+        Raises:
+            UnusableError: what is read is not good, or what comes out is not what was told.
+        """
+        for step in self._replay.steps:
+            await self._load(step.loads)
+            params = self._params()
+            reduced = await self._compute(step, params)
+            self._compare(step, params, reduced)
+            for unit in self.active(step):
+                gradient = terms.unit_of(unit, reduced)
+                scale = self.scale(step)
+                self._units[unit] = terms.unit_applied(self._units[unit], gradient, scale)
+        await self._load(self._replay.loads)
+        return terms.whole_of([self._units[unit] for unit in sorted(self._units)])
+
+    async def _load(self, loads: Sequence[UnitLoad]) -> None:
+        for load in loads:
+            self._units[load.key.unit] = await self._segments.read(load.key, load.holders)
+
+    def _params(self) -> str:
+        """Return the parameters with which the stage computes."""
+        copies = [self._units[unit] for unit in sorted(self._units)]
+        return terms.whole_of([terms.computed_with(copy) for copy in copies])
+
+    async def _compute(self, step: BoundaryStep, params: str) -> str:
+        """Return the sum of all types' gradients, in canonical order."""
+        segments = self._segments
+        cell = Compute(
+            self._replay.position,
+            self._num_stages,
+            1,
+            self._shards_per_lane,
+            self._micro_batches,
+            lambda action: segments.hook(action).__await__(),
+        )
+        cell.params = params
+        group = LogGroup(self._replay, step, self.own_types, self._micro_batches, segments)
+        types = range(self._num_types)
+        await Awaited(cell.run(types, step.record.commit.step, group, None))
+        table = tuple(Supply(partial=partial, index=0) for partial in cell.held())
+        await Awaited(cell.reduce(None, table, (0,), 0, _nothing))
+        assert cell.reduced is not None
+        return cell.reduced
+
+    def active(self, step: BoundaryStep) -> list[int]:
+        """Return the units that a step is applied to: those in full."""
+        return [unit for unit in sorted(self._units) if unit not in step.frozen]
+
+    def scale(self, step: BoundaryStep) -> float:
+        """Return the scale of a step: the commit's, as the norm is of all stages."""
+        return step.record.commit.scale
+
+    def _compare(self, step: BoundaryStep, params: str, reduced: str) -> None:
+        if step.frozen:
+            return
+        record, position = step.record, self._replay.position
+        told = record.states[position], record.gradients[position]
+        if (params, terms.gradient_digest(reduced)) != told:
+            at = record.commit.step
+            raise UnusableError(f"replayed step {at} comes out differently than it was told")
+
+
+def _nothing() -> Steps[None]:
+    return
+    yield
