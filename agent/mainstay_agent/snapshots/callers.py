@@ -1,12 +1,14 @@
 """Serves a pod that has called and has proved the job's secret.
 
-Its store sends segments, which are kept and confirmed; a trainer reads segments. Both get an answer
+Its store sends segments, which are kept and confirmed; a trainer asks what is kept, and reads
+segments. Both get an answer
 for each frame, in order, and the next frame is read once the answer is gone.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from mainstay_agent.snapshots.arena import Arena
@@ -15,7 +17,7 @@ from mainstay_core.base.frames import FIRST_HEAD_BYTES
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
-from mainstay_core.wire.segments import SegmentHeader
+from mainstay_core.wire.segments import SegmentHeader, StoreReport
 
 IDLE_S = 60.0
 """How long a caller may move nothing. One whose node is lost says no farewell, and what it has sent
@@ -29,11 +31,18 @@ class Caller(Channel):
         connection: has proved itself.
         arena: memory of the store.
         index: what is in it.
+        report: returns what is kept of a lineage.
     """
 
-    def __init__(self, connection: socket.socket, arena: Arena, index: SegmentIndex) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        arena: Arena,
+        index: SegmentIndex,
+        report: Callable[[int], StoreReport],
+    ) -> None:
         super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
-        self._arena, self._index = arena, index
+        self._arena, self._index, self._report = arena, index, report
         self._incoming: SegmentHeader | None = None
         self._room: Span | None = None
         self._refusal = ""
@@ -47,7 +56,10 @@ class Caller(Channel):
                 return self._take(message)
             case frames.Fetch() as message:
                 self._serve(message)
-                return None
+            case frames.AskReport():
+                report = self._report(message.lineage)
+                self.send(frames.encode(frames.Reported(request=message.request, report=report)))
+        return None
 
     def finish(self) -> None:
         header, room = self._incoming, self._room

@@ -186,7 +186,7 @@ class SegmentStore:
             if self._is_cut() or callers >= MAX_CALLERS:
                 proved.socket.close()
                 continue
-            self._add(Caller(proved.socket, self._arena, self._index))
+            self._add(Caller(proved.socket, self._arena, self._index, self._report))
 
     def _let_trainers_in(self) -> None:
         try:

@@ -407,7 +407,11 @@ def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: Stores) -
         if not any(reports[m.index].valid for m in members)
     )
     why = next((why for why in whys if why), "")
-    return f" ({why})" if why else ""
+    unasked = "".join(
+        f"; the store of {pod} was not asked: {problem}"
+        for pod, problem in sorted(stores.unasked.items())
+    )
+    return f" ({why}{unasked})" if why else ""
 
 
 def _common(reported: Iterable[str]) -> str:

@@ -106,7 +106,7 @@ class KeepFrom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskReport:
-    """A trainer wants to know what is kept of a lineage."""
+    """A trainer, of this pod or of another one, wants to know what is kept of a lineage."""
 
     request: Count
     lineage: Count
@@ -274,9 +274,9 @@ class Missing:
     kind: Literal["missing"] = "missing"
 
 
-FromPeer = Segment | Fetch
+FromPeer = Segment | Fetch | AskReport
 ToHolder = Stored | Refused
-ToReader = Segment | Header | Missing
+ToReader = Segment | Header | Missing | Reported
 Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
 
 _FROM_TRAINER: Mapping[str, type[FromTrainer]] = {
@@ -288,10 +288,12 @@ _TO_TRAINER: Mapping[str, type[ToTrainer]] = {
     "arena": Arena, "room": Room, "full": Full, "held": Held, "report": Reported,
     "found": Found, "not-found": NotFound,
 }  # fmt: skip
-_FROM_PEER: Mapping[str, type[FromPeer]] = {"segment": Segment, "fetch": Fetch}
+_FROM_PEER: Mapping[str, type[FromPeer]] = {
+    "segment": Segment, "fetch": Fetch, "report": AskReport,
+}  # fmt: skip
 _TO_HOLDER: Mapping[str, type[ToHolder]] = {"stored": Stored, "refused": Refused}
 _TO_READER: Mapping[str, type[ToReader]] = {
-    "segment": Segment, "header": Header, "missing": Missing,
+    "segment": Segment, "header": Header, "missing": Missing, "report": Reported,
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from mainstay_core.sim.segments import SegmentClient
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.windows import Window, plan_instalments
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     BadSegment,
     Holder,
@@ -111,6 +111,15 @@ class SegmentKeeper:
         if held is None:
             held = StoreReport(pod=self._owner.slot.pod, address="", lineage=lineage)
         return replace(held, bad=bad)
+
+    async def ask_others(
+        self, wait: Wait, lineage: int, others: Sequence[OtherStore]
+    ) -> tuple[StoreReport, ...]:
+        """Return what stores of other pods hold; one that does not answer is empty."""
+        found = []
+        for other in others:
+            found.append(await Awaited(self._client.report_of(other, lineage, wait.is_over)))
+        return tuple(found)
 
     def status(self, version: int, *, logged: bool) -> SnapshotStatus:
         """Return what to say of segments in the vote on the step at ``version``."""

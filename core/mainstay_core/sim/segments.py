@@ -32,6 +32,7 @@ from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
+from mainstay_core.wire.plan import OtherStore
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
 from mainstay_core.wire.votes import CommitRecord
 
@@ -299,6 +300,18 @@ class SegmentClient:
 
     # Reading ------------------------------------------------------------------------
 
+    def report_of(
+        self, other: OtherStore, lineage: int, until: Callable[[], bool]
+    ) -> Steps[StoreReport]:
+        """Return what the store of another pod holds; nothing if it does not answer."""
+        ask = AskReport(request=0, lineage=lineage)
+        answer, _ = yield from self._ask_other(other.address, ask, until)
+        if isinstance(answer, Reported):
+            report: StoreReport = answer.report
+            return report
+        problem = "it did not answer"
+        return StoreReport(pod=other.pod, address="", lineage=lineage, problem=problem)
+
     def report(self, lineage: int) -> Steps[StoreReport | None]:
         """Return what the store holds; None if it is gone."""
         number = self._number()
@@ -309,6 +322,12 @@ class SegmentClient:
 
     def fetch(self, key: SegmentKey, holder: Holder, until: Callable[[], bool]) -> Steps[Frame]:
         """Return what a holder answers when it is asked for a segment; Missing if it does not."""
+        return (yield from self._ask_other(holder.address, Fetch(key=key), until))
+
+    def _ask_other(
+        self, address: str, message: Fetch | AskReport, until: Callable[[], bool]
+    ) -> Steps[Frame]:
+        """Return what the store of another pod answers; Missing if it does not."""
         answers: list[Frame] = []
 
         def came(frame: Frame) -> None:
@@ -323,11 +342,11 @@ class SegmentClient:
                 end.close()
                 return
             end.on_message, end.on_end = came, failed
-            end.send((Fetch(key=key), None))
+            end.send((message, None))
             ends.append(end)
 
         ends: list[End] = []
-        self._world.network.connect(self._process, holder.address, opened, failed, ANSWER_S)
+        self._world.network.connect(self._process, address, opened, failed, ANSWER_S)
         self._process.after(ANSWER_S, failed, "does not answer")
         while not answers and not until():
             yield self._changed

@@ -9,10 +9,22 @@ state computes the state of its position again, bit for bit (protocol section 7)
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
-from mainstay_core.base.bounds import Address, Count, Digest, Index, Longest, Name, Range
+from mainstay_core.base.bounds import (
+    MAX_MEMBERS,
+    Address,
+    Count,
+    Digest,
+    Index,
+    Longest,
+    Name,
+    Range,
+    Sentence,
+    cut_fields,
+)
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.wire.votes import CommitRecord
 
@@ -140,3 +152,16 @@ class StoreReport:
     """The commits that it has kept, by step, ascending."""
     bad: Annotated[tuple[BadSegment, ...], Longest(MAX_BAD)] = ()
     """What the member that tells this has found damaged, in any pod's store."""
+    problem: Sentence = field(default="", metadata=OMITTED)
+    """Why the store could not be asked; empty if it was."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "problem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldStores:
+    """What one member tells the others of stores of segments."""
+
+    reports: Annotated[tuple[StoreReport, ...], Longest(MAX_MEMBERS)]
+    """Of its own pod first, then of those without a member that are its to ask."""
