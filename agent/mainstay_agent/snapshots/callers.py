@@ -14,6 +14,7 @@ from typing import Any
 from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
+from mainstay_core.base.ids import PodUid
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
@@ -45,6 +46,8 @@ class Caller(Channel):
         self._arena, self._index, self._report = arena, index, report
         self._incoming: SegmentHeader | None = None
         self._room: Span | None = None
+        self._holders: tuple[PodUid, ...] = ()
+        self._is_again = False
         self._refusal = ""
         self._outgoing: Segment | None = None
 
@@ -56,7 +59,7 @@ class Caller(Channel):
                 return self._take(message)
             case frames.Fetch() as message:
                 self._serve(message)
-            case frames.AskReport():
+            case frames.AskReport() as message:
                 report = self._report(message.lineage)
                 self.send(frames.encode(frames.Reported(request=message.request, report=report)))
         return None
@@ -69,10 +72,10 @@ class Caller(Channel):
         if room is not None:
             # What is kept may have changed while the body came.
             self._refusal = self._index.refusal_of(header)
-            if self._refusal:
+            if self._refusal or self._has_newer(header):
                 self._index.give_room_back(room)
             else:
-                self._index.put(header, room)
+                self._index.put(header, room, self._holders)
         refusal = self._refusal
         self.send(frames.encode(frames.Refused(why=refusal) if refusal else frames.Stored()))
 
@@ -92,7 +95,8 @@ class Caller(Channel):
         if not self._refusal:
             index.keep_from(header.key.lineage, message.keep_from)
             self._refusal = index.refusal_of(header)
-        if self._refusal:
+        self._holders, self._is_again = message.holders, message.is_again
+        if self._refusal or self._has_newer(header):
             return None
         self._room = index.take_room(header.size_bytes)
         if self._room is None:
@@ -100,6 +104,10 @@ class Caller(Channel):
             return None
         offset, size = self._room
         return self._arena.view[offset : offset + size]
+
+    def _has_newer(self, header: SegmentHeader) -> bool:
+        """Return whether what comes is sent again, and must not take the place of what is here."""
+        return self._is_again and self._index.find(header.key) is not None
 
     def _serve(self, message: frames.Fetch) -> None:
         segment = self._index.find(message.key)

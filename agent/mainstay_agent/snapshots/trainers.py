@@ -14,6 +14,7 @@ from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES, MAX_HEAD_BYTES
+from mainstay_core.base.ids import PodUid
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
@@ -33,6 +34,7 @@ class TrainerLine(Channel):
         index: what is in it.
         deliver: sends segments to holders.
         report: returns what is kept of a lineage.
+        pod: this one.
     """
 
     max_body = 0
@@ -44,9 +46,10 @@ class TrainerLine(Channel):
         index: SegmentIndex,
         deliver: Deliver,
         report: Callable[[int], StoreReport],
+        pod: PodUid,
     ) -> None:
         super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
-        self._arena, self._index = arena, index
+        self._arena, self._index, self._pod = arena, index, pod
         self._deliver, self._report = deliver, report
         self._name = ""
         self._rooms: dict[int, Span] = {}
@@ -146,7 +149,8 @@ class TrainerLine(Channel):
             self._index.give_room_back(room)
             self.send(frames.encode(frames.Held(request=message.request, why_not=refusal)))
             return
-        self._index.put(header, room)
+        others = tuple(h.pod for h in message.holders if h.pod != self._pod)
+        self._index.put(header, room, (self._pod, *others))
         self._send_to_holders(message.request, header.key, message.holders, message.keep_from)
 
     def _send_to_holders(

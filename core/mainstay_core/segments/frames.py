@@ -9,15 +9,26 @@ never pass between a trainer and its own pod's store: both have the arena mapped
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from mainstay_core.base import codec
-from mainstay_core.base.bounds import Count, Name, Range, Sentence, SlotIndex, cut_fields
+from mainstay_core.base.bounds import (
+    Count,
+    Longest,
+    Name,
+    Range,
+    Sentence,
+    SlotIndex,
+    cut_fields,
+)
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import pack_head
+from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import quote
 from mainstay_core.wire.segments import (
+    MAX_HOLDERS,
     MAX_SEGMENT_BYTES,
     Holders,
     SegmentHeader,
@@ -229,6 +240,12 @@ class Segment:
     header: SegmentHeader
     keep_from: Count = 0
     """Of one that is to be kept: what is older goes."""
+    holders: Annotated[tuple[PodUid, ...], Longest(1 + MAX_HOLDERS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Of one that is to be kept: all pods that are to keep it, the writer's first."""
+    is_again: bool = field(default=False, metadata=OMITTED)
+    """Whether others have gone that kept it. The holder may have a newer one, which stays."""
     kind: Literal["segment"] = "segment"
 
 

@@ -42,6 +42,8 @@ class Segment:
 
     header: SegmentHeader
     span: Span
+    holders: tuple[PodUid, ...] = ()
+    """Pods that were to keep it, the writer's first; empty if that is not known."""
     num_readers: int = 0
     """How many read or send its bytes now."""
     is_kept: bool = True
@@ -123,14 +125,16 @@ class SegmentIndex:
             return f"{key} is of one more unit than the {MAX_HELD_UNITS} of which a store keeps any"
         return ""
 
-    def put(self, header: SegmentHeader, room: Span) -> Segment:
+    def put(
+        self, header: SegmentHeader, room: Span, holders: tuple[PodUid, ...] = ()
+    ) -> Segment:
         """Keep a segment that is written, and has no refusal, in place of one of the same key."""
         assert not self.refusal_of(header)
         assert room.size == header.size_bytes
         self._move_to(header.key.lineage)
         self._fingerprint = header.fingerprint
         self.discard(header.key)
-        segment = Segment(header, room)
+        segment = Segment(header, room, holders)
         place = header.key.position, header.key.unit
         unit = self._units.setdefault(place, _Unit(header.unit_name, header.num_units))
         if header.key.kind is SegmentKind.STATE:
@@ -178,6 +182,25 @@ class SegmentIndex:
         segment.is_kept = False
         if not segment.num_readers:
             self._spans.free(segment.span)
+
+    @property
+    def from_version(self) -> int:
+        """The version from which on all is kept."""
+        return self._from_version
+
+    def needed(self, lineage: int) -> list[Segment]:
+        """Return what a replay in a lineage may need, by key.
+
+        States of a window that is not complete do not count: the next settle gives it up.
+        """
+        if lineage != self._lineage:
+            return []
+        found = [
+            s
+            for s in self._segments()
+            if s.header.key.kind is not SegmentKind.STATE or s.header.window <= self._from_version
+        ]
+        return sorted(found, key=lambda s: s.header.key)
 
     # Commits, and what goes ------------------------------------------------------
 

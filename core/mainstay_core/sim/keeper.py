@@ -116,10 +116,8 @@ class SegmentKeeper:
         self, wait: Wait, lineage: int, others: Sequence[OtherStore]
     ) -> tuple[StoreReport, ...]:
         """Return what stores of other pods hold; one that does not answer is empty."""
-        found = []
-        for other in others:
-            found.append(await Awaited(self._client.report_of(other, lineage, wait.is_over)))
-        return tuple(found)
+        asked = [self._client.report_of(other, lineage, wait.is_over) for other in others]
+        return tuple([await Awaited(steps) for steps in asked])
 
     def status(self, version: int, *, logged: bool) -> SnapshotStatus:
         """Return what to say of segments in the vote on the step at ``version``."""
