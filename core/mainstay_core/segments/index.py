@@ -125,9 +125,7 @@ class SegmentIndex:
             return f"{key} is of one more unit than the {MAX_HELD_UNITS} of which a store keeps any"
         return ""
 
-    def put(
-        self, header: SegmentHeader, room: Span, holders: tuple[PodUid, ...] = ()
-    ) -> Segment:
+    def put(self, header: SegmentHeader, room: Span, holders: tuple[PodUid, ...] = ()) -> Segment:
         """Keep a segment that is written, and has no refusal, in place of one of the same key."""
         assert not self.refusal_of(header)
         assert room.size == header.size_bytes
