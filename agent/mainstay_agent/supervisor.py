@@ -196,6 +196,10 @@ class Supervisor(Pod):
         """A newer plan is held: the api, and members that missed it, hear of it."""
         self._client.held = plan.quorum
         self._gather.hold(plan)
+        registered = self.conversation.registered
+        config = registered.config.snapshots if registered is not None else None
+        if self._segments is not None and config is not None:
+            self._segments.adopt(plan, peers=config.peers, domains=config.domains)
 
     def call_later(self, delay_s: float, call: Callable[[Plan], None], plan: Plan) -> None:
         """Call after ``delay_s``."""

@@ -13,12 +13,6 @@ from tests.e2e.stage_losses import Loss
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 LOSSES = stage_losses.table()
-SPARES_ARE_FASTER = (
-    "a spare took a place before the lost trainers were back, so the pods of these have no member "
-    "in the plan, and their stores are not asked"
-)
-"""Known: the job restarts then, though segments are there."""
-KNOWN = {"stage-holder-middle-3-llama-bfloat16-1-2-1-2-Gradients": SPARES_ARE_FASTER}
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +37,7 @@ def test_the_losses_have_every_possible_pair_of_values() -> None:
     assert found == stage_losses.possible_pairs()
 
 
-def _case(loss: Loss) -> Any:
-    why = KNOWN.get(str(loss), "")
-    marks = [pytest.mark.xfail(reason=why, strict=False)] if why else []
-    return pytest.param(loss, id=str(loss), marks=marks)
-
-
-@pytest.mark.parametrize("loss", map(_case, LOSSES))
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
 def test_a_lost_stage_leaves_no_trace_in_the_bits(
     tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any], loss: Loss
 ) -> None:

@@ -1,6 +1,7 @@
 """Serves a pod that has called and has proved the job's secret.
 
-Its store sends segments, which are kept and confirmed; a trainer reads segments. Both get an answer
+Its store sends segments, which are kept and confirmed; a trainer asks what is kept, and reads
+segments. Both get an answer
 for each frame, in order, and the next frame is read once the answer is gone.
 """
 
@@ -14,10 +15,11 @@ from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
+from mainstay_core.base.ids import PodUid
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
-from mainstay_core.wire.segments import SegmentHeader, SegmentKey
+from mainstay_core.wire.segments import SegmentHeader, SegmentKey, StoreReport
 
 IDLE_S = 60.0
 """How long a caller may move nothing. One whose node is lost says no farewell, and what it has sent
@@ -57,17 +59,26 @@ class Caller(Channel):
         arena: memory of the store.
         index: what is in it.
         awaited: readers that wait for a segment.
+        report: returns what is kept of a lineage.
     """
 
     def __init__(
-        self, connection: socket.socket, arena: Arena, index: SegmentIndex, awaited: Awaited
+        self,
+        connection: socket.socket,
+        arena: Arena,
+        index: SegmentIndex,
+        awaited: Awaited,
+        report: Callable[[int], StoreReport],
     ) -> None:
         super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
         self._arena, self._index, self._awaited = arena, index, awaited
+        self._report = report
         self._wanted: frames.Fetch | None = None
         """The segment that its reader waits for."""
         self._incoming: SegmentHeader | None = None
         self._room: Span | None = None
+        self._holders: tuple[PodUid, ...] = ()
+        self._is_again = False
         self._refusal = ""
         self._outgoing: Segment | None = None
 
@@ -81,7 +92,10 @@ class Caller(Channel):
                 return self._take(message)
             case frames.Fetch() as message:
                 self._serve(message, self.send)
-                return None
+            case frames.AskReport() as message:
+                report = self._report(message.lineage)
+                self.send(frames.encode(frames.Reported(request=message.request, report=report)))
+        return None
 
     def finish(self) -> None:
         header, room = self._incoming, self._room
@@ -91,10 +105,10 @@ class Caller(Channel):
         if room is not None:
             # What is kept may have changed while the body came.
             self._refusal = self._index.refusal_of(header)
-            if self._refusal:
+            if self._refusal or self._has_newer(header):
                 self._index.give_room_back(room)
             else:
-                self._index.put(header, room)
+                self._index.put(header, room, self._holders)
                 self._awaited.come(header.key)
         refusal = self._refusal
         self.send(frames.encode(frames.Refused(why=refusal) if refusal else frames.Stored()))
@@ -116,7 +130,8 @@ class Caller(Channel):
         if not self._refusal:
             index.keep_from(header.key.lineage, message.keep_from)
             self._refusal = index.refusal_of(header)
-        if self._refusal:
+        self._holders, self._is_again = message.holders, message.is_again
+        if self._refusal or self._has_newer(header):
             return None
         self._room = index.take_room(header.size_bytes)
         if self._room is None:
@@ -124,6 +139,10 @@ class Caller(Channel):
             return None
         offset, size = self._room
         return self._arena.view[offset : offset + size]
+
+    def _has_newer(self, header: SegmentHeader) -> bool:
+        """Return whether what comes is sent again, and must not take the place of what is here."""
+        return self._is_again and self._index.find(header.key) is not None
 
     def _serve(self, message: frames.Fetch, send: Callable[[bytes, Span | None], None]) -> None:
         segment = self._index.find(message.key)

@@ -20,6 +20,7 @@ from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
+from mainstay_core.base.ids import PodUid
 from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Purpose
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
@@ -40,6 +41,8 @@ class Parcel(NamedTuple):
     keep_from: int
     done: Callable[[str], None]
     """Called once: with why the holder does not keep it, or an empty sentence if it does."""
+    again: tuple[PodUid, ...] = ()
+    """Of a segment that is sent again, as others have gone: all pods that keep it then."""
 
 
 class HolderLine(Channel):
@@ -109,7 +112,12 @@ class HolderLine(Channel):
                 continue
             self._index.hold(segment)
             self._sent.append((parcel, segment))
-            message = frames.Segment(header=segment.header, keep_from=parcel.keep_from)
+            message = frames.Segment(
+                header=segment.header,
+                keep_from=parcel.keep_from,
+                holders=parcel.again or segment.holders,
+                is_again=bool(parcel.again),
+            )
             self.queue(frames.encode(message, segment.span.size), segment.span)
             return True
         return False

@@ -12,6 +12,7 @@ import selectors
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from mainstay_agent.local_socket import own_mode
 from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.callers import Awaited, Caller
-from mainstay_agent.snapshots.channel import Channel
+from mainstay_agent.snapshots.channel import TURN_BYTES, Channel
 from mainstay_agent.snapshots.holders import HolderLine, Parcel, call
 from mainstay_agent.snapshots.trainers import TrainerLine
 from mainstay_core.base.admission import Bounds
@@ -28,7 +29,9 @@ from mainstay_core.base.errors import ProtocolError, brief
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.proofs import Purpose
 from mainstay_core.segments.deliveries import Delivery
-from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.snapshots.recopies import Held, Recopy, plan_recopies
+from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import MAX_HOLDERS, Holder, SegmentKey, StoreReport
 from mainstay_net.acceptor import listen
 from mainstay_net.entrance import Entrance
@@ -88,10 +91,13 @@ class SegmentStore:
         self._entrance = Entrance(listen(address), secret, (Purpose.SNAPSHOT,), BOUNDS)
         self._trainers = _listen_here(path)
         self._wakes, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._channels: set[Channel] = set()
-        self._lines: dict[str, HolderLine] = {}
-        """By address."""
+        self._lines: dict[tuple[str, bool], HolderLine] = {}
+        """By address, and whether they carry what is sent again: no step waits for that."""
+        self._plans: deque[tuple[Plan, int, int]] = deque(maxlen=1)
+        """The newest plan that was not looked at yet, with peers and domains of copies."""
         self._sweeps_at_s = time.monotonic()
         self._is_closed = self._is_paused = False
 
@@ -105,12 +111,25 @@ class SegmentStore:
         self._is_closed = True
         self._wake.close()
 
+    def adopt(self, plan: Plan, *, peers: int, domains: int) -> None:
+        """Send again what a plan leaves with too few holders; from any thread, returns at once.
+
+        Args:
+            plan: newer than those before; it names the stores of living pods.
+            peers: other pods that are to keep each segment.
+            domains: failure domains that they are to span.
+        """
+        self._plans.append((plan, peers, domains))
+        # One that is full wakes the thread as well; one that is closed has none.
+        with contextlib.suppress(OSError):
+            self._wake.send(b"!")
+
     def serve(self) -> None:
         """Serve until the store is closed; then all connections end."""
         register, read = self._selector.register, selectors.EVENT_READ
         register(self._entrance, read, self._let_pods_in)
         register(self._trainers, read, self._let_trainers_in)
-        register(self._wakes, read, lambda: None)
+        register(self._wakes, read, self._woken)
         try:
             while not self._is_closed:
                 for key, events in self._selector.select(self._wait_s()):
@@ -187,7 +206,7 @@ class SegmentStore:
             if self._is_cut() or callers >= MAX_CALLERS:
                 proved.socket.close()
                 continue
-            self._add(Caller(proved.socket, self._arena, self._index, self._awaited))
+            self._add(Caller(proved.socket, self._arena, self._index, self._awaited, self._report))
 
     def _let_trainers_in(self) -> None:
         try:
@@ -204,8 +223,16 @@ class SegmentStore:
         if sum(isinstance(channel, TrainerLine) for channel in self._channels) >= MAX_TRAINERS:
             connection.close()
             return
-        arena, index, awaited = self._arena, self._index, self._awaited
-        self._add(TrainerLine(connection, arena, index, awaited, self._deliver, self._report))
+        line = TrainerLine(
+            connection,
+            self._arena,
+            self._index,
+            self._awaited,
+            self._deliver,
+            self._report,
+            self._pod,
+        )
+        self._add(line)
 
     # What trainers ask for -------------------------------------------------------
 
@@ -233,24 +260,53 @@ class SegmentStore:
         for pod, address in others.items():
             self._send(address, Parcel(key, keep_from, partial(answered, pod)))
 
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakes.recv(TURN_BYTES)
+        while self._plans:
+            self._recopy(*self._plans.popleft())
+
+    def _recopy(self, plan: Plan, peers: int, domains: int) -> None:
+        """Send again what has lost holders."""
+        segments = {s.header.key: s for s in self._index.needed(plan.lineage)}
+        kept = [Held(key, segment.holders) for key, segment in segments.items()]
+        recopies = plan_recopies(plan, self._pod, kept, peers=peers, domains=domains)
+        if recopies:
+            logger.info("%d segments have lost holders and are sent again", len(recopies))
+        for recopy in recopies:
+            segment = segments[recopy.key]
+            for holder in recopy.to:
+                done = partial(self._recopied, segment, recopy, holder.pod)
+                parcel = Parcel(recopy.key, self._index.from_version, done, recopy.holders)
+                self._send(holder.address, parcel)
+
+    def _recopied(self, segment: Segment, recopy: Recopy, pod: PodUid, why_not: str) -> None:
+        """Note that one more pod keeps a segment, or has not taken it."""
+        if why_not:
+            logger.info("%s is not at one more pod, %s: %s", recopy.key, pod, why_not)
+            return
+        # Those that are gone stay out: what they had is gone with them.
+        living = tuple(h for h in segment.holders if h in recopy.holders)
+        segment.holders = (*living, pod)
+
     def _send(self, address: str, parcel: Parcel) -> None:
-        line = self._lines.get(address)
+        line = self._lines.get((address, bool(parcel.again)))
         if line is None:
             try:
-                line = self._call(address)
+                line = self._call(address, is_again=bool(parcel.again))
             except (OSError, ValueError, OverflowError) as error:
                 parcel.done(f"{address}: {brief(error)}")
                 return
         line.put(parcel)
 
-    def _call(self, address: str) -> HolderLine:
+    def _call(self, address: str, *, is_again: bool) -> HolderLine:
         if self._is_cut():
             raise OSError("the network is cut")
         if len(self._lines) >= MAX_LINES:
             raise OSError(f"there are {MAX_LINES} connections to holders already")
         connection = call(address, self._local)
         line = HolderLine(connection, address, self._secret, self._arena, self._index)
-        self._lines[address] = line
+        self._lines[address, is_again] = line
         self._add(line)
         return line
 

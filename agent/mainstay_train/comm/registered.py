@@ -79,8 +79,15 @@ def read_exactly(connection: socket.socket, view: memoryview) -> None:
         view = view[count:]
 
 
-def read_frame(connection: socket.socket, max_body: int) -> tuple[dict[str, Any], int]:
+def read_frame(
+    connection: socket.socket, max_body: int, max_head: int = FIRST_HEAD_BYTES
+) -> tuple[dict[str, Any], int]:
     """Read a frame's head; returns it with the size of the body that follows.
+
+    Args:
+        connection: to read from.
+        max_body: bound on the body, in bytes.
+        max_head: bound on the head, in bytes.
 
     Raises:
         OSError: the connection ended first.
@@ -88,7 +95,7 @@ def read_frame(connection: socket.socket, max_body: int) -> tuple[dict[str, Any]
     """
     prefix = bytearray(PREFIX.size)
     read_exactly(connection, memoryview(prefix))
-    head_size, body_size = parse_prefix(bytes(prefix), FIRST_HEAD_BYTES, max_body)
+    head_size, body_size = parse_prefix(bytes(prefix), max_head, max_body)
     head = bytearray(head_size)
     read_exactly(connection, memoryview(head))
     return parse_head(bytes(head)), body_size

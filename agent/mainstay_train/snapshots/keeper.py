@@ -17,7 +17,8 @@ from dataclasses import replace
 
 import torch
 
-from mainstay_core.base.ids import JobUid, Slot
+from mainstay_core.base.errors import MainstayError, brief
+from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.job.config import LogKind, SnapshotConfig
 from mainstay_core.planning.program import Op
 from mainstay_core.rank.authors import authorship
@@ -25,7 +26,7 @@ from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.snapshots.windows import plan_instalments
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     MAX_BAD,
     BadSegment,
@@ -53,8 +54,8 @@ logger = logging.getLogger(__name__)
 class Wait:
     """A wait of the main thread for other pods, which ends with its quorum."""
 
-    def __init__(self, client: SegmentClient) -> None:
-        self._client = client
+    def __init__(self, client: SegmentClient, changed: threading.Condition) -> None:
+        self._client, self._changed = client, changed
         self.ended = ""
         """Why it ended; empty while it goes on."""
 
@@ -62,6 +63,8 @@ class Wait:
         """End the wait (any thread)."""
         self.ended = why or "ended"
         self._client.interrupt()
+        with self._changed:
+            self._changed.notify_all()
 
 
 class SegmentKeeper:
@@ -123,7 +126,7 @@ class SegmentKeeper:
 
     def begin_wait(self) -> Wait:
         """Return what ends a wait, from any thread."""
-        return Wait(self._client)
+        return Wait(self._client, self._changed)
 
     async def report(self, lineage: int, *, whole: bool) -> StoreReport:
         """Return which segments were found damaged here, and what the pod's store holds."""
@@ -135,6 +138,34 @@ class SegmentKeeper:
         except StoreGone:  # with its supervisor, and so this trainer ends too
             held = StoreReport(pod=self._slot.pod, address="", lineage=lineage)
         return replace(held, bad=bad)
+
+    async def ask_others(
+        self, wait: Wait, lineage: int, others: Sequence[OtherStore]
+    ) -> tuple[StoreReport, ...]:
+        """Return what stores of other pods hold; one that does not answer in time is empty."""
+        limit_s, found = self._config.ask_s, dict[PodUid, StoreReport]()
+
+        def empty(other: OtherStore, problem: str) -> StoreReport:
+            return StoreReport(pod=other.pod, address="", lineage=lineage, problem=problem)
+
+        def ask(other: OtherStore) -> None:
+            try:
+                report = self._client.report_of(other.address, lineage, limit_s)
+                if report.pod != other.pod:
+                    report = empty(other, f"{report.pod} answers at {other.address}")
+            except (OSError, ValueError, OverflowError, MainstayError) as error:
+                report = empty(other, brief(error))
+            with self._changed:
+                found[other.pod] = report
+                self._changed.notify_all()
+
+        for other in others:
+            name = f"ask-{other.pod}"
+            threading.Thread(target=ask, args=(other,), name=name, daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(lambda: len(found) == len(others) or bool(wait.ended), limit_s)
+            late = f"it did not answer within {limit_s:g} s"
+            return tuple(found.get(other.pod) or empty(other, late) for other in others)
 
     def status(self, version: int, *, logged: bool) -> SnapshotStatus:
         """Return what to say of segments in the vote on the step at ``version``."""

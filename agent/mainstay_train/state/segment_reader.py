@@ -8,9 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError
+from mainstay_core.base.frames import MAX_HEAD_BYTES
 from mainstay_core.base.proofs import Purpose
 from mainstay_core.segments import frames
-from mainstay_core.wire.segments import MAX_SEGMENT_BYTES, SegmentHeader, SegmentKey
+from mainstay_core.wire.segments import (
+    MAX_SEGMENT_BYTES,
+    SegmentHeader,
+    SegmentKey,
+    StoreReport,
+)
 from mainstay_net.caller import prove
 from mainstay_train.base import job_secret
 from mainstay_train.comm.registered import (
@@ -25,6 +31,10 @@ STALL_S = 30.0
 MAX_IDLE = 8
 """Connections that are kept for the next segment. Stores are asked in turns for many segments, and
 each connection costs a proof of the job's secret."""
+
+
+Answer = frames.Segment | frames.Header | frames.Missing
+"""What a store answers to somebody who wants a segment."""
 
 
 class ReaderEnded(MainstayError):  # noqa: N818 - a state, not a failure
@@ -108,13 +118,39 @@ class SegmentReader:
         answer = self._ask(address, frames.Fetch(key=key, header_only=True), None)
         return None if isinstance(answer, frames.Missing) else answer.header
 
+    def report(self, address: str, lineage: int, timeout_s: float) -> StoreReport:
+        """Return what a store keeps of a lineage.
+
+        Args:
+            address: where it listens.
+            lineage: of the plan.
+            timeout_s: how long it may let us connect, or send nothing.
+
+        Raises:
+            OSError: the store cannot be reached, or does not answer.
+            RemoteProtocolError: it says what it may not.
+            ReaderEnded: this reader was shut down.
+        """
+        connection = open_registered(address, self._local, timeout_s)
+        try:
+            with self._entered(connection):
+                prove(connection, job_secret.read(), address, Purpose.SNAPSHOT)
+                connection.sendall(frames.encode(frames.AskReport(request=0, lineage=lineage)))
+                head, size = read_frame(connection, 0, MAX_HEAD_BYTES)
+        finally:
+            close_registered(connection)
+        answer = frames.decode_to_reader(head, size)
+        if not isinstance(answer, frames.Reported) or answer.report.lineage != lineage:
+            raise RemoteProtocolError(f"not what was asked for: lineage {lineage}")
+        return answer.report
+
     def _ask(
         self,
         address: str,
         message: frames.Fetch,
         into: memoryview | None,
         ended: Callable[[], str] = lambda: "",
-    ) -> frames.ToReader:
+    ) -> Answer:
         idle = self._take_idle(address)
         if idle is not None:
             # A store hangs up on a connection that is idle for long: then a new one is opened.
@@ -137,7 +173,7 @@ class SegmentReader:
         message: frames.Fetch,
         into: memoryview | None,
         ended: Callable[[], str],
-    ) -> frames.ToReader:
+    ) -> Answer:
         """Ask over a connection, which is closed unless all went well."""
         try:
             with self._entered(connection, ended):
@@ -195,7 +231,7 @@ class SegmentReader:
 
 def _read_answer(
     connection: socket.socket, message: frames.Fetch, into: memoryview | None
-) -> frames.ToReader:
+) -> Answer:
     """Read what a store answers, and a segment's bytes into memory of their size.
 
     Raises:
@@ -207,7 +243,9 @@ def _read_answer(
     if isinstance(answer, frames.Missing):
         return answer
     wanted = frames.Segment if into is not None else frames.Header
-    if not isinstance(answer, wanted) or answer.header.key != message.key:
+    if isinstance(answer, frames.Reported) or not isinstance(answer, wanted):
+        raise RemoteProtocolError(f"not what was asked for: {message.key}")
+    if answer.header.key != message.key:
         raise RemoteProtocolError(f"not what was asked for: {message.key}")
     if into is not None:
         if size != into.nbytes:

@@ -332,6 +332,10 @@ class SegmentClient:
             self._changed.notify_all()
         self._send(frames.KeepFrom(lineage=lineage, version=version, may_go_back=may_go_back))
 
+    def report_of(self, address: str, lineage: int, timeout_s: float) -> StoreReport:
+        """Return what the store of another pod has of a lineage (:meth:`SegmentReader.report`)."""
+        return self._reader.report(address, lineage, timeout_s)
+
     def _drop_older(self, lineage: int, version: int) -> None:
         self._written = {
             key: written

@@ -29,23 +29,26 @@ from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
     SlotState,
+    has_store,
+    pod_name,
     slot_name,
     uid_of,
     with_pod,
 )
 from mainstay_core.job.phase import JobPhase
+from mainstay_core.snapshots.stores import lacks_holders
 from mainstay_core.wire.plan import Chain, Method, Plan
 
 
 def decide_between_faults(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Publish the planned plan that is due, if any: a hand-over, a shrink or a join.
+    """Publish the planned plan that is due, if any: a hand-over, a shrink, a join, or other stores.
 
     Near the end of the job no plan is due: it would be adopted after the last step.
     """
     if state.shape.steps - state.step <= 1:
         return Transition(state=state)
     result = Transition(state=state)
-    for decide in (_hand_over, _shrink, _join):
+    for decide in (_hand_over, _shrink, _join, _name_stores):
         result = result.then(decide(result.state, now_s, nonce))
         if result.plan is not None:
             break
@@ -212,6 +215,33 @@ def _join(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     reason = _join_sentence(state, plan)
     plan = replace(plan, reason=f"{reason}; {plan.reason}")
     return publish(open_join(state, plan, reason), plan, JobPhase.RUNNING)
+
+
+def _name_stores(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Have the same members go on with the stores of other pods that there are now.
+
+    That is due when a store that the plan names is gone: each copy for it is waited for in vain.
+    One that came later is named at once only where copies lack holders.
+    """
+    plan, config = state.plan, state.config.snapshots
+    assert plan is not None
+    if config is None or state.restored == str(plan.quorum):
+        return Transition(state=state)  # after a recovery of the api's store pods register anew
+    gone = [o.pod for o in plan.other_stores if not has_store(state, o.pod, o.address)]
+    known = {o.pod for o in plan.other_stores}
+    new = [o.pod for o in seating.other_stores_of(state, plan.members) if o.pod not in known]
+    if not gone and not (new and lacks_holders(plan, peers=config.peers, domains=config.domains)):
+        return Transition(state=state)
+    names = ", ".join(pod_name(state, pod) for pod in (gone or new))
+    what = "are gone" if gone else "keep copies from now on"
+    draft = Draft(
+        method=Method.REFORM,
+        planned=True,
+        reason=f"stores of pods without a member {what}: {names}",
+        now_s=now_s,
+        nonce=nonce,
+    )
+    return publish(state, seating.compose(state, living_seats(state), draft), JobPhase.RUNNING)
 
 
 def _takers(state: CoordinatorState, now_s: float) -> tuple[SlotState, ...]:

@@ -37,7 +37,7 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
-from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.plan import Chain, Member, Method, OtherStore, Plan, Rendezvous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +256,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         hosts=_hosts_of(state, members),
         replicas_wanted=state.wanted,
         suspend_wanted=state.suspend,
+        other_stores=other_stores_of(state, members),
     )
 
 
@@ -349,4 +350,18 @@ def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rende
         )
         for p in state.pods
         if p.registration.pod in used
+    )
+
+
+def other_stores_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[OtherStore, ...]:
+    """Return the stores of segments of living pods that none of ``members`` is in, in pod order."""
+    used = {m.slot.pod for m in members}
+    return tuple(
+        OtherStore(
+            pod=p.registration.pod,
+            address=p.registration.snapshots,
+            domain=p.registration.domain,
+        )
+        for p in state.pods
+        if p.registration.snapshots and not p.gone and p.registration.pod not in used
     )

@@ -69,6 +69,9 @@ class SnapshotConfig:
     """Other pods that keep a copy of each segment."""
     domains: Annotated[int, Range(1, MAX_SNAPSHOT_DOMAINS)] = SNAPSHOT_DOMAINS
     """Failure domains over which the copies are spread, where there are as many."""
+    ask_s: Seconds = 5.0
+    """How long a settle waits for what the store of a pod without a member holds. One that does not
+    answer counts as empty."""
     boundary: bool = field(default=False, metadata=OMITTED)
     """Whether what crosses the boundaries of stages is logged, instead of gradients."""
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
+from mainstay_core.snapshots.copies import CopyDemand, plan_copies
 from mainstay_core.snapshots.duties import Author, divide
 from mainstay_core.snapshots.prices import UnitPrice
+from mainstay_core.snapshots.stores import store_addresses, store_pods
 from mainstay_core.snapshots.units import Position
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.segments import Holder
@@ -50,21 +51,12 @@ def _author(member: Member) -> Author:
 
 
 def _holders(plan: Plan, me: Member, peers: int, domains: int) -> tuple[Holder, ...]:
-    hosts = {host.pod: host for host in plan.hosts if host.snapshots}
-    stages: dict[str, set[int]] = {pod: set() for pod in hosts}
-    places = set()
-    for member in plan.members:
-        pod = member.slot.pod
-        if pod in hosts:
-            stages[pod].add(member.rank.stage)
-            places.add((member.rank.position, pod))
-    if me.slot.pod not in hosts:
+    pods, addresses = store_pods(plan), store_addresses(plan)
+    if me.slot.pod not in addresses:
         return ()
+    places = {(m.rank.position, m.slot.pod) for m in plan.members if m.slot.pod in addresses}
     copies = plan_copies(
-        [
-            StorePod(pod=pod, domain=host.domain, stages=tuple(sorted(stages[pod])))
-            for pod, host in sorted(hosts.items())
-        ],
+        pods,
         # Sizes would be told by votes; without them every position counts the same.
         [
             CopyDemand(position=Position(stage=stage, inner=inner), pod=pod, size_bytes=1)
@@ -75,4 +67,4 @@ def _holders(plan: Plan, me: Member, peers: int, domains: int) -> tuple[Holder, 
     )
     position = Position(stage=me.rank.stage, inner=me.rank.inner)
     mine = next(c for c in copies.copies if (c.position, c.pod) == (position, me.slot.pod))
-    return tuple(Holder(pod=pod, address=hosts[pod].snapshots) for pod in mine.peers)
+    return tuple(Holder(pod=pod, address=addresses[pod]) for pod in mine.peers)

@@ -12,7 +12,7 @@ from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import Ends
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import CommitRecord, SaveStatus, SnapshotStatus
 
@@ -41,6 +41,19 @@ class Keeper(Protocol):
             whole: whether to tell of the store; else another member of the pod does.
         """
 
+    async def ask_others(
+        self, wait: Any, lineage: int, others: Sequence[OtherStore]
+    ) -> tuple[StoreReport, ...]:
+        """Return what stores of other pods hold, in the order of ``others``.
+
+        One that does not answer in time is told as empty, with the reason.
+
+        Args:
+            wait: of :meth:`begin_wait`.
+            lineage: of the plan.
+            others: to ask.
+        """
+
     def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:
         """Begin to copy this member's units of an instalment, in the background.
 
@@ -52,7 +65,7 @@ class Keeper(Protocol):
         """
 
     def begin_wait(self) -> Ends:
-        """Return what ends a wait of :meth:`log` or :meth:`replay`, from any thread."""
+        """Return what ends a wait of this keeper, from any thread."""
 
     async def log(
         self, wait: Any, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]

@@ -8,10 +8,10 @@ anything (design section 5, row 3).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     Holder,
     Run,
@@ -81,6 +81,14 @@ def speaks_for_store(plan: Plan, index: int) -> bool:
     return index == min(m.index for m in plan.members if m.slot.pod == pod)
 
 
+def others_to_ask(plan: Plan, index: int) -> tuple[OtherStore, ...]:
+    """Return the stores of pods without a member that are a member's to ask.
+
+    Each is asked by one member, and all members ask about as many.
+    """
+    return plan.other_stores[index :: len(plan.members)]
+
+
 class StoreContents:
     """The contents of all stores of a quorum's pods, taken together.
 
@@ -89,7 +97,7 @@ class StoreContents:
         lineage: of the plan.
     """
 
-    def __init__(self, reports: Iterable[StoreReport], lineage: int) -> None:
+    def __init__(self, reports: Sequence[StoreReport], lineage: int) -> None:
         self._lineage = lineage
         self._units: dict[int, dict[int, list[tuple[Holder, UnitHeld]]]] = {}
         """By position and unit, in the order of pods."""
@@ -97,6 +105,8 @@ class StoreContents:
         """By step."""
         self.certified: dict[int, set[str]] = {}
         """By step the quorums (as text) that are known to have committed it."""
+        self.unasked = {r.pod: r.problem for r in reports if r.problem}
+        """Why pods' stores could not be asked, by pod."""
         # In one order, whoever tells first: all ranks come to the same holders and records.
         told = sorted((r for r in reports if r.lineage == lineage), key=lambda r: r.pod)
         bad = {(bad.pod, bad.key) for report in told for bad in report.bad}
@@ -151,9 +161,7 @@ class Stores(StoreContents):
         reached = [self._reach_of_unit(copies) for copies in units.values()]
         return frozenset.intersection(*reached)
 
-    def plan_replay(
-        self, position: int, version: int, lost: Collection[int] = ()
-    ) -> Replay | None:
+    def plan_replay(self, position: int, version: int, lost: Collection[int] = ()) -> Replay | None:
         """Return how to make a position's state at a version; None if it cannot be made.
 
         Each unit starts from its newest state, so as few steps as can be are applied again.

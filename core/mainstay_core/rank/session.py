@@ -17,7 +17,7 @@ from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.keeping import Keeper, Writer
-from mainstay_core.rank.replaying import needs_stores, speaks_for_store
+from mainstay_core.rank.replaying import needs_stores, others_to_ask, speaks_for_store
 from mainstay_core.rank.reports import (
     AppliedStep,
     EntryLog,
@@ -32,7 +32,7 @@ from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.segments import StoreReport, ToldStores
 from mainstay_core.wire.votes import (
     Commit,
     LastStatus,
@@ -210,8 +210,14 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         """Exchange what the stores of all pods hold: some position has nobody who stayed."""
         plan, index = action.plan, action.report.index
         held = await keeper.report(plan.lineage, whole=speaks_for_store(plan, index))
-        await self.post("stores", held)
-        return await self.gathered("stores", StoreReport)
+        others = others_to_ask(plan, index)
+        found: tuple[StoreReport, ...] = ()
+        if others:
+            wait = self.connections.healing(keeper.begin_wait())
+            found = await keeper.ask_others(wait, plan.lineage, others)
+        await self.post("stores", ToldStores(reports=(held, *found)))
+        told = await self.gathered("stores", ToldStores)
+        return tuple(report for one in told for report in one.reports)
 
     async def _load_state(self, action: events.LoadState) -> events.Event:
         self.prepare()
@@ -220,9 +226,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if action.replay is not None:
             await self._begin(Op.REPLAY)
             wait = self.connections.healing(self._keeper.begin_wait())
-            outcome = await self._keeper.replay(
-                wait, self.plan, self.state.index, action.replay
-            )
+            outcome = await self._keeper.replay(wait, self.plan, self.state.index, action.replay)
             await self._begin(Op.REPLAYED)
             if isinstance(outcome, events.StateLoaded):
                 self._log_replayed(outcome.replayed)
@@ -296,9 +300,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         await self._begin(Op.LOG)
         state = self.state
         wait = self.connections.healing(keeper.begin_wait())
-        logged = await keeper.log(
-            wait, self.plan, state.index, state.lineage, state.version, types
-        )
+        logged = await keeper.log(wait, self.plan, state.index, state.lineage, state.version, types)
         await self._begin(Op.LOGGED)
         return keeper.status(state.version, logged=logged)
 

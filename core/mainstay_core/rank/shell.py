@@ -19,11 +19,11 @@ from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial
-from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.segments import ToldStores
 from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, Vote
 
-MessageT = TypeVar("MessageT", SettleReport, StoreReport, Vote, LastStatus)
-Message = SettleReport | StoreReport | Vote | LastStatus
+MessageT = TypeVar("MessageT", SettleReport, ToldStores, Vote, LastStatus)
+Message = SettleReport | ToldStores | Vote | LastStatus
 
 
 class RankShell(ABC):

@@ -25,10 +25,13 @@ from mainstay_core.base.bounds import (
     TypeIndex,
     cut_fields,
 )
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import pack_head
+from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import quote
 from mainstay_core.wire.segments import (
+    MAX_HOLDERS,
     MAX_MICRO_BATCHES,
     MAX_SEGMENT_BYTES,
     Holders,
@@ -141,7 +144,7 @@ class VotedLogs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskReport:
-    """A trainer wants to know what is kept of a lineage."""
+    """A trainer, of this pod or of another one, wants to know what is kept of a lineage."""
 
     request: Count
     lineage: Count
@@ -264,6 +267,12 @@ class Segment:
     header: SegmentHeader
     keep_from: Count = 0
     """Of one that is to be kept: what is older goes."""
+    holders: Annotated[tuple[PodUid, ...], Longest(1 + MAX_HOLDERS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Of one that is to be kept: all pods that are to keep it, the writer's first."""
+    is_again: bool = field(default=False, metadata=OMITTED)
+    """Whether others have gone that kept it. The holder may have a newer one, which stays."""
     kind: Literal["segment"] = "segment"
 
 
@@ -312,9 +321,9 @@ class Missing:
     kind: Literal["missing"] = "missing"
 
 
-FromPeer = Segment | Fetch
+FromPeer = Segment | Fetch | AskReport
 ToHolder = Stored | Refused
-ToReader = Segment | Header | Missing
+ToReader = Segment | Header | Missing | Reported
 Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
 
 _FROM_TRAINER: Mapping[str, type[FromTrainer]] = {
@@ -326,10 +335,12 @@ _TO_TRAINER: Mapping[str, type[ToTrainer]] = {
     "arena": Arena, "room": Room, "full": Full, "held": Held, "report": Reported,
     "found": Found, "not-found": NotFound,
 }  # fmt: skip
-_FROM_PEER: Mapping[str, type[FromPeer]] = {"segment": Segment, "fetch": Fetch}
+_FROM_PEER: Mapping[str, type[FromPeer]] = {
+    "segment": Segment, "fetch": Fetch, "report": AskReport,
+}  # fmt: skip
 _TO_HOLDER: Mapping[str, type[ToHolder]] = {"stored": Stored, "refused": Refused}
 _TO_READER: Mapping[str, type[ToReader]] = {
-    "segment": Segment, "header": Header, "missing": Missing,
+    "segment": Segment, "header": Header, "missing": Missing, "report": Reported,
 }  # fmt: skip
 
 

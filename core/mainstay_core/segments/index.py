@@ -53,6 +53,8 @@ class Segment:
 
     header: SegmentHeader
     span: Span
+    holders: tuple[PodUid, ...] = ()
+    """Pods that were to keep it, the writer's first; empty if that is not known."""
     num_readers: int = 0
     """How many read or send its bytes now."""
     is_kept: bool = True
@@ -146,7 +148,7 @@ class SegmentIndex:
             return f"{key} is of one more unit than the {MAX_HELD_UNITS} of which a store keeps any"
         return ""
 
-    def put(self, header: SegmentHeader, room: Span) -> Segment:
+    def put(self, header: SegmentHeader, room: Span, holders: tuple[PodUid, ...] = ()) -> Segment:
         """Keep a segment that is written, and has no refusal, in place of one of the same key."""
         assert not self.refusal_of(header)
         assert room.size == header.size_bytes
@@ -156,7 +158,7 @@ class SegmentIndex:
         if before is not None and before.header.digest != header.digest:
             self._voted.pop(_log_place(header.key), None)
         self.discard(header.key)
-        segment = Segment(header, room)
+        segment = Segment(header, room, holders)
         if header.key.kind in BOUNDARY_KINDS:
             self._logs[header.key] = segment
             return segment
@@ -213,6 +215,27 @@ class SegmentIndex:
         segment.is_kept = False
         if not segment.num_readers:
             self._spans.free(segment.span)
+
+    @property
+    def from_version(self) -> int:
+        """The version from which on all is kept."""
+        return self._from_version
+
+    def needed(self, lineage: int) -> list[Segment]:
+        """Return what a replay in a lineage may need of units, by key.
+
+        States of a window that is not complete do not count: the next settle gives it up. Boundary
+        logs stay with their sender.
+        """
+        if lineage != self._lineage:
+            return []
+        found = [
+            s
+            for unit in self._units.values()
+            for s in unit.segments.values()
+            if s.header.key.kind is SegmentKind.GRADIENT or s.header.window <= self._from_version
+        ]
+        return sorted(found, key=lambda s: s.header.key)
 
     def note_voted(self, voted: VotedLogs) -> str:
         """Note that a vote rests on boundary logs; return which one is lacking, empty if none is.

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from mainstay_core.base.ids import Slot
-from mainstay_core.rank.authors import Authorship, authorship
 from mainstay_core.planning.program import Action, Op
+from mainstay_core.rank.authors import Authorship, authorship
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
@@ -27,7 +27,7 @@ from mainstay_core.sim.segments import SegmentClient
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.windows import Window, plan_instalments
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     BadSegment,
     Holder,
@@ -114,6 +114,13 @@ class SegmentKeeper:
         if held is None:
             held = StoreReport(pod=self._owner.slot.pod, address="", lineage=lineage)
         return replace(held, bad=bad)
+
+    async def ask_others(
+        self, wait: Wait, lineage: int, others: Sequence[OtherStore]
+    ) -> tuple[StoreReport, ...]:
+        """Return what stores of other pods hold; one that does not answer is empty."""
+        asked = [self._client.report_of(other, lineage, wait.is_over) for other in others]
+        return tuple([await Awaited(steps) for steps in asked])
 
     def status(self, version: int, *, logged: bool) -> SnapshotStatus:
         """Return what to say of segments in the vote on the step at ``version``."""

@@ -6,7 +6,8 @@ What is checked follows from what was confirmed to whoever wrote it, not from wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.segments.frames import VotedLogs
@@ -24,6 +25,21 @@ from mainstay_core.wire.votes import SettleReport
 
 Places = frozenset[str]
 """Addresses of stores."""
+
+
+class Store(Protocol):
+    """A pod's store, as far as it is looked into."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it lives, and never lacked room for what came."""
+
+    @property
+    def from_version(self) -> int:
+        """The version from which on it keeps all."""
+
+    def keeps(self, key: SegmentKey) -> bool:
+        """Whether a segment is there."""
 
 
 class Kept:
@@ -46,6 +62,8 @@ class Kept:
         self._held = defaultdict(list)
         """Each time that all holders of a segment had it: its bytes, and where."""
         self._damaged: set[tuple[str, SegmentKey]] = set()
+        self.stores: dict[str, Store] = {}
+        """All stores that ever were, by address."""
         self._needed_from: dict[int, int] = {}
         """By lineage: before this version nothing is kept."""
 
@@ -62,6 +80,30 @@ class Kept:
     def mended(self, address: str, key: SegmentKey) -> None:
         """A segment is written where a damaged one may have been."""
         self._damaged.discard((address, key))
+
+    def lacking(
+        self, keys: Iterable[SegmentKey], addresses: Sequence[str], peers: int
+    ) -> list[SegmentKey]:
+        """Return which segments are at too few of some stores, though all holders had them once.
+
+        Args:
+            keys: of segments that may be needed.
+            addresses: of all stores that a plan names.
+            peers: other pods that are to keep each.
+        """
+        stores = [self.stores[address] for address in addresses]
+        if not all(store.is_open for store in stores):
+            return []
+        oldest = max(store.from_version for store in stores)
+        wanted = 1 + min(peers, len(stores) - 1)
+        return [
+            key
+            for key in sorted(keys)
+            if key.version >= oldest
+            and self._held[key]
+            and not any((address, key) in self._damaged for address in addresses)
+            and sum(store.keeps(key) for store in stores) < wanted
+        ]
 
     def logged(self, name: str, keys: Sequence[SegmentKey], reduced: str) -> None:
         """A rank tells in its vote that the gradient which it has reduced is kept."""

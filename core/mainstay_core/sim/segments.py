@@ -18,7 +18,6 @@ from mainstay_core.segments.frames import (
     AskReport,
     Discard,
     Fetch,
-    Held,
     KeepFrom,
     KeepRecord,
     Missing,
@@ -29,14 +28,21 @@ from mainstay_core.segments.frames import (
     VotedLogs,
     Written,
 )
+from mainstay_core.segments.frames import Held as HeldEverywhere
+from mainstay_core.segments.index import Segment as Kept
 from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.sim import terms
-from mainstay_core.sim.engine import Process, Signal, Steps
+from mainstay_core.sim.engine import Process, Signal, Steps, Violation
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
+from mainstay_core.snapshots.recopies import Held, Recopy, plan_recopies
+from mainstay_core.snapshots.stores import store_addresses
+from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
 from mainstay_core.wire.votes import CommitRecord
 
+RECOPIED_S = 0.2
+"""When it is looked whether what was to be sent again is at its new holders."""
 ANSWER_S = 3.0
 """A store that does not answer for so long is given up."""
 
@@ -58,12 +64,20 @@ class SegmentStore:
         config = world.config.snapshots
         assert config is not None
         self._world, self._process, self._pod, self.address = world, process, pod, address
+        self._config = config
         self._index = SegmentIndex(world.config.job, config.memory_bytes)
         self._bytes: dict[SegmentKey, terms.UnitTerm] = {}
-        self._lines: dict[str, _HolderLine] = {}
+        self._lines: dict[tuple[str, bool], _HolderLine] = {}
+        """By address, and whether they carry what is sent again."""
         self._waiting: dict[SegmentKey, list[tuple[End, str]]] = {}
         """Who waits for a segment, and the nonce of the quorum in which it is to be written."""
+        self._num_open = 0
+        """Copies that are sent again, and not answered yet."""
+        self._has_failed = False
+        """Whether one of them was not taken since the newest plan."""
+        self.has_been_full = False
         world.network.listen(address, Listener(process, accept=self._accept))
+        world.checks.kept.stores[address] = self
 
     def keys(self) -> list[SegmentKey]:
         """Return which segments are kept, in order."""
@@ -94,7 +108,7 @@ class SegmentStore:
                 why = index.note_voted(message)
                 if not why:
                     self._world.checks.kept.voted(self.address, message)
-                end.send((Held(request=message.request, why_not=why), None))
+                end.send((HeldEverywhere(request=message.request, why_not=why), None))
             case KeepRecord():
                 index.record(message.record)
             case KeepFrom():
@@ -121,15 +135,22 @@ class SegmentStore:
             return Missing(), None
         return Segment(header=segment.header), self._bytes[key]
 
-    def _put(self, header: SegmentHeader, content: terms.UnitTerm) -> str:
+    def keeps(self, key: SegmentKey) -> bool:
+        """Whether a segment is here."""
+        return self._index.find(key) is not None
+
+    def _put(
+        self, header: SegmentHeader, content: terms.UnitTerm, holders: tuple[PodUid, ...]
+    ) -> str:
         """Keep a segment; return why not, empty if it is kept."""
         why = self._index.refusal_of(header)
         if why:
             return why
         room = self._index.take_room(header.size_bytes)
         if room is None:
+            self.has_been_full = True
             return self._index.why_full(header.size_bytes)
-        self._index.put(header, room)
+        self._index.put(header, room, holders)
         self._bytes[header.key] = content
         self._world.checks.kept.mended(self.address, header.key)
         waiting = self._waiting.pop(header.key, [])
@@ -146,13 +167,16 @@ class SegmentStore:
         lineage = message.header.key.lineage
         if not self._index.refusal_of(message.header):
             self._index.keep_from(lineage, message.keep_from)
-        why = self._put(message.header, content)
+        if message.is_again and self.keeps(message.header.key):
+            return Stored()
+        why = self._put(message.header, content, message.holders)
         return Refused(why=why) if why else Stored()
 
     def _keep(self, end: End, message: Written, content: terms.UnitTerm) -> None:
         """Keep a segment of an own trainer, and send it to its holders."""
-        header, own = message.header, self._put(message.header, content)
         others = {h.pod: h.address for h in message.holders if h.pod != self._pod}
+        header, holders = message.header, (self._pod, *others)
+        own = self._put(header, content, holders)
         delivery = Delivery(others)
 
         def over() -> None:
@@ -160,7 +184,7 @@ class SegmentStore:
             if not why:
                 places = frozenset({self.address, *others.values()})
                 self._world.checks.kept.held(header.key, content, places)
-            end.send((Held(request=message.request, why_not=why), None))
+            end.send((HeldEverywhere(request=message.request, why_not=why), None))
 
         def answered(pod: PodUid, why: str) -> None:
             delivery.answered(pod, why)
@@ -170,15 +194,78 @@ class SegmentStore:
         if own or delivery.is_over:
             over()
             return
-        frame = Segment(header=header, keep_from=message.keep_from), content
+        sent = Segment(header=header, keep_from=message.keep_from, holders=holders)
+        frame = sent, content
         for pod, address in others.items():
             self._line(address).send(frame, lambda why, pod=pod: answered(pod, why))  # type: ignore[misc]
 
-    def _line(self, address: str) -> _HolderLine:
-        line = self._lines.get(address)
+    def _line(self, address: str, *, is_again: bool = False) -> _HolderLine:
+        line = self._lines.get((address, is_again))
         if line is None or line.ended:
-            line = self._lines[address] = _HolderLine(self._world, self._process, address)
+            line = _HolderLine(self._world, self._process, address)
+            self._lines[address, is_again] = line
         return line
+
+    # What is sent again -----------------------------------------------------------
+
+    def adopt(self, plan: Plan) -> None:
+        """Send again what a plan leaves with too few holders."""
+        self._has_failed = False
+        needed = {s.header.key: s for s in self._index.needed(plan.lineage)}
+        kept = [Held(key, segment.holders) for key, segment in needed.items()]
+        peers, domains = self._config.peers, self._config.domains
+        for recopy in plan_recopies(plan, self._pod, kept, peers=peers, domains=domains):
+            self._send_again(needed[recopy.key], recopy)
+        self._process.after(RECOPIED_S, self._check_recopied, plan, frozenset(needed), 0)
+
+    def _send_again(self, segment: Kept, recopy: Recopy) -> None:
+        message = Segment(
+            header=segment.header,
+            keep_from=self._index.from_version,
+            holders=recopy.holders,
+            is_again=True,
+        )
+        for holder in recopy.to:
+
+            def answered(why: str, pod: PodUid = holder.pod) -> None:
+                self._num_open -= 1
+                self._has_failed = self._has_failed or bool(why)
+                if not why:
+                    living = tuple(h for h in segment.holders if h in recopy.holders)
+                    segment.holders = (*living, pod)
+
+            self._num_open += 1
+            frame = message, self._bytes[recopy.key]
+            self._line(holder.address, is_again=True).send(frame, answered)
+
+    def _check_recopied(self, plan: Plan, keys: frozenset[SegmentKey], times: int) -> None:
+        """Check that nothing is left with too few holders, once all of them have answered.
+
+        Not all stores hear at once what is needed no more: so it is looked twice.
+        """
+        addresses, network = store_addresses(plan), self._world.network
+        cut = any(network.is_cut(a, b) for a in addresses for b in addresses if a != b)
+        is_named = addresses.get(self._pod) == self.address
+        if self._world.newest_plan is not plan or cut or self._has_failed or not is_named:
+            return
+        kept = self._world.checks.kept
+        needed = keys.intersection(s.header.key for s in self._index.needed(plan.lineage))
+        lacking = kept.lacking(needed, [*addresses.values()], self._config.peers)
+        if lacking and not self._num_open and times:
+            raise Violation(f"I7: {self.address} leaves {lacking[0]} with too few holders")
+        if lacking:
+            times = 0 if self._num_open else times + 1
+            self._process.after(RECOPIED_S, self._check_recopied, plan, frozenset(lacking), times)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it lives, and never lacked room for what came."""
+        return self._process.alive and not self.has_been_full
+
+    @property
+    def from_version(self) -> int:
+        """The version from which on it keeps all."""
+        return self._index.from_version
 
 
 class _HolderLine:
@@ -274,7 +361,7 @@ class SegmentClient:
 
     def _came(self, frame: Frame) -> None:
         message, _ = frame
-        if isinstance(message, Held):
+        if isinstance(message, HeldEverywhere):
             if message.request not in self._of_request:  # of a vote, which may be over
                 self._voted[message.request] = message.why_not
                 self._changed.fire()
@@ -312,7 +399,9 @@ class SegmentClient:
 
     def wait_answered(self, keys: Sequence[SegmentKey], until: Callable[[], bool]) -> Steps[None]:
         """Wait until the holders of all have answered, or are gone."""
-        while any(self._why_not.get(k, "") is None for k in keys) and not until() and not self._ended:
+        while (
+            any(self._why_not.get(k, "") is None for k in keys) and not until() and not self._ended
+        ):
             yield self._changed
 
     def why_not(self, key: SegmentKey) -> str:
@@ -342,6 +431,18 @@ class SegmentClient:
 
     # Reading ------------------------------------------------------------------------
 
+    def report_of(
+        self, other: OtherStore, lineage: int, until: Callable[[], bool]
+    ) -> Steps[StoreReport]:
+        """Return what the store of another pod holds; nothing if it does not answer."""
+        ask = AskReport(request=0, lineage=lineage)
+        answer, _ = yield from self._ask_other(other.address, ask, until)
+        if isinstance(answer, Reported):
+            report: StoreReport = answer.report
+            return report
+        problem = "it did not answer"
+        return StoreReport(pod=other.pod, address="", lineage=lineage, problem=problem)
+
     def report(self, lineage: int) -> Steps[StoreReport | None]:
         """Return what the store holds; None if it is gone."""
         number = self._number()
@@ -362,6 +463,25 @@ class SegmentClient:
             nonce: of the quorum in which it has to be written; empty for any. Then the holder
                 answers once it has it.
         """
+        message = Fetch(key=key, nonce=nonce)
+        return (yield from self._ask_other(holder.address, message, until, waits=bool(nonce)))
+
+    def _ask_other(
+        self,
+        address: str,
+        message: Fetch | AskReport,
+        until: Callable[[], bool],
+        *,
+        waits: bool = False,
+    ) -> Steps[Frame]:
+        """Return what the store of another pod answers; Missing if it does not.
+
+        Args:
+            address: of the store.
+            message: what it is asked.
+            until: what ends the wait.
+            waits: whether it may take as long as it likes.
+        """
         answers: list[Frame] = []
 
         def came(frame: Frame) -> None:
@@ -376,12 +496,12 @@ class SegmentClient:
                 end.close()
                 return
             end.on_message, end.on_end = came, failed
-            end.send((Fetch(key=key, nonce=nonce), None))
+            end.send((message, None))
             ends.append(end)
 
         ends: list[End] = []
-        self._world.network.connect(self._process, holder.address, opened, failed, ANSWER_S)
-        if not nonce:
+        self._world.network.connect(self._process, address, opened, failed, ANSWER_S)
+        if not waits:
             self._process.after(ANSWER_S, failed, "does not answer")
         while not answers and not until():
             yield self._changed

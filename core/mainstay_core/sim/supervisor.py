@@ -100,6 +100,8 @@ class Supervisor(Process, Pod):
 
     def hold(self, plan: Plan) -> None:
         self._gather.hold(plan)
+        if self.segments is not None:
+            self.segments.adopt(plan)
 
     def offer_to(self, address: str, plan: Plan) -> None:
 

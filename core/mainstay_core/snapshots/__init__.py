@@ -8,6 +8,8 @@
 - ``duties``: which living cell copies which units
 - ``schedule``: a whole window: its length, and the instalments of every author
 - ``copies``: whose stores hold what a cell copies
+- ``stores``: which stores a plan names, and whether copies lack some
+- ``recopies``: what a store sends again, after pods that kept it too have gone
 - ``retention``: which window is complete, and what stores keep
 - ``memory``: what stores need for windows and logs
 - ``inventory``: what stores hold, and the answer that a replay lacks something

@@ -111,6 +111,17 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherStore:
+    """The store of segments of a pod that has no member in a plan: a spare, for one."""
+
+    pod: PodUid
+    address: Address
+    """Where it listens."""
+    domain: Name = ""
+    """The pod's failure domain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The agreed membership, and who computes what. It is stored before it is visible."""
 
@@ -148,6 +159,11 @@ class Plan:
     """Members of the quorum before that this planned plan drops. The others need their votes until
     all have adopted it. A store that lost the job knows them from here alone."""
     version: Count = FORMAT
+    other_stores: Annotated[tuple[OtherStore, ...], Longest(MAX_MEMBERS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """The stores of segments of living pods without a member, in pod order. They keep copies as
+    well, and may have the last ones."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "reason")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
+    MAX_MEMBERS,
     MAX_TYPES,
     Address,
     Count,
@@ -21,7 +22,9 @@ from mainstay_core.base.bounds import (
     Longest,
     Name,
     Range,
+    Sentence,
     TypeIndex,
+    cut_fields,
 )
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import JobUid, PodUid
@@ -217,3 +220,16 @@ class StoreReport:
         default=(), metadata=OMITTED
     )
     """Boundary logs, ascending."""
+    problem: Sentence = field(default="", metadata=OMITTED)
+    """Why the store could not be asked; empty if it was."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "problem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldStores:
+    """What one member tells the others of stores of segments."""
+
+    reports: Annotated[tuple[StoreReport, ...], Longest(MAX_MEMBERS)]
+    """Of its own pod first, then of those without a member that are its to ask."""

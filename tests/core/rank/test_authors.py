@@ -11,7 +11,7 @@ from tests.core.plans import make_plan
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.authors import authorship
 from mainstay_core.snapshots.prices import UnitPrice
-from mainstay_core.wire.plan import Plan, Rendezvous
+from mainstay_core.wire.plan import OtherStore, Plan, Rendezvous
 
 
 def prices(*sizes: int) -> tuple[UnitPrice, ...]:
@@ -95,3 +95,21 @@ def test_a_pod_that_a_stage_fills_alone_is_not_the_only_one_with_its_copies() ->
     for index, own in ((0, "a"), (1, "c")):
         holders = authorship(GRID, index, prices(1), peers=1, domains=2).holders
         assert {h.pod for h in holders} <= {"b", "d"}, f"{own} keeps its copy in its own stage"
+
+
+def with_spare(plan: Plan, *names: str) -> Plan:
+    others = tuple(OtherStore(pod=PodUid(n), address=f"store-{n}", domain=n) for n in names)
+    return replace(plan, other_stores=others)
+
+
+def test_a_spare_holds_the_copies_that_would_else_lie_in_the_stage_or_beside_it() -> None:
+    alone = with_spare(with_stores(make_plan({0: ["a.1"], 1: ["b.1"]})), "s")
+    chain = with_spare(with_stores(make_plan({0: ["a.1", "b.1", "c.1"]})), "s")
+
+    # One stage has members in both pods: only the spare outlives the stage.
+    for index in (0, 1):
+        own = authorship(alone, index, prices(1), peers=1, domains=2)
+        assert [(h.pod, h.address) for h in own.holders] == [("s", "store-s")]
+    # Of a chain's middle stage each other pod is a neighbour.
+    middle = authorship(chain, 1, prices(1), peers=1, domains=2)
+    assert [h.pod for h in middle.holders] == ["s"]

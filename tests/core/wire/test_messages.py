@@ -34,7 +34,7 @@ from mainstay_core.wire import (
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
 from mainstay_core.wire.formats import UnknownFormatError
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, PartialDigest
-from mainstay_core.wire.plan import Method, Partial
+from mainstay_core.wire.plan import Method, OtherStore, Partial
 from mainstay_core.wire.recoveries import Recovery, StageTimes
 from mainstay_core.wire.votes import (
     Commit,
@@ -249,6 +249,17 @@ EXAMPLES: dict[str, Any] = {
                 micro_batches=2,
             ),
         ),
+    ),
+    "told-stores": segments.ToldStores(
+        reports=(
+            segments.StoreReport(pod=POD, address="10.0.0.1:4000", lineage=0),
+            segments.StoreReport(
+                pod=POD, address="", lineage=0, problem="it did not answer within 5 s"
+            ),
+        ),
+    ),
+    "plan-with-other-stores": dataclasses.replace(
+        PLAN, other_stores=(OtherStore(pod=POD, address="10.0.0.1:4000", domain="node-1"),)
     ),
     "last-status": LastStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2, state="5a"),
     "save-status": SaveStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2),

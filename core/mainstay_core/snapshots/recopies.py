@@ -1,0 +1,93 @@
+"""Decides which segments a store sends again, after pods that kept them too have gone.
+
+The next window is copied to holders of its own. Until it is complete, the states of the one before
+and the gradients since lie where they were written, with one copy fewer for each pod that is gone.
+So each store that holds a new plan looks at what it keeps: of the pods that were to keep a segment,
+the first that the plan still names sends it to others, until it has as many holders as it had to
+have. Nobody has to be asked: all that is needed stands in the plan, and beside the segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.snapshots.copies import CopyDemand, plan_copies
+from mainstay_core.snapshots.stores import store_addresses, store_pods
+from mainstay_core.snapshots.units import Position
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import Holder, SegmentKey
+
+
+class Held(NamedTuple):
+    """A segment of a store, and the pods that were to keep it."""
+
+    key: SegmentKey
+    holders: tuple[PodUid, ...]
+    """The writer's pod first; empty if that is not known."""
+
+
+class Recopy(NamedTuple):
+    """A segment that is to be sent again."""
+
+    key: SegmentKey
+    to: tuple[Holder, ...]
+    holders: tuple[PodUid, ...]
+    """Pods that keep it then; the sender is the first."""
+
+
+def plan_recopies(
+    plan: Plan, pod: PodUid, kept: Iterable[Held], *, peers: int, domains: int
+) -> list[Recopy]:
+    """Return what a pod's store sends, in the order of ``kept``.
+
+    New holders are those that the plan gives to copies of the same position from the same pod, so
+    that one choice spreads both. Pods outside of the position's stage come first.
+
+    Args:
+        plan: that is held now; it names the stores of living pods.
+        pod: whose store decides.
+        kept: its segments that a replay may need.
+        peers: other pods that are to keep each.
+        domains: failure domains that they are to span.
+    """
+    addresses = store_addresses(plan)
+    if pod not in addresses:
+        return []
+    wanted = 1 + min(peers, len(addresses) - 1)
+    due: list[tuple[SegmentKey, tuple[PodUid, ...]]] = []
+    for held in kept:
+        living = tuple(holder for holder in held.holders if holder in addresses)
+        if living[:1] == (pod,) and len(living) < wanted:
+            due.append((held.key, living))
+    if not due:
+        return []
+    choices = _ranked(plan, pod, {key.position for key, _ in due}, peers, domains)
+    found = []
+    for key, living in due:
+        new = [p for p in choices[key.position] if p not in living][: wanted - len(living)]
+        to = tuple(Holder(pod=p, address=addresses[p]) for p in new)
+        found.append(Recopy(key, to, (*living, *new)))
+    return found
+
+
+def _ranked(
+    plan: Plan, pod: PodUid, positions: Iterable[int], peers: int, domains: int
+) -> dict[int, list[PodUid]]:
+    """Return the holders that a plan gives to positions' copies from a pod, best first."""
+    pods, wanted = store_pods(plan), {divmod(p, plan.ranks_per_stage): p for p in positions}
+    names = {p.pod for p in pods}
+    places = {(m.rank.position, m.slot.pod) for m in plan.members if m.slot.pod in names}
+    demands = [
+        CopyDemand(position=Position(stage=stage, inner=inner), pod=at, size_bytes=1)
+        for (stage, inner), at in sorted({*places, *((place, pod) for place in wanted)})
+    ]
+    copies = plan_copies(pods, demands, peers=peers, domains=min(domains, peers + 1))
+    found = {}
+    for copy in copies.copies:
+        stage, place = copy.position.stage, (copy.position.stage, copy.position.inner)
+        if copy.pod == pod and place in wanted:
+            inside = {p.pod for p in pods if stage in p.stages}
+            found[wanted[place]] = sorted(copy.peers, key=lambda peer: (peer in inside, peer))
+    return found

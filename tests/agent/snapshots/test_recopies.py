@@ -1,0 +1,116 @@
+"""Stores that hold a new plan send again what has lost holders, and say what they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from tests.agent.snapshots.conftest import HOST, Pod
+from tests.agent.snapshots.test_store import flush, write
+from tests.core.plans import make_plan
+from tests.core.segments.keys import header_of, key_of
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.wire.plan import OtherStore, Plan, Rendezvous
+from mainstay_core.wire.segments import Holder
+from mainstay_train.state.segment_reader import SegmentReader
+from mainstay_train.state.segments import SegmentClient
+
+Make = Callable[..., Pod]
+MakeClient = Callable[..., SegmentClient]
+GONE = Holder(pod=PodUid("gone"), address=f"{HOST}:1")
+
+
+def plan_of(member: Pod, *others: Pod) -> Plan:
+    host = Rendezvous(pod=member.holder.pod, gather="", snapshots=member.holder.address)
+    return replace(
+        make_plan({0: [f"{member.uid}.1"]}),
+        hosts=(host,),
+        other_stores=tuple(OtherStore(pod=o.holder.pod, address=o.holder.address) for o in others),
+    )
+
+
+def versions_at(client: SegmentClient) -> list[int]:
+    return [version for unit in client.report(0).units for version in unit.states]
+
+
+def wait_for(client: SegmentClient, versions: list[int]) -> None:
+    """Ask a store until it has the states; each question waits for its answer."""
+    while versions_at(client) != versions:
+        pass
+
+
+def test_what_lost_its_holder_comes_to_a_spare_which_sends_it_on_when_it_is_the_last(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b, c = make_store("a"), make_store("b"), make_store("c")
+    clients = {pod: make_client(pod) for pod in (a, b, c)}
+    write(clients[a], key_of(3), b"bytes", [GONE])
+    assert "gone" in clients[a].wait_held([key_of(3)])
+
+    a.store.adopt(plan_of(a, b), peers=1, domains=1)
+    wait_for(clients[b], [3])
+    b.store.adopt(plan_of(c, b), peers=1, domains=1)
+    wait_for(clients[c], [3])
+
+    a.store.adopt(plan_of(c, b), peers=1, domains=1)
+    flush(clients[a])
+    assert versions_at(clients[a]) == [3], "a pod without a place in the plan keeps what it has"
+
+
+def test_what_is_sent_again_never_takes_the_place_of_something_newer(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b, c = make_store("a"), make_store("b"), make_store("c")
+    first, second, third = make_client(a), make_client(b), make_client(c)
+    write(first, key_of(3), b"stale", [GONE])
+    write(first, key_of(4), b"alone", [GONE])
+    write(second, key_of(3), b"fresh", [c.holder])
+    assert second.wait_held([key_of(3)]) == ""
+
+    a.store.adopt(plan_of(a, b), peers=1, domains=1)
+    wait_for(second, [3, 4])
+
+    into = bytearray(5)
+    second.fetch(key_of(3), (), memoryview(into))
+    assert bytes(into) == b"fresh"
+    assert versions_at(third) == [3]
+
+
+def test_another_pods_trainer_hears_what_a_store_keeps(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a = make_store("a")
+    client, reader = make_client(a), SegmentReader(HOST)
+    write(client, key_of(3), b"bytes")
+    flush(client)
+
+    assert reader.report(a.holder.address, 0, 60.0) == client.report(0)
+    assert reader.report(a.holder.address, 1, 60.0).units == ()
+    with pytest.raises(OSError):
+        reader.report(GONE.address, 0, 60.0)
+    reader.shutdown("over")
+
+
+def test_states_of_a_window_in_flight_are_not_sent_again() -> None:
+    index = SegmentIndex(header_of(key_of(0)).job, 1 << 20)
+    for key, window in (
+        (key_of(2), 2),
+        (key_of(3), 2),
+        (key_of(4), 4),
+        (key_of(4, kind="gradient"), 4),
+    ):
+        header = header_of(key, window=window)
+        room = index.take_room(header.size_bytes)
+        assert room is not None
+        index.put(header, room)
+        index.keep_from(0, 2)
+
+    assert [segment.header.key for segment in index.needed(0)] == [
+        key_of(4, kind="gradient"),
+        key_of(2),
+        key_of(3),
+    ]
+    assert index.needed(1) == []

@@ -1,0 +1,88 @@
+"""What stores send again after others have gone: all of them together leave nothing short."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from tests.core.plans import make_plan
+from tests.core.rank.test_authors import with_spare, with_stores
+from tests.core.segments.keys import key_of
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.snapshots.recopies import Held, plan_recopies
+from mainstay_core.snapshots.stores import store_addresses
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import SegmentKey
+
+GRID = with_stores(make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}))
+KEY = key_of(3)
+
+
+def pods(*names: str) -> tuple[PodUid, ...]:
+    return tuple(PodUid(name) for name in names)
+
+
+def sent(plan: Plan, pod: str, *holders: str, peers: int = 1) -> list[tuple[str, ...]]:
+    kept = [Held(KEY, pods(*holders))]
+    recopies = plan_recopies(plan, PodUid(pod), kept, peers=peers, domains=2)
+    return [tuple(holder.pod for holder in recopy.to) for recopy in recopies]
+
+
+def test_nothing_is_sent_while_as_many_hold_it_as_are_to() -> None:
+    assert sent(GRID, "a", "a", "b") == []
+    assert sent(GRID, "a", "a", "b", "gone") == []
+
+
+def test_the_first_that_is_left_sends_to_others_and_nobody_else_does() -> None:
+    assert [len(to) for to in sent(GRID, "b", "gone", "b")] == [1]
+    assert sent(GRID, "d", "gone", "b", "d", peers=3) == []
+    assert [len(to) for to in sent(GRID, "b", "gone", "b", "d", peers=3)] == [2]
+
+
+def test_a_segment_goes_out_of_its_stage_first_and_with_few_pods_to_a_spare() -> None:
+    (to,) = sent(GRID, "a", "a", "gone")
+    assert to in (("b",), ("d",)), "c has the same stage"
+    few = with_spare(with_stores(make_plan({0: ["a.1"], 1: ["b.1"]})), "s")
+    assert sent(few, "a", "a", "gone") == [("s",)]
+    assert sent(few, "s", "gone", "s") != [], "a spare sends as well"
+
+
+def test_of_what_nobody_said_who_keeps_it_nothing_is_sent() -> None:
+    assert sent(GRID, "a") == []
+    assert sent(GRID, "elsewhere", "elsewhere", "gone") == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_stores_together_bring_every_segment_back_to_as_many_holders_as_can_be(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    stages, replicas = rng.randint(1, 3), rng.randint(1, 3)
+    names = [f"p{n}.1" for n in range(stages * replicas)]
+    chains = {r: names[r * stages : (r + 1) * stages] for r in range(replicas)}
+    plan = with_spare(with_stores(make_plan(chains)), *"st"[: rng.randint(0, 2)])
+    plan = replace(plan, quorum=replace(plan.quorum, id=9))
+    living, peers = sorted(store_addresses(plan)), rng.randint(0, 3)
+    everybody = [*living, *pods("gone", "away")]
+    holders: dict[SegmentKey, tuple[PodUid, ...]] = {}
+    for version in range(30):
+        key = key_of(version, position=rng.randrange(stages))
+        holders[key] = tuple(rng.sample(everybody, rng.randint(1, min(4, len(everybody)))))
+    after = {key: [h for h in told if h in living] for key, told in holders.items()}
+    senders: dict[SegmentKey, list[PodUid]] = {}
+    for pod in living:
+        kept = [Held(key, told) for key, told in holders.items() if pod in told]
+        rng.shuffle(kept)
+        for recopy in plan_recopies(plan, pod, kept, peers=peers, domains=2):
+            senders.setdefault(recopy.key, []).append(pod)
+            after[recopy.key] += [holder.pod for holder in recopy.to]
+            assert set(recopy.holders) == set(after[recopy.key])
+            assert recopy.holders[0] == pod
+
+    wanted = 1 + min(peers, len(living) - 1)
+    for key, told in holders.items():
+        left = [h for h in told if h in living]
+        assert len(after[key]) == len(set(after[key])) == (max(wanted, len(left)) if left else 0)
+        assert len(senders.get(key, [])) == (0 < len(left) < wanted)
