@@ -84,7 +84,7 @@ class Replayer:
                 raise _Unusable("no vote has told what the state must be: nothing can be compared")
         except _Unusable as error:
             return LoadFailed(str(error))
-        return StateLoaded(masters, replayed=tuple(self._steps))
+        return StateLoaded(masters, replayed=tuple(self._steps), num_damaged=len(self.bad))
 
     def _apply(self, replay: Replay, record: CommitRecord, ended: Callable[[], str]) -> None:
         """Apply one step to the units whose state is of its version."""

@@ -19,6 +19,7 @@ from mainstay_core.coordinator.checkpoints import (
     note_checkpoint,
     note_how,
     note_reached,
+    note_replayed,
     note_settled,
 )
 from mainstay_core.coordinator.crashes import explain_end, keep_newest, note_crash
@@ -326,7 +327,8 @@ def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition
         return Transition(state=state, reason="already known")
     settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
     step = state.settled_step if fact.step is None else fact.step
-    state = replace(note_settled(state, fact), settled_at_s=settled, settled_step=step)
+    state = note_replayed(note_settled(state, fact), fact)
+    state = replace(state, settled_at_s=settled, settled_step=step)
     if not all_settled(state):
         return Transition(state=state, reason=f"{member.rank} goes on in {fact.quorum}")
     return _all_settled(state)
