@@ -30,7 +30,7 @@ def summarize_job(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus])
     """
     pods, lineage = covered_pods(state, stores), _lineage(state)
     coverage = cover(state.shape.positions, pods, lineage)
-    return summarize(coverage, pods, lineage, state.step)
+    return summarize(coverage, pods, lineage)
 
 
 def show_snapshots(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def show_snapshots(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus]
     return {
         "lineage": lineage,
         "step": state.step,
-        "summary": codec.encode(summarize(coverage, pods, lineage, state.step)),
+        "summary": codec.encode(summarize(coverage, pods, lineage)),
         "positions": [codec.encode(position) for position in coverage],
         "stores": [
             {"name": pod.name, "domain": pod.domain, **codec.encode(pod.store)}

@@ -26,7 +26,7 @@ from mainstay_core.coordinator.crashes import explain_end, keep_newest, note_cra
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
 from mainstay_core.coordinator.fingerprints import difference_of, refusal
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
-from mainstay_core.coordinator.records import close_known, plan_settled
+from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
 from mainstay_core.coordinator.silence import dated
 from mainstay_core.coordinator.state import (
     MAX_ENDED,
@@ -356,7 +356,7 @@ def _all_settled(state: CoordinatorState) -> Transition:
         state = replace(state, phase=JobPhase.RUNNING)
     # After a store's recovery it is by commits that all are known to have settled.
     step_at = state.step if state.settled_step is None else state.settled_step
-    message = f"all members of {plan.quorum} go on at step {step_at}"
+    message = f"all members of {plan.quorum} go on at step {step_at}{how_replayed(state)}"
     state, closed = close_known(state)
     actions = tuple(RecordRecovery(recovery=r) for r in closed)
     settled = Announce(code="Settled", message=message)

@@ -242,6 +242,13 @@ def plan_settled(state: CoordinatorState) -> CoordinatorState:
     return _update(state, settle)
 
 
+def how_replayed(state: CoordinatorState) -> str:
+    """Return how lost states were made anew for the newest plan, as the end of a sentence."""
+    assert state.plan is not None
+    ours = (o.recovery for o in state.recoveries if o.recovery.quorum == state.plan.quorum)
+    return "".join(f"; {describe_replays(r.replays)}" for r in ours if r.replays)
+
+
 def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
     """Return the state in which replays that have come back to an older step are restarts.
 

@@ -62,7 +62,7 @@ def cover(
 
 
 def summarize(
-    coverage: Sequence[PositionCoverage], pods: Sequence[CoveredPod], lineage: int, step: int
+    coverage: Sequence[PositionCoverage], pods: Sequence[CoveredPod], lineage: int
 ) -> SnapshotSummary:
     """Return the job's snapshots in short.
 
@@ -70,12 +70,13 @@ def summarize(
         coverage: as :func:`cover` returns it.
         pods: those that live.
         lineage: of the plan in force.
-        step: number of committed steps.
     """
     stores = [_store_of(pod) for pod in pods if pod.store is not None]
     windows = _windows(pods, lineage)
     complete = [w for w in windows if _is_complete(w, len(coverage), pods, lineage)]
     window = complete[-1] if complete else None
+    judged = [run.last for pod in _told(pods, lineage) for run in _store_of(pod).judged]
+    version = max(judged, default=-1) + 1
     newer = [w for w in windows if window is None or w.first > window.first]
     fullest = min(
         (pod for pod in pods if pod.store is not None),
@@ -86,7 +87,7 @@ def summarize(
     return SnapshotSummary(
         window=window,
         in_flight=newer[-1] if newer else None,
-        lag=max(0, step - window.last) if window is not None else step,
+        lag=max(0, version - window.last) if window is not None else version,
         kinds=_add_up(kind for store in stores for kind in store.kinds),
         memory_bytes=sum(store.memory_bytes for store in stores),
         used_bytes=sum(store.used_bytes for store in stores),

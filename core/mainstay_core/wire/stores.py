@@ -185,7 +185,7 @@ class SnapshotSummary:
     in_flight: WindowHeld | None = None
     """The one that is being copied; None where none is."""
     lag: Count = 0
-    """Committed steps since the newest complete window's last version."""
+    """Versions from the newest complete window's last one to the newest that stores know of."""
     kinds: Annotated[tuple[SegmentBytes, ...], Longest(MAX_KINDS)] = ()
     """Segments in all stores together, by kind."""
     memory_bytes: Count = 0
