@@ -55,14 +55,17 @@ from mainstay_core.supervisor.leaving import EXIT_TERMINATED
 from mainstay_core.supervisor.machine import readiness
 from mainstay_core.supervisor.pod import Pod
 from mainstay_core.supervisor.state import SlotPhase, SlotState
-from mainstay_core.wire.api import HeldJob, Registration
+from mainstay_core.wire.api import ApiRefused, ApiUnavailable, HeldJob, Registration
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import PodRegistration, SlotStatus, read_rank_fact
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.stores import STORE_STATUS_S
 
 logger = logging.getLogger(__name__)
 
+CHECK_POLL_S = 0.5
+"""How often it is looked whether a check of the store of segments is done."""
 FLUSH_S = 2.0
 """At the end, how long facts and ledger entries may take to be heard."""
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -151,6 +154,8 @@ class Supervisor(Pod):
         # A pod whose memory for segments is not there is given no place.
         await self._may_register.wait()
         await super().work()
+        if self._segments is not None:
+            self.spawn(self._tell_store(self._segments))
 
     async def _keep_segments(self, settings: SupervisorSettings) -> None:
         """Run the pod's store of segments."""
@@ -169,6 +174,26 @@ class Supervisor(Pod):
         self._segments = await asyncio.to_thread(make)
         self._may_register.set()
         await asyncio.to_thread(self._segments.serve)
+
+    async def _tell_store(self, store: SegmentStore) -> None:
+        """Tell the api every few seconds what the pod's store holds, for ever.
+
+        It is for people. What is not heard is not told again: the next status says as much.
+        """
+        wanted = heard = 0
+        while True:
+            await asyncio.sleep(CHECK_POLL_S if wanted > heard else STORE_STATUS_S)
+            status = await asyncio.wrap_future(store.ask(wanted))
+            checked = status.checked
+            if checked is not None and checked.number <= heard:
+                status = replace(status, checked=None)
+            try:
+                reply = await self._client.post_store(status)
+            except (ApiUnavailable, ApiRefused) as error:
+                logger.debug("the status of the store of segments is not told: %s", error)
+                continue
+            heard = checked.number if checked is not None else heard
+            wanted = max(wanted, reply.check)
 
     async def _say_goodbye(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -18,7 +18,7 @@ from mainstay_api.kube_auth import KubernetesAuth
 from mainstay_api.limits import Limits
 from mainstay_api.long_work import LongAnswers
 from mainstay_api.metrics import LatencyMiddleware, Metrics
-from mainstay_api.routes import agents, faults, health, jobs, operator
+from mainstay_api.routes import agents, faults, health, jobs, operator, snapshots
 from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import Store
 from mainstay_api.streams import Streams
@@ -69,8 +69,8 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.add_middleware(LatencyMiddleware, metrics=metrics)
     app.add_middleware(AdmissionMiddleware, connections=app.state.connections)
     problems.install(app)
-    for router in (health.router, agents.router, jobs.router, operator.router, faults.router):
-        app.include_router(router)
+    for routes in (health, agents, jobs, snapshots, operator, faults):
+        app.include_router(routes.router)
     if settings.metrics_port is None:
         app.include_router(health.guarded_metrics)
     return app

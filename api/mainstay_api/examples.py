@@ -181,6 +181,102 @@ BEAT: Responses = {
         },
     )
 }
+STORE_REPLY: Responses = {
+    200: _example("The newest check of the store that is wanted; 0: none", {"check": 0})
+}
+_KINDS = [
+    {"kind": "gradient", "num_segments": 40, "size_bytes": 41943040},
+    {"kind": "state", "num_segments": 20, "size_bytes": 62914560},
+]
+_WINDOW = {"first": 16, "length": 4}
+_STORES = {
+    "window": _WINDOW,
+    "in_flight": {"first": 20, "length": 4},
+    "lag": 2,
+    "kinds": _KINDS,
+    "memory_bytes": 536870912,
+    "used_bytes": 104857600,
+    "fullest": "demo-1",
+    "fullest_used_bytes": 52428800,
+    "fullest_memory_bytes": 134217728,
+    "num_stores": 4,
+    "num_positions": 2,
+    "num_covered": 2,
+    "num_survive_pod": 2,
+    "num_survive_domain": 2,
+    "replay_steps": 5,
+    "num_discarded": 0,
+    "num_refused": 0,
+    "short_of": "",
+    "coverage": "the loss of any one pod is survived; the loss of all trainers, whose pods live, "
+    "is survived",
+}
+SNAPSHOTS: Responses = {
+    200: _example(
+        "What stores hold, and which losses each position survives",
+        {
+            "lineage": 0,
+            "step": 21,
+            "summary": _STORES,
+            "positions": [
+                {
+                    "position": 0,
+                    "stage": 0,
+                    "inner": 0,
+                    "is_covered": True,
+                    "why_not": "",
+                    "num_members": 1,
+                    "num_copies": 3,
+                    "replay_steps": 5,
+                    "pods": [],
+                    "domains": [],
+                }
+            ],
+            "stores": [
+                {
+                    "name": "demo-1",
+                    "domain": "demo-1",
+                    "pod": "demo-1-a1b2c3",
+                    "memory_bytes": 134217728,
+                    "used_bytes": 52428800,
+                    "kinds": _KINDS,
+                    "lineage": 0,
+                    "keep_from": 16,
+                    "windows": [_WINDOW],
+                    "units": [
+                        {
+                            "position": 0,
+                            "num_units": 4,
+                            "units": [{"first": 0, "last": 1}],
+                            "states": [16, 20],
+                            "gradients": [{"first": 16, "last": 20}],
+                        }
+                    ],
+                    "judged": [{"first": 16, "last": 20}],
+                    "num_refused": 0,
+                    "short_of": "",
+                    "num_discarded": 0,
+                }
+            ],
+            "silent": [],
+        },
+    )
+}
+CHECK: Responses = {
+    200: _example(
+        "The number of a check, and what it has found so far",
+        {
+            "check": 1,
+            "told": ["demo-1", "demo-2"],
+            "waiting": [],
+            "num_segments": 120,
+            "size_bytes": 104857600,
+            "num_compared": 60,
+            "num_alone": 0,
+            "damaged": [],
+        },
+    )
+}
 RESTORED: Responses = {
     200: _example("The plan that is in force now; null if the job has none yet", {"plan": _PLAN})
 }

@@ -13,6 +13,7 @@ from mainstay_core.base.release import VERSION
 from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.stores import SnapshotSummary
 
 
 class JobLabels(NamedTuple):
@@ -69,6 +70,24 @@ class Metrics:
             _JOB,
             registry=self.registry,
         )
+        self.replayed_steps = Counter(
+            "mainstay_steps_replayed",
+            "Steps replayed to make lost states anew, of each position",
+            [*_JOB, "kind"],
+            registry=self.registry,
+        )
+        self.replay_seconds = Counter(
+            "mainstay_replay_seconds",
+            "Seconds of reading and replaying, of each position",
+            [*_JOB, "kind"],
+            registry=self.registry,
+        )
+        self.damaged_copies = Counter(
+            "mainstay_damaged_copies",
+            "Copies of snapshots and logs that replays found damaged",
+            _JOB,
+            registry=self.registry,
+        )
         self.heartbeats = Counter(
             "mainstay_heartbeats", "Heartbeats accepted", _JOB, registry=self.registry
         )
@@ -99,6 +118,44 @@ class Metrics:
         self.ettr = Gauge(
             "mainstay_job_ettr",
             "Effective training time ratio as of the newest commit",
+            _JOB,
+            registry=self.registry,
+        )
+
+        self.snapshot_lag = Gauge(
+            "mainstay_job_snapshot_lag",
+            "Committed steps since the newest complete window of snapshots",
+            _JOB,
+            registry=self.registry,
+        )
+        self.snapshot_window = Gauge(
+            "mainstay_job_snapshot_window",
+            "Versions of the window that is copied, else of the newest complete one",
+            _JOB,
+            registry=self.registry,
+        )
+        self.snapshot_bytes = Gauge(
+            "mainstay_job_snapshot_bytes",
+            "Bytes in the stores of all pods, by kind of segment",
+            [*_JOB, "kind"],
+            registry=self.registry,
+        )
+        self.snapshot_memory = Gauge(
+            "mainstay_job_snapshot_memory_bytes",
+            "Memory of all pods' stores: limit, used, and the least that one of them has free",
+            [*_JOB, "state"],
+            registry=self.registry,
+        )
+        self.positions = Gauge(
+            "mainstay_job_positions",
+            "Positions: all, those that stores can make anew (covered), and those that survive "
+            "the loss of any one pod (survive_pod) or failure domain (survive_domain)",
+            [*_JOB, "state"],
+            registry=self.registry,
+        )
+        self.replay_steps = Gauge(
+            "mainstay_job_replay_steps",
+            "Steps that a replay would take now, of the position that needs most",
             _JOB,
             registry=self.registry,
         )
@@ -137,6 +194,10 @@ class Metrics:
                 continue
             self._of(self.recoveries, job, recovery.method.value).inc()
             self._of(self.lost_steps, job).inc(recovery.lost_steps)
+            for replay in recovery.replays:
+                self._of(self.replayed_steps, job, replay.kind).inc(replay.steps)
+                self._of(self.replay_seconds, job, replay.kind).inc(replay.seconds)
+                self._of(self.damaged_copies, job).inc(replay.num_damaged)
             for stage, seconds in recovery.times.by_stage.items():
                 if seconds is not None:
                     self._of(self.recovery_seconds, job, stage).observe(seconds)
@@ -161,6 +222,27 @@ class Metrics:
             self._of(self.ettr, job).set(ettr)
         if state.last_commit is not None and state.last_commit.loss is not None:
             self._of(self.loss, job).set(state.last_commit.loss)
+
+    def show_snapshots(self, name: JobLabels, summary: SnapshotSummary) -> None:
+        """Show what the stores of a job's pods hold, and which losses are survived."""
+        window = summary.in_flight or summary.window
+        self._of(self.snapshot_lag, name).set(summary.lag)
+        self._of(self.snapshot_window, name).set(window.length if window else 0)
+        self._of(self.replay_steps, name).set(summary.replay_steps)
+        for kind in summary.kinds:
+            self._of(self.snapshot_bytes, name, kind.kind).set(kind.size_bytes)
+        free = summary.fullest_memory_bytes - summary.fullest_used_bytes
+        memory = {"limit": summary.memory_bytes, "used": summary.used_bytes, "least_free": free}
+        for state, size in memory.items():
+            self._of(self.snapshot_memory, name, state).set(size)
+        positions = {
+            "all": summary.num_positions,
+            "covered": summary.num_covered,
+            "survive_pod": summary.num_survive_pod,
+            "survive_domain": summary.num_survive_domain,
+        }
+        for state, number in positions.items():
+            self._of(self.positions, name, state).set(number)
 
 
 class LatencyMiddleware:

@@ -11,10 +11,13 @@ Keys, with ``{uid}`` also the hash tag of a Redis cluster:
     mainstay:uids              set     uids of all jobs
     mainstay:names             hash    [namespace:]name -> uid of the newest job of that name
     mainstay:lease             string  the replica that watches for silence
-    mainstay:{uid}:job         hash    version, state, phase, quorum, plan, restored, manifest, name
+    mainstay:{uid}:job         hash    version, state, phase, quorum, plan, restored, manifest,
+                                       name, check (number of the newest check of snapshots)
     mainstay:{uid}:stream      stream  plan, inject, stop, event: pushed to supervisors; history
     mainstay:{uid}:recoveries  hash    quorum id -> Recovery
     mainstay:{uid}:ledger      hash    step:stage:inner -> LedgerEntry
+    mainstay:{uid}:stores      hash    pod -> what its store of segments told last
+    mainstay:{uid}:checks      hash    pod -> outcome of its store's newest check
     mainstay:{uid}:seen        hash    pod -> time of its last heartbeat by the store's clock, us
     mainstay:{uid}:beats       hash    pod -> its last Heartbeat
     mainstay:{uid}:forgotten   string  it was deleted: no supervisor makes it again
@@ -26,6 +29,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -52,6 +56,7 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.stores import StoreCheck, StoreStatus
 
 PREFIX = "mainstay"
 TIMEOUT_S = 3.0
@@ -117,6 +122,8 @@ for i = 1, tonumber(take()) do
   local pod = take()
   redis.call('HDEL', KEYS[4], pod)
   redis.call('HDEL', KEYS[5], pod)
+  redis.call('HDEL', KEYS[6], pod)
+  redis.call('HDEL', KEYS[7], pod)
 end
 return {revision, last}
 """
@@ -245,7 +252,8 @@ class RedisStore:
         """Delete everything about a job; False when there was nothing."""
         self._cache.pop(uid, None)
         self._ledger_sizes.pop(uid, None)
-        parts = [_key(uid, p) for p in ("stream", "recoveries", "ledger", "seen", "beats")]
+        names = ("stream", "recoveries", "ledger", "seen", "beats", *_OF_STORES)
+        parts = [_key(uid, p) for p in names]
         known = await _call(self._delete(keys=[*_whole(uid), *parts], args=[uid, DELETED_S]))
         return bool(known)
 
@@ -321,7 +329,7 @@ class RedisStore:
         for recovery in change.recoveries:
             args += [recovery.quorum.id, codec.dumps(recovery)]
         args += [len(change.arrived), *change.arrived, len(change.gone), *change.gone]
-        parts = ("job", "stream", "recoveries", "seen", "beats")
+        parts = ("job", "stream", "recoveries", "seen", "beats", *_OF_STORES)
         reply = await _call(self._commit(keys=[_key(uid, p) for p in parts], args=args))
         if not reply:
             self._cache.pop(uid, None)
@@ -365,6 +373,35 @@ class RedisStore:
         beats = await _call(self._redis.hgetall(_key(uid, "beats")))
         told = await in_pieces(partial(codec.loads, Heartbeat), tuple(beats.values()))
         return dict(zip(map(PodUid, beats), told, strict=True))
+
+    async def put_store(self, uid: JobUid, status: StoreStatus) -> int:
+        """Keep what a pod's store of segments tells; return the newest check that is wanted."""
+        pipe = self._redis.pipeline(transaction=False)
+        told = codec.dumps(replace(status, checked=None))
+        pipe.hset(_key(uid, "stores"), status.pod, told)
+        if status.checked is not None:
+            pipe.hset(_key(uid, "checks"), status.pod, codec.dumps(status.checked))
+        pipe.hget(_key(uid, "job"), "check")
+        return int((await _call(pipe.execute()))[-1] or 0)
+
+    async def fetch_stores(self, uid: JobUid) -> dict[PodUid, StoreStatus]:
+        """Return what each pod's store of segments has told last."""
+        texts = await _call(self._redis.hgetall(_key(uid, "stores")))
+        told = await in_pieces(partial(codec.loads, StoreStatus), tuple(texts.values()))
+        return dict(zip(map(PodUid, texts), told, strict=True))
+
+    async def fetch_checks(self, uid: JobUid) -> tuple[int, dict[PodUid, StoreCheck]]:
+        """Return the number of the newest check that is wanted, and each pod's newest outcome."""
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.hget(_key(uid, "job"), "check")
+        pipe.hgetall(_key(uid, "checks"))
+        wanted, texts = await _call(pipe.execute())
+        told = await in_pieces(partial(codec.loads, StoreCheck), tuple(texts.values()))
+        return int(wanted or 0), dict(zip(map(PodUid, texts), told, strict=True))
+
+    async def want_check(self, uid: JobUid) -> int:
+        """Note that somebody wants all stores of segments checked; return the check's number."""
+        return int(await _call(self._redis.hincrby(_key(uid, "job"), "check", 1)))
 
     async def fetch_recoveries(self, uid: JobUid) -> tuple[Recovery, ...]:
         """Return all recoveries, oldest first."""
@@ -454,6 +491,10 @@ def _texts_of(change: Change) -> tuple[str, str, str, list[tuple[str, str]]]:
         "" if plan is None else codec.dumps(plan.quorum),
         [item for action in change.shown for item in stream_items(action, change.at_s)],
     )
+
+
+_OF_STORES = ("stores", "checks")
+"""What pods' stores of segments have told: no decision needs it."""
 
 
 def _key(uid: str, part: str) -> str:

@@ -41,6 +41,7 @@ from mainstay_core.wire.page import (
     Training,
 )
 from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.stores import SnapshotSummary
 
 UNSETTLED = (JobPhase.RECOVERING, JobPhase.WAITING)
 
@@ -75,6 +76,7 @@ def show_page(
     recoveries: Sequence[Recovery],
     newest: Iterable[LedgerEntry],
     now_s: float,
+    stores: SnapshotSummary | None = None,
 ) -> JobPage:
     """Return the job on one page.
 
@@ -83,6 +85,7 @@ def show_page(
         recoveries: all of them, oldest first.
         newest: the ledger's entries of the newest committed step.
         now_s: wall clock.
+        stores: what the pods' stores of segments hold; None in a job without snapshots.
     """
     now = _in_force(state)
     entry = entry_of(state.fingerprints)
@@ -111,6 +114,7 @@ def show_page(
         created_at_s=state.created_at_s,
         entry=entry or None,
         snapshots=state.config.snapshots is not None,
+        stores=stores,
         protections=protections_of(state.shape, entry, state.config.snapshots),
     )
 

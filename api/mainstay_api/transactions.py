@@ -19,6 +19,7 @@ from mainstay_api.auth import JobName
 from mainstay_api.long_work import beside, size_of
 from mainstay_api.metrics import JobLabels, Metrics
 from mainstay_api.settings import Settings
+from mainstay_api.snapshots import fetch_summary
 from mainstay_api.store_protocol import JobStore, Store, history_line
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError
 from mainstay_core.base.ids import JobUid, QuorumId
@@ -126,6 +127,7 @@ class Transactions:
         for uid in sorted(shown):
             try:
                 snapshot = await self.store.load(JobUid(uid)) if uid in there else None
+                stores = await fetch_summary(self.store, snapshot.state) if snapshot else None
             except MainstayError as error:
                 # The others are shown all the same.
                 logger.warning("how the job is, is not known: %s", error, extra=about(uid=uid))
@@ -134,6 +136,11 @@ class Transactions:
                 self.metrics.drop_job(uid)
             else:
                 self.metrics.show_job(snapshot.state)
+            if snapshot is not None and stores is not None:
+                config = snapshot.state.config
+                self.metrics.show_snapshots(
+                    JobLabels(config.job, config.namespace, config.name), stores
+                )
 
     async def recover(self, held: HeldJob) -> Plan | None:
         """Make a lost job again, or learn a plan that a supervisor holds and the store does not.

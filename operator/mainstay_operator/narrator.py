@@ -16,7 +16,7 @@ from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.plan import Method
-from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.recoveries import Recovery, describe_replays
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.kube import KubeError
@@ -132,11 +132,12 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
             times = recovery.times.by_stage.items()
             shown = ", ".join(f"{name} {value:.3f} s" for name, value in times if value is not None)
             late = f" {after:.3f} s later than normal" if after is not None else ""
+            how = f"; {describe_replays(recovery.replays)}" if recovery.replays else ""
             notes.append(
                 Note(
                     reason="Recovered",
                     message=f"{quorum} committed its first step{late}"
-                    f"{f' ({shown})' if shown else ''}, steps lost: {recovery.lost_steps}",
+                    f"{f' ({shown})' if shown else ''}, steps lost: {recovery.lost_steps}{how}",
                     key=quorum,
                 )
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mainstay_core.base.bounds import cut
+from mainstay_core.base.words import show_bytes
 from mainstay_core.job.spec import LABEL_UID
 from mainstay_core.pool.conditions import (
     INVALID_SPEC,
@@ -25,6 +26,7 @@ from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.page import JobPage, RecoveryOverview
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import STAGES
+from mainstay_core.wire.stores import SnapshotSummary, WindowHeld
 from mainstay_operator.resources import JobView, parse_time, show_time
 
 MAX_RECENT = 256
@@ -232,6 +234,8 @@ def _of_page(page: JobPage) -> dict[str, Any]:
             "entry": page.entry,
             "items": [{"name": p.name, "on": p.given, "reason": p.why} for p in page.protections],
         }
+        if page.stores is not None:
+            shown["protection"] |= _snapshots(page.stores)
     return shown
 
 
@@ -266,6 +270,28 @@ def _recovery(recovery: RecoveryOverview) -> dict[str, Any]:
             "seconds": {name: text for name, text in seconds.items() if text is not None},
         }
     return shown
+
+
+def _snapshots(stores: SnapshotSummary) -> dict[str, Any]:
+    used, memory = show_bytes(stores.used_bytes), show_bytes(stores.memory_bytes)
+    shown = _without_none(
+        window=_versions(stores.window),
+        inFlight=_versions(stores.in_flight),
+        memory=f"{used} of {memory}",
+        positions=stores.num_positions,
+        covered=stores.num_covered,
+        survivePod=stores.num_survive_pod,
+        surviveDomain=stores.num_survive_domain,
+        replaySteps=stores.replay_steps,
+        coverage=stores.coverage[:MAX_SENTENCE],
+        shortOf=stores.short_of[:MAX_SENTENCE] or None,
+    )
+    kinds = [{"kind": k.kind, "size": show_bytes(k.size_bytes)} for k in stores.kinds]
+    return {"snapshotLagSteps": stores.lag, "snapshots": {**shown, "kinds": kinds}}
+
+
+def _versions(window: WindowHeld | None) -> str | None:
+    return None if window is None else f"{window.first} to {window.last}"
 
 
 def _crash(told: ToldCrash) -> dict[str, Any]:

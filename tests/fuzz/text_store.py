@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.stores import StoreCheck, StoreStatus
 
 SERVER = "the store's process"
 
@@ -42,10 +43,13 @@ class _Record:
     ledger: dict[LedgerKey, str] = field(default_factory=dict)
     seen: dict[PodUid, int] = field(default_factory=dict)
     beats: dict[PodUid, str] = field(default_factory=dict)
+    stores: dict[PodUid, str] = field(default_factory=dict)
+    checks: dict[PodUid, str] = field(default_factory=dict)
+    check: int = 0
 
     def fork(self) -> _Record:
         other = copy.copy(self)
-        for name in ("recoveries", "ledger", "seen", "beats"):
+        for name in ("recoveries", "ledger", "seen", "beats", "stores", "checks"):
             setattr(other, name, dict(getattr(self, name)))
         return other
 
@@ -131,6 +135,8 @@ class TextStore:
         for pod in change.gone:
             record.seen.pop(pod, None)
             record.beats.pop(pod, None)
+            record.stores.pop(pod, None)
+            record.checks.pop(pod, None)
 
     async def append(self, uid: JobUid, kind: str, data: str) -> None:
         self._add(self._records[uid], kind, data)
@@ -152,6 +158,26 @@ class TextStore:
     async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]:
         beats = self._records[uid].beats
         return {pod: codec.loads(Heartbeat, text) for pod, text in beats.items()}
+
+    async def put_store(self, uid: JobUid, status: StoreStatus) -> int:
+        record = self._records[uid]
+        record.stores[status.pod] = _text(codec.dumps(replace(status, checked=None)))
+        if status.checked is not None:
+            record.checks[status.pod] = _text(codec.dumps(status.checked))
+        return record.check
+
+    async def fetch_stores(self, uid: JobUid) -> dict[PodUid, StoreStatus]:
+        stores = self._records[uid].stores
+        return {pod: codec.loads(StoreStatus, text) for pod, text in stores.items()}
+
+    async def fetch_checks(self, uid: JobUid) -> tuple[int, dict[PodUid, StoreCheck]]:
+        record = self._records[uid]
+        told = {pod: codec.loads(StoreCheck, text) for pod, text in record.checks.items()}
+        return record.check, told
+
+    async def want_check(self, uid: JobUid) -> int:
+        self._records[uid].check += 1
+        return self._records[uid].check
 
     async def fetch_recoveries(self, uid: JobUid) -> tuple[Recovery, ...]:
         texts = self._records[uid].recoveries.items()

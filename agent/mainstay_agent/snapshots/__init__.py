@@ -5,6 +5,7 @@
 - ``callers``: a pod that has called: its store sends segments, or a trainer reads some
 - ``holders``: a connection to the store of another pod, to which segments are sent
 - ``trainers``: a trainer of this pod, over a Unix socket
+- ``check``: reads every segment once, where somebody asks for it
 - ``store``: the thread that waits for all of them
 
 What is kept is decided in :mod:`mainstay_core.segments`. No byte of a segment passes through

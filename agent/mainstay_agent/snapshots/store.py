@@ -14,6 +14,8 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from mainstay_agent.local_socket import own_mode
 from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.callers import Awaited, Caller
 from mainstay_agent.snapshots.channel import TURN_BYTES, Channel
+from mainstay_agent.snapshots.check import SegmentCheck
 from mainstay_agent.snapshots.holders import HolderLine, Parcel, call
 from mainstay_agent.snapshots.trainers import TrainerLine
 from mainstay_core.base.admission import Bounds
@@ -30,9 +33,11 @@ from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.proofs import Purpose
 from mainstay_core.segments.deliveries import Delivery
 from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.status import Checksums, status_of
 from mainstay_core.snapshots.recopies import Held, Recopy, plan_recopies
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import MAX_HOLDERS, Holder, SegmentKey, StoreReport
+from mainstay_core.wire.stores import StoreCheck, StoreStatus
 from mainstay_net.acceptor import listen
 from mainstay_net.entrance import Entrance
 
@@ -57,7 +62,7 @@ class SegmentStore:
     """Keeps the segments of a pod.
 
     Made in the thread that makes the pod's other sockets; :meth:`serve` runs in a thread of its
-    own, in which everything else here happens but for :meth:`close`.
+    own, in which everything else here happens but for :meth:`close` and :meth:`ask`.
 
     Args:
         job: of the pod.
@@ -100,6 +105,12 @@ class SegmentStore:
         """The newest plan that was not looked at yet, with peers and domains of copies."""
         self._sweeps_at_s = time.monotonic()
         self._is_closed = self._is_paused = False
+        self._asked: deque[tuple[Future[StoreStatus], int]] = deque()
+        """Who waits for a status, and the check that is wanted."""
+        self._sums = Checksums()
+        self._check: SegmentCheck | None = None
+        self._checked: StoreCheck | None = None
+        """The newest check that is done."""
 
     @property
     def address(self) -> str:
@@ -124,6 +135,20 @@ class SegmentStore:
         with contextlib.suppress(OSError):
             self._wake.send(b"!")
 
+    def ask(self, check: int = 0) -> Future[StoreStatus]:
+        """Return what will be the store's status; from any thread, before :meth:`close`.
+
+        Args:
+            check: number of the newest check that is wanted. The store begins it, unless it has
+                done so, and goes on meanwhile. Its outcome is in each status from then on.
+        """
+        future: Future[StoreStatus] = Future()
+        self._asked.append((future, check))
+        # One that is full wakes the thread as well.
+        with contextlib.suppress(BlockingIOError):
+            self._wake.send(b"?")
+        return future
+
     def serve(self) -> None:
         """Serve until the store is closed; then all connections end."""
         register, read = self._selector.register, selectors.EVENT_READ
@@ -141,6 +166,8 @@ class SegmentStore:
         finally:
             for channel in tuple(self._channels):
                 self._end(channel, "the store has ended")
+            for future, _ in self._asked:
+                future.cancel()
             self._entrance.close()
             self._trainers.close()
             self._wakes.close()
@@ -151,6 +178,8 @@ class SegmentStore:
 
     def _wait_s(self) -> float | None:
         """Return after how many seconds there is something to do in any case; None: never."""
+        if self._check is not None:
+            return 0.0
         waits = [self._entrance.wait_s()]
         if self._is_paused or any(channel.due_s() is not None for channel in self._channels):
             waits.append(max(0.0, self._sweeps_at_s - time.monotonic()))
@@ -169,6 +198,10 @@ class SegmentStore:
     def _look_after(self) -> None:
         """End what does not move, and wait for what each connection wants to do next."""
         now_s = time.monotonic()
+        if self._check is not None:
+            self._checked = self._check.advance() or self._checked
+            if self._checked is not None and self._checked.number == self._check.number:
+                self._check = None
         if self._entrance.wait_s() == 0.0:
             self._let_pods_in()
         if now_s >= self._sweeps_at_s:
@@ -234,6 +267,21 @@ class SegmentStore:
         )
         self._add(line)
 
+    # What the supervisor asks for ------------------------------------------------
+
+    def _answer(self) -> None:
+        """Tell whoever has asked what is held, and begin the check that is wanted."""
+        while self._asked:
+            future, wanted = self._asked.popleft()
+            begun = self._check or self._checked
+            if wanted > (begun.number if begun is not None else 0):
+                if self._check is not None:
+                    self._check.give_up()
+                self._check = SegmentCheck(wanted, self._index, self._arena, self._sums)
+            status = replace(status_of(self._index, self._pod), checked=self._checked)
+            if future.set_running_or_notify_cancel():
+                future.set_result(status)
+
     # What trainers ask for -------------------------------------------------------
 
     def _report(self, lineage: int) -> StoreReport:
@@ -265,6 +313,7 @@ class SegmentStore:
             self._wakes.recv(TURN_BYTES)
         while self._plans:
             self._recopy(*self._plans.popleft())
+        self._answer()
 
     def _recopy(self, plan: Plan, peers: int, domains: int) -> None:
         """Send again what has lost holders."""

@@ -130,7 +130,7 @@ class TrainerLine(Channel):
                     raise RemoteProtocolError(f"nothing is read by request {message.request}")
                 index.release(segment)
             case frames.Discard():
-                index.discard(message.key)
+                index.discard_damaged(message.key)
             case frames.Hello():
                 raise AssertionError("taken before")
 

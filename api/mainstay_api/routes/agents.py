@@ -32,8 +32,11 @@ from mainstay_core.base import codec
 from mainstay_core.base.bounds import MAX_NAME, MAX_TOLD, Instant, Longest, Name, SlotIndex
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import FaultFired
+from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.state import is_gone
 from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat, PodRegistration
+from mainstay_core.wire.stores import StoreReply, StoreStatus
 
 router = APIRouter(
     prefix="/v1/jobs/{job}/agent",
@@ -116,6 +119,21 @@ async def add_to_ledger(
     """Mirror entries of the ledger. Telling one twice changes nothing."""
     await transactions.job(uid).add_to_ledger(body.entries, held)
     return {"entries": len(body.entries)}
+
+
+@router.post("/store", responses=examples.STORE_REPLY)
+async def note_store(
+    uid: UidDep, transactions: TransactionsDep, status: StoreStatus
+) -> JSONResponse:
+    """Note what a pod's store of segments holds, and say which check of it is wanted.
+
+    It is kept beside the job's state: no decision needs it.
+    """
+    state = await transactions.load(uid)
+    if state.pod(status.pod) is None or is_gone(state, status.pod):
+        raise UnregisteredPodError(f"pod {status.pod} is unknown or counts as gone")
+    wanted = await transactions.store.put_store(uid, status)
+    return JSONResponse(codec.encode(StoreReply(check=wanted)))
 
 
 @router.post("/faults/{fault}/fired")

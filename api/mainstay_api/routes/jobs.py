@@ -31,6 +31,7 @@ from mainstay_api.limits import person_of
 from mainstay_api.long_work import PIECE, in_pieces, long_json
 from mainstay_api.problems import ProblemError
 from mainstay_api.run_report import ReportedStep, make_report, report_steps, show_members
+from mainstay_api.snapshots import fetch_summary
 from mainstay_api.store import MAX_LEDGER_ENTRIES
 from mainstay_api.summary import show_job, show_page, show_pods
 from mainstay_api.transactions import Transactions
@@ -209,7 +210,9 @@ async def show_summary(uid: UidDep, transactions: TransactionsDep) -> JSONRespon
     entries = await transactions.store.fetch_ledger(uid, keys)
     recoveries = await transactions.store.fetch_recoveries(uid)
     newest = [entries[key] for key in keys if key in entries]
-    return JSONResponse(codec.encode(show_page(state, recoveries, newest, transactions.now_s())))
+    stores = await fetch_summary(transactions.store, state)
+    page = show_page(state, recoveries, newest, transactions.now_s(), stores)
+    return JSONResponse(codec.encode(page))
 
 
 @router.get("/{job}/plan", responses=examples.PLAN_REPLY)

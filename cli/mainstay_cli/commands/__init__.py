@@ -11,6 +11,7 @@
 - ``operations``: ``mainstay scale``, ``drain``, ``suspend`` and ``resume``
 - ``faults``: ``mainstay faults``
 - ``checkpoints``: ``mainstay checkpoints``
+- ``snapshot_copies``: ``mainstay snapshots ls`` and ``verify``
 - ``snapshots``: ``mainstay snapshots``
 - ``chaos``: ``mainstay chaos``
 - ``simulate``: ``mainstay sim``

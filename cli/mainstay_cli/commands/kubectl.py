@@ -19,7 +19,14 @@ import typer
 from mainstay_cli.base.entry import run_app
 from mainstay_cli.base.exits import CliError, UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
-from mainstay_cli.commands import faults, operations, run_report, status, timeline
+from mainstay_cli.commands import (
+    faults,
+    operations,
+    run_report,
+    snapshot_copies,
+    status,
+    timeline,
+)
 from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_core.job.sections import DEFAULT_MANAGER
@@ -55,6 +62,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(faults.app, name="faults")
+stores = typer.Typer(
+    help="List and verify what the pods of a job hold of its state.", no_args_is_help=True
+)
+stores.command("ls", help=snapshot_copies.LS_HELP)(snapshot_copies.ls)
+stores.command("verify", help=snapshot_copies.VERIFY_HELP)(snapshot_copies.verify)
+app.add_typer(stores, name="snapshots")
 app.command("timeline", help=timeline.HELP)(timeline.show)
 app.command("report", help=run_report.HELP)(run_report.show)
 app.command("drain", help=operations.DRAIN_HELP)(operations.drain)

@@ -1,4 +1,7 @@
-"""``mainstay snapshots``: what snapshots would make of a job under failures, before it runs."""
+"""``mainstay snapshots``: what snapshots would make of a job under failures, before it runs.
+
+``ls`` and ``verify`` of a running job are in :mod:`mainstay_cli.commands.snapshot_copies`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from mainstay_cli.base.exits import ExitCode, UsageError
+from mainstay_cli.commands import snapshot_copies
 from mainstay_cli.commands.arguments import AS_JSON
 from mainstay_cli.views.snapshot_plan import (
     describe_built,
@@ -31,7 +35,13 @@ from mainstay_core.theory.paper import compare_paper
 from mainstay_core.theory.profiles import JobProfile, read_profile
 from mainstay_core.theory.traces import MAX_FAILURES, draw_poisson, read_trace
 
-app = typer.Typer(help="Plan snapshots in memory; docs/snapshots-theory.md.", no_args_is_help=True)
+app = typer.Typer(
+    help="Snapshots in memory: list and verify those of a running job (docs/snapshots.md), or plan "
+    "them (docs/snapshots-theory.md).",
+    no_args_is_help=True,
+)
+app.command("ls", help=snapshot_copies.LS_HELP)(snapshot_copies.ls)
+app.command("verify", help=snapshot_copies.VERIFY_HELP)(snapshot_copies.verify)
 
 MODELS = paper_jobs.TABLE_3 | paper_jobs.TABLE_7 | paper_jobs.FIGURE_11
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}

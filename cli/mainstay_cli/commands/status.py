@@ -10,6 +10,7 @@ from typing import Any
 from mainstay_cli.commands.operations import describe_leaving
 from mainstay_cli.local import runs
 from mainstay_cli.views.progress import describe_crash, describe_recovery, one_line
+from mainstay_cli.views.snapshots import describe_summary
 from mainstay_core.base.words import count
 
 
@@ -44,6 +45,8 @@ def render(status: dict[str, Any]) -> str:
     lines += [f"  {describe_leaving(leaving)}" for leaving in job.get("leaving", [])]
     lines += [f"  {describe_held_back(held)}" for held in job.get("held_back", [])]
     lines += describe_protections(job)
+    if status.get("snapshots"):
+        lines += [f"  {line}" for line in describe_summary(status["snapshots"])]
     crash = describe_crash(job.get("crash"))
     lines += [textwrap.indent(crash, "  ")] if crash else []
     members = status.get("members") or []
@@ -90,6 +93,7 @@ async def fetch(run: runs.Run) -> dict[str, Any]:
             "job": await api.fetch(run.job),
             "members": await api.fetch(run.job, "members"),
             "recoveries": await api.fetch(run.job, "recoveries"),
+            "snapshots": (await api.fetch(run.job, "summary")).get("stores"),
             **run.describe_place(),
         }
 

@@ -11,6 +11,7 @@ from mainstay_cli.base.exits import UsageError
 from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_cli.views.progress import one_line
+from mainstay_core.base.words import count
 from mainstay_core.wire.recoveries import STAGES
 
 HELP = """Show what happened to a job: recoveries with reason and their five times.
@@ -59,8 +60,21 @@ def render(recoveries: list[dict[str, Any]]) -> str:
             f"   {recovery.get('method')} ({exact}): {one_line(recovery.get('reason'))}",
             f"   {stages}",
             f"   next commit {later} later than normal, steps lost = {recovery.get('lost_steps')}",
+            *(f"   {_replay_line(replay)}" for replay in recovery.get("replays", ())),
         ]
     return "\n".join(lines)
+
+
+def _replay_line(replay: dict[str, Any]) -> str:
+    """Return how one position was made anew: kind, states, steps, cost."""
+    damaged = replay["num_damaged"]
+    return (
+        f"replayed s{replay['stage']}.i{replay['inner']} from {replay['kind']}: states of versions "
+        f"{replay['first']} to {replay['last']}, {count(replay['steps'], 'step')} of "
+        f"{replay['planned_steps']} planned up to version {replay['version']} in "
+        f"{replay['seconds']:.3f} s"
+        + (f", {count(damaged, 'copy', 'copies')} found damaged" if damaged else "")
+    )
 
 
 def _fetch(run: runs.Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

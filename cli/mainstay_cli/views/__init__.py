@@ -4,6 +4,7 @@
 - ``progress``: prints steps, recoveries and warnings, line by line
 - ``live``: a live table
 - ``sizes``: a table of what ranks hold and send
+- ``snapshots``: what the stores of a running job hold, and what a check of them has found
 - ``snapshot_plan``: tables of forecasts, and of a paper's numbers beside ours
 - ``faults``: short texts for an injected fault
 """

@@ -61,6 +61,32 @@ def note_settled(state: CoordinatorState, fact: Settled) -> CoordinatorState:
     return state if fact.durable is None else replace(state, durable=fact.durable)
 
 
+def note_replayed(state: CoordinatorState, fact: Settled) -> CoordinatorState:
+    """Return the state in which open replays have how a position was made anew.
+
+    All members of a position make the same state. The slowest of them counts.
+    """
+    new = fact.replayed
+    if new is None:
+        return state
+
+    def told(opened: OpenRecovery) -> OpenRecovery:
+        recovery = opened.recovery
+        if recovery.method is not Method.REPLAY or opened.load_end_s is not None:
+            return opened
+        by_place = {(r.stage, r.inner): r for r in recovery.replays}
+        known = by_place.get((new.stage, new.inner), new)
+        by_place[new.stage, new.inner] = replace(
+            new,
+            seconds=max(new.seconds, known.seconds),
+            num_damaged=max(new.num_damaged, known.num_damaged),
+        )
+        replays = tuple(by_place[place] for place in sorted(by_place))
+        return replace(opened, recovery=replace(recovery, replays=replays))
+
+    return replace(state, recoveries=tuple(told(opened) for opened in state.recoveries))
+
+
 def note_how(state: CoordinatorState, fact: Adopted) -> CoordinatorState:
     """Return the state in which open replays have what the newest settle says of them."""
 

@@ -19,13 +19,14 @@ from mainstay_core.coordinator.checkpoints import (
     note_checkpoint,
     note_how,
     note_reached,
+    note_replayed,
     note_settled,
 )
 from mainstay_core.coordinator.crashes import explain_end, keep_newest, note_crash
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
 from mainstay_core.coordinator.fingerprints import difference_of, refusal
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
-from mainstay_core.coordinator.records import close_known, plan_settled
+from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
 from mainstay_core.coordinator.silence import dated
 from mainstay_core.coordinator.state import (
     MAX_ENDED,
@@ -326,7 +327,8 @@ def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition
         return Transition(state=state, reason="already known")
     settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
     step = state.settled_step if fact.step is None else fact.step
-    state = replace(note_settled(state, fact), settled_at_s=settled, settled_step=step)
+    state = note_replayed(note_settled(state, fact), fact)
+    state = replace(state, settled_at_s=settled, settled_step=step)
     if not all_settled(state):
         return Transition(state=state, reason=f"{member.rank} goes on in {fact.quorum}")
     return _all_settled(state)
@@ -354,7 +356,7 @@ def _all_settled(state: CoordinatorState) -> Transition:
         state = replace(state, phase=JobPhase.RUNNING)
     # After a store's recovery it is by commits that all are known to have settled.
     step_at = state.step if state.settled_step is None else state.settled_step
-    message = f"all members of {plan.quorum} go on at step {step_at}"
+    message = f"all members of {plan.quorum} go on at step {step_at}{how_replayed(state)}"
     state, closed = close_known(state)
     actions = tuple(RecordRecovery(recovery=r) for r in closed)
     settled = Announce(code="Settled", message=message)

@@ -33,7 +33,7 @@ from mainstay_core.coordinator.state import (
     uid_of,
 )
 from mainstay_core.wire.plan import Member, Method, Plan
-from mainstay_core.wire.recoveries import Recovery, StageTimes
+from mainstay_core.wire.recoveries import Recovery, StageTimes, describe_replays
 
 
 def open_loss(
@@ -234,9 +234,19 @@ def plan_settled(state: CoordinatorState) -> CoordinatorState:
         recovery = opened.recovery
         if opened is restart and step is not None:
             recovery = replace(recovery, lost_steps=max(0, recovery.from_step - step))
+        if recovery.replays:
+            how = describe_replays(recovery.replays)
+            recovery = replace(recovery, reason=f"{recovery.reason}; {how}")
         return replace(opened, recovery=recovery, fence_end_s=fence_end_s, load_end_s=load_end_s)
 
     return _update(state, settle)
+
+
+def how_replayed(state: CoordinatorState) -> str:
+    """Return how lost states were made anew for the newest plan, as the end of a sentence."""
+    assert state.plan is not None
+    ours = (o.recovery for o in state.recoveries if o.recovery.quorum == state.plan.quorum)
+    return "".join(f"; {describe_replays(r.replays)}" for r in ours if r.replays)
 
 
 def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:

@@ -195,6 +195,45 @@ class ProtectionItem(Section):
     """What it is, or why the job does not have it."""
 
 
+class SegmentKindStatus(Section):
+    """Bytes of one kind of segments, in the memory of all pods."""
+
+    kind: Annotated[str, pydantic.Field(max_length=64)]
+    """What they hold, e.g. state or gradient."""
+    size: Short | None = None
+    """How much, for people."""
+
+
+class SnapshotsStatus(Section):
+    """What the pods' memory holds of the job's state, and which losses are survived by it."""
+
+    window: Short | None = None
+    """Versions of the newest complete window."""
+    in_flight: Short | None = None
+    """Versions of the window that is being copied."""
+    memory: Short | None = None
+    """Memory used, of what all pods give."""
+    kinds: Annotated[
+        tuple[SegmentKindStatus, ...],
+        pydantic.Field(max_length=16, json_schema_extra=_map_by("kind")),
+    ] = ()
+    """Bytes by kind."""
+    positions: Int | None = None
+    """Parts of the model's state that are held by themselves: stages, by their inner ranks."""
+    covered: Int | None = None
+    """Positions that pods' memory can make anew if all their trainers are lost."""
+    survive_pod: Int | None = None
+    """Positions that survive the loss of any one pod."""
+    survive_domain: Int | None = None
+    """Positions that survive the loss of any one failure domain."""
+    replay_steps: Int | None = None
+    """Steps that a replay would take now, of the position that needs most."""
+    coverage: Sentence | None = None
+    """What is survived and what is not."""
+    short_of: Sentence | None = None
+    """Which pod's memory is too short, and for what."""
+
+
 class ProtectionStatus(Section):
     """What the job is protected from."""
 
@@ -202,6 +241,7 @@ class ProtectionStatus(Section):
     """How the user's code comes in, blocks or loop: it decides which protections there are."""
     snapshot_lag_steps: Int | None = None
     """Steps since the newest complete snapshot."""
+    snapshots: SnapshotsStatus | None = None
     dmr_coverage: Short | None = None
     """Share of the work that is computed twice."""
     items: Annotated[

@@ -15,6 +15,7 @@ from mainstay_core.rank.settle import StateAction, Supply
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.recoveries import Replayed
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, CommitRecord, LastStatus, SettleReport, Vote
 
@@ -57,6 +58,10 @@ class StateLoaded:
     replayed: tuple[ReplayedStep, ...] = ()
     """The last steps of a replay, ascending. Whoever applied them first may have died before it
     told the ledger of them."""
+    num_damaged: int = 0
+    """Copies that a replay found damaged."""
+    told: Replayed | None = None
+    """What is told of a replay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ from mainstay_core.wire.facts import (
     Settled,
 )
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.recoveries import Replayed
 
 __all__ = [
     "Interrupt",
@@ -264,7 +265,7 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
         digest=event.digest,
         recomputed=0,
     )
-    return _begin(restored)
+    return _begin(restored, replayed=event.told)
 
 
 def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
@@ -275,12 +276,18 @@ def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
     return _park(replace(state, valid=False), event.why, (), cause=cause, sources=sources)
 
 
-def _begin(state: RankState, *prefix: Action) -> Transition:
-    """Go on with the step: the settle is complete and the state is valid."""
+def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) -> Transition:
+    """Go on with the step: the settle is complete and the state is valid.
+
+    Args:
+        state: of the rank.
+        prefix: what is done first.
+        replayed: how its state was made anew, if it was.
+    """
     assert state.plan is not None
     settled = windows.begin_window(replace(state, settled=state.plan.quorum.id))
-    tell = SendFact(fact_of(settled, Settled, durable=settled.durable))
-    return _compute(settled, *prefix, tell)
+    told = fact_of(settled, Settled, durable=settled.durable, replayed=replayed)
+    return _compute(settled, *prefix, SendFact(told))
 
 
 def _compute(state: RankState, *prefix: Action) -> Transition:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from mainstay_core.base.ids import QuorumId
+from mainstay_core.base.ids import QuorumId, RankId
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.events import CastVote
+from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import Phase, SlotStatus
 from mainstay_core.wire.ledger import LedgerEntry, PartialDigest
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.recoveries import Replayed
 from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, TypeStat, Vote
 
 WAITING_OPS = frozenset(
@@ -174,6 +176,30 @@ def entry_of(
         partials=partials,
         committed_at_s=now_s,
         copy_wait_s=copy_wait_s,
+    )
+
+
+def replayed_of(rank: RankId, replay: Replay, *, seconds: float, num_damaged: int) -> Replayed:
+    """Return what is told of a replay by gradients that has succeeded.
+
+    Args:
+        rank: that made its state anew.
+        replay: what it was to do.
+        seconds: how long that took.
+        num_damaged: copies that it found damaged.
+    """
+    states = [unit.state.version for unit in replay.units]
+    return Replayed(
+        stage=rank.stage,
+        inner=rank.inner,
+        kind="gradients",
+        first=min(states),
+        last=max(states),
+        version=replay.version,
+        planned_steps=replay.version - replay.first_step,
+        steps=len(replay.records),
+        seconds=seconds,
+        num_damaged=num_damaged,
     )
 
 

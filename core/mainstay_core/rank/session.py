@@ -24,6 +24,7 @@ from mainstay_core.rank.reports import (
     Status,
     entry_of,
     last_status,
+    replayed_of,
     vote_of,
 )
 from mainstay_core.rank.serving import HealFailed, Wanted, copy_attempts, sources_of
@@ -225,11 +226,18 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             return await self.load(action.version)
         if action.replay is not None:
             await self._begin(Op.REPLAY)
-            wait = self.connections.healing(self._keeper.begin_wait())
+            wait, began_s = self.connections.healing(self._keeper.begin_wait()), self.now_s()
             outcome = await self._keeper.replay(wait, self.plan, self.state.index, action.replay)
             await self._begin(Op.REPLAYED)
             if isinstance(outcome, events.StateLoaded):
                 self._log_replayed(outcome.replayed)
+                told = replayed_of(
+                    self.plan.members[self.state.index].rank,
+                    action.replay,
+                    seconds=max(0.0, self.now_s() - began_s),
+                    num_damaged=outcome.num_damaged,
+                )
+                return replace(outcome, told=told)
             return outcome
         await self._begin(Op.HEAL)
         client = self.connections.healing(self.make_heal_client())

@@ -4,6 +4,7 @@
 - ``spans``: places in an arena of a fixed size
 - ``index``: the segments of one store
 - ``deliveries``: one segment on its way to its holders
+- ``status``: what a store tells the api: what it holds in short, and the checksums of a check
 
 The supervisor drives it over sockets, trainers speak its frames. A segment counts only when all its
 bytes are there. Nothing here chooses: a writer names the holders and says what is needed no more.

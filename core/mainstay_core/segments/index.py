@@ -104,11 +104,37 @@ class SegmentIndex:
         may write before the trainers here have said so."""
         self._fingerprint = ""
         """Of the lineage's first segment; empty before."""
+        self.num_refused = self.num_discarded = 0
+        """Segments that found no room, and copies that a trainer found damaged."""
+        self.short_of = ""
+        """Why the newest of those found none; empty once a whole window has found room again."""
+        self._refused_before = 0
+        """How many had found no room when older versions were last dropped."""
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the arena that nothing takes."""
         return self._spans.free_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self._size_bytes
+
+    @property
+    def lineage(self) -> int:
+        """Lineage to which all that is kept belongs."""
+        return self._lineage
+
+    @property
+    def from_version(self) -> int:
+        """Version before which everything has gone."""
+        return self._from_version
+
+    @property
+    def records(self) -> tuple[CommitRecord, ...]:
+        """The commits that are kept, by step, ascending."""
+        return tuple(record for _, record in sorted(self._records.items()))
 
     # Rooms -----------------------------------------------------------------------
 
@@ -117,12 +143,14 @@ class SegmentIndex:
         return self._spans.allocate(size)
 
     def why_full(self, size: int) -> str:
-        """Return why no room was to be had."""
-        return (
+        """Return why no room was to be had, and note it."""
+        self.num_refused += 1
+        self.short_of = (
             f"a segment of {size} bytes does not fit into the store of segments: of its "
             f"{self._size_bytes} bytes {self._spans.free_bytes} are free, {self._spans.largest} of "
             "them in one piece (spec.snapshots.memory)"
         )
+        return self.short_of
 
     def give_room_back(self, room: Span) -> None:
         """Take back a room into which nothing was written, or not all of it."""
@@ -255,6 +283,12 @@ class SegmentIndex:
             self._voted[place] = _Voted(quorums, voted.kinds, voted.micro_batches)
         return ""
 
+    def discard_damaged(self, key: SegmentKey) -> None:
+        """Keep a segment no more whose bytes a trainer has found damaged."""
+        if self.find(key) is not None:
+            self.num_discarded += 1
+            self.discard(key)
+
     # Commits, and what goes ------------------------------------------------------
 
     def record(self, record: CommitRecord) -> None:
@@ -283,14 +317,17 @@ class SegmentIndex:
         self._move_to(lineage)
         if may_go_back:
             self._from_version = min(self._from_version, version)
-            self._drop(s.header.key for s in self._segments() if s.header.key.version > version)
+            self._drop(s.header.key for s in self.segments() if s.header.key.version > version)
             self._records = {s: r for s, r in self._records.items() if s < version}
             self._voted = {at: voted for at, voted in self._voted.items() if at[1] < version}
             return
         if version <= self._from_version:
             return
+        if self.num_refused == self._refused_before:
+            self.short_of = ""
+        self._refused_before = self.num_refused
         self._from_version = version
-        self._drop(s.header.key for s in self._segments() if s.header.key.version < version)
+        self._drop(s.header.key for s in self.segments() if s.header.key.version < version)
         self._records = {s: r for s, r in self._records.items() if s >= version}
         self._voted = {at: voted for at, voted in self._voted.items() if at[1] >= version}
 
@@ -298,12 +335,13 @@ class SegmentIndex:
         """Drop everything when the lineage is a new one."""
         if lineage == self._lineage:
             return
-        self._drop(segment.header.key for segment in self._segments())
+        self._drop(segment.header.key for segment in self.segments())
         self._records.clear()
         self._voted.clear()
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
 
-    def _segments(self) -> list[Segment]:
+    def segments(self) -> list[Segment]:
+        """Return all that is kept: of units, and then boundary logs."""
         of_units = [s for unit in self._units.values() for s in unit.segments.values()]
         return [*of_units, *self._logs.values()]
 
@@ -327,7 +365,7 @@ class SegmentIndex:
             units=tuple(
                 _line_of(place, unit) for place, unit in sorted(self._units.items(), key=_at)
             ),
-            records=tuple(record for _, record in sorted(self._records.items())),
+            records=self.records,
             logs=tuple(self._log_runs()[-MAX_HELD_LOGS:]),
         )
 

@@ -13,6 +13,8 @@
 - ``retention``: which window is complete, and what stores keep
 - ``memory``: what stores need for windows and logs
 - ``inventory``: what stores hold, and the answer that a replay lacks something
+- ``coverage``: which losses positions survive, by what stores have told
+- ``checks``: which copies are damaged, by checksums that stores have told
 - ``stretches``: which lost stages are replayed together
 - ``boundary_replay``: from copies and logged activations to the state of lost stages
 

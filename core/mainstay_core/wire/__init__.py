@@ -3,6 +3,7 @@
 - ``plan``: the plan: members of a quorum, their chains, and who computes what
 - ``votes``: votes, commits and settle reports
 - ``segments``: what pods keep in memory of states and gradients
+- ``stores``: what a pod's store of segments tells the api, and what losses a job survives by it
 - ``ledger``: digests of committed steps
 - ``recoveries``: the record of a recovery and its five times
 - ``crashes``: the exception that ended a trainer's program

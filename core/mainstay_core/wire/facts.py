@@ -35,6 +35,7 @@ from mainstay_core.base.words import quote
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.formats import fact_of_format_1, format_of
 from mainstay_core.wire.ledger import FinalDigests
+from mainstay_core.wire.recoveries import Replayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +249,8 @@ class Settled(_RankFact):
     kind: Literal[FactKind.SETTLED] = FactKind.SETTLED
     durable: Count | None = None
     """Newest durable version that it knows."""
+    replayed: Replayed | None = field(default=None, metadata=OMITTED)
+    """How it made its state anew, if it did so from snapshots and logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
 from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.formats import format_of
+from mainstay_core.wire.stores import SnapshotSummary
 
 PAGE_FORMAT = 1
 """Format of both. An answer that names none has format 1, as those of the version before."""
@@ -143,6 +144,8 @@ class JobPage:
     """How the user's code comes in; None while no trainer has said it."""
     snapshots: bool = field(default=False, metadata=OMITTED)
     """Whether its state is kept in the memory of pods."""
+    stores: SnapshotSummary | None = field(default=None, metadata=OMITTED)
+    """What the pods' stores hold and which losses are survived; None in a job without snapshots."""
     protections: Annotated[tuple[Protection, ...], Longest(MAX_MEMBERS)] = ()
 
     @staticmethod

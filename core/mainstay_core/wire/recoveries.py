@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from mainstay_core.base import codec
@@ -11,13 +11,18 @@ from mainstay_core.base.bounds import (
     MAX_MEMBERS,
     Count,
     Finite,
+    Index,
     Instant,
     Longest,
+    Name,
+    Seconds,
     Sentence,
     cut_fields,
 )
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId, Slot
+from mainstay_core.base.words import count
 from mainstay_core.wire.formats import format_of, recovery_of_format_1
 from mainstay_core.wire.plan import Method
 
@@ -49,6 +54,30 @@ class StageTimes:
         return dict(zip(STAGES, times, strict=True))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """The record of one position whose state was made anew from snapshots and logs."""
+
+    stage: Index
+    inner: Index
+    kind: Name
+    """What was logged: ``gradients``, or ``boundary`` for what crossed the stage's borders."""
+    first: Count
+    """Oldest version of a state that it began with; a window's first one, or later."""
+    last: Count
+    """Newest version of a state that it began with."""
+    version: Count
+    """At which the state is now."""
+    planned_steps: Count
+    """Steps that were to be replayed when the replay began."""
+    steps: Count
+    """Steps that were replayed."""
+    seconds: Seconds
+    """How long reading and replaying took."""
+    num_damaged: Count = 0
+    """Copies that were found damaged, and for which others were read."""
+
+
 Slots = Annotated[tuple[Slot, ...], Longest(MAX_MEMBERS)]
 
 
@@ -75,6 +104,10 @@ class Recovery:
     differing: Slots = ()
     """Slots whose state differed from that of their stage's majority, if that was the fault:
     evidence against the devices that hold it."""
+    replays: Annotated[tuple[Replayed, ...], Longest(MAX_MEMBERS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Positions whose state was made anew, in order."""
     format: Count = RECOVERY_FORMAT
 
     def __post_init__(self) -> None:
@@ -89,6 +122,23 @@ class Recovery:
         """
         told = format_of(data, RECOVERY_FORMAT, "Recovery")
         return recovery_of_format_1(data) if told == 1 else data
+
+
+def describe_replays(replays: Sequence[Replayed]) -> str:
+    """Return what replays came to, in one clause; empty without one."""
+    if not replays:
+        return ""
+    places = [f"s{r.stage}.i{r.inner}" if r.inner else f"s{r.stage}" for r in replays]
+    kinds = " and ".join(sorted({r.kind for r in replays}))
+    steps, planned = max(r.steps for r in replays), max(r.planned_steps for r in replays)
+    damaged = sum(r.num_damaged for r in replays)
+    worst = f"; {count(damaged, 'copy', 'copies')} found damaged" if damaged else ""
+    return (
+        f"{', '.join(places)} made anew from {kinds} and the states of versions "
+        f"{min(r.first for r in replays)} to {max(r.last for r in replays)}: "
+        f"{count(steps, 'step')} replayed ({planned} planned) in "
+        f"{max(r.seconds for r in replays):.3f} s{worst}"
+    )
 
 
 def show_recovery(recovery: Recovery) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.page import JobPage, KnownJob, PodsPage
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Recovery, read_recovery
+from mainstay_core.wire.stores import StoreReply, StoreStatus
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ class JobApi(ABC):
 
         Args:
             job: uid or name.
-            what: plan, members, pods, summary, recoveries, ledger, events, faults or report.
+            what: plan, members, pods, summary, snapshots, recoveries, ledger, events, faults or
+                report.
         """
         path = f"/v1/jobs/{job}/{what}" if what else f"/v1/jobs/{job}"
         return await self.send(Request(method="GET", path=path))
@@ -162,6 +164,10 @@ class JobApi(ABC):
         body = {"nodes": {name: codec.encode(place) for name, place in nodes.items()}}
         await self._post(f"/{job}/provider/topology", body)
 
+    async def check_snapshots(self, job: str) -> int:
+        """Have every store check its segments; return the number of this check."""
+        return int((await self._post(f"/{job}/snapshots/check"))["check"])
+
     async def delete_job(self, job: str) -> None:
         """Have the job's record deleted; that there is none is as good."""
         try:
@@ -210,6 +216,10 @@ class SupervisorApi(ABC):
     async def post_ledger(self, entries: Iterable[LedgerEntry]) -> None:
         """Mirror ledger entries."""
         await self._post("ledger", {"entries": [codec.encode(entry) for entry in entries]})
+
+    async def post_store(self, status: StoreStatus) -> StoreReply:
+        """Tell what the pod's store of segments holds."""
+        return codec.decode(StoreReply, await self._post("store", codec.encode(status)))
 
     async def recover_store(self, held: HeldJob) -> None:
         """Tell the api what it has lost."""

@@ -13,6 +13,7 @@ from tests.agent.snapshots.conftest import HOST, MIB, Pod
 from tests.core.segments.keys import header_of, key_of, record_of
 
 from mainstay_core.base.ids import JobUid, PodUid
+from mainstay_core.snapshots.checks import CheckVerdict, judge
 from mainstay_core.wire.segments import Holder, Run, SegmentKey
 from mainstay_train.state.segments import (
     Fetched,
@@ -395,3 +396,83 @@ def test_a_report_is_that_of_a_twin_after_random_operations(
 def drop_older(kept: dict[SegmentKey, bytes], version: int) -> None:
     for key in [key for key in kept if key.version < version]:
         del kept[key]
+
+
+# What is told of a store, and checks of it -----------------------------------------------------
+
+
+def test_a_store_says_in_short_what_it_holds_and_what_it_lacked_room_for(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    pod = make_store("a", 2 * PAGE)
+    client = make_client(pod)
+    write(client, key_of(3), bytes(PAGE))
+    write(client, key_of(3, kind="gradient"), bytes(PAGE))
+    with pytest.raises(StoreFull):
+        client.room(PAGE)
+    client.record(record_of(3))
+    flush(client)
+
+    told = pod.store.ask().result()
+
+    assert (told.pod, told.memory_bytes, told.used_bytes) == ("a", 2 * PAGE, 2 * PAGE)
+    assert [(k.kind, k.size_bytes) for k in told.kinds] == [("gradient", PAGE), ("state", PAGE)]
+    (group,) = told.units
+    assert (group.states, group.gradients) == ((3,), (Run(first=3, last=3),))
+    assert told.num_refused == 1
+    assert "spec.snapshots.memory" in told.short_of
+    assert told.checked is None
+
+
+def test_a_check_reads_every_segment_and_finds_the_copy_with_a_flipped_bit(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    pods = [make_store(name, 32 * MIB) for name in "abc"]
+    writers = [make_client(pod) for pod in pods]
+    sizes = {key_of(3): 10 * MIB, key_of(4): 5, key_of(4, kind="gradient"): 0, key_of(5): PAGE}
+    for key, size in sizes.items():
+        write(writers[0], key, random.Random(size).randbytes(size), [pod.holder for pod in pods])
+    assert writers[0].wait_held([*sizes]) == ""
+    assert checked(pods, 1).damaged == ()
+
+    flip(writers[1], key_of(3), 7 * MIB)
+
+    (found,) = checked(pods, 2).damaged
+    assert (found.pod, found.key) == ("b", key_of(3))
+    assert found.unit_name == "layer.0"
+    # It had been read before, so even a store alone knows that its copy has changed.
+    assert [d.key for d in checked(pods[1:2], 3).damaged] == [key_of(3)]
+    assert checked(pods, 4).num_compared == len(sizes)
+
+
+def checked(pods: Sequence[Pod], number: int) -> CheckVerdict:
+    """What a check of stores has found."""
+    told = {pod.uid: pod.store.ask(number).result().checked for pod in pods}
+    while any(check is None or check.number < number for check in told.values()):
+        told = {pod.uid: pod.store.ask(number).result().checked for pod in pods}
+    return judge(told)
+
+
+def flip(client: SegmentClient, key: SegmentKey, at: int) -> None:
+    """Change a bit of a segment where it lies in its pod's memory."""
+    with client._reading(key) as found:
+        assert found is not None
+        client._arena[found.offset + at] ^= 1
+
+
+def test_segments_that_go_while_they_are_checked_take_nothing_along(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    pod = make_store("a", 64 * MIB)
+    client = make_client(pod)
+    for version in range(3):
+        write(client, key_of(version), bytes(16 * MIB))
+    pod.store.ask(1).result()
+    client.keep_from(0, 3)
+    flush(client)
+
+    while (told := pod.store.ask(1).result()).checked is None:
+        pass
+
+    assert told.checked.num_segments <= 3
+    assert (told.used_bytes, told.units) == (0, ())

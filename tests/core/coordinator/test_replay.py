@@ -13,6 +13,7 @@ from mainstay_core.coordinator.state import keeps_segments
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
+from mainstay_core.wire.recoveries import Replayed, describe_replays
 
 Start = Callable[..., Any]
 SNAPSHOTS = SnapshotConfig(memory_bytes=1 << 30)
@@ -150,3 +151,41 @@ def test_after_the_store_forgot_a_replay_no_older_commit_counts(world: Any) -> N
     world.commit(step=4)
     world.commit(step=5, quorum=old)
     assert world.state.step == 5
+
+
+def test_a_record_says_how_a_state_was_made_anew_and_every_text_says_the_same(world: Any) -> None:
+    lose_a_stage(world)
+    adopt(world, 5)
+    joiners = [m for m in world.plan.members if m.joining]
+    slow = [replayed(seconds=0.5), replayed(seconds=1.25, num_damaged=2)]
+    for member, told in zip(joiners, slow, strict=True):
+        world.tell(world.about(FactKind.SETTLED, member, step=5, replayed=told))
+        world.tell(world.about(FactKind.SETTLED, member, step=5, replayed=told))
+    world.settle(step=5)
+    world.commit(step=5)
+
+    (found,) = record(world).replays
+    assert found == replayed(seconds=1.25, num_damaged=2)
+    sentence = (
+        "s1 made anew from gradients and the states of versions 2 to 3: 2 steps replayed "
+        "(3 planned) in 1.250 s; 2 copies found damaged"
+    )
+    assert describe_replays(record(world).replays) == sentence
+    assert record(world).reason.endswith(f"; {sentence}")
+    assert f"go on at step 5; {sentence}" in world.messages()
+
+
+def replayed(**fields: Any) -> Replayed:
+    return Replayed(
+        stage=1, inner=0, kind="gradients", first=2, last=3, version=5, planned_steps=3, steps=2,
+        **fields,
+    )  # fmt: skip
+
+
+def test_without_a_replay_nothing_is_said_of_one(world: Any) -> None:
+    lose_a_stage(world)
+    adopt(world, 5)
+    world.settle(step=5)
+    world.commit(step=5)
+    assert record(world).replays == ()
+    assert "made anew from" not in record(world).reason

@@ -42,6 +42,9 @@ NOT_FROM_A_PEER = {
     "Claim": "made of a file's name",
     "Judgement": "a decision of ours",
     "PrintedWindow": "the answer of an algorithm as a paper prints it",
+    "CheckVerdict": "a decision of ours",
+    "CoveredPod": "made of messages that were read",
+    "_Reach": "a decision of ours",
     "_Copies": "an index of values that were read",
 }
 

@@ -29,6 +29,7 @@ from mainstay_core.wire import (
     recoveries,
     routes,
     segments,
+    stores,
     votes,
 )
 from mainstay_core.wire.facts import Heartbeat, PodRegistration, SlotStatus
@@ -111,7 +112,107 @@ LINE = page.RecoveryLine(
     detect_s=0.01,
 )
 
+REPLAYED = recoveries.Replayed(
+    stage=1,
+    inner=0,
+    kind="gradients",
+    first=2,
+    last=3,
+    version=4,
+    planned_steps=2,
+    steps=2,
+    seconds=0.25,
+    num_damaged=1,
+)
+KEY = segments.SegmentKey(lineage=0, position=1, unit=0, kind=segments.SegmentKind.STATE, version=2)
+WINDOW = stores.WindowHeld(first=2, length=2)
+KINDS = (stores.SegmentBytes(kind="state", num_segments=3, size_bytes=12288),)
+SUMMARY = stores.SnapshotSummary(
+    window=WINDOW,
+    in_flight=stores.WindowHeld(first=4, length=2),
+    lag=1,
+    kinds=KINDS,
+    memory_bytes=65536,
+    used_bytes=12288,
+    fullest="demo-0",
+    fullest_used_bytes=12288,
+    fullest_memory_bytes=65536,
+    num_stores=1,
+    num_positions=2,
+    num_covered=1,
+    num_survive_pod=1,
+    num_survive_domain=1,
+    replay_steps=2,
+    num_discarded=1,
+    num_refused=3,
+    short_of="pod demo-0: a segment does not fit",
+    coverage="the loss of 1 pod is not survived: demo-0 (s1)",
+)
+
 EXAMPLES: dict[str, Any] = {
+    "job-page-with-snapshots": page.JobPage(
+        state=JobPhase.RUNNING,
+        replicas=page.ReplicaCounts(whole=1, wanted=2, min=1, lanes=4, followers=1),
+        training=page.Training(step=4, steps=60),
+        recovery=page.RecoveryOverview(),
+        checkpoint=page.CheckpointState(),
+        snapshots=True,
+        stores=SUMMARY,
+    ),
+    "store-status": stores.StoreStatus(
+        pod=POD,
+        memory_bytes=65536,
+        used_bytes=12288,
+        kinds=KINDS,
+        lineage=0,
+        keep_from=2,
+        windows=(WINDOW,),
+        units=(
+            stores.UnitsHeld(
+                position=1,
+                num_units=4,
+                units=(segments.Run(first=0, last=2),),
+                states=(2, 3),
+                gradients=(segments.Run(first=2, last=4),),
+            ),
+        ),
+        judged=(segments.Run(first=2, last=4),),
+        num_refused=3,
+        short_of="a segment does not fit",
+        num_discarded=1,
+        checked=stores.StoreCheck(
+            number=1,
+            num_segments=2,
+            size_bytes=8192,
+            seconds=0.5,
+            lineage=0,
+            segments=(
+                stores.CheckedSegments(
+                    key=KEY,
+                    unit_name="layer.0",
+                    versions=(segments.Run(first=2, last=3),),
+                    sums="00000001ffffffff",
+                ),
+            ),
+            changed=(KEY,),
+        ),
+    ),
+    "store-reply": stores.StoreReply(check=2),
+    "position-coverage": stores.PositionCoverage(
+        position=1,
+        stage=1,
+        inner=0,
+        is_covered=False,
+        why_not="no store holds unit 3",
+        num_members=1,
+        num_copies=0,
+        replay_steps=0,
+        pods=("demo-0",),
+        domains=("rack-1",),
+    ),
+    "damaged-copy": stores.DamagedCopy(
+        pod="demo-0", key=KEY, unit_name="layer.0", why="it differs from 2 other copies"
+    ),
     "plan": dataclasses.replace(
         PLAN,
         faults_fired=("f1",),
@@ -348,6 +449,9 @@ EXAMPLES: dict[str, Any] = {
         **TRAINER, quorum=QUORUM, step=4, reached=5, evidence="step 4 from all"
     ),
     "fact-settled": facts.Settled(**TRAINER, quorum=QUORUM, step=4, durable=2),
+    "fact-settled-by-a-replay": facts.Settled(
+        **TRAINER, quorum=QUORUM, step=4, durable=2, replayed=REPLAYED
+    ),
     "fact-leaving": facts.Leaving(pod=POD, evidence="told to end by SIGTERM", grace_s=30.0),
     "fact-finished": facts.Finished(**TRAINER, quorum=QUORUM, step=9, final=FINAL),
     "fact-failed": facts.Failed(**TRAINER, evidence="no module named x"),
@@ -390,6 +494,15 @@ EXAMPLES: dict[str, Any] = {
         lost_steps=0,
         redone_steps=0,
         done=True,
+    ),
+    "recovery-by-replay": Recovery(
+        fault="pod-a/1 (r0.s1.i0) ended",
+        method=Method.REPLAY,
+        exact=True,
+        reason="stage 1 has no living cell",
+        quorum=QUORUM,
+        from_step=4,
+        replays=(REPLAYED,),
     ),
     "job-page": page.JobPage(
         uid="u",
@@ -455,13 +568,18 @@ def test_a_message_is_sent_as_its_golden_file_says(name: str) -> None:
     assert written.get("format", 1) == int(newest(name).parent.name[1:])
 
 
-@pytest.mark.parametrize("name", ["vote", "settle-report", "plan"])
+@pytest.mark.parametrize("name", ["vote", "settle-report", "plan", "job-page", "heartbeat"])
 def test_a_job_without_snapshots_sends_not_one_byte_of_them(name: str) -> None:
     """Their golden files are those of the version before, which knew no snapshots."""
     sent = dumps(EXAMPLES[name])
 
     assert json.loads(sent) == json.loads((GOLDEN / "v1" / f"{name}.json").read_text())
-    assert not any(word in sent for word in ("snapshot", "instalments", "domain"))
+    assert not any(word in sent for word in ("snapshot", "instalments", "domain", "stores"))
+
+
+@pytest.mark.parametrize("name", ["fact-settled", "recovery"])
+def test_what_was_not_replayed_is_told_without_a_byte_of_replays(name: str) -> None:
+    assert "replay" not in dumps(EXAMPLES[name])
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("v*/*.json")), ids=lambda p: str(p)[-40:])
@@ -547,7 +665,7 @@ def test_a_newer_peer_may_say_more_anywhere(name: str) -> None:
     data = extended(encode(example))
     if name == "fact-trainer-up":
         del data["fingerprint"]["from_the_future"]  # free text, not fields
-    if name == "job-page":
+    if name.startswith("job-page"):
         del data["recovery"]["counts"]["from_the_future"]  # by method
 
     assert read(example, data) == example
@@ -569,7 +687,7 @@ def test_every_message_has_a_golden_file() -> None:
         collect(example)
     wanted = {
         kind
-        for room in (plan, votes, segments, ledger, recoveries, crashes, page)
+        for room in (plan, votes, segments, stores, ledger, recoveries, crashes, page)
         for kind in vars(room).values()
         if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
     }

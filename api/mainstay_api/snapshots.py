@@ -1,0 +1,116 @@
+"""Says what the snapshots of a job come to, from what its pods' stores of segments have told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mainstay_api.store_protocol import Store
+from mainstay_core.base import codec
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.snapshots.checks import judge
+from mainstay_core.snapshots.coverage import CoveredPod, cover, summarize
+from mainstay_core.wire.stores import SnapshotSummary, StoreCheck, StoreStatus
+
+
+async def fetch_summary(store: Store, state: CoordinatorState) -> SnapshotSummary | None:
+    """Return the snapshots of a job in short; None in a job without."""
+    if state.config.snapshots is None:
+        return None
+    return summarize_job(state, await store.fetch_stores(state.config.job))
+
+
+def summarize_job(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus]) -> SnapshotSummary:
+    """Return the snapshots of a job in short.
+
+    Args:
+        state: of the job.
+        stores: what each pod's store has told last.
+    """
+    pods, lineage = covered_pods(state, stores), _lineage(state)
+    coverage = cover(state.shape.positions, pods, lineage)
+    return summarize(coverage, pods, lineage)
+
+
+def show_snapshots(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus]) -> dict[str, Any]:
+    """Return all that is known of a job's snapshots, by position and by store.
+
+    Args:
+        state: of the job.
+        stores: what each pod's store has told last.
+    """
+    pods, lineage = covered_pods(state, stores), _lineage(state)
+    coverage = cover(state.shape.positions, pods, lineage)
+    return {
+        "lineage": lineage,
+        "step": state.step,
+        "summary": codec.encode(summarize(coverage, pods, lineage)),
+        "positions": [codec.encode(position) for position in coverage],
+        "stores": [
+            {"name": pod.name, "domain": pod.domain, **codec.encode(pod.store)}
+            for pod in pods
+            if pod.store is not None
+        ],
+        "silent": [pod.name for pod in pods if pod.store is None],
+    }
+
+
+def show_check(
+    state: CoordinatorState, wanted: int, checks: Mapping[PodUid, StoreCheck]
+) -> dict[str, Any]:
+    """Return the outcome of a check of all stores, as far as they have told it.
+
+    Args:
+        state: of the job.
+        wanted: number of the newest check.
+        checks: newest outcome of each pod's store.
+    """
+    living = {
+        p.registration.pod: p.registration.name
+        for p in state.pods
+        if not p.gone and p.registration.snapshots
+    }
+    told = {
+        living[pod]: check
+        for pod, check in checks.items()
+        if pod in living and check.number >= wanted
+    }
+    verdict = judge(told)
+    return {
+        "check": wanted,
+        "told": sorted(told),
+        "waiting": sorted(set(living.values()) - set(told)),
+        "num_segments": sum(check.num_segments for check in told.values()),
+        "size_bytes": sum(check.size_bytes for check in told.values()),
+        "num_compared": verdict.num_compared,
+        "num_alone": verdict.num_alone,
+        "damaged": [{**codec.encode(copy), "segment": str(copy.key)} for copy in verdict.damaged],
+    }
+
+
+def covered_pods(
+    state: CoordinatorState, stores: Mapping[PodUid, StoreStatus]
+) -> tuple[CoveredPod, ...]:
+    """Return a job's living pods: the positions of their members, and what their stores told."""
+    positions: dict[PodUid, set[int]] = {}
+    plan = state.in_force
+    for number, members in enumerate(plan.positions if plan else ()):
+        for member in members:
+            if not member.joining or member.index in state.settled_at_s:
+                positions.setdefault(member.slot.pod, set()).add(number)
+    return tuple(
+        CoveredPod(
+            uid=pod.registration.pod,
+            name=pod.registration.name,
+            domain=pod.registration.domain or pod.registration.name,
+            positions=frozenset(positions.get(pod.registration.pod, ())),
+            store=stores.get(pod.registration.pod),
+        )
+        for pod in state.pods
+        if not pod.gone
+    )
+
+
+def _lineage(state: CoordinatorState) -> int:
+    return state.plan.lineage if state.plan is not None else 0

@@ -1,0 +1,111 @@
+"""Shows what the stores of a running job hold, and what a check of them has found, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mainstay_core.base.words import count, show_bytes
+
+MAX_DAMAGED = 20
+"""Damaged copies that are printed one by one."""
+
+
+def describe_snapshots(told: Mapping[str, Any]) -> str:
+    """Return windows, coverage and stores of a job, in several lines."""
+    lines = [*describe_summary(told["summary"]), ""]
+    lines += [f"  {'position':<9} {'copies':>6} {'replay':>7}  not survived alone"]
+    lines += [f"  {_position_line(position)}" for position in told["positions"]]
+    lines += ["", f"  {'store':<24} {'used':>10} {'of':>10}  position  units (states; gradients)"]
+    places = {p["position"]: _place(p) for p in told["positions"]}
+    for store in told["stores"]:
+        head = (
+            f"{store['name']:<24} {show_bytes(store['used_bytes']):>10} "
+            f"{show_bytes(store['memory_bytes']):>10}"
+        )
+        groups = [_group(group, places) for group in store["units"]] or ["nothing"]
+        lines += [
+            f"  {head if not number else ' ' * len(head)}  {group}"
+            for number, group in enumerate(groups)
+        ]
+    lines += [f"  {name:<24} has not told anything of its store" for name in told["silent"]]
+    return "\n".join(lines)
+
+
+def describe_summary(summary: Mapping[str, Any]) -> list[str]:
+    """Return what the snapshots of a job come to, one line each."""
+    window, flight = summary["window"], summary["in_flight"]
+    done = f"window {_versions(window)} is complete" if window else "no window is complete yet"
+    more = f", {_versions(flight)} is copied" if flight else ""
+    kinds = ", ".join(f"{k['kind']} {show_bytes(k['size_bytes'])}" for k in summary["kinds"])
+    used = (
+        f"{show_bytes(summary['used_bytes'])} of {show_bytes(summary['memory_bytes'])}; fullest: "
+        f"{summary['fullest'] or 'none'}, {show_bytes(summary['fullest_used_bytes'])} of "
+        f"{show_bytes(summary['fullest_memory_bytes'])}"
+    )
+    lines = [
+        f"snapshots: {done}{more}; {count(summary['lag'], 'step')} since",
+        f"  {count(summary['num_stores'], 'store')} with {kinds or 'nothing'} in {used}",
+        f"  {summary['coverage']}",
+    ]
+    if summary["num_covered"]:
+        lines += [f"  a replay would take {count(summary['replay_steps'], 'step')} now at most"]
+    if summary["short_of"]:
+        lines += [f"  memory is short: {summary['short_of']}"]
+    return lines
+
+
+def describe_check(found: Mapping[str, Any]) -> list[str]:
+    """Return what a check of all stores has found."""
+    stores = count(len(found["told"]), "store")
+    read = (
+        f"read {count(found['num_segments'], 'segment')} "
+        f"({show_bytes(found['size_bytes'])}) in {stores}: copies of "
+        f"{found['num_compared']} compared, {found['num_alone']} have one copy only"
+    )
+    lines = [read]
+    lines += [
+        f"  DAMAGED: {copy['unit_name'] or 'a unit'} on pod {copy['pod']}: "
+        f"{copy['segment']}: {copy['why']}"
+        for copy in found["damaged"][:MAX_DAMAGED]
+    ]
+    if len(found["damaged"]) > MAX_DAMAGED:
+        lines += [f"  and {len(found['damaged']) - MAX_DAMAGED} more"]
+    return lines
+
+
+def _position_line(position: Mapping[str, Any]) -> str:
+    lost = [f"pod {name}" for name in position["pods"]]
+    lost += [f"domain {name}" for name in position["domains"] if name not in position["pods"]]
+    steps = str(position["replay_steps"]) if position["is_covered"] else "-"
+    why = "" if position["is_covered"] else f"  NOT COVERED: {position['why_not']}"
+    return (
+        f"{_place(position):<9} {position['num_copies']:>6} {steps:>7}  "
+        f"{', '.join(lost) or 'none'}{why}"
+    )
+
+
+def _place(position: Mapping[str, Any]) -> str:
+    inner = f".i{position['inner']}" if position["inner"] else ""
+    return f"s{position['stage']}{inner}"
+
+
+def _versions(window: Mapping[str, Any]) -> str:
+    return f"{window['first']} to {window['first'] + window['length'] - 1}"
+
+
+def _group(group: Mapping[str, Any], places: Mapping[int, str]) -> str:
+    place = places.get(group["position"], f"position {group['position']}")
+    states = ", ".join(map(str, group["states"])) or "none"
+    return (
+        f"{place:<9} {_runs(group['units'])} of {group['num_units']} "
+        f"({states}; {_runs(group['gradients'])})"
+    )
+
+
+def _runs(runs: Sequence[Mapping[str, int]]) -> str:
+    shown = (
+        str(run["first"]) if run["first"] == run["last"] else f"{run['first']}-{run['last']}"
+        for run in runs
+    )
+    return ", ".join(shown) or "none"

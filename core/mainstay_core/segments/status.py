@@ -1,0 +1,171 @@
+"""Says in short what a store of segments holds, and keeps the checksums of a check.
+
+Units of which a store has the same versions are told together: those that one author copies in one
+instalment. So what is told grows with authors and instalments, not with units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.segments.index import Segment, SegmentIndex, runs_of
+from mainstay_core.wire.segments import (
+    MAX_BAD,
+    MAX_HELD_STATES,
+    MAX_RUNS,
+    SegmentHeader,
+    SegmentKey,
+    SegmentKind,
+)
+from mainstay_core.wire.stores import (
+    MAX_CHECKED,
+    MAX_GROUPS,
+    MAX_KINDS,
+    MAX_SUMS,
+    MAX_WINDOWS,
+    SUM_DIGITS,
+    CheckedSegments,
+    SegmentBytes,
+    StoreCheck,
+    StoreStatus,
+    UnitsHeld,
+    WindowHeld,
+)
+
+
+def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
+    """Return the status of a store; of what is too much to tell, the newest is told.
+
+    Complexity: linear in the segments, but for their order.
+    """
+    segments = index.segments()
+    judged = (r.commit.step for r in index.records if r.states)
+    return StoreStatus(
+        pod=pod,
+        memory_bytes=index.size_bytes,
+        used_bytes=index.size_bytes - index.free_bytes,
+        kinds=_kinds(segments),
+        lineage=index.lineage,
+        keep_from=index.from_version,
+        windows=_windows(segments),
+        units=_groups(s.header for s in segments),
+        judged=tuple(runs_of(judged)[-MAX_RUNS:]),
+        num_refused=index.num_refused,
+        short_of=index.short_of,
+        num_discarded=index.num_discarded,
+    )
+
+
+def _kinds(segments: Sequence[Segment]) -> tuple[SegmentBytes, ...]:
+    sums: dict[str, list[int]] = {}
+    for segment in segments:
+        sums.setdefault(segment.header.key.kind.value, []).append(segment.header.size_bytes)
+    return tuple(
+        SegmentBytes(kind=kind, num_segments=len(sizes), size_bytes=sum(sizes))
+        for kind, sizes in sorted(sums.items())
+    )[:MAX_KINDS]
+
+
+def _windows(segments: Sequence[Segment]) -> tuple[WindowHeld, ...]:
+    found = {
+        (s.header.window, s.header.num_instalments)
+        for s in segments
+        if s.header.key.kind is SegmentKind.STATE
+    }
+    windows = [WindowHeld(first=first, length=length) for first, length in sorted(found)]
+    return tuple(windows[-MAX_WINDOWS:])
+
+
+def _groups(headers: Iterable[SegmentHeader]) -> tuple[UnitsHeld, ...]:
+    """Return what is held of each unit, those with the same versions in one group."""
+    held: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    sizes: dict[int, int] = {}
+    for header in headers:
+        key = header.key
+        states, gradients = held.setdefault((key.position, key.unit), ([], []))
+        if key.kind is SegmentKind.STATE:
+            states.append(key.version)
+        elif key.kind is SegmentKind.GRADIENT:
+            gradients.append(key.version)
+        sizes[key.position] = header.num_units
+    groups: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for (position, unit), (states, gradients) in sorted(held.items()):
+        alike = position, tuple(sorted(states)), tuple(sorted(gradients))
+        groups.setdefault(alike, []).append(unit)
+    told = [
+        UnitsHeld(
+            position=position,
+            num_units=sizes[position],
+            units=tuple(runs_of(units)),
+            states=states[-MAX_HELD_STATES:],
+            gradients=tuple(runs_of(gradients)[-MAX_RUNS:]),
+        )
+        for (position, states, gradients), units in sorted(groups.items())
+    ]
+    return tuple(told[:MAX_GROUPS])
+
+
+class Checksums:
+    """The checksums of all segments of one store, as they are found one by one."""
+
+    def __init__(self) -> None:
+        self._known: dict[SegmentKey, tuple[str, int]] = {}
+        """Of segments that were checked before: nonce and digest of the header, and the sum."""
+        self._found: dict[SegmentKey, tuple[SegmentHeader, int]] = {}
+        self._changed: list[SegmentKey] = []
+
+    def add(self, header: SegmentHeader, checksum: int) -> None:
+        """Take note of a segment that was read.
+
+        Args:
+            header: of the segment.
+            checksum: CRC-32 of its bytes.
+        """
+        written = f"{header.nonce}/{header.digest}"
+        before = self._known.get(header.key)
+        if before is not None and before[0] == written and before[1] != checksum:
+            self._changed.append(header.key)
+        else:
+            self._known[header.key] = written, checksum
+        self._found[header.key] = header, checksum
+
+    def close(self, number: int, lineage: int, seconds: float) -> StoreCheck:
+        """Return the outcome of the check, and begin the next one."""
+        found, changed = self._found, tuple(self._changed[:MAX_BAD])
+        self._known = {key: known for key, known in self._known.items() if key in found}
+        self._found, self._changed = {}, []
+        return StoreCheck(
+            number=number,
+            num_segments=len(found),
+            size_bytes=sum(header.size_bytes for header, _ in found.values()),
+            seconds=seconds,
+            lineage=lineage,
+            segments=_checked(found),
+            changed=changed,
+        )
+
+
+def _checked(
+    found: dict[SegmentKey, tuple[SegmentHeader, int]],
+) -> tuple[CheckedSegments, ...]:
+    lines = []
+    for _, keys in groupby(sorted(found, key=_line_of), key=lambda key: replace(key, version=0)):
+        of_line = [*keys][-MAX_SUMS // SUM_DIGITS :]
+        runs = runs_of(key.version for key in of_line)[-MAX_RUNS:]
+        told = [key for key in of_line if key.version >= runs[0].first]
+        lines.append(
+            CheckedSegments(
+                key=told[0],
+                unit_name=found[told[0]][0].unit_name,
+                versions=tuple(runs),
+                sums="".join(f"{found[key][1]:0{SUM_DIGITS}x}" for key in told),
+            )
+        )
+    return tuple(lines[:MAX_CHECKED])
+
+
+def _line_of(key: SegmentKey) -> tuple[SegmentKey, int]:
+    return replace(key, version=0), key.version

@@ -1,0 +1,303 @@
+"""Says which losses a job's positions survive, from what its pods and stores have told.
+
+A position survives a loss if a living member outside of it holds its state, or if the stores that
+are left can make the state anew. Stores tell what they hold at different times, while windows come
+and go. So each is measured by its own newest step: what one has held until then, it is taken to
+hold now. Nothing is decided by this; what a settle decides by are the stores' own reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.base.words import count, show_bytes
+from mainstay_core.wire.segments import Run
+from mainstay_core.wire.stores import (
+    MAX_LOSSES,
+    PositionCoverage,
+    SegmentBytes,
+    SnapshotSummary,
+    StoreStatus,
+    UnitsHeld,
+    WindowHeld,
+)
+
+MAX_NAMED = 3
+"""Losses that the sentence of a summary names, and positions for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoveredPod:
+    """A living pod of a job, as coverage takes it."""
+
+    uid: PodUid
+    name: str
+    domain: str
+    """Failure domain; the pod's own name where none is known."""
+    positions: frozenset[int] = frozenset()
+    """Positions of which it has a member that holds a state."""
+    store: StoreStatus | None = None
+    """What its store has told; None: nothing yet."""
+
+
+def cover(
+    positions: Sequence[tuple[int, int]], pods: Sequence[CoveredPod], lineage: int
+) -> tuple[PositionCoverage, ...]:
+    """Return which losses each position survives.
+
+    Complexity: for each position, its stores times its pods and domains.
+
+    Args:
+        positions: (stage, inner) of each, in order.
+        pods: those that live.
+        lineage: of the plan in force; stores of another one hold nothing that counts.
+    """
+    judged = _steps(run for pod in _told(pods, lineage) for run in _store_of(pod).judged)
+    return tuple(
+        _cover_position(number, place, pods, lineage, judged)
+        for number, place in enumerate(positions)
+    )
+
+
+def summarize(
+    coverage: Sequence[PositionCoverage], pods: Sequence[CoveredPod], lineage: int
+) -> SnapshotSummary:
+    """Return the job's snapshots in short.
+
+    Args:
+        coverage: as :func:`cover` returns it.
+        pods: those that live.
+        lineage: of the plan in force.
+    """
+    stores = [_store_of(pod) for pod in pods if pod.store is not None]
+    windows = _windows(pods, lineage)
+    complete = [w for w in windows if _is_complete(w, len(coverage), pods, lineage)]
+    window = complete[-1] if complete else None
+    judged = [run.last for pod in _told(pods, lineage) for run in _store_of(pod).judged]
+    version = max(judged, default=-1) + 1
+    newer = [w for w in windows if window is None or w.first > window.first]
+    fullest = min(
+        (pod for pod in pods if pod.store is not None),
+        key=lambda pod: (_store_of(pod).memory_bytes - _store_of(pod).used_bytes, pod.name),
+        default=None,
+    )
+    short = next((pod for pod in pods if pod.store is not None and pod.store.short_of), None)
+    return SnapshotSummary(
+        window=window,
+        in_flight=newer[-1] if newer else None,
+        lag=max(0, version - window.last) if window is not None else version,
+        kinds=_add_up(kind for store in stores for kind in store.kinds),
+        memory_bytes=sum(store.memory_bytes for store in stores),
+        used_bytes=sum(store.used_bytes for store in stores),
+        fullest=fullest.name if fullest else "",
+        fullest_used_bytes=_store_of(fullest).used_bytes if fullest else 0,
+        fullest_memory_bytes=_store_of(fullest).memory_bytes if fullest else 0,
+        num_stores=len(stores),
+        num_positions=len(coverage),
+        num_covered=sum(p.is_covered for p in coverage),
+        num_survive_pod=sum(not p.pods for p in coverage),
+        num_survive_domain=sum(not p.domains for p in coverage),
+        replay_steps=max((p.replay_steps for p in coverage), default=0),
+        num_discarded=sum(store.num_discarded for store in stores),
+        num_refused=sum(store.num_refused for store in stores),
+        short_of=f"pod {short.name}: {_store_of(short).short_of}" if short else "",
+        coverage=describe(coverage),
+    )
+
+
+def describe(coverage: Sequence[PositionCoverage]) -> str:
+    """Return in one sentence which losses are survived, and by which positions which are not."""
+    lost_pods, lost_domains = _by_loss(coverage, "pods"), _by_loss(coverage, "domains")
+    bare = [p for p in coverage if not p.is_covered]
+    if all(not p.num_members for p in bare) and len(bare) == len(coverage):
+        return "nothing holds a state yet"
+    parts = [_survival("pod", lost_pods)]
+    if lost_domains != lost_pods:
+        parts.append(_survival("failure domain", lost_domains))
+    if bare:
+        names = _names(f"{_place(p)}: {p.why_not}" for p in bare)
+        parts.append(f"no store can make these anew: {names}")
+    else:
+        parts.append("the loss of all trainers, whose pods live, is survived")
+    return "; ".join(parts)
+
+
+def show_kinds(kinds: Iterable[SegmentBytes]) -> str:
+    """Return the bytes of each kind of segments for people."""
+    shown = (f"{kind.kind} {show_bytes(kind.size_bytes)}" for kind in kinds)
+    return ", ".join(shown) or "nothing"
+
+
+# One position ---------------------------------------------------------------------------
+
+
+def _cover_position(
+    number: int,
+    place: tuple[int, int],
+    pods: Sequence[CoveredPod],
+    lineage: int,
+    judged: Collection[int],
+) -> PositionCoverage:
+    told = {
+        pod.uid: _Copies(_store_of(pod), [u for u in _store_of(pod).units if u.position == number])
+        for pod in _told(pods, lineage)
+    }
+    held = {uid: copies for uid, copies in told.items() if copies.units}
+
+    def has_loss(lost: Collection[PodUid]) -> bool:
+        left = [c for uid, c in held.items() if uid not in lost]
+        is_there = any(number in pod.positions for pod in pods if pod.uid not in lost)
+        return not is_there and _reach(left, judged).steps is None
+
+    whole = _reach([*held.values()], judged)
+    alone = [uid for uid, c in held.items() if _reach([c], judged).steps is not None]
+    # Who has neither a member nor a copy of the position is not missed by it.
+    concerned = [pod for pod in pods if pod.uid in held or number in pod.positions]
+    domains = sorted({pod.domain for pod in concerned})
+    by_domain = {d: {pod.uid for pod in pods if pod.domain == d} for d in domains}
+    return PositionCoverage(
+        position=number,
+        stage=place[0],
+        inner=place[1],
+        is_covered=whole.steps is not None,
+        why_not=whole.why_not,
+        num_members=sum(number in pod.positions for pod in pods),
+        num_copies=len(alone),
+        replay_steps=whole.steps or 0,
+        pods=tuple(pod.name for pod in concerned if has_loss({pod.uid}))[:MAX_LOSSES],
+        domains=tuple(d for d in domains if has_loss(by_domain[d]))[:MAX_LOSSES],
+    )
+
+
+class _Copies:
+    """What one store holds of one position, by unit."""
+
+    def __init__(self, store: StoreStatus, held: Sequence[UnitsHeld]) -> None:
+        self.units = {unit: group for group in held for unit in group.numbers}
+        self.num_units = max((group.num_units for group in held), default=0)
+        newest = [run.last for run in store.judged]
+        newest += [run.last for group in held for run in group.gradients]
+        self.newest = max(newest, default=-1)
+        """The newest step of which the store has anything. The gradient of that step may be on
+        its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """How far stores can bring one position."""
+
+    steps: int | None = None
+    """Steps that a replay takes; None if they cannot make its state."""
+    why_not: str = ""
+
+
+def _reach(stores: Sequence[_Copies], judged: Collection[int]) -> _Reach:
+    """Return how far stores bring a position together."""
+    num_units = max((store.num_units for store in stores), default=0)
+    if not num_units:
+        return _Reach(None, "no store holds anything of it")
+    most = 0
+    for unit in range(num_units):
+        holders = [store for store in stores if unit in store.units]
+        if not holders:
+            return _Reach(None, f"no store holds unit {unit}")
+        steps = _reach_of_unit(unit, holders, judged)
+        if steps is None:
+            return _Reach(None, f"unit {unit} has no state with all gradients since")
+        most = max(most, steps)
+    return _Reach(most)
+
+
+def _reach_of_unit(unit: int, holders: Sequence[_Copies], judged: Collection[int]) -> int | None:
+    """Return the steps that bring a unit to the newest step of some store that holds it."""
+    groups = [store.units[unit] for store in holders]
+    gradients = _steps(run for group in groups for run in group.gradients)
+    needed = min(store.newest for store in holders)
+    for state in sorted({v for group in groups for v in group.states}, reverse=True):
+        if state not in judged:
+            continue  # no vote has found it good yet
+        version = state
+        while version in gradients and version in judged:
+            version += 1
+        if version >= needed:
+            return version - state
+    return None
+
+
+# Windows and sums ------------------------------------------------------------------------
+
+
+def _windows(pods: Sequence[CoveredPod], lineage: int) -> list[WindowHeld]:
+    found = {w for pod in _told(pods, lineage) for w in _store_of(pod).windows}
+    return sorted(found, key=lambda w: (w.first, w.length))
+
+
+def _is_complete(
+    window: WindowHeld, num_positions: int, pods: Sequence[CoveredPod], lineage: int
+) -> bool:
+    """Return whether stores hold, of each unit of each position, a state of a window."""
+    there: dict[int, set[int]] = {}
+    sizes: dict[int, int] = {}
+    for pod in _told(pods, lineage):
+        for group in _store_of(pod).units:
+            sizes[group.position] = group.num_units
+            if any(window.first <= version <= window.last for version in group.states):
+                there.setdefault(group.position, set()).update(group.numbers)
+    return all(
+        number in sizes and len(there.get(number, ())) == sizes[number]
+        for number in range(num_positions)
+    )
+
+
+def _add_up(kinds: Iterable[SegmentBytes]) -> tuple[SegmentBytes, ...]:
+    sums: dict[str, tuple[int, int]] = {}
+    for kind in kinds:
+        number, size = sums.get(kind.kind, (0, 0))
+        sums[kind.kind] = number + kind.num_segments, size + kind.size_bytes
+    return tuple(
+        SegmentBytes(kind=name, num_segments=number, size_bytes=size)
+        for name, (number, size) in sorted(sums.items())
+    )
+
+
+def _steps(runs: Iterable[Run]) -> set[int]:
+    return {step for run in runs for step in range(run.first, run.last + 1)}
+
+
+def _told(pods: Sequence[CoveredPod], lineage: int) -> list[CoveredPod]:
+    return [pod for pod in pods if pod.store is not None and pod.store.lineage == lineage]
+
+
+def _store_of(pod: CoveredPod) -> StoreStatus:
+    assert pod.store is not None
+    return pod.store
+
+
+# Sentences --------------------------------------------------------------------------------
+
+
+def _by_loss(coverage: Sequence[PositionCoverage], what: str) -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for position in coverage:
+        for name in getattr(position, what):
+            found.setdefault(name, []).append(_place(position))
+    return found
+
+
+def _survival(what: str, lost: Mapping[str, Sequence[str]]) -> str:
+    if not lost:
+        return f"the loss of any one {what} is survived"
+    named = _names(f"{name} ({_names(places)})" for name, places in sorted(lost.items()))
+    return f"the loss of {count(len(lost), what)} is not survived: {named}"
+
+
+def _place(position: PositionCoverage) -> str:
+    return f"s{position.stage}.i{position.inner}" if position.inner else f"s{position.stage}"
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = [f"{len(listed) - MAX_NAMED} more"] if len(listed) > MAX_NAMED else []
+    return ", ".join([*listed[:MAX_NAMED], *more])

@@ -1,0 +1,231 @@
+"""Defines what a pod's store of segments tells the api: what it holds, in short, and of a check.
+
+A store tells this every few seconds, whatever the length of a step. It is for people: no plan
+depends on it. What a settle is decided by is :class:`mainstay_core.wire.segments.StoreReport`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from mainstay_core.base.bounds import Count, Index, Longest, Name, Seconds, Sentence, cut_fields
+from mainstay_core.base.codec import OMITTED
+from mainstay_core.base.ids import PodUid
+from mainstay_core.wire.segments import (
+    MAX_BAD,
+    MAX_HELD_STATES,
+    MAX_HELD_UNITS,
+    MAX_RUNS,
+    Run,
+    SegmentKey,
+)
+
+MAX_GROUPS = 4096
+"""Groups of units that one store tells of; what is beyond is not told."""
+MAX_WINDOWS = 64
+"""Windows of which a store has states: that in flight, the complete one, and what settles left."""
+MAX_KINDS = 16
+"""Kinds of segments."""
+MAX_CHECKED = 65_536
+"""Lines of a check: segments whose keys differ in nothing but the version."""
+MAX_LOSSES = 64
+"""Pods or domains that are named; how many there are is told beside them."""
+SUM_DIGITS = 8
+"""Hexadecimal digits of one checksum."""
+MAX_SUMS = 8 * 65_536
+"""Characters of one line's checksums."""
+STORE_STATUS_S = 5.0
+"""Seconds from one status of a store to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentBytes:
+    """The segments of one kind, added up."""
+
+    kind: Name
+    num_segments: Count
+    size_bytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowHeld:
+    """A window of which a store has states."""
+
+    first: Count
+    length: Count
+    """Versions."""
+
+    @property
+    def last(self) -> int:
+        """Return the window's last version."""
+        return self.first + self.length - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitsHeld:
+    """Units of one position of which a store holds the same versions."""
+
+    position: Index
+    num_units: Index
+    """Units of the position."""
+    units: Annotated[tuple[Run, ...], Longest(MAX_HELD_UNITS)]
+    """Their numbers, in unbroken runs."""
+    states: Annotated[tuple[Count, ...], Longest(MAX_HELD_STATES)] = ()
+    """Versions of which it holds the state, ascending."""
+    gradients: Annotated[tuple[Run, ...], Longest(MAX_RUNS)] = ()
+    """Steps of which it holds the gradient, ascending."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return the units' numbers, ascending."""
+        return tuple(n for run in self.units for n in range(run.first, run.last + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSegments:
+    """The checksums of segments whose keys differ in nothing but the version."""
+
+    key: SegmentKey
+    """Of the first of them."""
+    unit_name: Name
+    versions: Annotated[tuple[Run, ...], Longest(MAX_RUNS)]
+    """Ascending."""
+    sums: Annotated[str, Longest(MAX_SUMS)]
+    """Checksum (CRC-32) of each version's bytes, 8 hexadecimal digits each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCheck:
+    """The outcome of reading every segment of a store once."""
+
+    number: Count
+    """Which check was asked for."""
+    num_segments: Count
+    size_bytes: Count
+    """Bytes that were read."""
+    seconds: Seconds = 0.0
+    lineage: Count
+    segments: Annotated[tuple[CheckedSegments, ...], Longest(MAX_CHECKED)] = ()
+    changed: Annotated[tuple[SegmentKey, ...], Longest(MAX_BAD)] = ()
+    """Segments whose bytes are not those that an earlier check has read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatus:
+    """The content of a pod's store of segments, in short."""
+
+    pod: PodUid
+    memory_bytes: Count
+    """That it may use."""
+    used_bytes: Count
+    """Taken of it, what is being written included."""
+    kinds: Annotated[tuple[SegmentBytes, ...], Longest(MAX_KINDS)] = ()
+    lineage: Count = 0
+    keep_from: Count = 0
+    """Version before which everything has gone."""
+    windows: Annotated[tuple[WindowHeld, ...], Longest(MAX_WINDOWS)] = ()
+    """Ascending."""
+    units: Annotated[tuple[UnitsHeld, ...], Longest(MAX_GROUPS)] = ()
+    judged: Annotated[tuple[Run, ...], Longest(MAX_RUNS)] = ()
+    """Steps of which it has the commit, and what the votes said of each position."""
+    num_refused: Count = 0
+    """Segments that found no room, since the store began."""
+    short_of: Sentence = ""
+    """Why the newest of them found none; empty once all of a later window did."""
+    num_discarded: Count = 0
+    """Copies that a trainer has found damaged here, since the store began."""
+    checked: StoreCheck | None = field(default=None, metadata=OMITTED)
+    """A check that was asked for and is done, told once."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "short_of")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReply:
+    """The api's answer to a store's status."""
+
+    check: Count = 0
+    """Number of the newest check that was asked for; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionCoverage:
+    """The losses after which the state of one position is still there, or can be made anew."""
+
+    position: Index
+    stage: Index
+    inner: Index
+    is_covered: bool
+    """Whether stores can make its state anew if all its trainers are lost and no pod is."""
+    why_not: Sentence = ""
+    """Why they cannot: which unit lacks what; empty if they can."""
+    num_members: Count = 0
+    """Living pods with a member that has its state."""
+    num_copies: Count = 0
+    """Pods whose stores can do so alone."""
+    replay_steps: Count = 0
+    """Steps that would be replayed now, if it is covered."""
+    pods: Annotated[tuple[Name, ...], Longest(MAX_LOSSES)] = ()
+    """Names of the pods whose loss, alone, it does not survive."""
+    domains: Annotated[tuple[Name, ...], Longest(MAX_LOSSES)] = ()
+    """Names of the failure domains whose loss, alone, it does not survive."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "why_not")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSummary:
+    """The snapshots of a job on one line each: nothing in it grows with the job."""
+
+    window: WindowHeld | None = None
+    """The newest complete one; None before the first."""
+    in_flight: WindowHeld | None = None
+    """The one that is being copied; None where none is."""
+    lag: Count = 0
+    """Versions from the newest complete window's last one to the newest that stores know of."""
+    kinds: Annotated[tuple[SegmentBytes, ...], Longest(MAX_KINDS)] = ()
+    """Segments in all stores together, by kind."""
+    memory_bytes: Count = 0
+    """That all stores together may use."""
+    used_bytes: Count = 0
+    """Taken of it."""
+    fullest: Name = ""
+    """Name of the pod whose store has the least room left."""
+    fullest_used_bytes: Count = 0
+    fullest_memory_bytes: Count = 0
+    num_stores: Count = 0
+    """Living pods that have told of their store."""
+    num_positions: Count = 0
+    num_covered: Count = 0
+    """Positions that stores can make anew."""
+    num_survive_pod: Count = 0
+    """Positions that survive the loss of any one pod."""
+    num_survive_domain: Count = 0
+    """Positions that survive the loss of any one failure domain."""
+    replay_steps: Count = 0
+    """The most steps that a position would replay now."""
+    num_discarded: Count = 0
+    """Copies that were found damaged in what the living pods hold."""
+    num_refused: Count = 0
+    """Segments that found no room in the living pods' stores."""
+    short_of: Sentence = ""
+    """Which store lacks room, and for what; empty where none does."""
+    coverage: Sentence = ""
+    """What is survived and what is not, in one sentence."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "short_of", "coverage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedCopy:
+    """A copy of a segment that is not like the others, or not as it was."""
+
+    pod: Name
+    """Name of the pod whose store has it."""
+    key: SegmentKey
+    unit_name: Name = ""
+    why: Sentence

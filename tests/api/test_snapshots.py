@@ -1,0 +1,163 @@
+"""What pods tell of their stores of segments, and what people are shown of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.api.conftest import MANIFEST, Job
+
+from mainstay_api.metrics import JobLabels
+
+WINDOW = {"first": 4, "length": 2}
+RUN = {"first": 4, "last": 7}
+SUMS = "0000000a0000000b"
+
+
+@pytest.fixture
+def snapshot_job(api: Any) -> Job:
+    """A job of one replica of two stages, whose pods keep snapshots: pod-0 has stage 0."""
+    manifest = copy.deepcopy(MANIFEST)
+    manifest["metadata"]["name"] = "kept"
+    manifest["spec"]["parallelism"]["replicas"] = 1
+    manifest["spec"]["snapshots"] = {"enabled": True, "memory": "64Mi", "peers": 1}
+    job = Job(api, manifest)
+    for pod in ("pod-0", "pod-1"):
+        job.register(pod, snapshots=f"{pod}:2", domain=f"node-of-{pod}")
+        job.up(pod)
+    job.settle()
+    return job
+
+
+def status(pod: str, *positions: int, **fields: Any) -> dict[str, Any]:
+    """A store that has everything of some positions."""
+    groups = [
+        {
+            "position": position,
+            "num_units": 2,
+            "units": [{"first": 0, "last": 1}],
+            "states": [4, 5],
+            "gradients": [RUN],
+        }
+        for position in positions
+    ]
+    return {
+        "pod": pod,
+        "memory_bytes": 64 << 20,
+        "used_bytes": 1 << 20,
+        "kinds": [{"kind": "state", "num_segments": 4, "size_bytes": 4096}],
+        "windows": [WINDOW],
+        "units": groups,
+        "judged": [RUN],
+        **fields,
+    }
+
+
+def checked(number: int, sums: str) -> dict[str, Any]:
+    key = {"lineage": 0, "position": 0, "unit": 0, "kind": "state", "version": 4}
+    line = {
+        "key": key,
+        "unit_name": "layers.0",
+        "versions": [{"first": 4, "last": 5}],
+        "sums": sums,
+    }
+    return {
+        "number": number,
+        "num_segments": 2,
+        "size_bytes": 8192,
+        "lineage": 0,
+        "segments": [line],
+    }
+
+
+def test_what_stores_tell_says_which_losses_are_survived(snapshot_job: Job) -> None:
+    job = snapshot_job
+    assert job.api.get(f"{job.path}/snapshots")["silent"] == ["pod-0", "pod-1"]
+    assert job.agent("store", status("pod-0", 0)) == {"check": 0}
+    assert job.agent("store", status("pod-1", 0, 1)) == {"check": 0}
+
+    shown = job.api.get(f"{job.path}/snapshots")
+    first, second = shown["positions"]
+    assert (first["num_copies"], first["pods"], first["replay_steps"]) == (2, [], 3)
+    assert (second["is_covered"], second["pods"]) == (True, ["pod-1"])
+    assert second["domains"] == ["node-of-pod-1"]
+    assert [store["name"] for store in shown["stores"]] == ["pod-0", "pod-1"]
+
+    page = job.api.get(f"{job.path}/summary")["stores"]
+    assert page == shown["summary"]
+    assert (page["window"], page["lag"]) == (WINDOW, 3)
+    assert "the loss of 1 pod is not survived: pod-1 (s1)" in page["coverage"]
+    series = series_of(job)
+    assert series["mainstay_job_snapshot_lag"] == {"": 3.0}
+    assert series["mainstay_job_snapshot_window"] == {"": 2.0}
+    assert series["mainstay_job_replay_steps"] == {"": 3.0}
+    assert series["mainstay_job_snapshot_bytes"] == {"state": 8192.0}
+    assert series["mainstay_job_positions"] == {
+        "all": 2.0,
+        "covered": 2.0,
+        "survive_pod": 1.0,
+        "survive_domain": 1.0,
+    }
+    memory = series["mainstay_job_snapshot_memory_bytes"]
+    assert memory["least_free"] == 63 << 20
+    assert memory["limit"] == 128 << 20
+
+
+def series_of(job: Job) -> dict[str, dict[str, float]]:
+    """A job's series by name, and by their own label, if they have one."""
+    job.beat("pod-0")
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(job.api.client.get("/metrics").text):
+        for sample in family.samples:
+            if sample.labels.get("job") == job.uid:
+                own = {k: v for k, v in sample.labels.items() if k not in JobLabels._fields}
+                found.setdefault(sample.name, {})["/".join(own.values())] = sample.value
+    return found
+
+
+def test_a_check_names_the_copy_that_differs(snapshot_job: Job) -> None:
+    job = snapshot_job
+    number = job.api.post(f"{job.path}/snapshots/check")["check"]
+    assert job.agent("store", status("pod-0", 0))["check"] == number
+    found = job.api.get(f"{job.path}/snapshots/check")
+    assert (found["told"], found["waiting"]) == ([], ["pod-0", "pod-1"])
+
+    job.agent("store", status("pod-0", 0, checked=checked(number, SUMS)))
+    job.agent("store", status("pod-1", 0, checked=checked(number, SUMS[:-1] + "c")))
+
+    found = job.api.get(f"{job.path}/snapshots/check")
+    assert (found["told"], found["waiting"]) == (["pod-0", "pod-1"], [])
+    assert [(d["pod"], d["key"]["version"]) for d in found["damaged"]] == [
+        ("pod-0", 5),
+        ("pod-1", 5),
+    ]
+    assert found["damaged"][0]["unit_name"] == "layers.0"
+    # A later check begins anew: nobody has answered it yet.
+    job.api.post(f"{job.path}/snapshots/check")
+    assert job.api.get(f"{job.path}/snapshots/check")["damaged"] == []
+
+
+def test_a_pod_that_is_gone_has_no_store(snapshot_job: Job) -> None:
+    job = snapshot_job
+    job.agent("store", status("pod-1", 0, 1))
+    gone = {"kind": "pod-gone", "pod": "pod-1", "evidence": "killed"}
+    job.api.post(f"{job.path}/provider/facts", {"facts": [gone]})
+
+    assert job.agent("store", status("pod-1", 0, 1), status=409)["error"] == "unregistered"
+    shown = job.api.get(f"{job.path}/snapshots")
+    assert (shown["stores"], shown["silent"]) == ([], ["pod-0"])
+
+
+def test_a_job_without_snapshots_says_so_and_shows_nothing_of_them(job: Job) -> None:
+    job.start()
+    for method, path in (("get", ""), ("get", "/check"), ("post", "/check")):
+        answer = getattr(job.api, method)(f"{job.path}/snapshots{path}", status=404)
+        assert answer["error"] == "no-snapshots"
+        assert "spec.snapshots.enabled" in answer["detail"]
+    page = job.api.get(f"{job.path}/summary")
+    assert not {"stores", "snapshots"} & page.keys()
+    series = series_of(job)
+    assert "mainstay_job_step" in series
+    assert not any("snapshot" in name or "positions" in name for name in series)

@@ -1,0 +1,117 @@
+"""What a store tells in short is what it tells in a settle."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from tests.core.segments.keys import JOB, header_of, key_of, record_of
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.spans import PAGE_BYTES
+from mainstay_core.segments.status import Checksums, status_of
+from mainstay_core.wire.segments import Run
+from mainstay_core.wire.stores import WindowHeld
+
+POD = PodUid("pod-1")
+
+
+def put(index: SegmentIndex, version: int, **key: object) -> bool:
+    header = header_of(key_of(version, **key), window=version // 2 * 2)  # type: ignore[arg-type]
+    room = index.take_room(header.size_bytes)
+    if room is None:
+        index.why_full(header.size_bytes)
+        return False
+    index.put(header, room)
+    return True
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_status_says_of_each_unit_what_the_report_says(seed: int) -> None:
+    rng = random.Random(seed)
+    index = SegmentIndex(JOB, 200 * PAGE_BYTES)
+    for step in range(60):
+        kind = rng.choice(("state", "gradient"))
+        put(index, rng.randint(0, 9), unit=rng.randint(0, 3), kind=kind, position=rng.randint(0, 1))
+        if rng.random() < 0.3:
+            index.record(record_of(step % 10))
+        if rng.random() < 0.05:
+            index.keep_from(0, rng.randint(0, 5))
+    status, report = status_of(index, POD), index.report(POD, "a:1", 0)
+
+    told = {
+        (group.position, unit): (group.states, group.gradients, group.num_units)
+        for group in status.units
+        for unit in group.numbers
+    }
+    assert told == {
+        (u.position, u.unit): (u.states, u.gradients, u.num_units) for u in report.units
+    }
+    assert len(status.units) == len({(g.position, g.states, g.gradients) for g in status.units})
+    steps = [s for run in status.judged for s in range(run.first, run.last + 1)]
+    assert steps == [r.commit.step for r in report.records]
+    segments = index.segments()
+    assert sum(k.num_segments for k in status.kinds) == len(segments)
+    assert status.used_bytes == len(segments) * PAGE_BYTES
+    firsts = {s.header.window for s in segments if s.header.key.kind == "state"}
+    assert status.windows == tuple(WindowHeld(first=f, length=2) for f in sorted(firsts))
+
+
+def test_a_commit_whose_votes_are_not_known_is_not_judged() -> None:
+    index = SegmentIndex(JOB, PAGE_BYTES)
+    index.record(record_of(3))
+    index.record(replace(record_of(4), states=(), gradients=()))
+    assert status_of(index, POD).judged == (Run(first=3, last=3),)
+
+
+def test_a_store_that_runs_short_says_so_until_a_whole_window_had_room() -> None:
+    index = SegmentIndex(JOB, 2 * PAGE_BYTES)
+    assert put(index, 0)
+    assert put(index, 1)
+    assert not put(index, 1, kind="gradient")
+    status = status_of(index, POD)
+    assert status.num_refused == 1
+    assert "spec.snapshots.memory" in status.short_of
+
+    index.keep_from(0, 2)
+    assert status_of(index, POD).short_of == status.short_of
+    assert put(index, 2)
+    index.keep_from(0, 4)
+    assert status_of(index, POD).short_of == ""
+    assert status_of(index, POD).num_refused == 1
+
+
+def test_a_copy_that_was_found_damaged_is_counted_once() -> None:
+    index = SegmentIndex(JOB, 2 * PAGE_BYTES)
+    put(index, 0)
+    index.discard_damaged(key_of(0))
+    index.discard_damaged(key_of(0))
+    assert status_of(index, POD).num_discarded == 1
+
+
+def test_a_segment_with_other_bytes_than_at_the_check_before_has_changed() -> None:
+    sums = Checksums()
+    header = header_of(key_of(3))
+    sums.add(header, 1)
+    assert sums.close(1, 0, 0.0).changed == ()
+    sums.add(header, 2)
+    assert sums.close(2, 0, 0.0).changed == (key_of(3),)
+    # It stays changed: what it was at first counts.
+    sums.add(header, 2)
+    assert sums.close(3, 0, 0.0).changed == (key_of(3),)
+    sums.add(replace(header, digest="another"), 5)
+    assert sums.close(4, 0, 0.0).changed == ()
+
+
+def test_a_check_tells_the_sums_of_each_unit_by_version() -> None:
+    sums = Checksums()
+    for version, number in ((4, 2), (3, 1), (6, 0xFFFFFFFF)):
+        sums.add(header_of(key_of(version)), number)
+    sums.add(header_of(key_of(3, kind="gradient")), 7)
+    gradient, state = sums.close(9, 0, 1.5).segments
+    assert (gradient.key, gradient.sums) == (key_of(3, kind="gradient"), "00000007")
+    assert state.key == key_of(3)
+    assert state.versions == (Run(first=3, last=4), Run(first=6, last=6))
+    assert state.sums == "0000000100000002ffffffff"
