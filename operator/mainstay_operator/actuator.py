@@ -190,12 +190,15 @@ class Actuator:
         have or allow now (a quota, an account, a policy) is no fault of the template.
 
         Raises:
-            KubeError: the Kubernetes API has no answer now; to be tried again.
+            KubeError: the Kubernetes API has no answer now, or none for this operator; to be tried
+                again.
         """
         body = builders.build_pod(view, 0, options)
         refusal = await self._try(body, strict=True)
         if refusal is None:
             return ""
+        if refusal.unauthorized:
+            raise refusal
         if refusal.status == HTTPStatus.BAD_REQUEST:
             # Either a field that nobody knows, or the word of a webhook: that refuses either way.
             again = await self._try(body, strict=False)

@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
@@ -30,6 +31,11 @@ _MERGE = "application/merge-patch+json"
 _JSON_PATCH = "application/json-patch+json"
 CONFLICT_TRIES = 5
 """Attempts to make an object while others use up the same quota: the server counts by versions."""
+RIGHTS_REMEDY = (
+    "the operator lacks the rights of the chart's Role in this namespace: "
+    "name it in watchNamespaces, or set rbac.cluster"
+)
+"""What to do when the operator may not make objects of a job."""
 _PATHS = {
     "pods": "/api/v1",
     "services": "/api/v1",
@@ -65,6 +71,7 @@ class KubeError(MainstayError):
         code: the word for programs that Kubernetes calls a reason: AlreadyExists, NotFound.
         answer: what it says, alone.
         fields: of the object that was sent, those that are at fault.
+        unauthorized: who asks has no right to make such objects, so this one was not looked at.
     """
 
     def __init__(
@@ -74,12 +81,14 @@ class KubeError(MainstayError):
         code: str = "",
         answer: str = "",
         fields: tuple[str, ...] = (),
+        unauthorized: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.answer = answer or message
         self.fields = fields
+        self.unauthorized = unauthorized
 
 
 @dataclass(slots=True)
@@ -330,9 +339,13 @@ def _reply(method: str, path: str, status: int, data: bytes) -> dict[str, Any]:
         return dict(reply)
     message = reply.get("message", "")
     why = f"{method} {path}: refused with {status}: {message}"
-    causes = (reply.get("details") or {}).get("causes") or ()
-    fields = tuple(str(c["field"]) for c in causes if c.get("field"))
-    raise KubeError(why, status, code_of(reply), message, fields)
+    details = reply.get("details") or {}
+    fields = tuple(str(c["field"]) for c in details.get("causes") or () if c.get("field"))
+    # A quota or a policy names the object that it does not admit, and a webhook has no details.
+    # Rights are looked at first, by the path: it names the kind, and no object that is to be made.
+    refused = status == HTTPStatus.FORBIDDEN and method == "POST"
+    unauthorized = refused and bool(details.get("kind")) and not details.get("name")
+    raise KubeError(why, status, code_of(reply), message, fields, unauthorized)
 
 
 def _path(resource: str, namespace: str, name: str = "") -> str:

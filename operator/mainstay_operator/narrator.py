@@ -11,6 +11,7 @@ from mainstay_core.job.pod_templates import SUPERVISOR
 from mainstay_core.job.size_summary import summarize_sizes
 from mainstay_core.job.spec import TrainingJob
 from mainstay_core.pool.conditions import INVALID_SPEC, ConditionType, State, code_of
+from mainstay_core.pool.counts import NOT_AUTHORIZED, PODS_REFUSED
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
@@ -19,7 +20,7 @@ from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import Recovery, describe_replays
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
-from mainstay_operator.kube import KubeError
+from mainstay_operator.kube import RIGHTS_REMEDY, KubeError
 from mainstay_operator.ownership import TakenName
 from mainstay_operator.status import find_condition
 
@@ -215,16 +216,25 @@ def of_repair(
 
 
 def group_refusals(errors: Iterable[Exception]) -> dict[tuple[int, str], list[Exception]]:
-    """Return errors by status and code of the Kubernetes API's answer.
+    """Return errors by status and code of the Kubernetes API's answer; missing rights are a code.
 
     Their texts differ by the pod, and by what a quota has left. A name that is taken is no refusal.
     """
     groups: dict[tuple[int, str], list[Exception]] = {}
     for error in errors:
         if not isinstance(error, NameTakenError):
-            key = (error.status, error.code) if isinstance(error, KubeError) else (0, "")
+            key = (0, "")
+            if isinstance(error, KubeError):
+                key = (error.status, NOT_AUTHORIZED if error.unauthorized else error.code)
             groups.setdefault(key, []).append(error)
     return groups
+
+
+def explain_refusal(error: Exception) -> tuple[str, str]:
+    """Return reason and message of the condition for a pod that could not be made."""
+    if isinstance(error, KubeError) and error.unauthorized:
+        return NOT_AUTHORIZED, f"{error}; {RIGHTS_REMEDY}"
+    return PODS_REFUSED, str(error)
 
 
 def of_taken_names(taken: Iterable[TakenName], told: Collection[TakenName]) -> list[Note]:

@@ -357,8 +357,8 @@ class Reconciler:
     def _note_refusal(self, errors: Sequence[Exception], now_s: float) -> None:
         """Pods that are refused (quota, admission) are tried again ever later, and it is shown."""
         state = self._state
-        refusals = [str(e) for e in errors if not isinstance(e, NameTakenError)]
-        state.make_problem = refusals[0] if refusals else ""
+        refusals = [e for e in errors if not isinstance(e, NameTakenError)]
+        state.make_problem = narrator.explain_refusal(refusals[0]) if refusals else None
         state.make_failures = state.make_failures + 1 if refusals else 0
         pause_s = doubled_s(1.0, state.make_failures, MAX_BACKOFF_S) if refusals else 0.0
         state.make_at_s = now_s + pause_s

@@ -68,8 +68,8 @@ class ReconcilerState:
     taken: set[int] = field(default_factory=set)
     """Indexes whose names belong to pods of somebody else."""
     repair: Repair | None = None
-    make_problem: str = ""
-    """Why pods could not be made lately."""
+    make_problem: tuple[str, str] | None = None
+    """Why pods could not be made lately: a condition's reason and message."""
     make_failures: int = 0
     make_at_s: float = 0.0
     """No pod is made before."""

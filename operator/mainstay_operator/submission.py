@@ -13,7 +13,7 @@ from mainstay_core.wire.api import ApiError
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.api_client import ApiClient
 from mainstay_operator.decisions import log_decision
-from mainstay_operator.kube import KubeError
+from mainstay_operator.kube import RIGHTS_REMEDY, KubeError
 from mainstay_operator.resources import JobView, ObjectNames
 from mainstay_operator.state import ReconcilerState
 
@@ -52,6 +52,8 @@ async def try_template(
                 problem = await actuator.try_pod(view, actuator.pod_options(names, pods))
         except KubeError as error:
             state.api_problem = f"whether a pod can be made of spec.template is not known: {error}"
+            if error.unauthorized:
+                state.api_problem += f"; {RIGHTS_REMEDY}"
             return False
         if state.template_problem and not problem:
             state.submitted, state.refused = -1, ""

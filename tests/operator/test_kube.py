@@ -70,6 +70,26 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     return lambda answers, act: with_server(tmp_path, monkeypatch, answers, act)
 
 
+DETAILS: dict[str, dict[str, str]] = {
+    "rights": {"kind": "pods"},
+    "quota": {"kind": "pods", "name": "tiny-0"},
+    "webhook": {},
+}
+
+
+@pytest.mark.parametrize("who", DETAILS)
+def test_missing_rights_are_told_from_an_object_that_is_not_admitted(serve: Any, who: str) -> None:
+    refusal = {"kind": "Status", "code": 403, "reason": "Forbidden", "details": DETAILS[who]}
+
+    async def refused(kube: KubeClient) -> KubeError:
+        with pytest.raises(KubeError) as raised:
+            await kube.create(POD)
+        return raised.value
+
+    error, _ = serve([(403, {**refusal, "message": "is forbidden"})], refused)
+    assert (error.status, error.unauthorized) == (403, who == "rights")
+
+
 def test_a_conflict_over_a_quota_is_no_name_that_is_taken(serve: Any) -> None:
     made, bodies = serve([CONFLICT, CONFLICT, (201, POD)], lambda kube: kube.create(POD))
     assert (made, len(bodies)) == (POD, 3)

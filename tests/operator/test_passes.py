@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.operator.test_builders import view
 
+from mainstay_core.pool.conditions import ConditionType
 from mainstay_core.pool.observed import ObservedNode
 from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.routes import JobApi, Request
@@ -22,6 +23,7 @@ from mainstay_operator.pod_cache import PodCache
 from mainstay_operator.reconciler import Reconciler
 from mainstay_operator.resources import LABEL_INDEX
 from mainstay_operator.settings import parse
+from mainstay_operator.status import find_condition
 
 SETTINGS = parse(
     [],
@@ -34,6 +36,11 @@ SETTINGS = parse(
 )
 AWAY = KubeError("POST: the server is not reached", 0)
 DENIED = KubeError("POST: refused with 403: exceeded quota", 403, "Forbidden", "exceeded quota")
+
+
+UNAUTHORIZED = KubeError(
+    "POST: refused with 403: pods is forbidden", 403, "Forbidden", unauthorized=True
+)
 
 
 class Kube:
@@ -126,14 +133,25 @@ def test_pods_that_are_refused_again_and_again_are_told_of_once(
     assert job.kube.reasons() == ["PodActionFailed"]
     assert lines(caplog, "2 pods could not be made or ended: POST: refused with 403") == 1
 
+    # What it may not do is not what a quota does not admit, though both are 403.
+    job.kube.refuse["Pod"] = UNAUTHORIZED
+    job.again()
+    assert job.kube.reasons() == ["PodActionFailed"] * 2
+    held = find_condition(job.kube.status, ConditionType.DEGRADED)
+    assert held["reason"] == "NotAuthorized"
+    assert held["message"].endswith("name it in watchNamespaces, or set rbac.cluster")
+    job.kube.refuse["Pod"] = DENIED
+    job.again()
+    assert find_condition(job.kube.status, ConditionType.DEGRADED)["reason"] == "PodsRefused"
+
     # Another refusal is news, and so is the same one after pods could be made.
     job.kube.refuse["Pod"] = AWAY
     job.again()
     job.again()
-    assert job.kube.reasons() == ["PodActionFailed"] * 2
+    assert job.kube.reasons() == ["PodActionFailed"] * 3
     del job.kube.refuse["Pod"]
     job.again()
-    assert job.kube.reasons() == [*["PodActionFailed"] * 2, "PodsMade"]
+    assert job.kube.reasons() == [*["PodActionFailed"] * 3, "PodsMade"]
 
 
 def test_pods_that_have_been_refused_for_days_are_tried_again() -> None:
@@ -189,6 +207,20 @@ def test_a_trial_without_an_answer_is_repeated_before_the_job_begins(status: int
     job.kube.refuse["trial"] = KubeError("bad", 422, "Invalid", "bad", ("spec.containers",))
     job.again()
     assert (job.api.submitted, job.kube.status["state"]) == (0, "Failed")
+
+
+def test_a_trial_that_the_operator_has_no_right_to_is_no_answer() -> None:
+    """Nobody has looked at the template: a quota has, and what it says is no fault of it."""
+    job = Pass()
+    job.kube.refuse["trial"] = UNAUTHORIZED
+    job.again()
+    job.again()
+    assert (job.kube.trials, job.api.submitted) == (2, 0)
+    assert job.kube.status["reason"].endswith("name it in watchNamespaces, or set rbac.cluster")
+
+    job.kube.refuse["trial"] = DENIED
+    job.again()
+    assert job.api.submitted == 1
 
 
 def test_a_trial_with_an_answer_is_not_repeated() -> None:

@@ -18,6 +18,9 @@ killed can still leave an operation of gloo that never ends; therefore a wait fo
 collective looks every ``LOOK_S`` whether the group has ended and leaves the operation
 behind if it must. A process that cannot be got out of an ended group ends itself.
 
+Nor does gloo destroy a process group before its operations have ended: one that is lost keeps the
+destructor until its own timeout. So a group that is let go is destroyed in a thread of its own.
+
 The ranks tell each other their addresses by the gather, which stands already and ends
 with the quorum. A store of torch's would be one more thing to reach in a recovery, and
 its client asks the DNS for the name of whoever it calls.
@@ -25,6 +28,7 @@ its client asks the DNS for the name of whoever it calls.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
 import os
@@ -63,8 +67,16 @@ UNBLOCK_S = 5.0
 answer nobody. Its slot gets a new trainer, which heals."""
 EXIT_BLOCKED = 5
 
-_left_behind: list[Any] = []
-"""Groups with an operation that never ends, kept: their destructors would wait for it."""
+
+def destroy(held: list[Any]) -> None:
+    """Drop the process groups in a list, which nothing else may hold, in a thread of its own.
+
+    The destructor waits for every operation that was started, whether anybody waits for it or not.
+    """
+    # If no thread is to be had, the caller's list goes when it returns. Not threading.Thread: this
+    # is called while objects are freed, in the midst of anything, so it must take no lock.
+    with contextlib.suppress(RuntimeError):
+        _thread.start_new_thread(held.clear, ())
 
 
 def backend_problem(error: RuntimeError) -> str:
@@ -174,6 +186,11 @@ class Group:
         self._operation = 0
         """Odd while one is running."""
         self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        held = [self.__dict__.pop("_group", None)]
+        if held != [None] and self._backend.waits_can_hang:
+            destroy(held)
 
     def connect(self) -> None:
         """Meet the other ranks. Blocks until all are there.
@@ -323,9 +340,9 @@ class Group:
             exchange.received.copy_(exchange.staged)
 
     def abandon(self, exchanges: Sequence[Exchange]) -> None:
-        """End exchanges that nobody will finish, and with them the group.
+        """End exchanges that nobody will finish, and with them the group; waits for them briefly.
 
-        One that does not end is left behind. It may still write to its tensors.
+        One that is left behind may still write to its tensors.
         """
         self.shutdown("an exchange was given up")
         deadline_s = time.monotonic() + LEAVE_S
@@ -334,8 +351,6 @@ class Group:
             while not work.is_completed() and time.monotonic() < deadline_s:
                 with contextlib.suppress(RuntimeError):  # why it failed, another one has told
                     work.wait(timedelta(seconds=LOOK_S))
-            if not work.is_completed():
-                _left_behind.append((self._group, work))
 
     def send(self, message: Message) -> Pending:
         """Start sending; the tensor may change once :meth:`finish` has returned.
@@ -382,9 +397,9 @@ class Group:
         Raises:
             GroupEnded: the group ended before, or the device does not get there in time.
         """
-        self.check()
         self._operation += 1
         try:
+            self.check()
             moment.wait(self._timeout.total_seconds())
         except TimeoutError as error:
             raise GroupEnded(f"{self.name}: {error}") from error
@@ -423,9 +438,9 @@ class Group:
 
     def _run(self, start: Any, *, looks: bool = False) -> None:
         """Start an operation and wait for it; ``looks``: its wait may be given up and repeated."""
-        self.check()
-        self._operation += 1
+        self._operation += 1  # before the look: who ends the group after it sees an operation
         try:
+            self.check()
             work = start()
             if looks and self._backend.waits_can_hang:
                 self._await(work)
@@ -448,7 +463,6 @@ class Group:
                 work.wait(timedelta(seconds=LOOK_S))
             late = self._ended is not None and time.monotonic() - self._ended_at_s > LEAVE_S
             if late and not work.is_completed():
-                _left_behind.append((self._group, work))
                 raise GroupEnded(self._ended or "")
 
     def _watch(self) -> None:

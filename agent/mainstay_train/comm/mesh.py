@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from mainstay_train.comm.group import Group
+from mainstay_train.comm.group import Group, destroy
 
 GROUP_NAME: Any = "mainstay-inner"
 DIM_NAME = "inner"
@@ -110,7 +110,8 @@ def leave() -> None:
     global _entered
     if _entered is not None:
         distributed_c10d._unregister_process_group(GROUP_NAME)
-        _entered = None
+        held, _entered = [_entered], None
+        destroy(held)  # a collective that nobody waited for may be under way
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,11 @@ from mainstay_core.pool.losses import PodDemand
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 
+PODS_REFUSED = "PodsRefused"
+"""Reason of a condition: the cluster does not admit pods now (a quota, a policy)."""
+NOT_AUTHORIZED = "NotAuthorized"
+"""Reason of a condition: the operator has no right to make pods there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodCounts:
@@ -52,14 +57,17 @@ def count_pods(
 
 
 def find_problems(
-    pods: Iterable[ObservedPod], repair: Repair | None, refused: str = "", taken: str = ""
+    pods: Iterable[ObservedPod],
+    repair: Repair | None,
+    refused: tuple[str, str] | None = None,
+    taken: str = "",
 ) -> tuple[tuple[str, str], ...]:
     """Return what keeps pods from starting, one entry per reason, the first pod named.
 
     Args:
         pods: that exist.
         repair: the newest one.
-        refused: why pods could not be made lately.
+        refused: reason and message of pods that could not be made lately.
         taken: which names that the job needs belong to objects of others.
     """
     found: dict[str, list[tuple[str, str]]] = {}
@@ -70,8 +78,8 @@ def find_problems(
         elif pod.unscheduled and not pod.terminating:
             found.setdefault("Unschedulable", []).append((pod.name, pod.unscheduled))
     problems = [(code, _first_of(told)) for code, told in sorted(found.items())]
-    if refused:
-        problems.insert(0, ("PodsRefused", refused))
+    if refused is not None:
+        problems.insert(0, refused)
     if repair is not None and repair.counts.not_made:
         problems.insert(0, ("ReplacementsExhausted", repair.reason))
     if taken:

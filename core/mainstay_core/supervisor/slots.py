@@ -211,7 +211,8 @@ def _crashed_before(state: SupervisorState, slot: SlotState, event: Crashed) -> 
     down = slot.down
     if down is None or down.incarnation != event.incarnation:
         return Transition(state, (), f"the crash of {event.incarnation} comes too late")
-    down = replace(down, crash=event.crash, evidence=event.crash.describe())
+    evidence = event.crash.describe() + _outlook(state, slot, down.restarting)
+    down = replace(down, crash=event.crash, evidence=evidence)
     return Transition(put(state, replace(slot, down=down)), (SendFact(down),), down.evidence)
 
 
@@ -274,6 +275,20 @@ def _may_restart(state: SupervisorState, slot: SlotState) -> bool:
     return not over and slot.restarts < state.settings.max_restarts
 
 
+def _outlook(state: SupervisorState, slot: SlotState, restarting: bool) -> str:
+    """Return what a slot's evidence adds when its restarts are used up; else nothing.
+
+    Nobody else knows why a pod stays that has no trainer any more.
+    """
+    at_work = slot.final is None and not state.ending and state.leaving is None
+    if restarting or not at_work or slot.restarts < state.settings.max_restarts:
+        return ""
+    return (
+        f"; recovery.maxRestarts is {state.settings.max_restarts}, so the slot stays empty: "
+        "its pod is kept as it is, and another is made once that is gone"
+    )
+
+
 def _backoff_s(settings: SupervisorLimits, restarts: int) -> float:
     if restarts == 0:
         return 0.0
@@ -296,7 +311,7 @@ def report_down(
         restarting=restarting,
         handed_over=state.handed_over,
         crash=slot.crash,
-        evidence=evidence,
+        evidence=evidence + _outlook(state, slot, restarting),
         observed_at_s=slot.lost_at_s or now_s,
     )
     return replace(slot, down=fact, parked=None), SendFact(fact)

@@ -329,6 +329,10 @@ def test_the_step_in_which_a_trainer_joins_does_not_start_the_count_anew() -> No
     assert count_lives(Pod().bring_up(), *working) == len(working)
 
 
+STAYS = (
+    "; recovery.maxRestarts is 1, so the slot stays empty: "
+    "its pod is kept as it is, and another is made once that is gone"
+)
 CRASH = Crash(type="OSError", message="gone", frames=("train.py:3 in read",), step=4)
 
 
@@ -356,6 +360,30 @@ def test_an_exception_that_is_read_after_the_exit_is_told_with_the_end(max_resta
     assert (tell.fact.incarnation, tell.fact.crash) == (life, CRASH)
     assert tell.fact.restarting is before.restarting
     assert pod.feed(Crashed(0, Incarnation("never was"), CRASH)) == []
+
+
+def test_the_end_that_uses_up_the_restarts_says_what_becomes_of_the_pod() -> None:
+    pod = Pod().bring_up()
+    pod.feed(Registered(replace(SETTINGS, max_restarts=1)))
+    first = pod.life()
+    (down,) = (a.fact for a in pod.feed(SocketEnded(0, first)) if isinstance(a, SendFact))
+    pod.crash(1)
+    assert "maxRestarts" not in down.evidence
+    pod.say_hello()
+    second = pod.life()
+    (down,) = (a.fact for a in pod.feed(SocketEnded(0, second)) if isinstance(a, SendFact))
+    assert down.evidence == f"the socket of pid 10 ended{STAYS}"
+    assert pod.crash(1) == [], "it is told"
+    (tell,) = pod.feed(Crashed(0, second, CRASH))
+    assert tell.fact.evidence == f"{CRASH.describe()}{STAYS}"
+
+
+def test_a_trainer_that_has_finished_has_used_up_nothing() -> None:
+    pod = Pod().bring_up()
+    pod.feed(Registered(replace(SETTINGS, max_restarts=0)))
+    pod.finish()
+    (down,) = (a.fact for a in pod.feed(SocketEnded(0, pod.life())) if isinstance(a, SendFact))
+    assert down.evidence == "the socket of pid 10 ended"
 
 
 def test_a_trainer_that_fails_before_hello_names_its_exception_too() -> None:

@@ -1,18 +1,24 @@
 import contextlib
+import os
 import random
 import signal
 import socket
 import threading
+import types
+import weakref
 
 import pytest
 import torch
 from tests.train.crew import ADDRESS, make_group
 
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.comm import group as group_module
 from mainstay_train.comm import registered
-from mainstay_train.comm.group import BACKENDS, Message
+from mainstay_train.comm.group import BACKENDS, Group, Message
 
 SIZE = 4
+LONG_S = 60.0
+"""More than any wait that is to be ended."""
 both = pytest.mark.parametrize("backend", ["gloo", "strict"])
 
 
@@ -98,6 +104,102 @@ def test_abandoned_exchanges_end(crew, backend):
     assert workers[0].hear() == "ended"
     for worker in workers:
         worker.say()
+
+
+def _let_go_of_an_operation(pipe, store, rank):
+    """Rank 1 never answers; rank 0 is told of the end between a start and its wait."""
+    group = make_group(store, rank, 2)
+    group.connect()
+    if rank == 0:
+        started = group.start_exchange(torch.empty(2), torch.zeros(2), [1, 1], [1, 1])
+        group_module.shut = lambda *_: None  # as if gloo had lost it: nothing ends it any more
+        group.shutdown("over")
+        with pytest.raises(GroupEnded):
+            group.finish_exchange(started)
+        del group
+        pipe.send(started.work.is_completed())
+    pipe.recv()
+
+
+def test_a_group_is_let_go_though_an_operation_of_it_is_lost(crew):
+    """gloo's destructor waits for it, until its own timeout."""
+    workers = [crew.fork(_let_go_of_an_operation, crew.store, rank) for rank in range(2)]
+    assert workers[0].hear() is False
+
+
+def _let_go_of_a_group(pipe, store, rank):
+    group = make_group(store, rank, 2)
+    group.connect()
+    exchange(group)
+    destroyed = threading.Event()
+    weakref.finalize(group._group, destroyed.set)
+    group.shutdown("over")
+    del group
+    pipe.send(destroyed.wait(LONG_S))
+
+
+def test_a_group_that_is_let_go_is_destroyed(crew):
+    workers = [crew.fork(_let_go_of_a_group, crew.store, rank) for rank in range(2)]
+    assert [w.hear() for w in workers] == [True, True]
+
+
+class Stuck:
+    """A backend whose operations end when the process does; and what it makes, for one rank."""
+
+    ends_by_sockets = False
+    waits_can_hang = False
+
+    def __init__(self):
+        self.process_ends = threading.Event()
+
+    def create(self, *_, **__):
+        return self
+
+    def connect(self, *_):
+        pass
+
+    def abort(self, _):
+        pass
+
+    def staged(self, tensor):
+        return tensor
+
+    def recv(self, *_):
+        return None
+
+    def wait(self, *_):
+        if self.process_ends.wait(LONG_S):
+            raise SystemExit
+        raise RuntimeError("nobody ended the process")
+
+
+def test_an_operation_that_begins_while_its_group_ends_is_watched_too(monkeypatch):
+    """Between the look whether the group has ended, and the wait."""
+    backend = Stuck()
+    monkeypatch.setitem(BACKENDS, "stuck", backend)
+    monkeypatch.setattr(group_module, "UNBLOCK_S", 0.0)
+    monkeypatch.setattr(os, "_exit", lambda _: backend.process_ends.set())
+    group = Group(
+        name="test",
+        meeting=types.SimpleNamespace(wake=lambda: None),
+        rank=0,
+        size=1,
+        address=ADDRESS,
+        backend="stuck",
+        timeout_s=LONG_S,
+    )
+    group.connect()
+    pending = group.receive(Message(torch.empty(1), 0, 0))
+    check = group.check
+
+    def checks_and_is_shut():
+        check()
+        monkeypatch.setattr(group, "check", check)
+        group.shutdown("just then")
+
+    monkeypatch.setattr(group, "check", checks_and_is_shut)
+    with pytest.raises(SystemExit):
+        group.finish(pending)
 
 
 def _send_under_two_tags(pipe, store, rank):
