@@ -143,13 +143,21 @@ class SegmentIndex:
         """Return a unit's states of windows that were given up: another one has followed.
 
         What is kept begins with the newest complete window, and one is in flight: those between
-        will never be complete.
+        will never be complete. Where nothing of a complete one is here, the newest state stays
+        that votes have judged: until those of the window in flight are judged, a replay has no
+        other to start from.
         """
-        return [
-            key
-            for key, segment in unit.segments.items()
-            if key.kind is SegmentKind.STATE and self._from_version < segment.header.window < window
-        ]
+        states = [s for key, s in unit.segments.items() if key.kind is SegmentKind.STATE]
+        given_up = [s.header.key for s in states if self._from_version < s.header.window < window]
+        if any(s.header.window <= self._from_version for s in states):
+            return given_up
+        judged = [key.version for key in given_up if self._is_judged(key.version)]
+        return [key for key in given_up if key.version != max(judged, default=-1)]
+
+    def _is_judged(self, version: int) -> bool:
+        """Return whether the votes on the step at a version are known."""
+        record = self._records.get(version)
+        return record is not None and bool(record.states)
 
     def find(self, key: SegmentKey) -> Segment | None:
         """Return a segment; None if it is not kept here."""
