@@ -313,6 +313,8 @@ class SegmentKeeper:
             replayer = Replayer(engine, units, copies, self._learning_rate)
             outcome = replayer.run(replay)
         self._bad = [*self._bad, *copies.bad][-MAX_BAD:]
+        if isinstance(outcome, StateLoaded):
+            return replace(outcome, num_damaged=len(copies.bad))
         return outcome
 
     # Helpers -----------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Replayer:
                 raise Unusable("no vote has told what the state must be: nothing can be compared")
         except Unusable as error:
             return LoadFailed(str(error))
-        return StateLoaded(masters, replayed=tuple(self._steps), num_damaged=len(self.bad))
+        return StateLoaded(masters, replayed=tuple(self._steps))
 
     def _apply(self, replay: Replay, record: CommitRecord) -> None:
         """Apply one step to the units whose state is of its version."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from mainstay_core.base.ids import QuorumId, RankId
+from mainstay_core.job.config import LogKind
 from mainstay_core.planning.program import Action, Op
+from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import CastVote
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.state import RankState
@@ -179,8 +181,10 @@ def entry_of(
     )
 
 
-def replayed_of(rank: RankId, replay: Replay, *, seconds: float, num_damaged: int) -> Replayed:
-    """Return what is told of a replay by gradients that has succeeded.
+def replayed_of(
+    rank: RankId, replay: Replay | BoundaryReplay, *, seconds: float, num_damaged: int
+) -> Replayed:
+    """Return what is told of a replay that has succeeded.
 
     Args:
         rank: that made its state anew.
@@ -188,16 +192,22 @@ def replayed_of(rank: RankId, replay: Replay, *, seconds: float, num_damaged: in
         seconds: how long that took.
         num_damaged: copies that it found damaged.
     """
-    states = [unit.state.version for unit in replay.units]
+    if isinstance(replay, BoundaryReplay):
+        log, num_steps = LogKind.BOUNDARY, len(replay.steps)
+        first, last = replay.window.first, replay.window.last
+    else:
+        log, num_steps = LogKind.GRADIENTS, len(replay.records)
+        states = [unit.state.version for unit in replay.units]
+        first, last = min(states), max(states)
     return Replayed(
         stage=rank.stage,
         inner=rank.inner,
-        kind="gradients",
-        first=min(states),
-        last=max(states),
+        kind=log.value,
+        first=first,
+        last=last,
         version=replay.version,
         planned_steps=replay.version - replay.first_step,
-        steps=len(replay.records),
+        steps=num_steps,
         seconds=seconds,
         num_damaged=num_damaged,
     )

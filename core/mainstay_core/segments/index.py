@@ -202,14 +202,29 @@ class SegmentIndex:
         """Return a unit's copies of windows that were given up: another one has followed.
 
         What is kept begins with the newest complete window, and one is in flight: those between
-        will never be complete.
+        will never be complete. Where nothing of a complete one is here, the newest state stays
+        that votes have judged: until those of the window in flight are judged, a replay has no
+        other to start from.
         """
-        return [
-            key
-            for key, segment in unit.segments.items()
-            if key.kind is not SegmentKind.GRADIENT
-            and self._from_version < segment.header.window < window
+        copies = [s for key, s in unit.segments.items() if key.kind is not SegmentKind.GRADIENT]
+        given_up = [s.header.key for s in copies if self._from_version < s.header.window < window]
+        states = [s for s in copies if s.header.key.kind is SegmentKind.STATE]
+        if any(s.header.window <= self._from_version for s in states):
+            return given_up
+        judged = [
+            key.version
+            for key in given_up
+            if key.kind is SegmentKind.STATE and self._is_judged(key.version)
         ]
+        newest = max(judged, default=-1)
+        return [
+            key for key in given_up if key.kind is not SegmentKind.STATE or key.version != newest
+        ]
+
+    def _is_judged(self, version: int) -> bool:
+        """Return whether the votes on the step at a version are known."""
+        record = self._records.get(version)
+        return record is not None and bool(record.states)
 
     def find(self, key: SegmentKey) -> Segment | None:
         """Return a segment; None if it is not kept here."""
@@ -243,11 +258,6 @@ class SegmentIndex:
         segment.is_kept = False
         if not segment.num_readers:
             self._spans.free(segment.span)
-
-    @property
-    def from_version(self) -> int:
-        """The version from which on all is kept."""
-        return self._from_version
 
     def needed(self, lineage: int) -> list[Segment]:
         """Return what a replay in a lineage may need of units, by key.

@@ -333,7 +333,9 @@ class Kept:
         oldest = self._needed_from.get(lineage, 0)
         return all(
             any(
-                keeps(SegmentKind.STATE, unit, state)
+                # The votes on the step at a state judge it: without them nobody may start from it.
+                state in records
+                and keeps(SegmentKind.STATE, unit, state)
                 and all(
                     step in records and keeps(SegmentKind.GRADIENT, unit, step)
                     for step in range(state, version)

@@ -151,6 +151,21 @@ def test_states_of_a_window_that_was_given_up_go_when_the_next_one_writes() -> N
     assert unit.gradients == (Run(first=6, last=6),)
 
 
+def test_the_newest_judged_state_stays_where_no_window_was_complete() -> None:
+    """A settle gives the first window up; the states of the next one are judged a step later."""
+    index = store()
+    for version, window in ((3, 3), (4, 4)):
+        put(index, header_of(key_of(version), window=window))
+        index.record(record_of(version))
+    assert [unit.states for unit in report(index).units] == [(3, 4)], "3 was all there was"
+
+    put(index, header_of(key_of(6), window=6))
+    assert [unit.states for unit in report(index).units] == [(4, 6)]
+    put(index, header_of(key_of(7), window=7))
+
+    assert [unit.states for unit in report(index).units] == [(4, 7)], "no vote has judged 6"
+
+
 def test_a_new_lineage_voids_what_was_kept() -> None:
     index = store()
     put(index, header_of(key_of(5)))
@@ -246,13 +261,16 @@ class Twin:
         if new.key.kind != "state":
             return
         place = new.key.position, new.key.unit
-        self.kept = {
+        mine = {
             k: h
             for k, h in self.kept.items()
-            if (k.position, k.unit) != place
-            or k.kind != "state"
-            or not self.from_version < h.window < new.window
+            if (k.position, k.unit) == place and k.kind == "state"
         }
+        old = {k for k, h in mine.items() if self.from_version < h.window < new.window}
+        judged = {k.version for k in old if k.version in self.records}
+        if judged and all(h.window > self.from_version for h in mine.values()):
+            old = {k for k in old if k.version != max(judged)}
+        self.kept = {k: h for k, h in self.kept.items() if k not in old}
 
     def report(self, lineage: int) -> StoreReport:
         units = []
