@@ -23,7 +23,7 @@ from mainstay_core.planning.program import Op
 from mainstay_core.rank.authors import Authorship, authorship
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
-from mainstay_core.snapshots.windows import Window, plan_instalments
+from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import (
     MAX_BAD,
@@ -37,7 +37,7 @@ from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
 from mainstay_train.base.background import Background
 from mainstay_train.compute.engine import Engine
 from mainstay_train.exact.optimizer import StageState
-from mainstay_train.snapshots.pace import Pace
+from mainstay_train.snapshots.measurements import Leg, Measurements
 from mainstay_train.snapshots.replayer import Replayer
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import SegmentClient, StoreFull, StoreGone
@@ -107,7 +107,7 @@ class SegmentKeeper:
         self._job, self._slot, self._fingerprint = job, slot, ""
         self._config, self._client, self._engine = config, client, engine
         self._learning_rate, self._hook = learning_rate, hook
-        self._pace = Pace()
+        self._measurements = Measurements()
         self._worker = Background("snapshot")
         self._changed = threading.Condition()
         """Guards what follows."""
@@ -121,7 +121,7 @@ class SegmentKeeper:
         self._at: _Place | None = None
         self._keep_from = 0
         self._bad: list[BadSegment] = []
-        self._last_vote_s: float | None = None
+        self._last_vote_ns: int | None = None
 
     def start(self, fingerprint: Mapping[str, str]) -> None:
         """Note the numerics fingerprint that all segments of this trainer name."""
@@ -152,11 +152,10 @@ class SegmentKeeper:
 
     def status(self, version: int, *, logged: bool) -> SnapshotStatus:
         """Return what to say of segments in the vote on the step at ``version``."""
-        now_s = time.monotonic()
-        if self._last_vote_s is not None:
-            self._pace.note_step(now_s - self._last_vote_s)
-        self._last_vote_s = now_s
-        own = self._at.own.units if self._at else ()
+        now_ns = time.monotonic_ns()
+        if self._last_vote_ns is not None:
+            self._measurements.note_step(now_ns - self._last_vote_ns)
+        self._last_vote_ns = now_ns
         with self._changed:
             unheld = self._client.pending()
             self._states = {
@@ -166,7 +165,7 @@ class SegmentKeeper:
         return SnapshotStatus(
             logged=logged,
             copied=min(pending, default=version + 1),
-            wanted_instalments=self._pace.wanted_instalments(own),
+            measures=None if self._config.num_instalments else self._measurements.told(),
         )
 
     def record(self, record: CommitRecord) -> None:
@@ -191,10 +190,8 @@ class SegmentKeeper:
     def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:
         """Begin to copy this member's units of an instalment, in the background."""
         place = self._place(plan, index, lineage)
-        number = action.window.number_of(action.version)
-        assert number is not None
-        instalment = plan_instalments(place.own.units, action.window.length)[number]
-        keys = [place.key(name, SegmentKind.STATE, action.version) for name in instalment.full]
+        keys = [place.key(unit.name, SegmentKind.STATE, action.version) for unit in action.units]
+        places = {key: unit.place for key, unit in zip(keys, action.units, strict=True)}
         with self._changed:
             if self._window != action.window:
                 # What is left of another window is worth nothing: this one copies everything anew.
@@ -202,13 +199,13 @@ class SegmentKeeper:
             self._states |= dict.fromkeys(keys, False)
             self._to_copy += len(keys)
         for key in keys:
-            self._worker.submit(lambda key=key: self._copy_state(place, key))  # type: ignore[misc]
+            self._worker.submit(lambda key=key: self._copy_state(place, key, places[key]))  # type: ignore[misc]
         hook = self._hook()
         self._worker.submit(lambda: hook(Op.SNAPSHOT_COPIED))
 
-    def _copy_state(self, place: _Place, key: SegmentKey) -> None:
+    def _copy_state(self, place: _Place, key: SegmentKey, place_in_order: int) -> None:
         try:
-            self._write(place, key, left=self._has_left)
+            self._write(place, key, left=self._has_left, place_in_order=place_in_order)
         except (StoreFull, StoreGone) as error:
             # The window is never complete then, which the votes tell; training goes on.
             logger.warning("no snapshot: %s", error)
@@ -231,7 +228,7 @@ class SegmentKeeper:
         """Copy this member's part of the reduced gradient, and wait until its holders have it."""
         place = self._place(plan, index, lineage)
         keys = [place.key(unit.name, SegmentKind.GRADIENT, step) for unit in place.own.units]
-        began_s, size = time.monotonic(), 0
+        began_ns, size = time.monotonic_ns(), 0
         try:
             for key in keys:
                 self._write(place, key)
@@ -245,11 +242,16 @@ class SegmentKeeper:
         if why_not:
             logger.warning("the gradient of step %d is not kept: %s", step, why_not)
             return False
-        self._pace.note_copy("holders", size, time.monotonic() - began_s)
+        sent = size * len(place.own.holders)
+        self._measurements.note_copy(Leg.NETWORK, sent, time.monotonic_ns() - began_ns)
         return True
 
     def _write(
-        self, place: _Place, key: SegmentKey, left: Callable[[], None] = lambda: None
+        self,
+        place: _Place,
+        key: SegmentKey,
+        left: Callable[[], None] = lambda: None,
+        place_in_order: int = 0,
     ) -> None:
         """Write a segment and give it to the store.
 
@@ -257,6 +259,7 @@ class SegmentKeeper:
             place: this trainer's, as the plan says.
             key: of the segment.
             left: called once what is copied may change again, whatever comes of it.
+            place_in_order: of a unit's state in the order of the window.
 
         Raises:
             StoreFull: there is no room for it.
@@ -265,7 +268,7 @@ class SegmentKeeper:
         units = place.units
         try:
             room = self._client.room(units.size_bytes(key.unit, key.kind))
-            began_s = time.monotonic()
+            began_ns = time.monotonic_ns()
             try:
                 units.write(key.unit, key.kind, room.memory)
             except RuntimeError:  # of the device
@@ -273,7 +276,10 @@ class SegmentKeeper:
                 raise
         finally:
             left()
-        self._pace.note_copy("store", room.memory.nbytes, time.monotonic() - began_s)
+        copied_ns, size = time.monotonic_ns(), room.memory.nbytes
+        self._measurements.note_copy(Leg.COPY, size, copied_ns - began_ns)
+        digest = units.digest(key.unit, key.kind, room.memory)
+        self._measurements.note_copy(Leg.HOST, size, time.monotonic_ns() - copied_ns)
         header = SegmentHeader(
             key=key,
             job=self._job,
@@ -283,8 +289,9 @@ class SegmentKeeper:
             nonce=place.plan.quorum.nonce,
             window=self._window.first if self._window else 0,
             num_instalments=self._window.length if self._window else 0,
-            size_bytes=room.memory.nbytes,
-            digest=units.digest(key.unit, key.kind, room.memory),
+            size_bytes=size,
+            digest=digest,
+            place=place_in_order,
         )
         self._client.written(room, header, place.own.holders, self._keep_from)
 

@@ -23,8 +23,6 @@ NOT_YET = {
 NOT_YET_VALUES = {
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
-    "spec.snapshots.ordering": "the last layers are always copied first in this version; use "
-    "BackToFront",
     "spec.snapshots.replay": "a lost state is always made anew from gradients in this version; use "
     "Gradients or Auto",
     "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",

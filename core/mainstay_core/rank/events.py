@@ -253,6 +253,15 @@ class VoidSave:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedUnit:
+    """A unit that this rank copies."""
+
+    name: str
+    place: int
+    """In the order in which the window copies the units of its position."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Copy the window's instalment of ``version`` while the step is computed.
 
@@ -261,6 +270,8 @@ class Snapshot:
 
     version: int
     window: Window
+    units: tuple[PlacedUnit, ...] = ()
+    """Of this rank's part of the instalment, in the window's order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ state computes the state of its position again, bit for bit (protocol section 7)
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
+from mainstay_core.base import codec
 from mainstay_core.base.bounds import Address, Count, Digest, Index, Longest, Name, Range
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.wire.votes import CommitRecord
@@ -81,6 +82,8 @@ class SegmentHeader:
     size_bytes: Annotated[int, Range(0, MAX_SEGMENT_BYTES)]
     digest: Digest
     """Of the bytes, by whoever wrote them. Who reads them for a state checks it."""
+    place: Count = field(default=0, metadata=codec.OMITTED)
+    """Of a state's unit in the order in which its window copies the units of the position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
