@@ -22,11 +22,11 @@ from support.lone_rank import JOB, LIFE, QUORUM, lone_plan, lone_shape
 from mainstay_agent.snapshots.store import SegmentStore
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.job.config import JobConfig, SnapshotConfig
-from mainstay_core.rank.events import Snapshot
+from mainstay_core.rank.events import PlacedUnit, Snapshot
 from mainstay_core.rank.session import run_blocking
 from mainstay_core.rank.settle import plan_step
 from mainstay_core.segments.frames import SOCKET_NAME
-from mainstay_core.snapshots.windows import Window
+from mainstay_core.snapshots.windows import Window, plan_instalments
 from mainstay_core.wire.plan import Plan, Rendezvous
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import Commit, CommitRecord
@@ -152,8 +152,7 @@ class SegmentStage:
         if length and self.window is None:
             self.window = Window(first=self.version, length=length)
         if length and self.window and self.window.number_of(self.version) is not None:
-            due = Snapshot(self.version, self.window)
-            self.keeper.snapshot(self.plan, 0, LINEAGE, due)
+            self.keeper.snapshot(self.plan, 0, LINEAGE, self._due(self.window))
         self.engine.compute((0,), self.version, None)
         self.engine.reduce(None, self.table, [0], 0)
         ballot = self.engine.ballot(None, self.table, 0, SLOT, self.masters)
@@ -164,6 +163,15 @@ class SegmentStage:
         self.masters = self.engine.apply(commit, 1e-4)
         self.engine.drop_held()
         self.version += 1
+
+    def _due(self, window: Window) -> Snapshot:
+        """Return the instalment of this version, the last units first."""
+        order = tuple(reversed(self.units().prices))
+        places = {price.name: place for place, price in enumerate(order)}
+        number = window.number_of(self.version)
+        assert number is not None
+        due = plan_instalments(order, window.length)[number].full
+        return Snapshot(self.version, window, tuple(PlacedUnit(name, places[name]) for name in due))
 
     def _keep(self, commit: Commit, gradient: str) -> None:
         """Log the gradient, and look whether the window is complete."""

@@ -16,6 +16,7 @@ from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
 from mainstay_core.rank.settle import Supply
+from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
@@ -39,6 +40,7 @@ from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
 from mainstay_train.exact.readout import Later, Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer
 from mainstay_train.model import compilation
+from mainstay_train.model.job_units import units_of_workload
 from mainstay_train.model.workload import Workload, user_code
 
 
@@ -52,6 +54,10 @@ class Training(Protocol):
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of a step: a function of the step alone."""
+        ...
+
+    def job_units(self) -> JobUnits:
+        """Return the units of all positions, for snapshots: the same on every rank."""
         ...
 
     def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
@@ -84,6 +90,14 @@ class BlockTraining:
     def learning_rate(self, step: int) -> float:
         """As the workload's schedule says."""
         return self.workload.learning_rate(step)
+
+    def job_units(self) -> JobUnits:
+        """Those that the blocks name."""
+        inner = inner_mesh(self.config, self.device, 0)
+        with user_code("laying out the model"):
+            return units_of_workload(
+                self.workload, self.config.shape, inner, torch.device(self.device)
+            )
 
     def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
         """Build the blocks of one stage, and what computes them."""

@@ -364,6 +364,25 @@ class StageState:
         self._flats += [StateTensor(block.name, kind, flat) for kind, flat in flats.items()]
 
 
+def element_bytes(
+    factory: OptimizerFactory, shapes: Mapping[str, Sequence[int]], device: torch.device
+) -> tuple[int, ...]:
+    """What an optimizer keeps of each element of a parameter, in bytes, by kind.
+
+    Args:
+        factory: of the optimizer.
+        shapes: of one block's parameters, by their model-wide names. Only their dimensions count,
+            so that nothing large is allocated.
+        device: where it runs.
+
+    Raises:
+        ValueError: The state cannot be healed: not tensors, of other shapes, not from zero.
+    """
+    small = {name: torch.zeros([2] * len(shape), device=device) for name, shape in shapes.items()}
+    kinds = _state_structure(factory, small)
+    return tuple(dtype.itemsize for shaped, dtype, _ in kinds.values() if shaped)
+
+
 @contextlib.contextmanager
 def _only(trained: Mapping[str, torch.Tensor], names: Collection[str] | None) -> Iterator[None]:
     """Hide the gradients of all other parameters from their optimizer."""

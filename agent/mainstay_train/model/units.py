@@ -13,6 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.snapshots.units import UnitKind
+
+PROBABILITY = ".probability"
+"""End of the name of a statistic: sum of the probabilities with which a unit's gate was chosen, each
+times 65,536 and rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +28,12 @@ class Unit:
     """Local to the block and unique in it, e.g. "experts.3"."""
     parameters: tuple[str, ...]
     """Local names, e.g. "mixture.experts.3.down.weight"."""
+    kind: UnitKind = UnitKind.REST
+    """Its part in the block. What is counted is an expert, whatever stands here: ``statistics`` has
+    its name."""
+    capacity: int = 0
+    """The most tokens that it can take in a step, for ``snapshots.ordering: CapacityAware``; 0: it
+    does not say."""
 
 
 def tile(

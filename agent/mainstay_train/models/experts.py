@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from mainstay_core.snapshots.orderings import ONE
 from mainstay_train.model import split
 from mainstay_train.models import moe_config
 from mainstay_train.models.llama import swiglu
@@ -49,6 +50,8 @@ class Routing(NamedTuple):
     """fp32 [tokens, active]."""
     experts: torch.Tensor
     """int64 [tokens, active], ascending for each token."""
+    probabilities: torch.Tensor
+    """int64 [experts]: the sum of each expert's share of the scores; empty if it is not counted."""
 
 
 class Router(split.SplitModule):
@@ -98,9 +101,9 @@ class Mixture(split.SplitModule):
         return routed if self.shared is None else routed + self.shared(x)
 
     def _route(self, x: torch.Tensor) -> torch.Tensor:
-        gates, experts = self.router(x)
+        gates, experts, probabilities = self.router(x)
         way = Way.of(experts, len(self.experts))
-        split.count(way.counts)
+        split.count(torch.cat([way.counts, probabilities]) if len(probabilities) else way.counts)
         combined = _Combine.apply(self._take(x, way), gates, way)  # type: ignore[no-untyped-call]
         return combined.view(x.shape)  # type: ignore[no-any-return]
 
@@ -182,6 +185,19 @@ def counts_of(experts: torch.Tensor, sequences: int, num_experts: int) -> torch.
     return counts
 
 
+def _probabilities(scores: torch.Tensor, config: MoeConfig) -> torch.Tensor:
+    """Return the sum over tokens of each expert's share of the scores, int64 in fixed point.
+
+    Each share is rounded by itself, so the sum does not depend on the order of tokens.
+    """
+    if not config.counts_probabilities:
+        return scores.new_empty(0, dtype=torch.int64)
+    shares = scores
+    if config.router == moe_config.SIGMOID:
+        shares = scores / (scores.sum(1, keepdim=True) + TINY)
+    return (shares * ONE).round().to(torch.int64).sum(0)
+
+
 def _by_slot(values: torch.Tensor) -> torch.Tensor:
     """Add up [tokens, active] slot by slot, [tokens, 1]."""
     total = values[:, :1]
@@ -230,11 +246,12 @@ class _Route(torch.autograd.Function):
             gates = gates / total
         ctx.save_for_backward(scores, experts, gates, total)
         ctx.held = (sequences, config)
-        ctx.mark_non_differentiable(experts)
-        return gates * config.gate_scale, experts
+        probabilities = _probabilities(scores, config)
+        ctx.mark_non_differentiable(experts, probabilities)
+        return gates * config.gate_scale, experts, probabilities
 
     @staticmethod
-    def backward(ctx, dgates, _):  # type: ignore[no-untyped-def]
+    def backward(ctx, dgates, *_):  # type: ignore[no-untyped-def]
         scores, experts, gates, total = ctx.saved_tensors
         sequences, config = ctx.held
         chosen = dgates * config.gate_scale

@@ -15,16 +15,19 @@ from typing import Any
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.snapshots.units import UnitKind
 from mainstay_train.model import split
 from mainstay_train.model import workload as workloads
 from mainstay_train.model.blocks import BlockSpec, CommittedState
-from mainstay_train.model.units import Unit
+from mainstay_train.model.units import PROBABILITY, Unit
 from mainstay_train.models import llama
 from mainstay_train.models.experts import Mixture, shift_bias
 from mainstay_train.models.llama_config import parse_config
 from mainstay_train.models.moe_config import MoeConfig
 
 _BIAS = "mixture.router.bias"
+_KINDS = {"router": UnitKind.GATE}
+"""Parts of a layer that are not the rest of it; experts are those that are counted."""
 
 warm_up = llama.warm_up
 """Both models have the same default corpus."""
@@ -60,7 +63,7 @@ def block_specs(config: MoeConfig) -> tuple[BlockSpec, ...]:
             build=partial(MixtureLayer, config, specs[number].name),
             cost=float(cost),
             units=units,
-            statistics=tuple(f"experts.{expert}" for expert in range(config.experts)),
+            statistics=_statistics(config),
             committed=committed,
         )
     return tuple(specs)
@@ -73,7 +76,10 @@ def _units(config: MoeConfig) -> tuple[Unit, ...]:
     units: dict[str, list[str]] = {}
     for name in names:
         units.setdefault(_unit_of(name), []).append(name)
-    return tuple(Unit(name=unit, parameters=tuple(within)) for unit, within in units.items())
+    return tuple(
+        Unit(name=unit, parameters=tuple(within), kind=_KINDS.get(unit, UnitKind.REST))
+        for unit, within in units.items()
+    )
 
 
 def _unit_of(parameter: str) -> str:
@@ -85,12 +91,20 @@ def _unit_of(parameter: str) -> str:
     return "rest"
 
 
+def _statistics(config: MoeConfig) -> tuple[str, ...]:
+    """The tokens of each expert; then, if it is wanted, the probabilities of each."""
+    tokens = tuple(f"experts.{expert}" for expert in range(config.experts))
+    if not config.counts_probabilities:
+        return tokens
+    return (*tokens, *(f"{name}{PROBABILITY}" for name in tokens))
+
+
 def _router_bias(config: MoeConfig) -> CommittedState | None:
     if not config.bias_rate:
         return None
 
     def shift(masters: Mapping[str, torch.Tensor], counts: Sequence[int]) -> None:
-        shift_bias(masters[_BIAS], counts, config.bias_rate)
+        shift_bias(masters[_BIAS], counts[: config.experts], config.bias_rate)
 
     return CommittedState(parameters=(_BIAS,), rule=shift)
 

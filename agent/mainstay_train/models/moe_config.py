@@ -16,6 +16,9 @@ GATES = (NORMALIZED, PLAIN)
 NONE, SEQUENCE = "none", "sequence"
 BALANCE_LOSSES = (NONE, SEQUENCE)
 """Values of ``workload.config.balanceLoss``."""
+TOKENS, PROBABILITIES = "tokens", "probabilities"
+COUNTS = (TOKENS, PROBABILITIES)
+"""Values of ``workload.config.counts``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,14 @@ class MoeConfig(LlamaConfig):
     each sequence. One over a batch would depend on what is in a micro-batch together."""
     balance_weight: float = 1e-3
     """Factor of that term."""
+    counts: str = TOKENS
+    """What is counted of each expert: its tokens, or the sum of its shares of the scores as well, in
+    fixed point. By that sum snapshots order experts with ``ordering: SoftCount``."""
+
+    @property
+    def counts_probabilities(self) -> bool:
+        """Whether shares of the scores are counted."""
+        return self.counts == PROBABILITIES
 
     def __post_init__(self) -> None:
         LlamaConfig.__post_init__(self)  # super() knows no class with slots
@@ -69,6 +80,7 @@ class MoeConfig(LlamaConfig):
             f"must be at most experts ({self.experts})",
         )
         counted = (self.layers - self.dense_layers) * self.experts
+        counted *= 1 + self.counts_probabilities
         self.require(
             counted <= MAX_STATISTICS,
             "experts",
@@ -76,6 +88,7 @@ class MoeConfig(LlamaConfig):
         )
         self.require_one_of("router", ROUTERS)
         self.require_one_of("gates", GATES)
+        self.require_one_of("counts", COUNTS)
         self.require(
             self.active_experts > 1 or self.gates == PLAIN,
             "gates",

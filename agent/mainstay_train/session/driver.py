@@ -23,6 +23,7 @@ from mainstay_core.job import protections
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.events import Applied, Compute, Event, TodoDone
+from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.engine import Engine
@@ -31,6 +32,7 @@ from mainstay_train.exact import draws, fingerprint
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.optimizer import OptimizerFactory, Schedule, StageState
 from mainstay_train.exact.reduction import PartialStore, Reducer
+from mainstay_train.model.job_units import units_of_parts
 from mainstay_train.model.plain_model import PlainModel
 from mainstay_train.model.workload import USER_ERRORS, WorkloadError, user_code
 from mainstay_train.session import failing
@@ -59,6 +61,11 @@ class LoopTraining:
     def learning_rate(self, step: int) -> float:
         """As the registered schedule says."""
         return self.schedule(step)
+
+    def job_units(self) -> JobUnits:
+        """The model's layers."""
+        with user_code("laying out the model"):
+            return units_of_parts(self.model.parts, self.optimizer, self.model.device)
 
     def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
         """Allocate optimizer state, partials and the reducer."""

@@ -30,6 +30,8 @@ from mainstay_core.rank.session import RankSession, run_blocking
 from mainstay_core.rank.settle import Supply
 from mainstay_core.rank.shell import Message, MessageT
 from mainstay_core.rank.state import fact_of
+from mainstay_core.snapshots.job_units import check_ordering
+from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
@@ -76,7 +78,7 @@ class Session(RankSession[Connections]):
             clip_norm=training.clip_norm,
             heal_address=heal_server.address,
             checkpoint_every_steps=self._checkpoints.every_steps,
-            snapshots=_snapshot_rules(config.snapshots),
+            snapshots=_snapshot_rules(config.snapshots, training),
         )
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
@@ -384,7 +386,23 @@ class Session(RankSession[Connections]):
             self._faults.reach(state.plan, state.index, state.version, action)
 
 
-def _snapshot_rules(config: SnapshotConfig | None) -> machine.SnapshotRules | None:
+def _snapshot_rules(
+    config: SnapshotConfig | None, training: Training
+) -> machine.SnapshotRules | None:
+    """Return by which rules this trainer copies its state.
+
+    Raises:
+        InvalidSpecError: the model does not tell enough for the ordering.
+    """
     if config is None:
         return None
-    return machine.SnapshotRules(num_instalments=config.num_instalments, log=config.log)
+    units, ordering = training.job_units(), Ordering(config.ordering)
+    check_ordering(units, ordering)
+    return machine.SnapshotRules(
+        num_instalments=config.num_instalments,
+        peers=config.peers,
+        ordering=ordering,
+        decay=config.decay,
+        units=units,
+        log=config.log,
+    )

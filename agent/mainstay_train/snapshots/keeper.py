@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -25,7 +26,6 @@ from mainstay_core.rank.authors import authorship
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
-from mainstay_core.snapshots.windows import plan_instalments
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     MAX_BAD,
@@ -41,7 +41,7 @@ from mainstay_train.compute.interpreter import SentLog
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
 from mainstay_train.snapshots.good_copies import GoodCopies
-from mainstay_train.snapshots.pace import Pace
+from mainstay_train.snapshots.measurements import Leg, Measurements
 from mainstay_train.snapshots.replayer import Replayer
 from mainstay_train.snapshots.sent_log import SentLogs, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
@@ -93,12 +93,12 @@ class SegmentKeeper:
     ) -> None:
         self._slot, self._config, self._client, self._engine = slot, config, client, engine
         self._learning_rate, self._hook = learning_rate, hook
-        self._pace = Pace()
-        self._writer = SegmentWriter(
-            job, client, lambda size, took_s: self._pace.note_copy("store", size, took_s)
-        )
+        self._measurements = Measurements()
+        self._writer = SegmentWriter(job, client, self._measurements.note_copy)
         self._logs_boundary = config.log is LogKind.BOUNDARY
         self._sent = SentLogs(client, self._writer)
+        if self._logs_boundary:  # which goes to no other pod: what copies take is measured
+            client.note_sent = partial(self._measurements.note_copy, Leg.NETWORK)
         self._worker = Background("snapshot")
         self._changed = threading.Condition()
         """Guards what follows."""
@@ -110,7 +110,7 @@ class SegmentKeeper:
         self._cached: tuple[StageState, torch.Tensor, UnitBytes] | None = None
         self._at: Place | None = None
         self._bad: list[BadSegment] = []
-        self._last_vote_s: float | None = None
+        self._last_vote_ns: int | None = None
 
     def start(self, fingerprint: Mapping[str, str]) -> None:
         """Note the numerics fingerprint that all segments of this trainer name."""
@@ -169,11 +169,10 @@ class SegmentKeeper:
 
     def status(self, version: int, *, logged: bool) -> SnapshotStatus:
         """Return what to say of segments in the vote on the step at ``version``."""
-        now_s = time.monotonic()
-        if self._last_vote_s is not None:
-            self._pace.note_step(now_s - self._last_vote_s)
-        self._last_vote_s = now_s
-        own = self._at.own.units if self._at else ()
+        now_ns = time.monotonic_ns()
+        if self._last_vote_ns is not None:
+            self._measurements.note_step(now_ns - self._last_vote_ns)
+        self._last_vote_ns = now_ns
         with self._changed:
             unheld = self._client.pending()
             self._states = {
@@ -183,7 +182,7 @@ class SegmentKeeper:
         return SnapshotStatus(
             logged=logged,
             copied=min(pending, default=version + 1),
-            wanted_instalments=self._pace.wanted_instalments(own),
+            measures=None if self._config.num_instalments else self._measurements.told(),
         )
 
     def record(self, record: CommitRecord) -> None:
@@ -208,11 +207,8 @@ class SegmentKeeper:
     def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:
         """Begin to copy this member's units of an instalment, in the background."""
         place = self._place(plan, index, lineage)
-        number = action.window.number_of(action.version)
-        assert number is not None
-        instalment = plan_instalments(place.own.units, action.window.length)[number]
-        keys = [place.key(name, SegmentKind.STATE, action.version) for name in instalment.full]
-        keys += [place.key(n, SegmentKind.COMPUTE, action.version) for n in instalment.compute]
+        keys = [place.key(unit.name, unit.kind, action.version) for unit in action.units]
+        places = {key: unit.place for key, unit in zip(keys, action.units, strict=True)}
         with self._changed:
             if self._writer.window != action.window:
                 # What is left of another window is worth nothing: this one copies everything anew.
@@ -220,13 +216,13 @@ class SegmentKeeper:
             self._states |= dict.fromkeys(keys, False)
             self._to_copy += len(keys)
         for key in keys:
-            self._worker.submit(lambda key=key: self._copy_state(place, key))  # type: ignore[misc]
+            self._worker.submit(lambda key=key: self._copy_state(place, key, places[key]))  # type: ignore[misc]
         hook = self._hook()
         self._worker.submit(lambda: hook(Op.SNAPSHOT_COPIED))
 
-    def _copy_state(self, place: Place, key: SegmentKey) -> None:
+    def _copy_state(self, place: Place, key: SegmentKey, place_in_order: int) -> None:
         try:
-            self._writer.write_unit(place, key, self._has_left)
+            self._writer.write_unit(place, key, self._has_left, place_in_order=place_in_order)
         except (StoreFull, StoreGone) as error:
             # The window is never complete then, which the votes tell; training goes on.
             logger.warning("no snapshot: %s", error)
@@ -270,7 +266,7 @@ class SegmentKeeper:
             return not why_not
         keys = [place.key(unit.name, SegmentKind.GRADIENT, step) for unit in place.own.units]
         known = self._engine().gradient_digests_of_units()
-        began_s, size = time.monotonic(), 0
+        began_ns, size = time.monotonic_ns(), 0
         try:
             for key in keys:
                 digest = known.get(place.units.names[key.unit])
@@ -285,7 +281,8 @@ class SegmentKeeper:
         if why_not:
             logger.warning("the gradient of step %d is not kept: %s", step, why_not)
             return False
-        self._pace.note_copy("holders", size, time.monotonic() - began_s)
+        sent = size * len(place.own.holders)
+        self._measurements.note_copy(Leg.NETWORK, sent, time.monotonic_ns() - began_ns)
         return True
 
     # What is read ------------------------------------------------------------------------

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.rank.authors import Authorship
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind
+from mainstay_train.snapshots.measurements import Leg
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import SegmentClient
 
@@ -87,17 +88,24 @@ class UnitContent:
         return self.known_digest or self.units.digest(self.key.unit, self.key.kind, memory)
 
 
+class Took(NamedTuple):
+    """The time that it took to write a segment."""
+
+    copy_ns: int
+    digest_ns: int
+
+
 class SegmentWriter:
     """Writes segments, and gives them to the store of this trainer's pod.
 
     Args:
         job: to which they belong.
         client: of the store.
-        note_copy: takes the bytes and the seconds of each copy of a unit.
+        note_copy: takes what a leg of a unit's way took: its bytes, and nanoseconds.
     """
 
     def __init__(
-        self, job: JobUid, client: SegmentClient, note_copy: Callable[[int, float], None]
+        self, job: JobUid, client: SegmentClient, note_copy: Callable[[Leg, int, int], None]
     ) -> None:
         self._job, self._client, self._note_copy = job, client, note_copy
         self.fingerprint = ""
@@ -113,6 +121,7 @@ class SegmentWriter:
         key: SegmentKey,
         left: Callable[[], None] = lambda: None,
         digest: str | None = None,
+        place_in_order: int = 0,
     ) -> None:
         """Write a unit's segment and give it to the store. The rest is as :meth:`write` says.
 
@@ -121,10 +130,13 @@ class SegmentWriter:
             key: of the segment.
             left: called once the unit may change again.
             digest: of the unit; None where nobody has computed it.
+            place_in_order: of a unit's state in the order of the window.
         """
         content = UnitContent(place.units, key, digest)
-        copied_s = self.write(place, key, content, place.own.holders, left)
-        self._note_copy(content.size_bytes, copied_s)
+        took = self.write(place, key, content, place.own.holders, left, place_in_order)
+        self._note_copy(Leg.COPY, content.size_bytes, took.copy_ns)
+        if digest is None:
+            self._note_copy(Leg.HOST, content.size_bytes, took.digest_ns)
 
     def write(
         self,
@@ -133,7 +145,8 @@ class SegmentWriter:
         content: Content,
         holders: Sequence[Holder],
         left: Callable[[], None] = lambda: None,
-    ) -> float:
+        place_in_order: int = 0,
+    ) -> Took:
         """Write a segment and give it to the store.
 
         Args:
@@ -142,9 +155,10 @@ class SegmentWriter:
             content: its bytes.
             holders: other pods that keep it.
             left: called once what is copied may change again, whatever comes of it.
+            place_in_order: of a unit's state in the order of the window.
 
         Returns:
-            The seconds that the copy took.
+            What the copy and its digest took.
 
         Raises:
             StoreFull: there is no room for it.
@@ -152,7 +166,7 @@ class SegmentWriter:
         """
         try:
             room = self._client.room(content.size_bytes)
-            began_s = time.monotonic()
+            began_ns = time.monotonic_ns()
             try:
                 content.write(room.memory)
             except RuntimeError:  # of the device
@@ -160,7 +174,9 @@ class SegmentWriter:
                 raise
         finally:
             left()
-        copied_s = time.monotonic() - began_s
+        copied_ns = time.monotonic_ns()
+        digest = content.digest(room.memory)
+        took = Took(copied_ns - began_ns, time.monotonic_ns() - copied_ns)
         header = SegmentHeader(
             key=key,
             job=self._job,
@@ -171,7 +187,8 @@ class SegmentWriter:
             window=self.window.first if self.window else 0,
             num_instalments=self.window.length if self.window else 0,
             size_bytes=room.memory.nbytes,
-            digest=content.digest(room.memory),
+            digest=digest,
+            place=place_in_order,
         )
         self._client.written(room, header, holders, self.keep_from)
-        return copied_s
+        return took

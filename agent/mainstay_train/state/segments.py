@@ -13,6 +13,7 @@ import mmap
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -73,6 +74,9 @@ class _Written:
 
     why_not: str | None = None
     """Why it is not at all its holders; empty if it is, None while that is open."""
+    sent_bytes: int = 0
+    """To all other pods together."""
+    began_ns: int = 0
 
 
 def socket_beside(path: str) -> str:
@@ -110,6 +114,8 @@ class SegmentClient:
         self._unheld: dict[int, _Written] = {}
         """Those whose holders have not all answered, by the request to send them."""
         self._ended: str | None = None
+        self.note_sent: Callable[[int, int], None] = lambda _size_bytes, _elapsed_ns: None
+        """Called when all holders have a segment: with the bytes sent, and what that took."""
         try:
             self._socket.settimeout(WELCOME_S)
             self._socket.connect(path)
@@ -194,7 +200,10 @@ class SegmentClient:
         )
         with self._changed:
             self._drop_older(header.key.lineage, 0)
-            self._written[header.key] = self._unheld[room.number] = _Written()
+            sent = _Written(
+                sent_bytes=header.size_bytes * len(holders), began_ns=time.monotonic_ns()
+            )
+            self._written[header.key] = self._unheld[room.number] = sent
         try:
             self._send(message)
         finally:
@@ -535,7 +544,10 @@ class SegmentClient:
             if isinstance(message, frames.Held):
                 if message.request not in self._unheld:
                     raise RemoteProtocolError("an answer to nothing")
-                self._unheld.pop(message.request).why_not = message.why_not
+                written = self._unheld.pop(message.request)
+                written.why_not = message.why_not
+                if written.sent_bytes and not message.why_not:
+                    self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
             elif not isinstance(message, frames.Arena):
                 self._answers[message.request] = message
             self._changed.notify_all()

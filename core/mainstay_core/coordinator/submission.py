@@ -74,6 +74,8 @@ _PATHS = {
     "snapshots.num_instalments": "spec.snapshots.window",
     "snapshots.peers": "spec.snapshots.peers",
     "snapshots.domains": "spec.protection.domains",
+    "snapshots.ordering": "spec.snapshots.ordering",
+    "snapshots.decay": "spec.snapshots.decayPercent",
 }
 """Where a user finds a field that the processes name otherwise."""
 

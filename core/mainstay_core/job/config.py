@@ -44,6 +44,10 @@ MAX_AUTO_WINDOW = 16
 """Steps of a window that nobody has set. A slower store makes steps wait for it."""
 MAX_SNAPSHOT_WINDOW = 1024
 """Steps of a window. Pods keep the gradients of two of them, and a replay applies as many."""
+ORDERINGS = ("Popularity", "SoftCount", "TimeDecayed", "CapacityAware", "BackToFront")
+"""Orders in which units are copied (:class:`mainstay_core.snapshots.orderings.Ordering`)."""
+DECAY_ONE = 1 << 16
+"""The number 1 of ``decay``, which is in fixed point."""
 SNAPSHOT_DOMAINS = 2
 MAX_SNAPSHOT_DOMAINS = 64
 
@@ -69,6 +73,11 @@ class SnapshotConfig:
     """Other pods that keep a copy of each segment."""
     domains: Annotated[int, Range(1, MAX_SNAPSHOT_DOMAINS)] = SNAPSHOT_DOMAINS
     """Failure domains over which the copies are spread, where there are as many."""
+    ordering: Name = "BackToFront"
+    """Order in which units are copied: one of :data:`ORDERINGS`. A job that was stored before there
+    were others has this one."""
+    decay: Annotated[int, Range(0, DECAY_ONE)] = DECAY_ONE // 2
+    """Alpha of a decayed popularity in fixed point: how much of the average a step leaves."""
     ask_s: Seconds = 5.0
     """How long a settle waits for what the store of a pod without a member holds. One that does not
     answer counts as empty."""

@@ -18,9 +18,11 @@ from mainstay_core.job.moe_passes import MixtureLayer, MoeShape
 ROUTERS = ("sigmoid", "softmax")
 GATES = ("normalized", "plain")
 BALANCE_LOSSES = ("none", "sequence")
+COUNTS = ("tokens", "probabilities")
 KEYS = llama_sizes.KEYS | {
     "denseLayers", "experts", "activeExperts", "sharedExperts", "expertHidden", "router", "gates",
     "gateScale", "biasRate", "balanceLoss", "balanceWeight",
+    "counts",
 }  # fmt: skip
 """Keys of ``workload.config`` that the mixture takes."""
 
@@ -68,6 +70,7 @@ def _read(config: Mapping[str, Any], inner: int) -> MoeShape:
         ("router", router, ROUTERS),
         ("gates", gates, GATES),
         ("balanceLoss", balance, BALANCE_LOSSES),
+        ("counts", given.get("counts", COUNTS[0]), COUNTS),
     ):
         require(value in known, key, value, f"one of {', '.join(known)}")
     is_number = isinstance(rate, int | float) and not isinstance(rate, bool)

@@ -23,8 +23,6 @@ NOT_YET = {
 NOT_YET_VALUES = {
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
-    "spec.snapshots.ordering": "the last layers are always copied first in this version; use "
-    "BackToFront",
     "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",
     "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "
     "use Rehost",

@@ -253,8 +253,17 @@ class Snapshots(Section):
     beside the training, at most 16."""
     peers: Annotated[int, pydantic.Field(ge=0, le=MAX_SNAPSHOT_PEERS)] = SNAPSHOT_PEERS
     """Other pods that keep each part as well. With 0 a part is lost with the pod that wrote it."""
-    ordering: Literal["BackToFront"] = "BackToFront"
-    """Order in which the parts of the model are copied. BackToFront: the last layers first."""
+    ordering: Literal["Popularity", "SoftCount", "TimeDecayed", "CapacityAware", "BackToFront"] = (
+        "Popularity"
+    )
+    """Order in which the parts of the model are copied. BackToFront: the last layers first; so it
+    is for every model without experts. The others copy experts first: those that fewest tokens
+    reach (Popularity), whose gates have the least sum of probabilities (SoftCount; the built-in
+    mixture counts it with ``counts: probabilities``), with the least moving average of tokens
+    (TimeDecayed), or with the fewest tokens for their capacity (CapacityAware; the model must say
+    it)."""
+    decay_percent: Percent = 50
+    """How much of the moving average of TimeDecayed stays in each step."""
     replay: Literal["Auto", "Gradients", "Boundary"] = "Auto"
     """How a lost state is made anew. Gradients: its newest copies, then the optimizer alone with
     the gradients of the steps since. Boundary: the lost stages compute their steps again with what

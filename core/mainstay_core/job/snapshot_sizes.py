@@ -26,6 +26,7 @@ from mainstay_core.job import model_sizes
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.config import (
+    DECAY_ONE,
     MAX_AUTO_WINDOW,
     MAX_SNAPSHOT_WINDOW,
     LogKind,
@@ -163,6 +164,7 @@ def plan_snapshots(
         return None
     window = 0 if snapshots.window == "Auto" else snapshots.window
     _check_degrees(snapshots, protection, window, num_pods)
+    _check_ordering(snapshots, workload)
     models = known_models(workload, shape)
     log = choose_log_of(snapshots, models, shape).log
     least = None
@@ -191,6 +193,8 @@ def plan_snapshots(
         num_instalments=window,
         peers=snapshots.peers,
         domains=protection.domains,
+        ordering=snapshots.ordering,
+        decay=DECAY_ONE * snapshots.decay_percent // 100,
         boundary=log is LogKind.BOUNDARY,
     )
 
@@ -258,6 +262,24 @@ def _check_degrees(
             "spec.protection.domains",
             f"is {protection.domains}, but the wanted replicas need {count(num_pods, 'pod')}; use "
             f"at most {num_pods}",
+        )
+
+
+def _check_ordering(snapshots: Snapshots, workload: Workload) -> None:
+    """Refuse an order of which a built-in model does not tell enough; a user's tells it later."""
+    if workload.entrypoint != model_sizes.MOE:
+        return
+    if snapshots.ordering == "CapacityAware":
+        raise InvalidSpecError(
+            f"{PATH}.ordering",
+            "is CapacityAware, but the experts of the built-in mixture have no capacity, as no "
+            "token is dropped; use Popularity",
+        )
+    if snapshots.ordering == "SoftCount" and workload.config.get("counts") != "probabilities":
+        raise InvalidSpecError(
+            f"{PATH}.ordering",
+            "is SoftCount, but the built-in mixture counts tokens alone; set "
+            "spec.workload.config.counts to probabilities, or use Popularity",
         )
 
 

@@ -42,11 +42,12 @@ def authorship(
     """
     me = plan.members[index]
     members = plan.position_members(plan.position_of(index))
-    duties = {d.author: d.units for d in divide(order, [_author(m) for m in members])}
-    return Authorship(units=duties[_author(me)], holders=_holders(plan, me, peers, domains))
+    duties = {d.author: d.units for d in divide(order, [author_of(m) for m in members])}
+    return Authorship(units=duties[author_of(me)], holders=_holders(plan, me, peers, domains))
 
 
-def _author(member: Member) -> Author:
+def author_of(member: Member) -> Author:
+    """Return a member as the author of copies."""
     return Author(slot=member.slot, incarnation=member.incarnation)
 
 

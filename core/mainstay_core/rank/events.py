@@ -16,7 +16,7 @@ from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.segments import SegmentKind, StoreReport
 from mainstay_core.wire.votes import Commit, CommitRecord, LastStatus, SettleReport, Vote
 
 # Events ---------------------------------------------------------------------
@@ -259,6 +259,22 @@ class VoidSave:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedUnit:
+    """A unit that this rank copies."""
+
+    name: str
+    place: int
+    """In the order in which the window copies the units of its position."""
+    is_full: bool = True
+    """Whether its whole state is copied, or its compute weights alone: its turn is still to come."""
+
+    @property
+    def kind(self) -> SegmentKind:
+        """Of the segment that holds the copy."""
+        return SegmentKind.STATE if self.is_full else SegmentKind.COMPUTE
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Copy the window's instalment of ``version`` while the step is computed.
 
@@ -267,6 +283,8 @@ class Snapshot:
 
     version: int
     window: Window
+    units: tuple[PlacedUnit, ...] = ()
+    """Of this rank's part of the instalment, in the window's order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         settlement=outcome,
         step_plan=outcome.step,
         refused_in=outcome.refused_in,
-        num_instalments=outcome.num_instalments,
+        basis=windows.settled_basis(state, outcome),
     )
     if mine is StateAction.STAY and state.held and state.held_in <= outcome.refused_in:
         # The votes that refused the step did not reach this rank: the others' reports tell it.
@@ -388,6 +388,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     if verdict.commit is None:
         return _refused(state, verdict, rename)
     state, needless = windows.note_copies(state, event.votes)
+    state = windows.note_commit(state, verdict.commit, event.votes)
     record = windows.record_of(state, verdict.commit, event.votes)
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
     actions = (*rename, *needless, *record, Apply(verdict.commit))

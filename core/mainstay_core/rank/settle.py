@@ -34,6 +34,7 @@ from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.wire.plan import Chain, Member, Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
+from mainstay_core.wire.windows import WindowBasis
 
 AnyStores = Stores | BoundaryStores
 
@@ -94,8 +95,10 @@ class Settlement:
     """The group with which each position goes on to reduce. If it is empty, some member does not
     have it and all members connect a new one, under a name that was never used before."""
     reason: str
-    num_instalments: int = 0
-    """The most that a vote of the last commit wanted for a window of snapshots, by the reports."""
+    basis: WindowBasis = field(default_factory=WindowBasis)
+    """What the next window of snapshots is planned from, by the report that tells the newest."""
+    unnoted: tuple[Commit, ...] = ()
+    """Commits since then, as far as they are known: what they counted is not in it yet."""
     replays: Mapping[int, Replay | BoundaryReplay] = field(default_factory=dict)
     """How positions that nobody holds are made anew from segments, by position."""
 
@@ -298,7 +301,7 @@ def settle(
     healing = [i for i, a in enumerate(actions) if a in (StateAction.HEAL, StateAction.REPLAY)]
     step = plan_step(plan, shards_per_lane, held, healing)
     patched = _computed(plan, step) if any(held.values()) else ()
-    history = _history(plan, goal, stores)
+    history, basis = _history(plan, goal, stores), _basis(plan, ordered)
     heals = [_heal(plan, ordered, actions, i) for i in range(len(actions))]
     return Settlement(
         version=version,
@@ -315,9 +318,26 @@ def settle(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
         reason=_reason(version, history.origin, actions, patched),
-        num_instalments=max(r.num_instalments for r in ordered),
+        basis=basis,
+        unnoted=_unnoted(basis, version, history, stores),
         replays=replays,
     )
+
+
+def _basis(plan: Plan, ordered: Sequence[SettleReport]) -> WindowBasis:
+    """Return what a report tells of the next window: the newest; the first of equal ones."""
+    told = [r.basis for r in ordered if r.valid and r.lineage == plan.lineage and r.basis]
+    return max(told, key=lambda basis: basis.version, default=WindowBasis())
+
+
+def _unnoted(
+    basis: WindowBasis, version: int, history: _History, stores: AnyStores
+) -> tuple[Commit, ...]:
+    """Return the commits that led from a basis to a version."""
+    known = {step: record.commit for step, record in stores.records.items()}
+    if history.commit is not None:
+        known[version - 1] = history.commit
+    return tuple(known[step] for step in sorted(known) if basis.version <= step < version)
 
 
 def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:

@@ -9,18 +9,21 @@ thread comes back.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank.events import Action
+from mainstay_core.rank.events import Action, PlacedUnit
 from mainstay_core.rank.settle import Settlement, StepPlan
+from mainstay_core.snapshots.job_units import JobUnits
+from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
+from mainstay_core.wire.windows import WindowBasis
 
 F = TypeVar("F", bound=RankFact)
 
@@ -30,10 +33,15 @@ class SnapshotRules:
     """The settings of snapshots by which ranks decide."""
 
     num_instalments: int = 0
-    """Versions over which one snapshot is spread; 0: the most that a vote of the last commit
-    wanted."""
-    first_instalments: int = 1
-    """What is taken before anything was measured."""
+    """Versions over which one snapshot is spread; 0: as few as fit into a step, by what all ranks
+    have measured."""
+    peers: int = 0
+    """Other pods to which each copy goes, where there are as many."""
+    ordering: Ordering = Ordering.POPULARITY
+    decay: int = ONE // 2
+    """Alpha of a decayed popularity, in fixed point."""
+    units: JobUnits | None = None
+    """Of all positions; None copies nothing."""
     log: LogKind = LogKind.GRADIENTS
     """From what a lost state is made anew."""
 
@@ -102,8 +110,10 @@ class RankState:
     """None in a job without snapshots."""
     window: Window | None = None
     """The window in flight; None between a complete one and the next."""
-    num_instalments: int = 0
-    """The most that a vote of the last commit wanted for a window."""
+    share: tuple[tuple[PlacedUnit, ...], ...] = ()
+    """What this rank copies in it, by instalment."""
+    basis: WindowBasis = field(default_factory=WindowBasis)
+    """What the next window is planned from: all members of a quorum have the same."""
 
     @property
     def member_stage(self) -> int:
@@ -239,7 +249,7 @@ def report_of(state: RankState) -> SettleReport:
         held_in=state.held_in,
         mark=state.mark,
         settled=state.settled,
-        num_instalments=state.num_instalments,
+        basis=state.basis if state.snapshots is not None and state.is_oldest else None,
     )
 
 

@@ -3,31 +3,158 @@
 A *window* is a run of versions over which all positions spread one snapshot of their states. Its
 instalment i, at version first + i, holds the whole state of some units of each position; after the
 last one each unit has been copied once (MoEvement, sections 3.2 and 3.5). Windows are the same on
-all ranks: they begin where all settle, and end by what all votes say.
+all ranks: they begin where all settle, and end by what all votes say. How long one is, and in which
+order it copies units, follows from its *basis*: what the votes of committed steps have measured and
+counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, Snapshot
-from mainstay_core.rank.state import RankState, extend_commit_chain
+from mainstay_core.job.config import MAX_AUTO_WINDOW, LogKind
+from mainstay_core.rank.authors import author_of
+from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, PlacedUnit, Snapshot
+from mainstay_core.rank.settle import Settlement
+from mainstay_core.rank.state import RankState, SnapshotRules, extend_commit_chain
+from mainstay_core.snapshots import orderings
+from mainstay_core.snapshots.duties import Author
+from mainstay_core.snapshots.job_units import JobUnits
+from mainstay_core.snapshots.measures import MICROSECONDS, agree
+from mainstay_core.snapshots.orderings import Ordering
+from mainstay_core.snapshots.prices import UnitPrice
+from mainstay_core.snapshots.schedule import PositionState, assign, choose_length
+from mainstay_core.snapshots.stores import store_addresses
+from mainstay_core.snapshots.units import Position
 from mainstay_core.snapshots.windows import Window
+from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, CommitRecord, Vote
+from mainstay_core.wire.windows import Scores, WindowBasis
 
 MAX_WINDOW_LAG = 64
 """Versions after its last one for which a window may wait for its holders. One that never becomes
 complete, as some store has no room, must not keep all later ones from beginning."""
 
 
+Shares = tuple[tuple[PlacedUnit, ...], ...]
+"""What a rank copies in a window, by instalment."""
+_Authors = tuple[tuple[Author, ...], ...]
+"""Of each position, by its number."""
+
+
 def begin_window(state: RankState) -> RankState:
-    """Return the state with a window that begins at its version."""
-    if state.snapshots is None:
+    """Return the state with a window that begins at its version.
+
+    The order of units changes here alone.
+    """
+    rules, basis = state.snapshots, state.basis
+    if rules is None:
         return state
-    rules = state.snapshots
-    wanted = rules.num_instalments or state.num_instalments or rules.first_instalments
-    return replace(state, window=Window(first=state.version, length=wanted))
+    length = rules.num_instalments or 1
+    share: Shares = ()
+    if rules.units is not None:
+        assert state.plan is not None
+        authors = tuple(tuple(map(author_of, members)) for members in state.plan.positions)
+        layers = rules.units.layers
+        popularity, _ = orderings.close_window(basis.popularity, rules.ordering, layers)
+        basis, order = (
+            replace(basis, popularity=popularity),
+            (rules.ordering, popularity.ordered_by),
+        )
+        budget_bytes = basis.bytes_per_s * basis.step_us // MICROSECONDS
+        what = _Ordered(rules.units, *order, with_compute=rules.log is LogKind.BOUNDARY)
+        if not rules.num_instalments and budget_bytes:
+            length = _automatic_length(what, authors, budget_bytes)
+        position, me = state.member_position, author_of(state.plan.members[state.index])
+        share = _share(what, position, authors[position], me, length)
+    window = Window(first=state.version, length=length)
+    return replace(state, basis=basis, window=window, share=share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """The units of a job, and what their order follows from."""
+
+    units: JobUnits
+    ordering: Ordering
+    ordered_by: Scores
+    with_compute: bool
+    """Whether the compute weights of units are copied whose turn is still to come."""
+
+
+@lru_cache(maxsize=8)
+def _orders(what: _Ordered) -> tuple[tuple[UnitPrice, ...], ...]:
+    """Return the units of each position in a window's order. A new one is seldom made."""
+    return tuple(
+        what.units.order(p, what.ordering, what.ordered_by, with_compute=what.with_compute)
+        for p in range(len(what.units.positions))
+    )
+
+
+@lru_cache(maxsize=8)
+def _automatic_length(what: _Ordered, authors: _Authors, budget_bytes: int) -> int:
+    """Return the least length for which each instalment of each author fits into a step."""
+    states = [
+        PositionState(position=Position(stage=number), order=order, authors=of_position)
+        for number, (order, of_position) in enumerate(zip(_orders(what), authors, strict=True))
+    ]
+    return min(MAX_AUTO_WINDOW, choose_length(states, budget_bytes))
+
+
+@lru_cache(maxsize=8)
+def _share(
+    what: _Ordered, position: int, authors: tuple[Author, ...], me: Author, length: int
+) -> Shares:
+    """Return what one author copies in a window; windows that follow each other share it."""
+    order = _orders(what)[position]
+    state = PositionState(position=Position(stage=position), order=order, authors=authors)
+    places = {price.name: place for place, price in enumerate(order)}
+    return tuple(
+        tuple(PlacedUnit(name, places[name]) for name in instalment.full)
+        + tuple(PlacedUnit(name, places[name], is_full=False) for name in instalment.compute)
+        for instalment in assign(state, me, length).instalments
+    )
+
+
+def settled_basis(state: RankState, outcome: Settlement) -> WindowBasis:
+    """Return what a member plans its next window from after a settle: the same as all others."""
+    basis = outcome.basis
+    for commit in outcome.unnoted:
+        basis = _note_counts(state.snapshots, basis, commit)
+    return basis
+
+
+def note_commit(state: RankState, commit: Commit, votes: Sequence[Vote]) -> RankState:
+    """Return the state with what a commit and its votes say of the next window.
+
+    No rank measures for itself alone: all read the same votes.
+    """
+    rules, plan = state.snapshots, state.plan
+    if rules is None or plan is None:
+        return state
+    basis = _note_counts(rules, state.basis, commit)
+    told = [v.snapshots.measures for v in votes if v.snapshots and v.snapshots.measures]
+    pace = agree(told, num_peers(plan, rules.peers))
+    if pace is not None:
+        basis = replace(basis, bytes_per_s=pace.bytes_per_s, step_us=pace.step_us)
+    return replace(state, basis=basis)
+
+
+def num_peers(plan: Plan, peers: int) -> int:
+    """Return the other pods to which each copy goes: no more than have a store."""
+    return min(peers, max(0, len(store_addresses(plan)) - 1))
+
+
+def _note_counts(rules: SnapshotRules | None, basis: WindowBasis, commit: Commit) -> WindowBasis:
+    basis = replace(basis, version=commit.step + 1)
+    units = None if rules is None else rules.units
+    if rules is None or units is None or not units.experts:
+        return basis
+    counts = units.counts(commit.statistics, rules.ordering)
+    popularity = orderings.note_step(basis.popularity, counts, rules.ordering, rules.decay)
+    return replace(basis, popularity=popularity)
 
 
 def go_back(state: RankState, version: int) -> tuple[GoBack, ...]:
@@ -38,9 +165,11 @@ def go_back(state: RankState, version: int) -> tuple[GoBack, ...]:
 
 def due_snapshot(state: RankState) -> tuple[Snapshot, ...]:
     """Return the action that copies the instalment of the version at hand, if one is due."""
-    if state.window is None or state.window.number_of(state.version) is None:
+    number = None if state.window is None else state.window.number_of(state.version)
+    if state.window is None or number is None:
         return ()
-    return (Snapshot(state.version, state.window),)
+    units = state.share[number] if state.share else ()
+    return (Snapshot(state.version, state.window, units),)
 
 
 def note_copies(state: RankState, votes: Sequence[Vote]) -> tuple[RankState, tuple[KeepFrom, ...]]:
@@ -49,7 +178,6 @@ def note_copies(state: RankState, votes: Sequence[Vote]) -> tuple[RankState, tup
     The votes found all states at this version good, so what was copied of them counts.
     """
     told = [v.snapshots for v in votes if v.snapshots]
-    state = replace(state, num_instalments=max((t.wanted_instalments for t in told), default=0))
     window = state.window
     if window is None or state.version < window.last:
         return state, ()

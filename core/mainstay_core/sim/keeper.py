@@ -23,10 +23,13 @@ from mainstay_core.sim.boundary_replayer import BoundaryReplayer, UnusableError
 from mainstay_core.sim.checks import Life
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
+from mainstay_core.sim.scenario import Scenario
 from mainstay_core.sim.segments import SegmentClient
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.snapshots.prices import UnitPrice
-from mainstay_core.snapshots.windows import Window, plan_instalments
+from mainstay_core.snapshots.job_units import Expert, JobUnits
+from mainstay_core.snapshots.prices import StateTypes, UnitPrice
+from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind
+from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     BadSegment,
@@ -38,8 +41,11 @@ from mainstay_core.wire.segments import (
     boundary_key,
 )
 from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
+from mainstay_core.wire.windows import Measures
 
 FINGERPRINT = "f" * 32
+COUNTED = len(terms.counted(0, 0, 0))
+"""Units of a position that are counted: as many as a stage counts integers."""
 
 
 class Owner(Life, Protocol):
@@ -101,6 +107,8 @@ class SegmentKeeper:
         self._to_copy = 0
         self._states: dict[SegmentKey, bool] = {}
         """States of the window in flight; whether they were given to the store."""
+        self._places: dict[SegmentKey, int] = {}
+        """Of the same in the window's order."""
         self._window: Window | None = None
         self._keep_from = 0
         self._bad: list[BadSegment] = []
@@ -129,11 +137,22 @@ class SegmentKeeper:
             logged=logged,
             copied=min(left, default=version + 1),
             # Each measures for itself: no two ranks want the same.
-            wanted_instalments=self._world.engine.rng.randint(1, 3),
+            measures=None if self._config.num_instalments else self._measures(),
         )
 
     def _is_copied(self, key: SegmentKey, given: bool) -> bool:
         return given and self._client.is_held(key)
+
+    def _measures(self) -> Measures:
+        """Return other measurements at each vote; now and then nothing was measured yet."""
+        rng = self._world.engine.rng
+        rate = 2 * PAGE_BYTES * rng.randint(1, 6)
+        return Measures(
+            copy_bytes_per_s=rate,
+            host_bytes_per_s=rate + rng.randint(0, PAGE_BYTES),
+            network_bytes_per_s=rng.choice((0, 2 * rate, 3 * rate)),
+            step_us=rng.randint(500_000, 2_000_000),
+        )
 
     def record(self, record: CommitRecord) -> None:
         """Give the pod's store a commit."""
@@ -160,18 +179,15 @@ class SegmentKeeper:
 
     def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:
         """Begin to copy this member's units of an instalment."""
-        number = action.window.number_of(action.version)
-        assert number is not None
         own = self._authorship(plan, index)
-        instalment = plan_instalments(own.units, action.window.length)[number]
-        kinds = dict.fromkeys(instalment.full, SegmentKind.STATE)
-        kinds |= dict.fromkeys(instalment.compute, SegmentKind.COMPUTE)
+        self._world.checks.kept.copies(plan, index, action)
         position = plan.position_of(index)
         if self._window != action.window:
-            self._window, self._states = action.window, {}
-        for name, kind in kinds.items():
-            key = key_of(lineage, position, int(name), kind, action.version)
-            self._states[key] = False
+            self._window, self._states, self._places = action.window, {}, {}
+        for unit in action.units:
+            number = unit_number(unit.name)
+            key = key_of(lineage, position, number, unit.kind, action.version)
+            self._states[key], self._places[key] = False, unit.place
             self._to_copy += 1
             cell = self._owner.made_cell()
             self._process.spawn(self._copy(plan, own.holders, key, cell))
@@ -293,6 +309,7 @@ class SegmentKeeper:
             num_instalments=window.length,
             size_bytes=size_of(key.unit, key.kind),
             digest=terms.term("bytes", content),
+            place=self._places.get(key, 0),
         )
         self._client.write(header, content, holders, self._keep_from)
 
@@ -463,6 +480,45 @@ class _ReplaySegments:
     async def hook(self, action: Action) -> None:
         """A place before an action of the program."""
         await self._keeper.reach(action)
+
+
+def job_units(scenario: Scenario) -> JobUnits:
+    """Return the units of all positions. Of each stage the first two are counted as experts."""
+    shape = scenario.config.shape
+    positions, experts = [], []
+    for number, (stage, inner) in enumerate(shape.positions):
+        units = []
+        for unit in range(scenario.num_units(number)):
+            name, place = f"{number}.{unit}", 2 * stage + unit
+            units.append(
+                Unit(
+                    name=name,
+                    kind=UnitKind.EXPERT if unit < COUNTED else UnitKind.REST,
+                    position=Position(stage=stage, inner=inner),
+                    block=str(stage),
+                    block_index=0,
+                    spans=(Span(start=0, stop=size_of(unit, SegmentKind.STATE)),),
+                )
+            )
+            if unit < COUNTED:
+                experts.append(
+                    Expert(
+                        unit=name,
+                        layer=stage,
+                        tokens=place,
+                        probabilities=place,
+                        capacity=1 + unit,
+                    )
+                )
+        positions.append(tuple(units))
+    # One byte of each element: its elements are a unit's bytes.
+    types = StateTypes(compute_bytes=0, master_bytes=1, optimizer_bytes=())
+    return JobUnits(positions=tuple(positions), types=types, experts=tuple(experts))
+
+
+def unit_number(name: str) -> int:
+    """Return a unit's place in its position's canonical order."""
+    return int(name.rpartition(".")[2])
 
 
 def is_whole(header: SegmentHeader, content: terms.UnitTerm) -> bool:

@@ -9,10 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from mainstay_core.rank.events import Snapshot
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Violation
+from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import (
     BOUNDARY_KINDS,
@@ -64,8 +66,26 @@ class Kept:
         self._damaged: set[tuple[str, SegmentKey]] = set()
         self.stores: dict[str, Store] = {}
         """All stores that ever were, by address."""
+        self._windows: dict[tuple[str, int], Window] = {}
+        """That in which members copy at a version of a quorum."""
+        self._copied: dict[tuple[str, Window, int, str], tuple[int, int]] = {}
+        """Who copies a unit of a position in a window, and at which version."""
         self._needed_from: dict[int, int] = {}
         """By lineage: before this version nothing is kept."""
+
+    def copies(self, plan: Plan, index: int, action: Snapshot) -> None:
+        """A member is about to copy its units of an instalment."""
+        name, window = str(plan.quorum), action.window
+        known = self._windows.setdefault((name, action.version), window)
+        _hold(known == window, f"I7: at {action.version} of {name} is {window}, and {known}")
+        for unit in action.units:
+            key = (name, window, plan.position_of(index), unit.name)
+            first = self._copied.setdefault(key, (index, action.version))
+            _hold(
+                first == (index, action.version),
+                f"I7: member {index} copies unit {unit.name} at {action.version} of {window}, "
+                f"which member {first[0]} copies at {first[1]}",
+            )
 
     def held(self, key: SegmentKey, content: terms.UnitTerm, places: Places) -> None:
         """All holders of a segment have confirmed it."""

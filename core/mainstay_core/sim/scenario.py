@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.config import JobConfig, SnapshotConfig
+from mainstay_core.job.config import ORDERINGS, JobConfig, SnapshotConfig
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim.network import Latency
 
@@ -340,6 +340,9 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         boundary=_draw_boundary(scenario),
     )
     shape = replace(scenario.config.shape, steps=scenario.config.shape.steps + rng.randint(0, 6))
+    # Drawn apart: what else a seed draws does not depend on it.
+    ordering = random.Random(f"ordering {scenario.seed}").choice(ORDERINGS)
+    snapshots = replace(snapshots, ordering=ordering)
     config = replace(scenario.config, shape=shape, snapshots=snapshots)
     faults = list(scenario.faults)
     # Of a corrupt state the good copies must not die, see _draw_faults.

@@ -5,6 +5,7 @@
 - ``windows``: in which step of a window each unit is copied (MoEvement's algorithm 1)
 - ``measures``: how fast copies travel and how long a step takes, as all ranks agree on it
 - ``orderings``: the order in which units are copied
+- ``job_units``: the units of all positions of a job, and which of them are counted
 - ``duties``: which living cell copies which units
 - ``schedule``: a whole window: its length, and the instalments of every author
 - ``copies``: whose stores hold what a cell copies

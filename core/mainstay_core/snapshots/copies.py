@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Annotated, NamedTuple
 
 from mainstay_core.base.bounds import MAX_MEMBERS, Count, Index, Longest, Name, Sentence
@@ -25,9 +25,6 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
 from mainstay_core.snapshots.measures import MAX_PEERS
 from mainstay_core.snapshots.units import Position
-
-_PREFIXES = (64, 1024)
-"""Numbers of pods that are looked at before all of them are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +117,8 @@ def plan_copies(
     5. the least sum of bytes that they hold already; ties by their names.
 
     Equal arguments give equal plans, in whatever order pods and demands are listed. A demand looks
-    at few pods, as a rule, so a plan takes O(demands log pods) and for awkward ones O(pods) each.
+    at no more pods than ``peers`` and ``domains`` ask for, so a plan takes O(stages pods log pods +
+    demands log pods).
 
     Args:
         pods: living pods with stores, spares among them.
@@ -136,32 +134,31 @@ def plan_copies(
     ordered = sorted(pods, key=lambda pod: pod.pod)
     numbers = {pod.pod: number for number, pod in enumerate(ordered)}
     before = {} if previous is None else {(c.position, c.pod): c.peers for c in previous.copies}
-    loads = _Loads(len(ordered))
+    loads = [0] * len(ordered)
     kept: dict[tuple[Position, PodUid], list[int]] = {}
     for demand in sorted(demands):
         key = (demand.position, demand.pod)
         kept[key] = [numbers[pod] for pod in before.get(key, ()) if pod in numbers]
         for number in kept[key]:
-            loads.add(number, demand.size_bytes)
+            loads[number] += demand.size_bytes
     copies, num_moved = [], 0
-    for demand in sorted(demands):
-        mine = kept[demand.position, demand.pod]
-        for number in mine:
-            loads.add(number, -demand.size_bytes)
-        own = ordered[numbers[demand.pod]]
-        chosen = _choose(ordered, own, demand.position.stage, mine, loads, peers, domains)
-        for candidate in chosen:
-            loads.add(candidate.number, demand.size_bytes)
-        num_moved += sum(candidate.moved for candidate in chosen)
-        copies.append(
-            Copies(
-                position=demand.position,
-                pod=demand.pod,
-                peers=tuple(ordered[c.number].pod for c in sorted(chosen, key=lambda c: c.number)),
-                num_domains=len({own.failure_domain, *(c.domain for c in chosen)}),
-                outside=any(c.outside for c in chosen),
+    for stage, of_stage in groupby(sorted(demands), key=lambda demand: demand.position.stage):
+        choice = _Choice(ordered, stage, loads, peers, domains)
+        for demand in of_stage:
+            mine = kept[demand.position, demand.pod]
+            own = ordered[numbers[demand.pod]]
+            chosen = choice.take(numbers[demand.pod], mine, demand.size_bytes)
+            num_moved += sum(candidate.moved for candidate in chosen)
+            names = tuple(ordered[number].pod for number in sorted(c.number for c in chosen))
+            copies.append(
+                Copies(
+                    position=demand.position,
+                    pod=demand.pod,
+                    peers=names,
+                    num_domains=len({own.failure_domain, *(c.domain for c in chosen)}),
+                    outside=any(c.outside for c in chosen),
+                )
             )
-        )
     return CopyPlan(
         copies=tuple(copies),
         num_moved=num_moved,
@@ -189,61 +186,113 @@ def _check_arguments(
             raise InvalidSpecError("demands", f"names the pod {demand.pod}, which has no store")
 
 
-class _Loads:
-    """Bytes that the pods hold for others, with the pods in ascending order of them."""
+class _Ascending:
+    """Pods that are alike but for their domain, in ascending order of what they hold."""
 
-    def __init__(self, num_pods: int) -> None:
-        self.of = [0] * num_pods
-        self._ascending = [(0, number) for number in range(num_pods)]
+    def __init__(self) -> None:
+        self._of_domain: dict[str, list[tuple[int, int]]] = {}
+        """(bytes, number) of each pod, ascending."""
+        self._heads: list[tuple[int, int, str]] = []
+        """The first pod of each domain, ascending, and the domain."""
 
-    def add(self, number: int, size_bytes: int) -> None:
-        """Add to what a pod holds."""
-        del self._ascending[bisect_left(self._ascending, (self.of[number], number))]
-        self.of[number] += size_bytes
-        insort(self._ascending, (self.of[number], number))
+    def add(self, load_bytes: int, number: int, domain: str) -> None:
+        """Add a pod."""
+        pods = self._of_domain.setdefault(domain, [])
+        before = pods[0] if pods else None
+        insort(pods, (load_bytes, number))
+        self._renew(before, pods, domain)
 
-    def least(self, how_many: int) -> list[int]:
-        """Return the pods that hold least."""
-        return [number for _, number in self._ascending[:how_many]]
+    def remove(self, load_bytes: int, number: int, domain: str) -> None:
+        """Take a pod away that was added with that load."""
+        pods = self._of_domain[domain]
+        before = pods[0]
+        del pods[bisect_left(pods, (load_bytes, number))]
+        self._renew(before, pods, domain)
 
+    def _renew(
+        self, before: tuple[int, int] | None, pods: list[tuple[int, int]], domain: str
+    ) -> None:
+        after = pods[0] if pods else None
+        if before == after:
+            return
+        if before is not None:
+            del self._heads[bisect_left(self._heads, (*before, domain))]
+        if after is not None:
+            insort(self._heads, (*after, domain))
 
-def _choose(
-    pods: Sequence[StorePod],
-    own: StorePod,
-    stage: int,
-    kept: Sequence[int],
-    loads: _Loads,
-    peers: int,
-    domains: int,
-) -> list[Candidate]:
-    """Return the best peers of one demand.
-
-    Pods are looked at in ascending order of what they hold. If all that are chosen of the first
-    ones are good, those that were not looked at cannot be better: they hold no less.
-    """
-    for how_many in (*_PREFIXES, len(pods)):
-        candidates = [
-            Candidate(
-                adjacent=stage - 1 in pods[number].stages or stage + 1 in pods[number].stages,
-                moved=number not in kept,
-                load_bytes=loads.of[number],
-                number=number,
-                domain=pods[number].failure_domain,
-                outside=stage not in pods[number].stages,
-            )
-            for number in dict.fromkeys([*kept, *loads.least(how_many)])
-            if pods[number].pod != own.pod
+    def first(self, num_domains: int, num_pods: int, domain: str) -> list[int]:
+        """Return the first pods of the domains that come first, and those of one more domain."""
+        domains = {name: None for _, _, name in self._heads[:num_domains]}
+        domains[domain] = None
+        return [
+            number for name in domains for _, number in self._of_domain.get(name, [])[:num_pods]
         ]
-        first = _cheapest(sorted(candidates), {own.failure_domain}, peers, domains - 1)
-        good = (
-            len(first) == peers
-            and any(candidate.outside for candidate in first)
-            and not any(candidate.adjacent for candidate in first)
-            and len({own.failure_domain, *(c.domain for c in first)}) >= domains
-        )
-        if good or how_many >= len(pods):
-            break
-    return choose_best(candidates, own.failure_domain, peers, domains)
+
+
+class _Choice:
+    """The choice of peers for the demands of one stage.
+
+    To a stage a pod is of one of four kinds: with or without a member of a neighbouring stage, and
+    of the stage itself. Of each kind only a few pods can be among the best: no set needs more than
+    ``domains`` other domains, nor more than ``peers`` pods of one, nor are there more than
+    ``peers`` domains from which it may be worth to take the pod outside (see :func:`choose_best`).
+    """
+
+    def __init__(
+        self, pods: Sequence[StorePod], stage: int, loads: list[int], peers: int, domains: int
+    ) -> None:
+        self._pods, self._loads, self._peers, self._domains = pods, loads, peers, domains
+        self._kinds = [
+            (stage - 1 in pod.stages or stage + 1 in pod.stages, stage not in pod.stages)
+            for pod in pods
+        ]
+        self._alike = {kind: _Ascending() for kind in set(self._kinds)}
+        for number in range(len(pods)):
+            self._put(number)
+
+    def take(self, own: int, kept: Sequence[int], size_bytes: int) -> list[Candidate]:
+        """Return the best peers of a demand, and count its bytes where they go.
+
+        Args:
+            own: number of the author's pod.
+            kept: peers that held these copies before; their bytes are counted there.
+            size_bytes: of the copies.
+        """
+        apart = {own, *kept}
+        for number in apart:
+            self._drop(number)
+        for number in kept:
+            self._loads[number] -= size_bytes
+        domain = self._pods[own].failure_domain
+        num_domains = 1 + max(self._peers, self._domains)
+        found = [self._candidate(number, moved=False) for number in kept if number != own]
+        found += [
+            self._candidate(number, moved=True)
+            for alike in self._alike.values()
+            for number in alike.first(num_domains, 1 + self._peers, domain)
+        ]
+        chosen = choose_best(found, domain, self._peers, self._domains)
+        for candidate in chosen:
+            if candidate.number not in apart:
+                self._drop(candidate.number)
+                apart.add(candidate.number)
+            self._loads[candidate.number] += size_bytes
+        for number in apart:
+            self._put(number)
+        return chosen
+
+    def _candidate(self, number: int, *, moved: bool) -> Candidate:
+        adjacent, outside = self._kinds[number]
+        domain = self._pods[number].failure_domain
+        return Candidate(adjacent, moved, self._loads[number], number, domain, outside)
+
+    def _put(self, number: int) -> None:
+        alike = self._alike[self._kinds[number]]
+        alike.add(self._loads[number], number, self._pods[number].failure_domain)
+
+    def _drop(self, number: int) -> None:
+        alike = self._alike[self._kinds[number]]
+        alike.remove(self._loads[number], number, self._pods[number].failure_domain)
 
 
 def choose_best(
@@ -253,7 +302,9 @@ def choose_best(
 
     Without the rule about the outside the best set is the cheapest pod of each of the cheapest
     other domains, and then the cheapest that are left. If that has no pod outside, one pod outside
-    is taken first, the cheapest of each domain in turn.
+    is taken first, the cheapest of some domain. Only the own domain and the ``peers`` other ones
+    whose cheapest are the cheapest have to be tried: of any set, the other pods leave one of these
+    out, and then its pod may stand in the place of the set's pod outside.
     """
     ascending = sorted(candidates)
     best = _cheapest(ascending, {domain}, peers, domains - 1)
@@ -263,8 +314,10 @@ def choose_best(
     for candidate in ascending:
         if candidate.outside:
             outside.setdefault(candidate.domain, candidate)
+    others = [candidate for candidate in outside.values() if candidate.domain != domain]
+    of_own = [outside[domain]] if domain in outside else []
     tries = [best]
-    for forced in outside.values():
+    for forced in (*of_own, *others[:peers]):
         rest = [candidate for candidate in ascending if candidate is not forced]
         reached = {domain, forced.domain}
         tries.append([forced, *_cheapest(rest, reached, peers - 1, domains - len(reached))])

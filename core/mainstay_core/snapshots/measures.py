@@ -18,6 +18,7 @@ from typing import Annotated
 from mainstay_core.base.bounds import Count, Range, Sentence
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import show_bytes
+from mainstay_core.wire.windows import Measures
 
 MAX_PEERS = 16
 """Copies of a unit beside that in its author's own pod."""
@@ -26,20 +27,6 @@ MICROSECONDS = 1_000_000
 _NANOSECONDS = 1_000_000_000
 
 Peers = Annotated[int, Range(0, MAX_PEERS)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
-    """The measurements of one rank, rounded to two digits, as its vote tells them."""
-
-    copy_bytes_per_s: Count
-    """From the device to host memory; 0 is not measured, as of all of them."""
-    host_bytes_per_s: Count
-    """From the trainer's memory to the store of its pod."""
-    network_bytes_per_s: Count
-    """From the pod's store to other pods, all of them together."""
-    step_us: Count
-    """Median time of its steps in microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +75,7 @@ def agree(told: Sequence[Measures], peers: int) -> Pace | None:
         peers: other pods to which each byte goes, so often does the network carry it.
 
     Returns:
-        The pace; None while no rank has measured each of the legs and a step. No window begins
-        before there is one.
+        The pace; None while no rank has measured each of the legs and a step.
     """
     if not 0 <= peers <= MAX_PEERS:
         raise InvalidSpecError("spec.snapshots.peers", f"is {peers}, must be 0..{MAX_PEERS}")

@@ -7,30 +7,28 @@ of the layers serve every token and come after all experts. A dense model has no
 layers are copied from the last to the first (appendix E).
 
 Popularity is counted in integers, from the statistics of each commit, so every rank has the same
-order. The running scores belong to the commit: a rank that joins knows them from there.
+order. The running scores are kept with the state and told where ranks settle, so a rank that joins
+knows them (:class:`~mainstay_core.wire.windows.WindowBasis`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import Annotated
 
-from mainstay_core.base.bounds import Count, Longest, Name, Range
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.snapshots.units import MAX_UNITS, Unit, UnitKind
+from mainstay_core.job.config import DECAY_ONE
+from mainstay_core.snapshots.units import Unit, UnitKind
+from mainstay_core.wire.windows import Popularity
 
-ONE = 1 << 16
+ONE = DECAY_ONE
 """The number 1 in fixed point. Soft counts and decayed scores have 16 binary places."""
 CHANGED_PERCENT = 10
 """A share of a layer's tokens has changed if it differs by more than this part of itself."""
 REORDER_PERCENT = 25
 """A new order is made when the shares of so many of the experts have changed, or more."""
-
-Percent = Annotated[int, Range(0, 100)]
-Decay = Annotated[int, Range(0, ONE)]
 
 
 class Ordering(enum.StrEnum):
@@ -48,34 +46,9 @@ class Ordering(enum.StrEnum):
     """No popularity: from the model's end to its beginning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """The popularity of one expert."""
-
-    unit: Name
-    """Model-wide name of the expert's unit."""
-    block: Name
-    """Its layer. Shares are taken among the experts of one layer, which see the same tokens."""
-    value: Count
-    """Tokens; in fixed point where the ordering says so."""
-
-
-Scores = Annotated[tuple[Score, ...], Longest(MAX_UNITS)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Popularity:
-    """The scores of a job's experts, as they stand after a commit."""
-
-    running: Scores = ()
-    """Of the window that runs; a decayed average goes on over all windows."""
-    ordered_by: Scores = ()
-    """Those by which the order in force was made; empty before the first one."""
-
-
 def note_step(
     popularity: Popularity,
-    counts: Sequence[Score],
+    counts: Sequence[int],
     ordering: Ordering,
     decay: int = ONE // 2,
 ) -> Popularity:
@@ -83,47 +56,55 @@ def note_step(
 
     Args:
         popularity: after the commit before.
-        counts: of the step, one for each expert: tokens, or with ``SOFT_COUNT`` probabilities in
-            fixed point. They were summed over shard types, in integers.
+        counts: of the step, for each expert: tokens, or with ``SOFT_COUNT`` probabilities in fixed
+            point. They were summed over shard types, in integers.
         ordering: which measure is kept.
         decay: alpha of a decayed average in fixed point: how much of the average stays.
 
     Raises:
-        InvalidSpecError: an expert is named twice, or alpha is not within 0 and 1.
+        InvalidSpecError: there are more or fewer experts than before, or alpha is not within 0 and
+            1.
     """
     if not 0 <= decay <= ONE:
         raise InvalidSpecError("decay", f"is {decay}, must be 0..{ONE} (0 to 1 in fixed point)")
-    before = {score.unit: score.value for score in popularity.running}
-    if len({score.unit for score in counts}) < len(counts):
-        raise InvalidSpecError("counts", "names an expert twice")
-    decays = ordering is Ordering.TIME_DECAYED
-    running = tuple(
-        Score(
-            unit=score.unit,
-            block=score.block,
-            value=(decay * before.get(score.unit, 0) + (ONE - decay) * score.value * ONE) // ONE
-            if decays
-            else before.get(score.unit, 0) + score.value,
+    before = popularity.running or (0,) * len(counts)
+    if len(before) != len(counts):
+        raise InvalidSpecError("counts", f"are of {len(counts)} experts, must be of {len(before)}")
+    if ordering is Ordering.TIME_DECAYED:
+        running = tuple(
+            (decay * old + (ONE - decay) * new * ONE) // ONE
+            for old, new in zip(before, counts, strict=True)
         )
-        for score in sorted(counts, key=lambda score: score.unit)
-    )
-    return Popularity(running=running, ordered_by=popularity.ordered_by)
+    else:
+        running = tuple(old + new for old, new in zip(before, counts, strict=True))
+    return replace(popularity, running=running)
 
 
-def close_window(popularity: Popularity, ordering: Ordering) -> tuple[Popularity, bool]:
+def close_window(
+    popularity: Popularity, ordering: Ordering, layers: Sequence[int]
+) -> tuple[Popularity, bool]:
     """Return the popularity with which the next window begins, and whether it has a new order.
 
-    Where it has one, it is made from ``ordered_by``: nothing else has to be remembered.
+    Where it has one, it is made from ``ordered_by``: nothing else has to be remembered. A window
+    in which no step was committed changes nothing.
+
+    Args:
+        popularity: after the last commit.
+        ordering: which measure is kept.
+        layers: of each expert the number of its layer.
     """
-    new = not popularity.ordered_by or must_reorder(popularity.ordered_by, popularity.running)
-    kept = popularity.running if ordering is Ordering.TIME_DECAYED else ()
-    ordered_by = popularity.running if new else popularity.ordered_by
-    return Popularity(running=kept, ordered_by=ordered_by), new
+    running, ordered_by = popularity.running, popularity.ordered_by
+    if not running:
+        return popularity, False
+    new = not ordered_by or must_reorder(ordered_by, running, layers)
+    kept = running if ordering is Ordering.TIME_DECAYED else ()
+    return Popularity(running=kept, ordered_by=running if new else ordered_by), new
 
 
 def must_reorder(
-    before: Sequence[Score],
-    after: Sequence[Score],
+    before: Sequence[int],
+    after: Sequence[int],
+    layers: Sequence[int],
     changed_percent: int = CHANGED_PERCENT,
     reorder_percent: int = REORDER_PERCENT,
 ) -> bool:
@@ -133,34 +114,34 @@ def must_reorder(
     was (MoEvement, section 3.5: 10 % for at least 25 % of the experts). Exact: no share is rounded.
 
     Args:
-        before: scores by which the order in force was made.
+        before: scores of all experts by which the order in force was made.
         after: scores of the window that ends.
+        layers: of each expert the number of its layer. Shares are taken among the experts of one
+            layer, which see the same tokens.
         changed_percent: of the share.
         reorder_percent: of the experts.
     """
-    old, new = _shares(before), _shares(after)
-    experts = old.keys() | new.keys()
-    changed = sum(
-        abs(new.get(unit, Fraction(0)) - old.get(unit, Fraction(0))) * 100
-        > changed_percent * old.get(unit, Fraction(0))
-        for unit in experts
-    )
-    return bool(experts) and changed * 100 >= reorder_percent * len(experts) and changed > 0
+    old, new = _totals(before, layers), _totals(after, layers)
+    changed = 0
+    for was, value, layer in zip(before, after, layers, strict=True):
+        # |value / new - was / old| * 100 > percent * was / old, times both totals.
+        difference = abs(value * old[layer] - was * new[layer])
+        changed += difference * 100 > changed_percent * was * new[layer]
+    return changed > 0 and changed * 100 >= reorder_percent * len(layers)
 
 
-def _shares(scores: Iterable[Score]) -> dict[str, Fraction]:
-    """Return each expert's share of its layer's tokens; 0 in a layer that no token reached."""
-    scores = tuple(scores)
-    totals: dict[str, int] = {}
-    for score in scores:
-        totals[score.block] = totals.get(score.block, 0) + score.value
-    return {score.unit: Fraction(score.value, totals[score.block] or 1) for score in scores}
+def _totals(scores: Sequence[int], layers: Sequence[int]) -> dict[int, int]:
+    """Return the sum of each layer's scores; 1 in a layer that no token reached."""
+    totals: dict[int, int] = {}
+    for score, layer in zip(scores, layers, strict=True):
+        totals[layer] = totals.get(layer, 0) + score
+    return {layer: total or 1 for layer, total in totals.items()}
 
 
 def order_units(
     units: Sequence[Unit],
     ordering: Ordering,
-    scores: Sequence[Score] = (),
+    scores: Mapping[str, int] | None = None,
     capacities: Mapping[str, int] | None = None,
 ) -> tuple[Unit, ...]:
     """Return units in the order in which a window copies them.
@@ -172,20 +153,20 @@ def order_units(
     Args:
         units: of a position, in any order.
         ordering: the measure.
-        scores: of its experts; one without a score has 0.
+        scores: of its experts, by their units' names; one without a score has 0.
         capacities: tokens that each expert can take, by its unit's name, for ``CAPACITY_AWARE``.
 
     Raises:
         InvalidSpecError: an expert has no capacity where capacities count.
     """
-    values = {score.unit: score.value for score in scores}
+    values = {} if scores is None else scores
     if ordering is Ordering.BACK_TO_FRONT:
         return tuple(sorted(units, key=_from_the_end))
     capacities = {} if capacities is None else capacities
 
-    def score_of(unit: Unit) -> Fraction:
+    def score_of(unit: Unit) -> Fraction | int:
         if ordering is not Ordering.CAPACITY_AWARE:
-            return Fraction(values.get(unit.name, 0))
+            return values.get(unit.name, 0)
         capacity = capacities.get(unit.name, 0)
         if capacity < 1:
             raise InvalidSpecError(

@@ -23,6 +23,7 @@ from mainstay_core.snapshots.windows import (
     Instalment,
     UnitNames,
     Window,
+    least_length,
     plan_instalments,
     plan_length,
 )
@@ -107,6 +108,32 @@ def plan_window(
         largest_bytes=largest,
         reason=reason,
     )
+
+
+def choose_length(positions: Sequence[PositionState], budget_bytes: int) -> int:
+    """Return the length of :func:`plan_window`'s window, without its instalments.
+
+    It depends on all positions: with 1,000 authors only this is worth computing on each rank.
+
+    Args:
+        positions: all of the job.
+        budget_bytes: what a rank can copy in a step.
+    """
+    duties = [duty for state in positions for duty in divide(state.order, state.authors)]
+    length, _ = least_length([duty.units for duty in duties], budget_bytes)
+    return length
+
+
+def assign(state: PositionState, author: Author, length: int) -> Assignment:
+    """Return what one author copies in a window, as :func:`plan_window` does.
+
+    Args:
+        state: its position.
+        author: one of the position's.
+        length: of the window.
+    """
+    (duty,) = (d for d in divide(state.order, state.authors) if d.author == author)
+    return _assign(state, duty, length)
 
 
 def _assign(state: PositionState, duty: Duty, length: int) -> Assignment:

@@ -169,6 +169,22 @@ def plan_length(shares: Sequence[Sequence[UnitPrice]], budget_bytes: int) -> Len
     Returns:
         The length; 1 if there is nothing to copy.
     """
+    length, fits = least_length(shares, budget_bytes)
+    largest = max((_least_largest(share, length) for share in shares), default=0)
+    reason = (
+        f"a window of {count(length, 'step')}: its dearest instalment has {show_bytes(largest)}, "
+        f"a step copies {show_bytes(budget_bytes)}"
+    )
+    if not fits:
+        reason += "; no cut fits, so steps wait for copies"
+    return LengthPlan(length=length, fits=fits, largest_bytes=largest, reason=reason)
+
+
+def least_length(shares: Sequence[Sequence[UnitPrice]], budget_bytes: int) -> tuple[int, bool]:
+    """Return the length of :func:`plan_length`, and whether every instalment fits into a step.
+
+    O(units) where all of them fit.
+    """
     lengths = [_least_length(share, budget_bytes) for share in shares]
     fits = all(length is not None and length <= MAX_LENGTH for length in lengths)
     length = max(
@@ -178,14 +194,7 @@ def plan_length(shares: Sequence[Sequence[UnitPrice]], budget_bytes: int) -> Len
         ),
         default=1,
     )
-    largest = max((_least_largest(share, length) for share in shares), default=0)
-    reason = (
-        f"a window of {count(length, 'step')}: its dearest instalment has {show_bytes(largest)}, "
-        f"a step copies {show_bytes(budget_bytes)}"
-    )
-    if not fits:
-        reason += "; no cut fits, so steps wait for copies"
-    return LengthPlan(length=length, fits=fits, largest_bytes=largest, reason=reason)
+    return length, fits
 
 
 def plan_instalments(order: Sequence[UnitPrice], length: int) -> tuple[Instalment, ...]:

@@ -7,11 +7,11 @@ which takes all units for equal and has one author for each state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.snapshots.duties import Author
-from mainstay_core.snapshots.orderings import Ordering, Score, order_units
+from mainstay_core.snapshots.orderings import Ordering, order_units
 from mainstay_core.snapshots.prices import price_units
 from mainstay_core.snapshots.schedule import PositionState, WindowPlan, plan_window
 from mainstay_core.snapshots.units import Position, Unit
@@ -20,7 +20,7 @@ from mainstay_core.theory.profiles import JobProfile
 
 
 def plan_built_window(
-    profile: JobProfile, scores: Sequence[Score] = (), *, num_authors: int | None = None
+    profile: JobProfile, scores: Mapping[str, int] | None = None, *, num_authors: int | None = None
 ) -> WindowPlan:
     """Plan the window of a job whose cells share the copying of their stage.
 

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from mainstay_core.snapshots.orderings import Ordering, Score, order_units
+from mainstay_core.snapshots.orderings import Ordering, order_units
 from mainstay_core.snapshots.units import Unit, UnitKind
 from mainstay_core.snapshots.windows import generate_schedule
 from mainstay_core.theory import paper_jobs, paper_tables
@@ -281,11 +281,11 @@ def skewed_ettr(
     units = build_units(job)
     window = find_printed_window(job)
     compute = _compute_shares(job, units, layers)
-    scores = [
-        Score(unit=unit.name, block=unit.block, value=round(compute[unit.name] * SCORE_SCALE))
+    scores = {
+        unit.name: round(compute[unit.name] * SCORE_SCALE)
         for unit in units
         if unit.kind is UnitKind.EXPERT
-    ]
+    }
     order = [unit.name for unit in order_units(units, Ordering.POPULARITY, scores)]
     steps = conversion_cost(generate_schedule(order, window), compute) + window.length / 2
     return ettr(stall_s / job.step_s, steps * job.step_s + job.downtime_s, mtbf_s)

@@ -1,6 +1,7 @@
 """Describes every message that travels between trainers, supervisors, the api and the disk.
 
 - ``plan``: the plan: members of a quorum, their chains, and who computes what
+- ``windows``: what ranks measure and count, from which windows of snapshots are planned
 - ``votes``: votes, commits and settle reports
 - ``segments``: what pods keep in memory of states and gradients
 - ``stores``: what a pod's store of segments tells the api, and what losses a job survives by it

@@ -137,6 +137,8 @@ class SegmentHeader:
     size_bytes: Annotated[int, Range(0, MAX_SEGMENT_BYTES)]
     digest: Digest
     """Of the bytes, by whoever wrote them. Who reads them for a state checks it."""
+    place: Count = field(default=0, metadata=OMITTED)
+    """Of a state's unit in the order in which its window copies the units of the position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.windows import Measures, WindowBasis
 
 Statistics = Annotated[tuple[Count, ...], Longest(MAX_STATISTICS)]
 """Integers that blocks count while they compute, such as the tokens of each expert."""
@@ -80,8 +81,8 @@ class SnapshotStatus:
     """Whether its part of the step's reduced gradient is at all its holders."""
     copied: Count = 0
     """All states that it wrote at versions below this one are at all their holders."""
-    wanted_instalments: Count = 1
-    """Versions over which it would spread a snapshot of its state, by what it has measured."""
+    measures: Measures | None = field(default=None, metadata=codec.OMITTED)
+    """What it has measured of copies and steps; None where the job says how long a window is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,5 +186,6 @@ class SettleReport:
     """Name of the connected pipeline group that it keeps for its chain; empty if it has none."""
     stage_group: Name = ""
     """Name of the connected group of its position's members that it keeps; empty if it has none."""
-    num_instalments: Count = field(default=0, metadata=codec.OMITTED)
-    """The most that a vote of the last commit wanted for a window of snapshots."""
+    basis: WindowBasis | None = field(default=None, metadata=codec.OMITTED)
+    """What the next window of snapshots is planned from. The member of each position tells it that
+    has been one for the longest."""

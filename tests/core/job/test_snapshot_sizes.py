@@ -16,6 +16,7 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.job import snapshot_sizes, spec
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.llama_sizes import padded, sizes_of
+from mainstay_core.job.model_sizes import MOE
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.job.types import whole_quantity
 from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
@@ -173,6 +174,7 @@ def test_auto_has_a_quarter_more_than_the_least_that_is_accepted() -> None:
     config = job_of({"enabled": True}).to_job_config(JobUid("u")).snapshots
     assert config is not None
     assert (config.num_instalments, config.peers, config.domains) == (0, 2, 2)
+    assert (config.ordering, config.decay) == ("Popularity", 1 << 15)
     least = int(config.memory_bytes / 1.25)
     told = problem({"enabled": True, "memory": least - 5})
     assert told.startswith(f"spec.snapshots.memory: is {least - 5}, but a pod keeps ")
@@ -186,6 +188,16 @@ def test_auto_has_a_quarter_more_than_the_least_that_is_accepted() -> None:
     ("snapshots", "sections", "words"),
     [
         ({"window": 1025}, {}, "snapshots.window: is 1025, must be at most 1024 steps, or Auto"),
+        (
+            {"ordering": "CapacityAware"},
+            {"workload": {"entrypoint": MOE}},
+            "snapshots.ordering: is CapacityAware, but the experts of the built-in mixture have no",
+        ),
+        (
+            {"ordering": "SoftCount"},
+            {"workload": {"entrypoint": MOE}},
+            "spec.workload.config.counts to probabilities, or use Popularity",
+        ),
         ({"peers": 8}, {}, "snapshots.peers: is 8, but the wanted replicas need 8 pods, so each"),
         (
             {},

@@ -50,7 +50,7 @@ KINDS = (Snapshot, KeepRecord, KeepFrom)
 
 
 def told(step: int, copied: int, **fields: object) -> Vote:
-    status = SnapshotStatus(logged=True, copied=copied, wanted_instalments=3)
+    status = SnapshotStatus(logged=True, copied=copied)
     return vote(step, snapshots=status, **fields)
 
 

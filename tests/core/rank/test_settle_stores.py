@@ -16,6 +16,7 @@ from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import SettleReport
+from mainstay_core.wire.windows import WindowBasis
 
 STAY, ROLL, HEAL = StateAction.STAY, StateAction.ROLL, StateAction.HEAL
 REPLAY, LOAD = StateAction.REPLAY, StateAction.LOAD
@@ -39,7 +40,6 @@ def member(index: int, version: int, **fields: object) -> SettleReport:
         "certified_in": "q1-n",
         "commit": record_of(version - 1).commit,
         "chain": f"{version - 1:032x}",
-        "num_instalments": 2,
     }
     return SettleReport(index=index, version=version, **(given | fields))  # type: ignore[arg-type]
 
@@ -178,10 +178,22 @@ def test_a_returning_rank_of_a_lost_stage_stays_only_at_the_version(
         assert outcome.actions == (STAY, STAY, REPLAY, REPLAY)
 
 
-def test_the_window_that_follows_is_as_long_as_the_reports_say() -> None:
-    reports = [member(0, 7, num_instalments=3), member(1, 7), lost(2), lost(3)]
+def test_the_next_window_is_planned_from_the_newest_report_and_the_commits_since() -> None:
+    newest = WindowBasis(version=6, bytes_per_s=7)
+    reports = [member(0, 7, basis=WindowBasis(version=5)), member(1, 7, basis=newest)]
+    stores = store("a", 1, (4, 5), 6, first=4)
 
-    assert settled(grid(), reports, store("a", 1, (4, 5), 6, first=4)).num_instalments == 3
+    outcome = settled(grid(), [*reports, lost(2), lost(3)], stores)
+    assert outcome.basis == newest
+    assert [commit.step for commit in outcome.unnoted] == [6]
+
+
+def test_where_no_report_tells_of_windows_all_commits_of_stores_count() -> None:
+    outcome = settled(grid(), [lost(i) for i in range(4)], store("a", 1, (4, 5), 6, first=4))
+
+    assert outcome.basis == WindowBasis()
+    known = [commit.step for commit in outcome.unnoted]
+    assert known == list(range(outcome.version))[-len(known) :]
 
 
 def random_settle(rng: random.Random) -> tuple[Plan, list[SettleReport], list[Pod]]:

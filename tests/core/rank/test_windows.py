@@ -5,17 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.core.plans import make_plan, slot_of
 
 from mainstay_core.base.ids import Incarnation
+from mainstay_core.job.config import MAX_AUTO_WINDOW
 from mainstay_core.rank import windows
-from mainstay_core.rank.events import KeepFrom, KeepRecord, Snapshot
+from mainstay_core.rank.events import KeepFrom, KeepRecord, PlacedUnit, Snapshot
+from mainstay_core.rank.settle import settle
 from mainstay_core.rank.state import RankState, SnapshotRules, extend_commit_chain
 from mainstay_core.rank.windows import MAX_WINDOW_LAG
+from mainstay_core.snapshots.job_units import Expert, JobUnits
+from mainstay_core.snapshots.orderings import Ordering
+from mainstay_core.snapshots.prices import StateTypes
+from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind
 from mainstay_core.snapshots.windows import Window
-from mainstay_core.wire.votes import Commit, SnapshotStatus, Vote
+from mainstay_core.wire.votes import Commit, SettleReport, SnapshotStatus, Vote
+from mainstay_core.wire.windows import Measures, Popularity, WindowBasis
 
 PLAN = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]})
 
@@ -37,8 +45,10 @@ def rank(version: int = 4, **fields: object) -> RankState:
     return replace(state, **fields)  # type: ignore[arg-type]
 
 
-def vote(copied: int | None, wanted: int = 1, *, logged: bool = True, **fields: object) -> Vote:
-    told = SnapshotStatus(logged=logged, copied=copied or 0, wanted_instalments=wanted)
+def vote(
+    copied: int | None, told: Measures | None = None, *, logged: bool = True, **fields: object
+) -> Vote:
+    status = SnapshotStatus(logged=logged, copied=copied or 0, measures=told)
     given: dict[str, object] = {
         "step": 4,
         "attempt": 0,
@@ -49,7 +59,7 @@ def vote(copied: int | None, wanted: int = 1, *, logged: bool = True, **fields: 
         "stats": (),
         "newest_plan": 1,
         "newest_nonce": "n",
-        "snapshots": None if copied is None else told,
+        "snapshots": None if copied is None else status,
     }
     return Vote(**(given | fields))  # type: ignore[arg-type]
 
@@ -65,29 +75,156 @@ def commit_of(step: int) -> Commit:
 # Where a window begins --------------------------------------------------------------
 
 
+UNITS = (4, 3)
+"""Units of the positions. Of stage 0 the first two are experts, with 2 and 1 elements of 4 bytes."""
+
+
+def units() -> JobUnits:
+    """Two stages; the experts of the first one are counted by the first two integers."""
+
+    def unit(stage: int, number: int) -> Unit:
+        expert = stage == 0 and number < 2
+        return Unit(
+            name=f"{stage}.{number}",
+            kind=UnitKind.EXPERT if expert else UnitKind.LAYER,
+            position=Position(stage=stage),
+            block=f"{stage}.{0 if expert else number}",
+            block_index=0 if expert else number,
+            spans=(Span(start=0, stop=2 - number % 2),),
+        )
+
+    return JobUnits(
+        positions=tuple(
+            tuple(unit(stage, number) for number in range(count))
+            for stage, count in enumerate(UNITS)
+        ),
+        types=StateTypes(compute_bytes=4, master_bytes=4, optimizer_bytes=()),
+        experts=tuple(Expert(unit=f"0.{n}", layer=1, tokens=n) for n in range(2)),
+    )
+
+
+def measures(rate: int, step_us: int = 1_000_000) -> Measures:
+    return Measures(
+        copy_bytes_per_s=rate, host_bytes_per_s=99, network_bytes_per_s=99, step_us=step_us
+    )
+
+
+def noted(state: RankState, *told: Measures | None, statistics: tuple[int, ...] = (0, 0)) -> Any:
+    commit = replace(commit_of(state.version), statistics=statistics)
+    after = windows.note_commit(state, commit, [vote(4, one) for one in told])
+    return replace(after, version=state.version + 1)
+
+
+def begun(state: RankState) -> list[tuple[int, list[str]]]:
+    """Return of each member the window's length, and what it copies at each version of it."""
+    found = []
+    for index in range(4):
+        mine = windows.begin_window(replace(state, index=index))
+        assert mine.window is not None
+        assert mine.window.first == state.version
+        found.append((mine.window.length, [" ".join(u.name for u in i) for i in mine.share]))
+    return found
+
+
+def test_a_window_is_as_long_as_the_job_says_and_each_unit_has_one_author() -> None:
+    state = rank(snapshots=SnapshotRules(num_instalments=2, units=units()))
+
+    assert begun(state) == [
+        (2, ["0.0", "0.1"]),
+        (2, ["0.3", "0.2"]),
+        (2, ["1.2", "1.1"]),
+        (2, ["1.0", ""]),
+    ]
+    assert begun(noted(state, *[measures(1)] * 4)) == begun(replace(state, version=5))
+
+
+def test_before_anything_was_measured_all_is_copied_at_once() -> None:
+    state = rank(snapshots=SnapshotRules(units=units()))
+
+    assert {length for length, _ in begun(state)} == {1}
+    assert windows.begin_window(rank()).window == Window(first=4, length=1)
+
+
 @pytest.mark.parametrize(
-    ("rules", "told", "length"),
-    [
-        (SnapshotRules(num_instalments=5), 3, 5),
-        (SnapshotRules(), 3, 3),
-        (SnapshotRules(first_instalments=7), 3, 3),
-        (SnapshotRules(first_instalments=7), 0, 7),
-    ],
+    ("rates", "length"),
+    [((99, 99, 99, 99), 1), ((99, 99, 8, 99), 2), ((0, 0, 8, 0), 2), ((1, 99, 99, 99), 2)],
 )
-def test_a_windows_length_is_the_jobs_or_what_votes_wanted_or_the_first_ones(
-    rules: SnapshotRules, told: int, length: int
+def test_the_slowest_rank_of_all_says_how_long_a_window_is(
+    rates: tuple[int, ...], length: int
 ) -> None:
-    begun = windows.begin_window(rank(snapshots=rules, num_instalments=told))
+    state = rank(snapshots=SnapshotRules(units=units()))
+    told = noted(state, *(measures(rate) for rate in rates))
 
-    assert begun.window == Window(first=4, length=length)
+    assert {found for found, _ in begun(told)} == {length}
+    # A later commit in which nobody tells anything changes nothing.
+    assert {found for found, _ in begun(noted(told, None, None, None, None))} == {length}
 
 
-def test_the_longest_window_that_a_vote_wants_is_the_next_one_for_all() -> None:
-    told = [vote(4, wanted) for wanted in (2, 5, 1, 3)]
+def test_the_median_step_counts_and_a_window_is_no_longer_than_automatic_ones_may_be() -> None:
+    state = rank(snapshots=SnapshotRules(units=units()))
+    steps = [measures(16, step_us) for step_us in (500_000, 500_000, 1_000_000, 90_000_000)]
+    assert {found for found, _ in begun(noted(state, *steps))} == {2}
 
-    state, _ = windows.note_copies(rank(), told)
-    assert state.num_instalments == 5
-    assert windows.begin_window(state).window == Window(first=4, length=5)
+    many = replace(units(), positions=(tuple(replace(units().positions[0][3], name=f"0.{n}") for n in range(60)), units().positions[1]))  # fmt: skip
+    long = rank(snapshots=SnapshotRules(units=many))
+    assert {found for found, _ in begun(noted(long, *[measures(4)] * 4))} == {MAX_AUTO_WINDOW}
+
+
+def test_a_plan_whose_pods_have_no_store_measures_no_network() -> None:
+    state = rank(snapshots=SnapshotRules(units=units(), peers=2))
+    told = replace(measures(8), network_bytes_per_s=0)
+
+    assert windows.num_peers(PLAN, 2) == 0
+    assert {found for found, _ in begun(noted(state, *[told] * 4))} == {2}
+
+
+def test_popular_experts_come_later_from_the_next_window_on() -> None:
+    state = rank(snapshots=SnapshotRules(num_instalments=4, units=units()))
+    alone = replace(PLAN, members=tuple(m for m in PLAN.members))
+
+    def order(of: RankState) -> list[str]:
+        found = [u for i in range(2) for at in windows.begin_window(replace(of, plan=alone, index=i)).share for u in at]  # fmt: skip
+        return [u.name for u in sorted(found, key=lambda u: u.place)]
+
+    assert order(state) == ["0.0", "0.1", "0.3", "0.2"]
+    popular = noted(state, statistics=(9, 2))
+    assert order(popular) == ["0.1", "0.0", "0.3", "0.2"]
+
+    # Within a window nothing changes; in the next one only if the shares have changed enough.
+    begins = windows.begin_window(popular)
+    assert begins.basis.popularity == Popularity(ordered_by=(9, 2))
+    same = noted(noted(begins, statistics=(4, 1)), statistics=(5, 1))
+    assert windows.begin_window(same).basis.popularity == Popularity(ordered_by=(9, 2))
+    other = noted(begins, statistics=(1, 9))
+    assert order(other) == ["0.0", "0.1", "0.3", "0.2"]
+
+
+def test_all_members_of_a_settle_go_on_from_the_newest_basis_and_what_came_since() -> None:
+    state = rank(snapshots=SnapshotRules(units=units()))
+    outcome = settle(PLAN, 1, [SettleReport(index=i, valid=False) for i in range(4)])
+    told = WindowBasis(version=5, bytes_per_s=8, popularity=Popularity(running=(1, 1)))
+    unnoted = replace(commit_of(5), statistics=(2, 3))
+    outcome = replace(outcome, basis=told, unnoted=(unnoted,))
+
+    assert windows.settled_basis(state, outcome) == WindowBasis(
+        version=6, bytes_per_s=8, popularity=Popularity(running=(3, 4))
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_over_a_window_the_members_copy_each_unit_once(seed: int) -> None:
+    rng = random.Random(seed)
+    ordering = rng.choice((Ordering.POPULARITY, Ordering.TIME_DECAYED, Ordering.BACK_TO_FRONT))
+    rules = SnapshotRules(
+        num_instalments=rng.choice((0, 1, 2, 5)), units=units(), ordering=ordering
+    )
+    state = rank(snapshots=rules)
+    for _ in range(rng.randint(0, 4)):
+        told = [measures(rng.randint(1, 30)) for _ in range(4)]
+        state = noted(state, *told, statistics=(rng.randint(0, 9), rng.randint(0, 9)))
+    copied = [name for _, share in begun(state) for at in share for name in at.split()]
+    assert sorted(copied) == [f"{s}.{n}" for s, count in enumerate(UNITS) for n in range(count)]
+    assert len({length for length, _ in begun(state)}) == 1
 
 
 def test_each_instalment_is_due_at_its_version_and_none_after_the_last() -> None:
@@ -95,6 +232,9 @@ def test_each_instalment_is_due_at_its_version_and_none_after_the_last() -> None
     due = [windows.due_snapshot(rank(version, window=window)) for version in range(2, 6)]
 
     assert due == [(), (Snapshot(3, window),), (Snapshot(4, window),), ()]
+    share = ((PlacedUnit("a", 1),), (PlacedUnit("b", 0),))
+    shared = rank(4, window=window, share=share)
+    assert windows.due_snapshot(shared) == (Snapshot(4, window, share[1]),)
     assert windows.due_snapshot(rank(3)) == ()
 
 
@@ -165,7 +305,7 @@ class Copies:
             held[index] |= {v for v in due if self._rng.random() < 0.4}
             left = [v for v in due if v not in held[index]]
             copied = min(left, default=state.version + 1)
-            told.append(vote(copied, self._rng.randint(1, 4)))
+            told.append(vote(copied))
         if all(len(mine) == window.length for mine in held):
             self.whole.append(window.first)
         return told

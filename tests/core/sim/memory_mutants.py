@@ -16,13 +16,15 @@ from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank import settle, windows
 from mainstay_core.rank.events import KeepFrom
 from mainstay_core.rank.replaying import Stores
+from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import draw, keeper
 from mainstay_core.sim.keeper import SegmentKeeper
 from mainstay_core.sim.scenario import Scenario, draw_losses
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import SegmentKind
-from mainstay_core.wire.votes import SnapshotStatus, Vote
+from mainstay_core.wire.votes import Commit, SnapshotStatus, Vote
+from mainstay_core.wire.windows import WindowBasis
 
 
 def draw_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
@@ -69,6 +71,20 @@ def _own_length(state: RankState) -> RankState:
         return state
     window = Window(first=state.version, length=1 + state.index % 3)
     return replace(state, window=window)
+
+
+def _own_clock(state: RankState, commit: Commit, votes: Sequence[Vote]) -> RankState:
+    """Each rank plans its next window from what it has measured itself."""
+    return _NOTE_COMMIT(state, commit, votes[state.index : state.index + 1])
+
+
+_NOTE_COMMIT = windows.note_commit
+
+
+def _own_basis(state: RankState, outcome: Settlement) -> WindowBasis:
+    """Whoever settles goes on with what it has measured and counted itself: a joiner with nothing."""
+    del outcome
+    return state.basis
 
 
 _WRITE = vars(SegmentKeeper)["_write"]
@@ -149,6 +165,16 @@ MEMORY_MUTANTS = {
     "own-window-length": Mutant(
         "each rank spreads its snapshot over as many versions as it likes",
         [(windows, "begin_window", _own_length)],
+        _IN_MEMORY,
+    ),
+    "own-clock": Mutant(
+        "each rank plans its next window from what it has measured itself",
+        [(windows, "note_commit", _own_clock)],
+        _IN_MEMORY,
+    ),
+    "own-order": Mutant(
+        "a rank that joins does not learn what the others have measured and counted",
+        [(windows, "settled_basis", _own_basis)],
         _IN_MEMORY,
     ),
     "log-of-another-attempt": Mutant(

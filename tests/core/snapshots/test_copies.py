@@ -152,17 +152,77 @@ def test_bytes_are_even_over_equal_pods() -> None:
     assert max(held) <= 4
 
 
-def test_the_first_pods_that_are_looked_at_give_the_plan_of_all_pods() -> None:
-    rng = random.Random(3)
-    pods = [pod(f"p{number:03}", f"rack{number % 20}", number % 4) for number in range(120)]
-    demands = demands_of(rng.sample(pods, 40))
+def choose_slowly(
+    pods: list[StorePod], demands: list[CopyDemand], peers: int, domains: int, before: CopyPlan
+) -> dict[CopyDemand, tuple[PodUid, ...]]:
+    """Return the peers of each demand: the best of all sets of other pods, one demand at a time."""
+    ordered = sorted(pods, key=lambda p: p.pod)
+    kept = {
+        d: next((c.peers for c in before.copies if (c.position, c.pod) == (d.position, d.pod)), ())
+        for d in demands
+    }
+    loads = {p.pod: sum(d.size_bytes for d in demands if p.pod in kept[d]) for p in pods}
+    found = {}
+    for demand in sorted(demands):
+        stage = demand.position.stage
+        for peer in kept[demand]:
+            if peer in loads:
+                loads[peer] -= demand.size_bytes
+        candidates = [
+            Candidate(
+                adjacent=bool({stage - 1, stage + 1}.intersection(p.stages)),
+                moved=p.pod not in kept[demand],
+                load_bytes=loads[p.pod],
+                number=number,
+                domain=p.failure_domain,
+                outside=stage not in p.stages,
+            )
+            for number, p in enumerate(ordered)
+            if p.pod != demand.pod
+        ]
+        own = next(p for p in pods if p.pod == demand.pod).failure_domain
+        sets = itertools.combinations(candidates, min(peers, len(candidates)))
+        best = min(sets, key=lambda some: cost_of(some, own, domains))
+        found[demand] = tuple(ordered[c.number].pod for c in best)
+        for peer in found[demand]:
+            loads[peer] += demand.size_bytes
+    return found
 
-    plan = plan_copies(pods, demands, peers=3, domains=3)
 
-    assert all(copies.outside and copies.num_domains >= 3 for copies in plan.copies)
-    stages = {p.pod: p.stages[0] for p in pods}
-    for copies in plan.copies:
-        assert all(abs(stages[peer] - copies.position.stage) != 1 for peer in copies.peers)
+@pytest.mark.parametrize("seed", range(4))
+def test_few_pods_are_looked_at_and_the_plan_is_that_of_all_sets(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(15):
+        racks = ["", *(f"rack{n}" for n in range(rng.randint(1, 5)))]
+        stages = rng.randint(1, 6)
+        pods = [
+            pod(f"p{n:02}", rng.choice(racks), *rng.sample(range(stages), rng.randint(0, stages)))
+            for n in range(rng.randint(1, 9))
+        ]
+        demands = [
+            CopyDemand(
+                position=Position(stage=stage, inner=inner),
+                pod=p.pod,
+                size_bytes=rng.choice((1, 1, rng.randint(1, 9))),
+            )
+            for p in pods
+            for stage in p.stages
+            for inner in range(rng.randint(1, 2))
+        ]
+        peers = rng.randint(0, 3)
+        domains = rng.randint(1, peers + 1)
+        before = CopyPlan(copies=(), num_moved=0, reason="")
+        for _ in range(2):
+            plan = plan_copies(pods, demands, peers=peers, domains=domains, previous=before)
+            slowly = choose_slowly(pods, demands, peers, domains, before)
+            for d, copies in zip(sorted(demands), plan.copies, strict=True):
+                assert (copies.position, copies.pod) == (d.position, d.pod)
+                assert copies.peers == slowly[d]
+            before = plan
+            gone = rng.choice(pods).pod
+            if len(pods) > 1:
+                pods = [p for p in pods if p.pod != gone]
+                demands = [d for d in demands if d.pod != gone]
 
 
 def test_what_the_pods_do_not_allow_is_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 
 import pytest
 
@@ -10,14 +11,13 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.snapshots.orderings import (
     ONE,
     Ordering,
-    Popularity,
-    Score,
     close_window,
     must_reorder,
     note_step,
     order_units,
 )
 from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind
+from mainstay_core.wire.windows import Popularity
 
 
 def unit(block: int, name: str, kind: UnitKind = UnitKind.EXPERT) -> Unit:
@@ -31,12 +31,9 @@ def unit(block: int, name: str, kind: UnitKind = UnitKind.EXPERT) -> Unit:
     )
 
 
-def scores(**values: int) -> tuple[Score, ...]:
+def scores(**values: int) -> dict[str, int]:
     """Scores of experts of layer 0, as ``e0=5``."""
-    return tuple(
-        Score(unit=f"layers.0.{name}", block="layers.0", value=value)
-        for name, value in values.items()
-    )
+    return {f"layers.0.{name}": value for name, value in values.items()}
 
 
 LAYER = [
@@ -87,7 +84,7 @@ def test_an_order_is_a_permutation_whatever_the_order_of_the_input() -> None:
     kinds = list(UnitKind)
     for _ in range(300):
         units = [unit(b, f"u{n}", rng.choice(kinds)) for b in range(3) for n in range(4)]
-        told = [Score(unit=u.name, block=u.block, value=rng.randint(0, 3)) for u in units]
+        told = {u.name: rng.randint(0, 3) for u in units}
         ordering = rng.choice([o for o in Ordering if o is not Ordering.CAPACITY_AWARE])
         ordered = order_units(units, ordering, told)
         assert sorted(names(ordered)) == sorted(names(tuple(units)))
@@ -97,77 +94,105 @@ def test_an_order_is_a_permutation_whatever_the_order_of_the_input() -> None:
 def test_counts_of_a_window_add_up_and_begin_again() -> None:
     popularity = Popularity()
     for _ in range(3):
-        popularity = note_step(popularity, scores(e0=1, e1=2), Ordering.POPULARITY)
+        popularity = note_step(popularity, (1, 2), Ordering.POPULARITY)
 
-    assert popularity.running == scores(e0=3, e1=6)
-    closed, new = close_window(popularity, Ordering.POPULARITY)
+    assert popularity.running == (3, 6)
+    closed, new = close_window(popularity, Ordering.POPULARITY, (0, 0))
     assert new
-    assert closed == Popularity(running=(), ordered_by=scores(e0=3, e1=6))
-    same = note_step(closed, scores(e0=10, e1=20), Ordering.POPULARITY)
-    assert close_window(same, Ordering.POPULARITY) == (closed, False)
+    assert closed == Popularity(running=(), ordered_by=(3, 6))
+    same = note_step(closed, (10, 20), Ordering.POPULARITY)
+    assert close_window(same, Ordering.POPULARITY, (0, 0)) == (closed, False)
+
+
+def test_a_window_without_a_step_leaves_the_order_in_force() -> None:
+    popularity = Popularity(ordered_by=(5, 1))
+
+    assert close_window(popularity, Ordering.POPULARITY, (0, 0)) == (popularity, False)
+    assert close_window(Popularity(), Ordering.POPULARITY, (0, 0)) == (Popularity(), False)
 
 
 def test_a_decayed_average_follows_its_formula_and_goes_on() -> None:
     alpha = ONE // 4
-    popularity = note_step(Popularity(), scores(e0=8), Ordering.TIME_DECAYED, alpha)
-    popularity = note_step(popularity, scores(e0=16), Ordering.TIME_DECAYED, alpha)
+    popularity = note_step(Popularity(), (8,), Ordering.TIME_DECAYED, alpha)
+    popularity = note_step(popularity, (16,), Ordering.TIME_DECAYED, alpha)
 
     expected = 0.25 * (0.25 * 0 + 0.75 * 8) + 0.75 * 16
-    assert popularity.running == scores(e0=round(expected * ONE))
-    assert close_window(popularity, Ordering.TIME_DECAYED)[0].running == popularity.running
+    assert popularity.running == (round(expected * ONE),)
+    closed, _ = close_window(popularity, Ordering.TIME_DECAYED, (0,))
+    assert closed.running == popularity.running
 
 
 def test_an_average_of_equal_counts_stays_below_them() -> None:
     popularity = Popularity()
     for _ in range(1000):
-        popularity = note_step(popularity, scores(e0=7), Ordering.TIME_DECAYED, 60_000)
+        popularity = note_step(popularity, (7,), Ordering.TIME_DECAYED, 60_000)
 
-    assert 7 * ONE * 999 // 1000 <= popularity.running[0].value <= 7 * ONE
+    assert 7 * ONE * 999 // 1000 <= popularity.running[0] <= 7 * ONE
 
 
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
-        (scores(e0=250, e1=250, e2=250, e3=250), False),
+        ((250, 250, 250, 250), False),
         # Shares count, not tokens.
-        (scores(e0=100, e1=100, e2=100, e3=100), False),
+        ((100, 100, 100, 100), False),
         # One of four by more than 10 %: the others lose 5 % each.
-        (scores(e0=288, e1=237, e2=237, e3=238), True),
+        ((288, 237, 237, 238), True),
         # 10 % exactly is no change.
-        (scores(e0=275, e1=225, e2=250, e3=250), False),
-        (scores(e0=276, e1=225, e2=249, e3=250), True),
-        (scores(e0=500, e1=500), True),
+        ((275, 225, 250, 250), False),
+        ((276, 225, 249, 250), True),
+        ((500, 500, 0, 0), True),
     ],
 )
 def test_a_new_order_needs_a_tenth_at_a_quarter_of_the_experts(
-    after: tuple[Score, ...], expected: bool
+    after: tuple[int, ...], expected: bool
 ) -> None:
-    assert must_reorder(scores(e0=250, e1=250, e2=250, e3=250), after) is expected
+    assert must_reorder((250, 250, 250, 250), after, (0, 0, 0, 0)) is expected
 
 
 def test_fewer_than_a_quarter_do_not_reorder() -> None:
-    before = scores(**{f"e{n}": 1000 for n in range(8)})
-    one = scores(**{f"e{n}": 1120 if n == 0 else 983 for n in range(8)})
-    two = scores(**{f"e{n}": 1150 if n < 2 else 950 for n in range(8)})
+    before, layers = (1000,) * 8, (0,) * 8
+    one = (1120, *(983,) * 7)
+    two = (1150, 1150, *(950,) * 6)
 
-    assert not must_reorder(before, one)
-    assert must_reorder(before, two)
+    assert not must_reorder(before, one, layers)
+    assert must_reorder(before, two, layers)
 
 
 def test_layers_are_compared_by_themselves() -> None:
-    before = (*scores(e0=1, e1=1), Score(unit="b.e0", block="b", value=1))
-    more = (*scores(e0=5, e1=5), Score(unit="b.e0", block="b", value=1))
+    assert not must_reorder((1, 1, 1), (5, 5, 1), (0, 0, 1))
+    assert must_reorder((1, 1, 1), (5, 5, 1), (0, 0, 0))
 
-    assert not must_reorder(before, more)
+
+def test_a_change_is_told_as_fractions_tell_it() -> None:
+    rng = random.Random(3)
+    told = set()
+    for _ in range(2000):
+        layers = sorted(rng.randint(0, 2) for _ in range(rng.randint(1, 8)))
+        before = [rng.choice((0, rng.randint(0, 40))) for _ in layers]
+        after = [max(0, score + rng.randint(-4, 4)) for score in before]
+        if rng.random() < 0.2:
+            after = [0 for _ in after]
+
+        def shares(scores: list[int], layers: list[int] = layers) -> list[Fraction]:
+            totals = [sum(s for s, l in zip(scores, layers, strict=True) if l == k) for k in layers]
+            return [Fraction(s, total or 1) for s, total in zip(scores, totals, strict=True)]
+
+        pairs = list(zip(shares(before), shares(after), strict=True))
+        changed = sum(abs(new - old) > old / 10 for old, new in pairs)
+        expected = 4 * changed >= len(layers) and changed > 0
+        told.add(expected)
+        assert must_reorder(before, after, layers) is expected
+    assert told == {True, False}
 
 
 def test_nobody_changed_is_no_reason_whatever_the_thresholds() -> None:
-    assert not must_reorder((), ())
-    assert not must_reorder(scores(e0=0), scores(e0=0), 0, 0)
+    assert not must_reorder((), (), ())
+    assert not must_reorder((0,), (0,), (0,), 0, 0)
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:
     with pytest.raises(InvalidSpecError, match="decay: is 65537"):
         note_step(Popularity(), (), Ordering.TIME_DECAYED, ONE + 1)
-    with pytest.raises(InvalidSpecError, match="counts: names an expert twice"):
-        note_step(Popularity(), (*scores(e0=1), *scores(e0=1)), Ordering.POPULARITY)
+    with pytest.raises(InvalidSpecError, match="counts: are of 1 experts, must be of 2"):
+        note_step(Popularity(running=(1, 2)), (1,), Ordering.POPULARITY)

@@ -46,6 +46,7 @@ from mainstay_core.wire.votes import (
     TypeStat,
     Vote,
 )
+from mainstay_core.wire.windows import Measures, Popularity, WindowBasis
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -263,7 +264,16 @@ EXAMPLES: dict[str, Any] = {
         stats=(),
         newest_plan=8,
         newest_nonce="beef",
-        snapshots=SnapshotStatus(logged=True, copied=3, wanted_instalments=2),
+        snapshots=SnapshotStatus(
+            logged=True,
+            copied=3,
+            measures=Measures(
+                copy_bytes_per_s=2_000_000,
+                host_bytes_per_s=1_500_000,
+                network_bytes_per_s=0,
+                step_us=250_000,
+            ),
+        ),
     ),
     "segment-header": segments.SegmentHeader(
         key=segments.SegmentKey(
@@ -278,6 +288,7 @@ EXAMPLES: dict[str, Any] = {
         num_instalments=2,
         size_bytes=1024,
         digest="d" * 32,
+        place=1,
     ),
     "holder": segments.Holder(pod=POD, address="10.0.0.1:4000"),
     "store-report": segments.StoreReport(
@@ -384,6 +395,16 @@ EXAMPLES: dict[str, Any] = {
         durable=4,
         pipeline="job/q7-5eed/r0",
         stage_group="job/q6-5eed/p1",
+    ),
+    "settle-report-with-snapshots": SettleReport(
+        index=2,
+        valid=True,
+        basis=WindowBasis(
+            version=5,
+            bytes_per_s=1_500_000,
+            step_us=250_000,
+            popularity=Popularity(running=(3, 0), ordered_by=(70, 58)),
+        ),
     ),
     "settle-report-without-state": SettleReport(index=3, valid=False, refused_in=7),
     "ledger-entry": LedgerEntry(
@@ -574,7 +595,9 @@ def test_a_job_without_snapshots_sends_not_one_byte_of_them(name: str) -> None:
     sent = dumps(EXAMPLES[name])
 
     assert json.loads(sent) == json.loads((GOLDEN / "v1" / f"{name}.json").read_text())
-    assert not any(word in sent for word in ("snapshot", "instalments", "domain", "stores"))
+    assert not any(
+        word in sent for word in ("snapshot", "instalments", "basis", "domain", "stores")
+    )
 
 
 @pytest.mark.parametrize("name", ["fact-settled", "recovery"])
