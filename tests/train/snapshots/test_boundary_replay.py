@@ -17,8 +17,9 @@ from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.settle import Supply
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import Commit
-from mainstay_train.compute.engine import BlockTraining, Engine
+from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.training import BlockTraining
 from mainstay_train.model import workload as workloads
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 
