@@ -28,8 +28,8 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.events import RenameCheckpoint, WriteCheckpoint
 from mainstay_core.rank.settle import plan_step
 from mainstay_core.wire.votes import Commit
-from mainstay_train.compute.engine import BlockTraining
 from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.training import BlockTraining
 from mainstay_train.exact import digests, numerics
 from mainstay_train.model import workload
 from mainstay_train.state.controller import Checkpointing

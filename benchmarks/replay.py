@@ -1,10 +1,15 @@
 """Measures how a lost stage comes back: from snapshots in memory, and from a checkpoint on disk.
 
-    python benchmarks/replay.py [--quick] [--kills 6] [--only steps|kills] [--device-s 0 2]
+    python benchmarks/replay.py [--quick] [--kills 6] [--only steps|boundary|kills] [--device-s 0 2]
 
 ``steps``: one process trains a stage of the demo's model with a window over all units, and makes
 its state anew from what two stores hold: the time of each step that is applied again, over the time
 of a step in the same run. The masters that come out must have the digest that they had.
+
+``boundary``: one process trains the middle stage of three, a mixture of experts, and computes its
+steps again from copies and from the boundary logs of its neighbours. Once all units are active, and
+once experts with two thirds of the multiply-adds are frozen, in turns: the time of a step over that
+of the stage's own compute in training, in the same run. All digests must come out again.
 
 ``kills``: real local runs of one replica with two stages, whose second stage's trainer is killed
 with -9, in turns: with snapshots, and without them with a checkpoint in every step. That is the
@@ -27,6 +32,7 @@ from typing import Any
 
 import torch
 from support import demo
+from support.boundary_stage import MICRO_BATCHES, BoundaryStage, units_of_two_thirds
 from support.local_run import LocalRun, kill_trainer, local_run, make_job
 from support.segment_stage import LINEAGE, SegmentStage, running_stores
 
@@ -43,6 +49,23 @@ TOKENS = 64
 MEMORY_BYTES = 2048 * MIB
 STEPS_BETWEEN = 12
 """Steps between two kills: more than two windows of the tiny model."""
+EXPERTS = "mainstay_train.models.moe:workload"
+EXPERTS_CONFIG: dict[str, Any] = {
+    "dim": 384,
+    "layers": 6,
+    "heads": 6,
+    "kvHeads": 2,
+    "hidden": 512,
+    "sequence": 256,
+    "microBatchSize": 1,
+    "denseLayers": 0,
+    "experts": 8,
+    "activeExperts": 2,
+    "sharedExperts": 0,
+    "expertHidden": 1024,
+}
+"""Of the mixture whose middle third is computed again."""
+BOUNDARY_STEPS = 3
 SPECS: dict[str, dict[str, Any]] = {
     "replay from memory": {
         "snapshots": {"enabled": True, "window": 2, "peers": 1, "memory": "256Mi"}
@@ -93,6 +116,72 @@ def measure_steps(turns: int) -> None:
         f"{1e3 * statistics.median(replays_s):.0f} ms, {1e3 * statistics.median(reads_s):.0f} ms "
         f"of it to read the states; a replayed step: {statistics.median(ratios):.3f} of a step "
         f"({min(ratios):.3f} to {max(ratios):.3f})"
+    )
+
+
+def measure_boundary(turns: int) -> None:
+    """Print the time of a step from boundary logs, with frozen experts and without."""
+    own, whole, skipping = [], [], []
+    ratios: dict[str, list[float]] = {name: [] for name in ("whole", "frozen", "skipping")}
+    cpu: dict[str, list[float]] = {name: [] for name in ratios}
+    share, logged, totals_s = 0.0, 0, []
+    for _ in range(turns):
+        with running_stores(MEMORY_BYTES) as at:
+            stage = BoundaryStage(EXPERTS, EXPERTS_CONFIG, at, num_steps=BOUNDARY_STEPS)
+            frozen, share = _two_thirds(stage)
+            stage.replay(())  # what is made once is there
+            full, full_s = stage.replay(())
+            part, part_s = stage.replay(frozen)
+            logged = 2 * stage.engine.make_activation().nbytes * MICRO_BATCHES
+            totals_s.append((full_s, part_s))
+        for times, kept in ((stage.own, own), (full, whole), (part, skipping)):
+            kept.append(statistics.median(times.wall_s))
+        ratios["whole"].append(whole[-1] / own[-1])
+        ratios["frozen"].append(skipping[-1] / own[-1])
+        ratios["skipping"].append(skipping[-1] / whole[-1])
+        cpus = [statistics.median(times.cpu_s) for times in (stage.own, full, part)]
+        cpu["whole"].append(cpus[1] / cpus[0])
+        cpu["frozen"].append(cpus[2] / cpus[0])
+        cpu["skipping"].append(cpus[2] / cpus[1])
+    print(
+        f"{turns} turns of {BOUNDARY_STEPS} steps, all with the bits of training; "
+        f"{len(frozen)} experts with {share:.3f} of the multiply-adds frozen, so skipping can give "
+        f"{1 - share / 3:.3f}; logs of a step: {logged / MIB:.1f} MiB\n"
+        f"the stage's own compute in a step: {1e3 * statistics.median(own):.0f} ms; all of a "
+        f"replay: {statistics.median(s for s, _ in totals_s):.2f} s, with frozen units "
+        f"{statistics.median(s for _, s in totals_s):.2f} s"
+    )
+    names = {
+        "whole": "a replayed step over the stage's own compute",
+        "frozen": "with frozen experts, over the stage's own compute",
+        "skipping": "with frozen experts over without",
+    }
+    print("| | wall, median (range) | CPU of the process, median (range) |")
+    print("| --- | --- | --- |")
+    for name, told in names.items():
+        cells = [
+            f"{statistics.median(of):.3f} ({min(of):.3f}-{max(of):.3f})"
+            for of in (ratios[name], cpu[name])
+        ]
+        print(f"| {told} | {cells[0]} | {cells[1]} |")
+
+
+def _two_thirds(stage: BoundaryStage) -> tuple[list[str], float]:
+    """Return experts with about two thirds of the stage's multiply-adds, and their share."""
+    config = EXPERTS_CONFIG
+    names = [name for name in stage.units.names if ".experts." in name]
+    dim, heads = config["dim"], config["heads"]
+    kept = dim * config["kvHeads"] // heads
+    attention = dim * (2 * dim + 2 * kept) + config["sequence"] * dim
+    tokens = BOUNDARY_STEPS * MICRO_BATCHES * config["sequence"] * config["microBatchSize"]
+    layers = len(stage.counted) // config["experts"]
+    return units_of_two_thirds(
+        names,
+        stage.counted.tolist(),
+        tokens=tokens,
+        dim=dim,
+        hidden=config["expertHidden"],
+        rest=layers * (attention + dim * config["experts"]),
     )
 
 
@@ -173,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two turns of each")
     parser.add_argument("--kills", type=int, default=6, help="of each kind")
-    parser.add_argument("--only", choices=("steps", "kills"))
+    parser.add_argument("--only", choices=("steps", "boundary", "kills"))
     parser.add_argument("--device-s", type=float, nargs="+", default=[0.0, 2.0])
     options = parser.parse_args()
     turns = 2 if options.quick else options.kills
@@ -183,6 +272,8 @@ def main() -> None:
     print(f"load average before: {os.getloadavg()[0]:.1f}")
     if options.only in (None, "steps"):
         measure_steps(turns)
+    if options.only in (None, "boundary"):
+        measure_boundary(turns)
     if options.only in (None, "kills"):
         for device_s in options.device_s:
             measure_kills(turns, device_s)

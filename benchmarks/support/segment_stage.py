@@ -30,8 +30,8 @@ from mainstay_core.snapshots.windows import Window, plan_instalments
 from mainstay_core.wire.plan import Plan, Rendezvous
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import Commit, CommitRecord
-from mainstay_train.compute.engine import BlockTraining
 from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.training import BlockTraining
 from mainstay_train.model import workload as workloads
 from mainstay_train.snapshots.keeper import SegmentKeeper
 from mainstay_train.snapshots.unit_bytes import UnitBytes

@@ -4,5 +4,6 @@
 - ``statistics``: gathers what a vote says of a shard type
 - ``loader``: loads batches one micro-batch ahead, on a thread of their own
 - ``interpreter``: runs the compute part of a step's program
+- ``training``: builds engines, for a session
 - ``measure``: measures what a workload's blocks take, by one micro-batch
 """

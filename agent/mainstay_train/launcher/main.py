@@ -14,8 +14,8 @@ from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.crashes import crash_of
 from mainstay_train.base.decorator import Loop
 from mainstay_train.base.settings import TrainerSettings
-from mainstay_train.compute.engine import BlockTraining, inner_mesh
 from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.training import BlockTraining, inner_mesh
 from mainstay_train.exact import digests, fingerprint, numerics, optimizer
 from mainstay_train.model import compilation, trial, workload
 from mainstay_train.session import failing, loop

@@ -42,7 +42,8 @@ from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
-from mainstay_train.compute.engine import Engine, Training
+from mainstay_train.compute.engine import Engine
+from mainstay_train.compute.training import Training
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.uplink import Uplink

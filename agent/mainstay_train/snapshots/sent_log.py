@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from mainstay_core.planning.program import Action, Op
+from mainstay_core.segments import frames
 from mainstay_core.wire.segments import SegmentKey, SegmentKind, boundary_key
 from mainstay_train.base import device as devices
 from mainstay_train.base.background import Background
@@ -160,15 +161,17 @@ class SentLogs:
         if not kinds or not types:
             return ""
         try:
-            return self._client.voted_logs(
+            voted = frames.VotedLogs(
+                request=0,
                 lineage=place.lineage,
                 position=place.position,
                 step=step,
                 quorum=quorum,
-                kinds=kinds,
-                types=types,
+                kinds=tuple(kinds),
+                types=tuple(types),
                 micro_batches=micro_batches,
             )
+            return self._client.voted_logs(voted)
         except StoreGone as error:
             return str(error)
 

@@ -3,6 +3,7 @@
 - ``chunks``: a state in chunks of a fixed size
 - ``heal``: copies the state of living cells to a joiner
 - ``serving``: says when this trainer's state may be copied
+- ``arena``: the memory of this trainer's pod, as its store gives it
 - ``segments``: writes segments into the memory of this trainer's pod
 - ``segment_reader``: reads segments from the stores of other pods
 - ``controller``: saves and loads checkpoints for the session

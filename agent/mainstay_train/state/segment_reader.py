@@ -113,11 +113,6 @@ class SegmentReader:
             raise RemoteProtocolError(f"a store that was to wait for {key} did not")
         return answer.header
 
-    def fetch_header(self, address: str, key: SegmentKey) -> SegmentHeader | None:
-        """Return the header of a segment; None if it is not there. Raises as :meth:`fetch`."""
-        answer = self._ask(address, frames.Fetch(key=key, header_only=True), None)
-        return None if isinstance(answer, frames.Missing) else answer.header
-
     def report(self, address: str, lineage: int, timeout_s: float) -> StoreReport:
         """Return what a store keeps of a lineage.
 

@@ -10,30 +10,28 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError, brief
-from mainstay_core.base.frames import PREFIX, FrameParser, parse_head, parse_prefix
+from mainstay_core.base.frames import FrameParser
 from mainstay_core.segments import frames
 from mainstay_core.wire.segments import (
     Holder,
     SegmentHeader,
     SegmentKey,
-    SegmentKind,
     StoreReport,
 )
 from mainstay_core.wire.votes import CommitRecord
+from mainstay_train.state.arena import READ_BYTES, read_at, receive_arena
 from mainstay_train.state.segment_reader import ReaderEnded, SegmentReader
 
-READ_BYTES = 1 << 16
 WELCOME_S = 60.0
 """How long the store may take to give its arena. It is in the same pod, and was there before the
 pod was known to anybody."""
@@ -121,7 +119,7 @@ class SegmentClient:
             self._socket.connect(path)
             hello = frames.Hello(slot=slot, incarnation=incarnation)
             self._socket.sendall(frames.encode(hello))
-            self._fd, size = _receive_arena(self._socket)
+            self._fd, size = receive_arena(self._socket)
             self._socket.settimeout(None)
         except (OSError, RemoteProtocolError):
             self._socket.close()
@@ -223,27 +221,11 @@ class SegmentClient:
         )
         self._send(message)
 
-    def voted_logs(
-        self,
-        *,
-        lineage: int,
-        position: int,
-        step: int,
-        quorum: str,
-        kinds: Sequence[SegmentKind],
-        types: Sequence[int],
-        micro_batches: int,
-    ) -> str:
+    def voted_logs(self, voted: frames.VotedLogs) -> str:
         """Have boundary logs count for a step, if all of them are kept.
 
         Args:
-            lineage: of the state.
-            position: this trainer's.
-            step: of the logs.
-            quorum: in which the votes on the step are cast, as text.
-            kinds: what the position sends.
-            types: shard types that this trainer gives to the step.
-            micro_batches: of each type.
+            voted: which logs, and the vote that rests on them; its number is given here.
 
         Returns:
             Why they do not count; empty if they do.
@@ -254,18 +236,7 @@ class SegmentClient:
         with self._changed:
             number = next(self._numbers)
             answer = self._unheld[number] = _Written()
-        self._send(
-            frames.VotedLogs(
-                request=number,
-                lineage=lineage,
-                position=position,
-                step=step,
-                quorum=quorum,
-                kinds=tuple(kinds),
-                types=tuple(types),
-                micro_batches=micro_batches,
-            )
-        )
+        self._send(replace(voted, request=number))
         with self._changed:
             self._changed.wait_for(lambda: answer.why_not is not None or self._ended is not None)
             if answer.why_not is None:
@@ -366,13 +337,6 @@ class SegmentClient:
 
     # Reading ---------------------------------------------------------------------
 
-    def header_of(self, key: SegmentKey, holders: Sequence[Holder]) -> SegmentHeader:
-        """Return the header of a segment. Arguments and errors are those of :meth:`fetch`."""
-        with self._reading(key) as found:
-            if found is not None:
-                return found.header
-        return self._first(key, holders, self._reader.fetch_header).header
-
     def fetch(self, key: SegmentKey, holders: Sequence[Holder], into: memoryview) -> Fetched:
         """Read a segment from this pod's store if it has it, else from the first holder that has.
 
@@ -392,11 +356,9 @@ class SegmentClient:
         into = into.cast("B")
         with self._reading(key) as found:
             if found is not None and found.header.size_bytes == into.nbytes:
-                _read_at(self._fd, found.offset, into)
+                read_at(self._fd, found.offset, into)
                 return Fetched(found.header, None)
-        return self._first(
-            key, holders, lambda address, wanted: self._reader.fetch(address, wanted, into)
-        )
+        return self._first(key, holders, into)
 
     def fetch_awaited(
         self,
@@ -457,17 +419,12 @@ class SegmentClient:
             if isinstance(answer, frames.Found):
                 self._send(frames.ReadDone(request=number))
 
-    def _first(
-        self,
-        key: SegmentKey,
-        holders: Sequence[Holder],
-        ask: Callable[[str, SegmentKey], SegmentHeader | None],
-    ) -> Fetched:
+    def _first(self, key: SegmentKey, holders: Sequence[Holder], into: memoryview) -> Fetched:
         """Ask holders until one has the segment."""
         asked = ["this pod: it does not have it"]
         for holder in holders:
             try:
-                header = ask(holder.address, key)
+                header = self._reader.fetch(holder.address, key, into)
             except ReaderEnded as error:
                 raise StoreGone(str(error)) from error
             except (OSError, ValueError, OverflowError, RemoteProtocolError) as error:
@@ -551,37 +508,3 @@ class SegmentClient:
             elif not isinstance(message, frames.Arena):
                 self._answers[message.request] = message
             self._changed.notify_all()
-
-
-def _receive_arena(connection: socket.socket) -> tuple[int, int]:
-    """Return descriptor and size of the arena, the first thing that a store says.
-
-    Raises:
-        OSError: the connection ended first.
-        RemoteProtocolError: it is something else.
-    """
-    data, fds = b"", []
-    while len(data) < PREFIX.size or len(data) < sum(_sizes(data)):
-        wanted = PREFIX.size if len(data) < PREFIX.size else sum(_sizes(data))
-        more, found, _, _ = socket.recv_fds(connection, wanted - len(data), 1)
-        fds += found
-        if not more:
-            raise ConnectionResetError("the pod's store of segments closed the connection")
-        data += more
-    message = frames.decode_to_trainer(parse_head(data[PREFIX.size :]))
-    if not isinstance(message, frames.Arena) or len(fds) != 1:
-        raise RemoteProtocolError("the pod's store of segments gave no arena")
-    return fds[0], message.size
-
-
-def _sizes(data: bytes) -> tuple[int, int]:
-    """Return the sizes of a frame's prefix and head."""
-    head_size, _ = parse_prefix(data[: PREFIX.size], READ_BYTES, 0)
-    return PREFIX.size, head_size
-
-
-def _read_at(fd: int, offset: int, into: memoryview) -> None:
-    """Copy bytes of the arena. The kernel does it, so other threads run meanwhile."""
-    while into.nbytes:
-        count = os.preadv(fd, [into], offset)
-        into, offset = into[count:], offset + count

@@ -61,6 +61,8 @@ PHASES: dict[str, tuple[str, ...]] = {
     "log": ("LOG",),
     "logged": ("LOGGED",),
     "replay": ("REPLAY",),
+    "replay-read": ("READ_F", "READ_B"),
+    "replay-write": ("WRITE_F", "WRITE_B"),
     "replayed": ("REPLAYED",),
     "settle": ("SETTLE",),
     "heal": ("HEAL",),

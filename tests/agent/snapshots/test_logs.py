@@ -10,6 +10,7 @@ import pytest
 from tests.agent.snapshots.conftest import Pod
 from tests.core.segments.keys import header_of, record_of
 
+from mainstay_core.segments import frames
 from mainstay_core.wire.segments import SegmentHeader, SegmentKey, SegmentKind, boundary_key
 from mainstay_train.state.segments import SegmentClient, SegmentMissing
 
@@ -31,7 +32,8 @@ def write(client: SegmentClient, key: SegmentKey, data: bytes = BYTES, **header:
 
 
 def vote(client: SegmentClient, types: tuple[int, ...]) -> str:
-    return client.voted_logs(
+    voted = frames.VotedLogs(
+        request=0,
         lineage=0,
         position=0,
         step=STEP,
@@ -40,6 +42,7 @@ def vote(client: SegmentClient, types: tuple[int, ...]) -> str:
         types=types,
         micro_batches=2,
     )
+    return client.voted_logs(voted)
 
 
 def test_a_vote_rests_on_logs_only_if_all_are_there(

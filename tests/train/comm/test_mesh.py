@@ -24,8 +24,9 @@ from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.compute import measure
-from mainstay_train.compute.engine import Engine, inner_mesh
+from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.training import inner_mesh
 from mainstay_train.exact import digests, optimizer
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.slices import Slice

@@ -32,8 +32,9 @@ from mainstay_train.comm.chains import Mark
 from mainstay_train.comm.group import Exchange, Pending
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute import measure
-from mainstay_train.compute.engine import Engine, inner_mesh
+from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.training import inner_mesh
 from mainstay_train.exact import layout as exact_layout
 from mainstay_train.exact.layout import BlockLayout, StageLayout
 from mainstay_train.exact.reduction import cut

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mainstay_core.planning.program import Action, Op
+from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.wire.segments import SegmentKey, SegmentKind, boundary_key
 from mainstay_train.comm.chains import Mark
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest, kinds_of
@@ -28,7 +29,7 @@ class Store:
     room: int = 100
     bytes: dict[SegmentKey, bytearray] = field(default_factory=dict)
     digests: dict[SegmentKey, str] = field(default_factory=dict)
-    voted: list[dict[str, Any]] = field(default_factory=list)
+    voted: list[VotedLogs] = field(default_factory=list)
 
     def write(self, place: Any, key: SegmentKey, content: Content, holders: Any) -> float:
         assert (place, holders) == (PLACE, ())
@@ -39,7 +40,7 @@ class Store:
         self.bytes[key], self.digests[key] = memory, content.digest(memoryview(memory))
         return 0.0
 
-    def voted_logs(self, **voted: Any) -> str:
+    def voted_logs(self, voted: VotedLogs) -> str:
         self.voted.append(voted)
         return ""
 
@@ -89,8 +90,8 @@ def test_what_is_sent_of_a_complete_type_is_kept_with_its_digest() -> None:
     assert store.digests[key_of(0)] == flow_digest(key_of(0), tensor)
     assert store.digests[back] != store.digests[key_of(0)]
     (voted,) = store.voted
-    assert voted["quorum"] == QUORUM
-    assert voted["kinds"] == (SegmentKind.ACTIVATION, SegmentKind.INPUT_GRADIENT)
+    assert voted.quorum == QUORUM
+    assert voted.kinds == (SegmentKind.ACTIVATION, SegmentKind.INPUT_GRADIENT)
 
 
 def test_what_the_device_had_not_computed_when_the_chain_ended_is_not_kept() -> None:

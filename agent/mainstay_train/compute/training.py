@@ -1,0 +1,92 @@
+"""What a session trains with: blocks by the interpreter, or whatever else builds an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from mainstay_core.job.config import JobConfig
+from mainstay_core.snapshots.job_units import JobUnits
+from mainstay_train.comm.mesh import InnerMesh
+from mainstay_train.compute.engine import Engine
+from mainstay_train.compute.interpreter import Hook
+from mainstay_train.compute.loader import Loader
+from mainstay_train.model.job_units import units_of_workload
+from mainstay_train.model.workload import Workload, user_code
+
+
+class Training(Protocol):
+    """The interface between a session and whatever trains: blocks, or a user's own loop."""
+
+    @property
+    def clip_norm(self) -> float | None:
+        """Bound on the global norm of the mean gradient per token; None does not clip."""
+        ...
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a step: a function of the step alone."""
+        ...
+
+    def job_units(self) -> JobUnits:
+        """Return the units of all positions, for snapshots: the same on every rank."""
+        ...
+
+    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
+        """Allocate what computes a stage; its state is void until initialized, healed or loaded.
+
+        Args:
+            stage: the stage to compute.
+            num_stages: stages of a chain.
+            inner: which of the stage's ranks this is.
+            hook: called before each action of the program.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTraining:
+    """Trains a workload's blocks by the interpreter: every protection."""
+
+    workload: Workload
+    config: JobConfig
+    device: str
+    loader: Loader
+    """One for all stages that this trainer gets: a data set is called by one thread."""
+
+    @property
+    def clip_norm(self) -> float | None:
+        """As the workload says."""
+        return self.workload.clip_norm
+
+    def learning_rate(self, step: int) -> float:
+        """As the workload's schedule says."""
+        return self.workload.learning_rate(step)
+
+    def job_units(self) -> JobUnits:
+        """Those that the blocks name."""
+        inner = inner_mesh(self.config, self.device, 0)
+        with user_code("laying out the model"):
+            return units_of_workload(
+                self.workload, self.config.shape, inner, torch.device(self.device)
+            )
+
+    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
+        """Build the blocks of one stage, and what computes them."""
+        return Engine.build(
+            self.workload,
+            self.config,
+            self.loader,
+            stage=stage,
+            num_stages=num_stages,
+            device=self.device,
+            hook=hook,
+            inner=inner_mesh(self.config, self.device, inner),
+        )
+
+
+def inner_mesh(config: JobConfig, device: str, index: int) -> InnerMesh:
+    """The inner mesh as its rank ``index`` sees it."""
+    kind = device.partition(":")[0]
+    return InnerMesh(size=config.shape.ranks_per_stage, index=index, device_type=kind)

@@ -1,0 +1,243 @@
+"""A boundary replay compares what it reads with headers, and what comes out with votes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from tests.train.snapshots.trained_chain import (
+    LENGTH,
+    RATE,
+    STEPS,
+    Trained,
+    commit_of,
+    make_engine,
+    train,
+)
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.job.config import LogKind
+from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, UnitLoad
+from mainstay_core.rank.events import LoadFailed, StateLoaded
+from mainstay_core.snapshots.stretches import Stretch
+from mainstay_core.snapshots.windows import Window
+from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key
+from mainstay_core.wire.votes import CommitRecord
+from mainstay_train.snapshots import boundary_replayer
+from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
+from mainstay_train.snapshots.good_copies import GoodCopies
+from mainstay_train.snapshots.sent_log import SentLogs, flow_digest
+from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.state.segments import Fetched, SegmentMissing
+
+STAGE = 1
+_BYTES = torch.uint8
+HOLDERS = tuple(Holder(pod=PodUid(pod), address=f"{pod}:1") for pod in ("near", "far"))
+
+
+class Shelf:
+    """All segments that a replay reads, with their digests; each is at two pods."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, SegmentKey], bytes] = {}
+        self.digests: dict[SegmentKey, str] = {}
+        self.written: set[SegmentKey] = set()
+        self.voted: list[Any] = []
+
+    def put(self, key: SegmentKey, data: bytes, digest: str) -> None:
+        self.kept |= {(holder.pod, key): data for holder in HOLDERS}
+        self.digests[key] = digest
+
+    def damage(self, key: SegmentKey, *pods: str) -> None:
+        for pod in pods:
+            data = bytearray(self.kept[pod, key])
+            data[5] ^= 1
+            self.kept[pod, key] = bytes(data)
+
+    # The store's client
+
+    def fetch(self, key: SegmentKey, holders: Sequence[Holder], memory: memoryview) -> Fetched:
+        if not holders:
+            raise SegmentMissing(f"nobody has the {key}")
+        memory.cast("B")[:] = self.kept[holders[0].pod, key]
+        return Fetched(cast(Any, SimpleNamespace(digest=self.digests[key])), holders[0])
+
+    def interrupt(self) -> None:
+        pass
+
+    def voted_logs(self, voted: Any) -> str:
+        self.voted.append(voted)
+        return ""
+
+    # The writer
+
+    def write(self, place: Any, key: SegmentKey, content: Any, holders: Any) -> float:
+        assert (place.position, holders) == (STAGE, ())
+        memory = memoryview(bytearray(content.size_bytes))
+        content.write(memory)
+        assert content.digest(memory)
+        self.written.add(key)
+        return 0.0
+
+
+class Case:
+    """A middle stage that is lost, and what is kept of it."""
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained, self.shelf = trained, Shelf()
+        self.engine = make_engine("moe", "bfloat16", STAGE)
+        self.engine.state.initialize(8)  # what is not loaded is wrong
+        reduced = self.engine.reducer.reduced
+        self.units = UnitBytes(self.engine.state, reduced, LogKind.BOUNDARY)
+        self.copies = GoodCopies(cast(Any, self.shelf), PodUid("own"), lambda: "")
+        self.first_input = boundary_key(0, STAGE - 1, SegmentKind.ACTIVATION, 0, 0, 0)
+
+    def load(self, number: int, kind: SegmentKind, version: int) -> UnitLoad:
+        key = SegmentKey(lineage=0, position=STAGE, unit=number, kind=kind, version=version)
+        data = self.trained.copies[STAGE][version][kind][number]
+        self.shelf.put(key, bytes(data), self.units.digest(number, kind, memoryview(data)))
+        return UnitLoad(name=self.units.names[number], key=key, holders=HOLDERS)
+
+    def loads(self, version: int) -> tuple[UnitLoad, ...]:
+        found = []
+        for number in range(len(self.units.names)):
+            turn = number % LENGTH
+            if turn == version:
+                found.append(self.load(number, SegmentKind.STATE, version))
+            elif turn > version:
+                found.append(self.load(number, SegmentKind.COMPUTE, version))
+        return tuple(found)
+
+    def inputs(self, step: int) -> tuple[tuple[SegmentKey, tuple[Holder, ...]], ...]:
+        found = []
+        senders = (
+            (STAGE - 1, "F", SegmentKind.ACTIVATION),
+            (STAGE + 1, "B", SegmentKind.INPUT_GRADIENT),
+        )
+        for sender, direction, kind in senders:
+            for (at, way, shard_type, number), tensor in self.trained.logs[sender].kept.items():
+                if (at, way) == (step, direction):
+                    key = boundary_key(0, sender, kind, step, shard_type, number)
+                    data = tensor.contiguous().view(-1).view(dtype=_BYTES).numpy()
+                    self.shelf.put(key, data.tobytes(), flow_digest(key, tensor))
+                    found.append((key, HOLDERS))
+        return tuple(found)
+
+    def record(self, step: int) -> CommitRecord:
+        gradient, masters = self.trained.digests[STAGE][step]
+        return CommitRecord(
+            lineage=0,
+            commit=commit_of(self.engine, step),
+            certified_in="q1-abc",
+            chain="",
+            gradients=("", gradient, ""),
+            states=("", masters, ""),
+        )
+
+    def replay(self) -> BoundaryReplay:
+        numbers = range(len(self.units.names))
+        return BoundaryReplay(
+            position=STAGE,
+            version=STEPS,
+            stretch=Stretch(first=STAGE, last=STAGE),
+            window=Window(first=0, length=LENGTH),
+            steps=tuple(
+                BoundaryStep(
+                    record=self.record(step),
+                    loads=self.loads(step),
+                    frozen=tuple(n for n in numbers if n % LENGTH > step),
+                    inputs=self.inputs(step),
+                )
+                for step in range(STEPS)
+            ),
+            next=self.record(STEPS),
+        )
+
+    def run(self, replay: BoundaryReplay) -> StateLoaded | LoadFailed:
+        replayer = BoundaryReplayer(self.engine, self.units, self.copies, lambda _: RATE)
+        quorum = SimpleNamespace(nonce="abc")
+        place = SimpleNamespace(
+            plan=SimpleNamespace(quorum=quorum), index=STAGE, lineage=0, position=STAGE
+        )
+        logs = SentLogs(cast(Any, self.shelf), cast(Any, self.shelf))
+        return replayer.run(replay, logs, cast(Any, place))
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return train("moe", "bfloat16")
+
+
+@pytest.fixture
+def case(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Case:
+    monkeypatch.setattr(boundary_replayer, "logged_again", lambda *_: (1, 3))
+    return Case(trained)
+
+
+def test_a_replay_ends_with_the_masters_and_tells_the_steps_that_it_knows(case: Case) -> None:
+    outcome = case.run(case.replay())
+
+    assert isinstance(outcome, StateLoaded)
+    assert outcome.digest == case.trained.digests[STAGE][STEPS][1]
+    told = [(step.commit.step, step.gradient) for step in outcome.replayed]
+    first = LENGTH - 2  # after it all units are active
+    assert told == [(s, case.trained.digests[STAGE][s][0]) for s in range(first, STEPS)]
+    assert {key.shard_type for key in case.shelf.written} == {1, 3}
+    assert len(case.shelf.written) == STEPS * 2 * 2 * 2  # both kinds, types, micro-batches
+    assert [(v.step, v.quorum, v.types) for v in case.shelf.voted] == [
+        (step, "q1-abc", (1, 3)) for step in range(STEPS)
+    ]
+
+
+def test_a_damaged_log_is_named_and_the_next_copy_is_used(case: Case) -> None:
+    replay = case.replay()
+    case.shelf.damage(case.first_input, "near")
+
+    assert isinstance(case.run(replay), StateLoaded)
+    assert [(bad.key, bad.pod) for bad in case.copies.bad] == [(case.first_input, "near")]
+
+
+def test_without_a_good_copy_of_a_log_the_replay_fails_and_names_it(case: Case) -> None:
+    replay = case.replay()
+    case.shelf.damage(case.first_input, "near", "far")
+
+    outcome = case.run(replay)
+
+    assert isinstance(outcome, LoadFailed)
+    assert f"the copy of {case.first_input} on near" in outcome.why
+    assert f"nobody has the {case.first_input}" in outcome.why
+
+
+def test_a_log_that_was_written_wrong_is_found_by_what_votes_told(case: Case) -> None:
+    replay = case.replay()
+    case.shelf.damage(case.first_input, "near", "far")
+    data = case.shelf.kept["near", case.first_input]
+    tensor = case.trained.logs[STAGE - 1].kept[0, "F", 0, 0]
+    wrong = tensor.new_empty(tensor.shape)
+    wrong.view(-1).view(dtype=_BYTES).numpy()[:] = bytearray(data)
+    case.shelf.digests[case.first_input] = flow_digest(case.first_input, wrong)
+
+    outcome = case.run(replay)
+
+    assert isinstance(outcome, LoadFailed)
+    assert "its votes told" in outcome.why
+    assert case.first_input in {bad.key for bad in case.copies.bad}
+
+
+def test_a_replay_that_nothing_can_judge_fails(case: Case) -> None:
+    replay = case.replay()
+    unjudged = BoundaryReplay(
+        position=STAGE,
+        version=1,
+        stretch=replay.stretch,
+        window=replay.window,
+        steps=replay.steps[:1],
+    )
+
+    outcome = case.run(unjudged)
+
+    assert isinstance(outcome, LoadFailed)
+    assert "nothing can be compared" in outcome.why
