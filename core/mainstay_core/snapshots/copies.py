@@ -39,6 +39,9 @@ class StorePod:
     """Failure domain; a pod of which none is known is one of its own."""
     stages: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)] = ()
     """Stages of which it has members; none for a spare."""
+    room: Count | None = None
+    """Bytes that it takes for others; None: as many as come. A spare would be the best peer of
+    everybody, and its memory is that of any pod."""
 
     @property
     def failure_domain(self) -> str:
@@ -149,7 +152,8 @@ def plan_copies(
         for number in mine:
             loads.add(number, -demand.size_bytes)
         own = ordered[numbers[demand.pod]]
-        chosen = _choose(ordered, own, demand.position.stage, mine, loads, peers, domains)
+        stage, size = demand.position.stage, demand.size_bytes
+        chosen = _choose(ordered, own, stage, mine, loads, size, peers, domains)
         for candidate in chosen:
             loads.add(candidate.number, demand.size_bytes)
         num_moved += sum(candidate.moved for candidate in chosen)
@@ -213,10 +217,11 @@ def _choose(
     stage: int,
     kept: Sequence[int],
     loads: _Loads,
+    size_bytes: int,
     peers: int,
     domains: int,
 ) -> list[Candidate]:
-    """Return the best peers of one demand.
+    """Return the best peers of one demand, of those that have room for it.
 
     Pods are looked at in ascending order of what they hold. If all that are chosen of the first
     ones are good, those that were not looked at cannot be better: they hold no less.
@@ -233,6 +238,7 @@ def _choose(
             )
             for number in dict.fromkeys([*kept, *loads.least(how_many)])
             if pods[number].pod != own.pod
+            and (pods[number].room is None or loads.of[number] + size_bytes <= pods[number].room)
         ]
         first = _cheapest(sorted(candidates), {own.failure_domain}, peers, domains - 1)
         good = (
