@@ -138,14 +138,14 @@ REFUSED = [
         "cross",
         "spec.snapshots",
         {"enabled": True, "peers": 4},
-        "must be fewer than the pods that the wanted replicas need",
+        "must be fewer than the job's pods, spares included",
     ),
     Refused(
         "spec.protection.domains",
         "cross",
         "spec",
         SMALLEST["spec"] | {"snapshots": {"enabled": True}, "protection": {"domains": 5}},
-        "must be at most the pods that the wanted replicas need",
+        "must be at most the job's pods, spares included",
     ),
     Refused(
         "spec.detection.heartbeatTimeoutSeconds",

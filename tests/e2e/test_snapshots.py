@@ -206,3 +206,30 @@ def test_without_a_good_copy_the_next_row_is_taken_and_its_reason_names_the_unit
     assert any(unit in recovery["reason"] for recovery in report["recoveries"])
     # From there on everything is kept again.
     assert "is not kept" not in logs_of(tmp_path)
+
+
+def test_a_spare_that_holds_the_only_copy_gives_a_lost_stage_its_state(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
+) -> None:
+    loss = Loss(lost="pod", at="vote", place="first", window=1)
+    (tmp_path / "gates").mkdir()
+    steps = range(HELD_AT + 1)
+    job = make_job(loss.layout, 9, corpus, tmp_path / "gates", steps, **loss.spec)
+    with local_job(tmp_path, job, loss.faults(HELD_AT)) as running:
+        running.wait_until_all_up(3)
+        for step in steps:
+            running.wait_for_members(step, 2)
+            if step < HELD_AT:
+                (tmp_path / "gates" / str(step)).touch()
+        pods = {str(m["rank"]): str(m["slot"]).partition("/")[0] for m in running.fetch("members")}
+        survivor, spare = pods["r0.s0.i0"], pods["spare"]
+        with store_of(running, survivor) as kept, store_of(running, spare) as copies:
+            running.wait_until(lambda: bool(states_of(copies)))
+            assert states_of(kept) == ()
+        (tmp_path / "gates" / str(HELD_AT)).touch()
+        report = running.report()
+
+    expected = undisturbed["llama", "float32", 1]["digests"]["steps"]
+    assert report["digests"]["steps"] == expected[:9]
+    assert [r["method"] for r in report["recoveries"] if r["method"] != "join"] == ["replay"]
+    assert report["steps"]["lost"] == 0

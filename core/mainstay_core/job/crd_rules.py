@@ -136,15 +136,17 @@ CROSS_FIELD: tuple[Rule, ...] = (
         section=SPEC,
         field=".snapshots.peers",
         rule="!self.snapshots.enabled || "
-        f"self.snapshots.peers * self.parallelism.ranksPerPod < {_NUM_RANKS}",
-        message="must be fewer than the pods that the wanted replicas need",
+        "(self.snapshots.peers - self.spares.replicas) * self.parallelism.ranksPerPod < "
+        f"{_NUM_RANKS}",
+        message="must be fewer than the job's pods, spares included",
     ),
     Rule(
         section=SPEC,
         field=".protection.domains",
         rule="!self.snapshots.enabled || "
-        f"(self.protection.domains - 1) * self.parallelism.ranksPerPod < {_NUM_RANKS}",
-        message="must be at most the pods that the wanted replicas need",
+        f"(self.protection.domains - 1 - self.spares.replicas) * self.parallelism.ranksPerPod < "
+        f"{_NUM_RANKS}",
+        message="must be at most the job's pods, spares included",
     ),
     Rule(
         section="spec.detection",

@@ -252,7 +252,8 @@ class Snapshots(Section):
     of each step, more memory, and more time to make a state anew. Auto: as few as can be copied
     beside the training, at most 16."""
     peers: Annotated[int, pydantic.Field(ge=0, le=MAX_SNAPSHOT_PEERS)] = SNAPSHOT_PEERS
-    """Other pods that keep each part as well. With 0 a part is lost with the pod that wrote it."""
+    """Other pods that keep each part as well, spares among them. With 0 a part is lost with the pod
+    that wrote it."""
     ordering: Literal["Popularity", "SoftCount", "TimeDecayed", "CapacityAware", "BackToFront"] = (
         "Popularity"
     )

@@ -155,7 +155,7 @@ def plan_snapshots(
         protection: ``spec.protection``.
         workload: says how large the model is, if it is the built-in one.
         shape: degrees of the job.
-        num_pods: pods that the wanted replicas need.
+        num_pods: pods of the job, spares included: they keep copies as well.
 
     Raises:
         InvalidSpecError: the settings contradict the job, or are too little for it.
@@ -254,14 +254,14 @@ def _check_degrees(
     if snapshots.peers >= num_pods:
         raise InvalidSpecError(
             f"{PATH}.peers",
-            f"is {snapshots.peers}, but the wanted replicas need {count(num_pods, 'pod')}, so each "
-            f"has {num_pods - 1} beside it; use at most {num_pods - 1}",
+            f"is {snapshots.peers}, but the job has {count(num_pods, 'pod')}, spares included, so "
+            f"each has {num_pods - 1} beside it; use at most {num_pods - 1}, or more spares",
         )
     if protection.domains > num_pods:
         raise InvalidSpecError(
             "spec.protection.domains",
-            f"is {protection.domains}, but the wanted replicas need {count(num_pods, 'pod')}; use "
-            f"at most {num_pods}",
+            f"is {protection.domains}, but the job has {count(num_pods, 'pod')}, spares included; "
+            f"use at most {num_pods}, or more spares",
         )
 
 

@@ -155,7 +155,7 @@ class TrainingJob(Section):
         """
         spec = self.spec
         return plan_snapshots(
-            spec.snapshots, spec.protection, spec.workload, self.shape, self.num_worker_pods
+            spec.snapshots, spec.protection, spec.workload, self.shape, self.num_pods
         )
 
     def choose_log(self) -> LogChoice | None:

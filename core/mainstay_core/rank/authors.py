@@ -52,7 +52,7 @@ def author_of(member: Member) -> Author:
 
 
 def _holders(plan: Plan, me: Member, peers: int, domains: int) -> tuple[Holder, ...]:
-    pods, addresses = store_pods(plan), store_addresses(plan)
+    pods, addresses = store_pods(plan, peers=peers), store_addresses(plan)
     if me.slot.pod not in addresses:
         return ()
     places = {(m.rank.position, m.slot.pod) for m in plan.members if m.slot.pod in addresses}

@@ -211,6 +211,11 @@ class Kept:
         outcome: Settlement,
     ) -> None:
         """A quorum has settled, and its stores were asked."""
+        named = {host.pod for host in plan.hosts} | {other.pod for other in plan.other_stores}
+        _hold(
+            named == {store.pod for store in stores},
+            f"I7: {plan.quorum} names stores of {sorted(named)}, and hears of others or of fewer",
+        )
         durable = max(r.durable for r in reports)
         _hold(
             StateAction.REPLAY not in outcome.actions or outcome.version >= durable,

@@ -36,6 +36,9 @@ class StorePod:
     """Failure domain; a pod of which none is known is one of its own."""
     stages: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)] = ()
     """Stages of which it has members; none for a spare."""
+    room: Count | None = None
+    """Bytes that it takes for others; None: as many as come. A spare would be the best peer of
+    everybody, and its memory is that of any pod."""
 
     @property
     def failure_domain(self) -> str:
@@ -229,11 +232,19 @@ class _Ascending:
         ]
 
 
+class _Kind(NamedTuple):
+    """What makes two pods of one domain, with as many bytes, the same to a stage."""
+
+    adjacent: bool
+    outside: bool
+    room: int | None
+
+
 class _Choice:
     """The choice of peers for the demands of one stage.
 
-    To a stage a pod is of one of four kinds: with or without a member of a neighbouring stage, and
-    of the stage itself. Of each kind only a few pods can be among the best: no set needs more than
+    To a stage a pod is of one of few kinds: with or without a member of a neighbouring stage, and
+    of the stage itself, and by its room. Those of a kind that have room hold least. Of each kind only a few pods can be among the best: no set needs more than
     ``domains`` other domains, nor more than ``peers`` pods of one, nor are there more than
     ``peers`` domains from which it may be worth to take the pod outside (see :func:`choose_best`).
     """
@@ -243,7 +254,11 @@ class _Choice:
     ) -> None:
         self._pods, self._loads, self._peers, self._domains = pods, loads, peers, domains
         self._kinds = [
-            (stage - 1 in pod.stages or stage + 1 in pod.stages, stage not in pod.stages)
+            _Kind(
+                stage - 1 in pod.stages or stage + 1 in pod.stages,
+                stage not in pod.stages,
+                pod.room,
+            )
             for pod in pods
         ]
         self._alike = {kind: _Ascending() for kind in set(self._kinds)}
@@ -271,6 +286,7 @@ class _Choice:
             for alike in self._alike.values()
             for number in alike.first(num_domains, 1 + self._peers, domain)
         ]
+        found = [one for one in found if self._has_room(one.number, size_bytes)]
         chosen = choose_best(found, domain, self._peers, self._domains)
         for candidate in chosen:
             if candidate.number not in apart:
@@ -281,10 +297,14 @@ class _Choice:
             self._put(number)
         return chosen
 
+    def _has_room(self, number: int, size_bytes: int) -> bool:
+        room = self._kinds[number].room
+        return room is None or self._loads[number] + size_bytes <= room
+
     def _candidate(self, number: int, *, moved: bool) -> Candidate:
-        adjacent, outside = self._kinds[number]
+        kind = self._kinds[number]
         domain = self._pods[number].failure_domain
-        return Candidate(adjacent, moved, self._loads[number], number, domain, outside)
+        return Candidate(kind.adjacent, moved, self._loads[number], number, domain, kind.outside)
 
     def _put(self, number: int) -> None:
         alike = self._alike[self._kinds[number]]

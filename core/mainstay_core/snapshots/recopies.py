@@ -76,7 +76,8 @@ def _ranked(
     plan: Plan, pod: PodUid, positions: Iterable[int], peers: int, domains: int
 ) -> dict[int, list[PodUid]]:
     """Return the holders that a plan gives to positions' copies from a pod, best first."""
-    pods, wanted = store_pods(plan), {divmod(p, plan.ranks_per_stage): p for p in positions}
+    pods = store_pods(plan, peers=peers)
+    wanted = {divmod(p, plan.ranks_per_stage): p for p in positions}
     names = {p.pod for p in pods}
     places = {(m.rank.position, m.slot.pod) for m in plan.members if m.slot.pod in names}
     demands = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from mainstay_core.base.ids import PodUid
 from mainstay_core.snapshots.copies import StorePod
 from mainstay_core.wire.plan import Plan
@@ -13,26 +15,45 @@ def store_addresses(plan: Plan) -> dict[PodUid, str]:
     return found | {other.pod: other.address for other in plan.other_stores}
 
 
-def store_pods(plan: Plan) -> list[StorePod]:
-    """Return the pods with a store that a plan names, those without a member among them."""
+def store_pods(plan: Plan, *, peers: int) -> list[StorePod]:
+    """Return the pods with a store that a plan names, those without a member among them.
+
+    One without a member takes no more copies than other pods have memory for: its own, those of
+    ``peers`` others, and of one more (:func:`mainstay_core.job.snapshot_sizes.store_bytes`).
+    """
     stages: dict[PodUid, set[int]] = {}
     for member in plan.members:
         stages.setdefault(member.slot.pod, set()).add(member.rank.stage)
     hosts = [(host.pod, host.domain) for host in plan.hosts if host.snapshots]
     others = [(other.pod, other.domain) for other in plan.other_stores]
     return [
-        StorePod(pod=pod, domain=domain, stages=tuple(sorted(stages.get(pod, ()))))
+        StorePod(
+            pod=pod,
+            domain=domain,
+            stages=tuple(sorted(stages.get(pod, ()))),
+            room=None if pod in stages else 2 + peers,
+        )
         for pod, domain in sorted([*hosts, *others])
     ]
 
 
 def lacks_holders(plan: Plan, *, peers: int, domains: int) -> bool:
-    """Return whether more stores than a plan names would let its copies lie better.
+    """Return whether more stores than a plan names may let its copies lie better.
 
-    That is so while there are fewer stores than a copy has holders, or fewer failure domains, or
-    while some stage has members in all pods with a store.
+    That is so while there are fewer stores than a copy has holders, or fewer failure domains; or
+    while, for some stage, no store is outside of it and of its neighbours, or no more than
+    ``peers`` are outside of its neighbours. It takes one look at each member.
     """
-    pods = store_pods(plan)
-    few = len(pods) <= peers or len({p.failure_domain for p in pods}) < min(domains, peers + 1)
-    common = [set(pod.stages) for pod in pods]
-    return few or (peers > 0 and bool(common) and bool(set.intersection(*common)))
+    pods = store_pods(plan, peers=peers)
+    if len(pods) <= peers or len({p.failure_domain for p in pods}) < min(domains, peers + 1):
+        return True
+    near: Counter[int] = Counter()
+    beside: Counter[int] = Counter()
+    for pod in pods:
+        neighbours = {stage + step for stage in pod.stages for step in (-1, 1)}
+        beside.update(neighbours)
+        near.update(neighbours.union(pod.stages))
+    return peers > 0 and any(
+        near[stage] == len(pods) or len(pods) - beside[stage] <= peers
+        for stage in range(plan.num_stages)
+    )

@@ -189,3 +189,49 @@ def test_without_a_replay_nothing_is_said_of_one(world: Any) -> None:
     world.commit(step=5)
     assert record(world).replays == ()
     assert "made anew from" not in record(world).reason
+
+
+def stores_named(world: Any) -> list[str]:
+    return [other.pod for other in world.plan.other_stores]
+
+
+def test_a_plan_names_the_stores_of_spares_and_they_are_worth_asking(world: Any) -> None:
+    # With the first one there are as many pods as copies want, far enough from each other.
+    assert stores_named(world) == ["spare-0"]
+    world.pod_gone(*(host.pod for host in world.plan.hosts))
+    assert keeps_segments(world.state), "a spare has a store"
+
+
+def test_a_named_store_that_is_gone_is_named_no_more_by_a_plan_that_interrupts_nobody(
+    world: Any,
+) -> None:
+    before = world.plan
+    world.settle(step=5)
+    world.pod_gone("spare-0")
+
+    plan = world.plan
+    assert (plan.method, plan.planned) == (Method.REFORM, True)
+    assert stores_named(world) == ["spare-1"]
+    assert [m.slot for m in plan.members] == [m.slot for m in before.members]
+    assert plan.reason.startswith("stores of pods without a member are gone: spare-0")
+    world.settle(step=5)
+    assert world.plan == plan, "and no other plan follows"
+
+
+@pytest.mark.parametrize(("peers", "is_named"), [(0, False), (1, True)])
+def test_a_store_that_comes_later_is_named_at_once_where_copies_lack_holders(
+    start: Start, peers: int, is_named: bool
+) -> None:
+    snapshots = SnapshotConfig(memory_bytes=1 << 30, peers=peers, domains=1)
+    world = start(replicas=1, stages=2, snapshots=snapshots)
+    world.commit()
+    world.register("later")
+
+    assert (stores_named(world) == ["later"]) == is_named
+    assert world.plan.planned == is_named
+
+
+def test_a_job_without_snapshots_names_no_stores(start: Start) -> None:
+    world = start(spares=2, replicas=1, stages=2)
+    world.commit()
+    assert stores_named(world) == []

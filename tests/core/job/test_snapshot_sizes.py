@@ -198,13 +198,14 @@ def test_auto_has_a_quarter_more_than_the_least_that_is_accepted() -> None:
             {"workload": {"entrypoint": MOE}},
             "spec.workload.config.counts to probabilities, or use Popularity",
         ),
-        ({"peers": 8}, {}, "snapshots.peers: is 8, but the wanted replicas need 8 pods, so each"),
+        ({"peers": 8}, {}, "snapshots.peers: is 8, but the job has 8 pods, spares included, so"),
         (
             {},
             {"parallelism": {"stages": 2, "replicas": 1, "ranksPerPod": 2}},
-            "need 1 pod, so each has 0 beside it; use at most 0",
+            "has 1 pod, spares included, so each has 0 beside it; use at most 0, or more spares",
         ),
-        ({}, {"protection": {"domains": 9}}, "protection.domains: is 9, but the wanted replicas"),
+        ({"peers": 11}, {"spares": {"replicas": 3}}, "is 11, but the job has 11 pods"),
+        ({}, {"protection": {"domains": 9}}, "protection.domains: is 9, but the job has 8 pods"),
         (
             {},
             {"workload": {"entrypoint": "mine:model"}},

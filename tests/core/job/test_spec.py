@@ -209,6 +209,7 @@ def test_every_setting_reaches_the_config() -> None:
             "num_instalments": 7,
             "peers": 1,
             "domains": 1,
+            "ask_s": 5.0,
             "ordering": "TimeDecayed",
             "decay": 49152,
         },

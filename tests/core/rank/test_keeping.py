@@ -16,6 +16,7 @@ from tests.core.rank.test_machine import applied, computing, follow, report, vot
 from tests.core.rank.test_replaying import GRADIENT, STATE, Pod, key_of, record_of
 from tests.core.rank.test_session import Played, run
 
+from mainstay_core.base.ids import PodUid
 from mainstay_core.rank import machine
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import Ends
@@ -41,7 +42,7 @@ from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import SnapshotRules
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Cause
-from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.plan import OtherStore, Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import CommitRecord, SnapshotStatus, Vote
 
@@ -192,12 +193,19 @@ class Keeper:
     def __init__(self, session: Played, *, logged: bool = True) -> None:
         self._done, self._logged = session.done, logged
         self.held: StoreReport | None = None
+        self.others: tuple[StoreReport, ...] = ()
         self.outcome: StateLoaded | LoadFailed = StateLoaded("replayed")
 
     async def report(self, lineage: int, *, whole: bool) -> StoreReport:
         self._done.append(f"report of lineage {lineage}, whole: {whole}")
         assert self.held is not None
         return self.held
+
+    async def ask_others(
+        self, wait: Any, lineage: int, others: Sequence[OtherStore]
+    ) -> tuple[StoreReport, ...]:
+        self._done.append(f"ask {[other.pod for other in others]}")
+        return self.others
 
     def snapshot(self, plan: Plan, index: int, lineage: int, action: Snapshot) -> None:
         self._done.append(f"snapshot of {action.version}")
@@ -230,8 +238,8 @@ class Keeper:
         return self.outcome
 
 
-def keeping(**fields: Any) -> tuple[Played, Keeper]:
-    session = Played(make_plan({0: ["a.1"]}))
+def keeping(*others: OtherStore, **fields: Any) -> tuple[Played, Keeper]:
+    session = Played(replace(make_plan({0: ["a.1"]}), other_stores=others))
     session.state = replace(session.state, snapshots=SnapshotRules(), **fields)
     keeper = Keeper(session)
     keeper.held = StoreReport(
@@ -280,6 +288,19 @@ def test_a_lost_state_is_replayed_from_what_the_stores_hold(
         assert (session.state.version, session.state.settled) == (2, 1)
     else:
         assert session.state.phase is Phase.PARKED
+
+
+def test_what_a_pod_without_a_member_keeps_is_asked_for_before_the_exchange() -> None:
+    session, keeper = keeping(OtherStore(pod=PodUid("s"), address="s:1"))
+    pod = Pod("s", lineage=0, num_units=1, records={0})
+    pod.segments = {replace(key_of(0, 0, kind, 0), lineage=0) for kind in (STATE, GRADIENT)}
+    keeper.others = (pod.report(),)
+
+    done = run(session)
+
+    at = done.index("ask ['s']")
+    assert done[at + 1] == "post stores"
+    assert "replay to 1 from 0" in done
 
 
 def test_a_session_without_a_keeper_asks_no_store_and_logs_nothing() -> None:

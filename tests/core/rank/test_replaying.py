@@ -11,7 +11,8 @@ from tests.core.plans import make_plan
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.replaying import Stores, needs_stores, speaks_for_store
+from mainstay_core.rank.replaying import Stores, needs_stores, others_to_ask, speaks_for_store
+from mainstay_core.wire.plan import OtherStore
 from mainstay_core.wire.segments import (
     BadSegment,
     Holder,
@@ -333,3 +334,15 @@ def test_one_member_of_each_pod_speaks_for_its_store() -> None:
     plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "a.1"]})
 
     assert [speaks_for_store(plan, m.index) for m in plan.members] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 4, 9])
+def test_each_store_of_a_pod_without_a_member_is_asked_by_one_member(num_others: int) -> None:
+    others = tuple(
+        OtherStore(pod=PodUid(f"s{number}"), address=f"s{number}:1") for number in range(num_others)
+    )
+    plan = replace(make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}), other_stores=others)
+    asked = [others_to_ask(plan, member.index) for member in plan.members]
+
+    assert sorted(o.pod for mine in asked for o in mine) == sorted(o.pod for o in others)
+    assert max(map(len, asked)) - min(map(len, asked)) <= 1

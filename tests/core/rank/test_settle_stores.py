@@ -11,6 +11,7 @@ import pytest
 from tests.core.plans import make_plan
 from tests.core.rank.test_replaying import GRADIENT, STATE, Pod, key_of, record_of, twin_reach
 
+from mainstay_core.base.ids import PodUid
 from mainstay_core.rank import replaying
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.wire.plan import Partial, Plan
@@ -142,6 +143,19 @@ def test_stores_that_do_not_reach_lead_to_the_checkpoint_and_the_reason_names_th
     assert (outcome.version, outcome.actions, outcome.replays) == (4, (LOAD,) * 4, {})
     assert "unit block1 of position 1 does not reach version 7" in outcome.reason
     assert "states at [5]" in outcome.reason
+
+
+def test_the_reason_names_the_pods_whose_stores_could_not_be_asked() -> None:
+    reports = [member(0, 7, durable=4), member(1, 7), lost(2), lost(3)]
+    silent = StoreReport(
+        pod=PodUid("s"), address="", lineage=LINEAGE, problem="it did not answer within 5 s"
+    )
+
+    outcome = settle(grid(), 2, reports, [silent])
+    assert "no store holds anything of position 1" in outcome.reason
+    assert "the store of s was not asked: it did not answer within 5 s" in outcome.reason
+    found = settle(grid(), 2, reports, [silent, store("a", 1, (4, 5), 6, first=4).report()])
+    assert found.version == 7
 
 
 def test_a_step_that_survivors_have_not_applied_is_not_made_anew_past_them() -> None:

@@ -13,14 +13,15 @@ from typing import Any
 from tests.core.sim.mutants import Mutant
 
 from mainstay_core.rank import machine as rank_machine
-from mainstay_core.rank import settle, windows
+from mainstay_core.rank import session, settle, windows
 from mainstay_core.rank.events import KeepFrom
 from mainstay_core.rank.replaying import Stores
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.state import RankState
-from mainstay_core.sim import draw, keeper
+from mainstay_core.sim import draw, keeper, segments
 from mainstay_core.sim.keeper import SegmentKeeper
 from mainstay_core.sim.scenario import Scenario, draw_losses
+from mainstay_core.snapshots.recopies import Recopy
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import Commit, SnapshotStatus, Vote
@@ -147,6 +148,12 @@ def _status_at_once(own: Any, version: int, *, logged: bool) -> SnapshotStatus:
 
 _STATUS = vars(SegmentKeeper)["status"]
 
+
+def _nothing_again(*_: Any, **__: Any) -> list[Recopy]:
+    """What lies at the holders that are left is enough."""
+    return []
+
+
 _IN_MEMORY = ("damage-segment",)
 
 MEMORY_MUTANTS = {
@@ -203,6 +210,16 @@ MEMORY_MUTANTS = {
         ("damage-segment", "damage-segment", "kill-stage", "kill-all"),
         draws=draw_snapshots,
         first=20,
+    ),
+    "others-not-asked": Mutant(
+        "nobody asks the stores of pods without a member",
+        [(session, "others_to_ask", lambda *_: ())],
+        _IN_MEMORY,
+    ),
+    "not-sent-again": Mutant(
+        "what has lost a holder stays with those that are left until the next window is complete",
+        [(segments, "plan_recopies", _nothing_again)],
+        _IN_MEMORY,
     ),
     "replay-without-commit": Mutant(
         "a gradient that is kept is applied again whether or not its step was committed",

@@ -247,3 +247,14 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         plan_copies([pod("a", "", 0)], demands_of([pod("b", "", 0)]), peers=1, domains=1)
     with pytest.raises(InvalidSpecError, match="lists a position of a pod twice"):
         plan_copies([pod("a")], demands_of([pod("a", "", 0)]) * 2, peers=1, domains=1)
+
+
+def test_a_pod_takes_no_more_for_others_than_it_has_room_for_and_the_others_go_on_without() -> None:
+    pods = [pod(f"p{number}", "", 0) for number in range(4)]
+    spare = StorePod(pod=PodUid("s"), room=20)
+    copies = plan_copies([*pods, spare], demands_of(pods), peers=2, domains=2).copies
+
+    assert [("s" in c.peers, c.outside) for c in copies] == [(True, True)] * 2 + [
+        (False, False)
+    ] * 2
+    assert all(len(c.peers) == 2 for c in copies)
