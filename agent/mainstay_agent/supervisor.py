@@ -182,18 +182,19 @@ class Supervisor(Pod):
         """
         wanted = heard = 0
         while True:
-            await asyncio.sleep(CHECK_POLL_S if wanted > heard else STORE_STATUS_S)
             status = await asyncio.wrap_future(store.ask(wanted))
             checked = status.checked
             if checked is not None and checked.number <= heard:
                 status = replace(status, checked=None)
             try:
                 reply = await self._client.post_store(status)
-            except (ApiUnavailable, ApiRefused) as error:
+            except (ApiUnavailable, ApiRefused, RemoteProtocolError) as error:
                 logger.debug("the status of the store of segments is not told: %s", error)
+                await asyncio.sleep(STORE_STATUS_S)
                 continue
             heard = checked.number if checked is not None else heard
             wanted = max(wanted, reply.check)
+            await asyncio.sleep(CHECK_POLL_S if wanted > heard else STORE_STATUS_S)
 
     async def _say_goodbye(self) -> None:
         with contextlib.suppress(TimeoutError):

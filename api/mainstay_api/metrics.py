@@ -146,6 +146,12 @@ class Metrics:
             [*_JOB, "state"],
             registry=self.registry,
         )
+        self.refused_segments = Gauge(
+            "mainstay_job_snapshot_refused",
+            "Segments that found no room in the stores of the living pods",
+            _JOB,
+            registry=self.registry,
+        )
         self.positions = Gauge(
             "mainstay_job_positions",
             "Positions: all, those that stores can make anew (covered), and those that survive "
@@ -229,6 +235,7 @@ class Metrics:
         self._of(self.snapshot_lag, name).set(summary.lag)
         self._of(self.snapshot_window, name).set(window.length if window else 0)
         self._of(self.replay_steps, name).set(summary.replay_steps)
+        self._of(self.refused_segments, name).set(summary.num_refused)
         for kind in summary.kinds:
             self._of(self.snapshot_bytes, name, kind.kind).set(kind.size_bytes)
         free = summary.fullest_memory_bytes - summary.fullest_used_bytes

@@ -92,6 +92,7 @@ def test_what_stores_tell_says_which_losses_are_survived(snapshot_job: Job) -> N
     series = series_of(job)
     assert series["mainstay_job_snapshot_lag"] == {"": 3.0}
     assert series["mainstay_job_snapshot_window"] == {"": 2.0}
+    assert series["mainstay_job_snapshot_refused"] == {"": 0.0}
     assert series["mainstay_job_replay_steps"] == {"": 3.0}
     assert series["mainstay_job_snapshot_bytes"] == {"state": 8192.0}
     assert series["mainstay_job_positions"] == {

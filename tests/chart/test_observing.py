@@ -169,6 +169,13 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
         series("mainstay_operator_job_pods", f"{count}x60", state=state, **ours)
         for state, count in (("wanted", 5), ("ready", 4))
     ]
+    positions = "mainstay_job_positions"
+    two = series(positions, "2x60", state="all", **ours)
+    one = series(positions, "1x60", state="survive_pod", **ours)
+    both = series(positions, "2x60", state="survive_pod", **ours)
+    short = series("mainstay_job_snapshot_refused", "0+1x60", **ours)
+    was_short = series("mainstay_job_snapshot_refused", "7x60", **ours)
+    damaged = series("mainstay_damaged_copies_total", "0+1x60", **ours)
     cases: list[tuple[str, list[dict[str, str]], dict[str, str] | None]] = [
         ("MainstayJobStalled", [heard, stalled, idle], ours),
         ("MainstayJobStalled", [heard, running, idle], None),
@@ -194,6 +201,11 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
         ),
         ("MainstayPodsMissing", pods, ours),
         ("MainstayPodsMissing", pods[:1], None),
+        ("MainstayJobUncovered", [two, one], ours),
+        ("MainstayJobUncovered", [two, both], None),
+        ("MainstaySnapshotsShort", [short], ours),
+        ("MainstaySnapshotsShort", [was_short], None),
+        ("MainstayCopiesDamaged", [damaged], ours),
     ]
     text = yaml.safe_load(RULES.read_text())
     said = {rule["alert"]: rule for group in text["groups"] for rule in group["rules"]}

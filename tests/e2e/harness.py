@@ -131,12 +131,13 @@ class LocalJob:
         self.wait_until(lambda: path.exists() and path.read_text().endswith("}"))
         return dict(json.loads(path.read_text()))
 
-    def fetch(self, what: str = "") -> Any:
-        """Return a part of the job as the api shows it."""
+    def fetch(self, what: str = "", method: str = "GET") -> Any:
+        """Return a part of the job as the api shows it, or what it answers to another request."""
         record = self.record
         token = (self.state_dir / "token").read_text()
         url = f"{record['url']}/v1/jobs/{record['job']}" + (f"/{what}" if what else "")
-        response = httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+        headers = {"Authorization": f"Bearer {token}"}
+        response = httpx.request(method, url, headers=headers, trust_env=False)
         response.raise_for_status()
         return response.json()
 

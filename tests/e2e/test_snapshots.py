@@ -176,8 +176,30 @@ def run_damaged(directory: Path, corpus: Path, *, everywhere: bool) -> tuple[dic
             if step < HELD_AT:
                 (directory / "gates" / str(step)).touch()
         names = [damage(running, pod) for pod in (pods if everywhere else pods[STAGE_LOST:])]
+        if not everywhere:
+            check_stores(running, pods, names[0])
         (directory / "gates" / str(HELD_AT)).touch()
         return running.report(), names[0]
+
+
+def check_stores(running: LocalJob, pods: list[str], unit: str) -> None:
+    """What a user is told while the job stands: the damaged copies, and what is survived."""
+    running.fetch("snapshots/check", "POST")
+    running.wait_until(lambda: not running.fetch("snapshots/check")["waiting"])
+    found = running.fetch("snapshots/check")
+    assert found["told"] == sorted(pods)
+    assert found["num_alone"] == 0
+    # Of two copies that differ nobody can tell which is right.
+    assert {copy["pod"] for copy in found["damaged"]} == set(pods)
+    assert {copy["unit_name"] for copy in found["damaged"]} == {unit}
+    assert {copy["key"]["position"] for copy in found["damaged"]} == {STAGE_LOST}
+
+    told = running.fetch("snapshots")
+    assert [p["is_covered"] for p in told["positions"]] == [True, True]
+    assert [p["num_copies"] for p in told["positions"]] == [2, 2]
+    assert told["summary"]["num_survive_pod"] == 2
+    assert told["summary"]["window"]["length"] == 1
+    assert running.fetch("summary")["stores"]["coverage"] == told["summary"]["coverage"]
 
 
 def logs_of(directory: Path) -> str:
@@ -193,6 +215,14 @@ def test_a_damaged_copy_is_found_and_a_good_one_is_used(
     assert [r["method"] for r in report["recoveries"]] == ["replay"]
     assert report["steps"]["lost"] == 0
     assert "has not the digest that it was written with" in logs_of(tmp_path)
+    (recovery,) = report["recoveries"]
+    (replay,) = recovery["replays"]
+    assert (replay["stage"], replay["kind"], replay["version"]) == (STAGE_LOST, "gradients", 6)
+    assert replay["steps"] == replay["planned_steps"]
+    assert replay["num_damaged"] > 0
+    assert "found damaged" in recovery["reason"]
+    told = [event["message"] for event in report["events"]]
+    assert any(message.endswith(recovery["reason"].rpartition("; s1")[2]) for message in told)
 
 
 def test_without_a_good_copy_the_next_row_is_taken_and_its_reason_names_the_unit(

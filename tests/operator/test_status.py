@@ -80,6 +80,47 @@ def test_the_status_is_what_the_schema_says() -> None:
     assert PodRecord.of_status(status) == record
 
 
+STORES: dict[str, Any] = {
+    "window": {"first": 8, "length": 4},
+    "lag": 3,
+    "kinds": [{"kind": "state", "num_segments": 2, "size_bytes": 3 << 20}],
+    "memory_bytes": 64 << 20,
+    "used_bytes": 3 << 20,
+    "num_positions": 2,
+    "num_covered": 2,
+    "num_survive_pod": 1,
+    "num_survive_domain": 0,
+    "replay_steps": 5,
+    "coverage": "the loss of 1 pod is not survived: demo-1 (s1)",
+}
+
+
+def test_the_status_says_which_losses_are_survived_by_what_pods_hold() -> None:
+    page = codec.decode(JobPage, SUMMARY | {"snapshots": True, "stores": STORES})
+    status = build_status(view(), ObservedJob(initialized=True), page, PodRecord(), 2000.0)
+
+    TrainingJobStatus.model_validate_json(json.dumps(status))
+    shown = status["protection"]
+    assert shown["snapshotLagSteps"] == 3
+    assert shown["snapshots"] == {
+        "window": "8 to 11",
+        "memory": "3.0 MiB of 64.0 MiB",
+        "kinds": [{"kind": "state", "size": "3.0 MiB"}],
+        "positions": 2,
+        "covered": 2,
+        "survivePod": 1,
+        "surviveDomain": 0,
+        "replaySteps": 5,
+        "coverage": "the loss of 1 pod is not survived: demo-1 (s1)",
+    }
+
+
+def test_the_status_of_a_job_without_snapshots_has_no_word_of_them() -> None:
+    page = codec.decode(JobPage, SUMMARY)
+    status = build_status(view(), ObservedJob(initialized=True), page, PodRecord(), 2000.0)
+    assert "snapshot" not in json.dumps(status).lower()
+
+
 CRASH: dict[str, Any] = {
     "crash": {
         "type": "OSError",
@@ -160,6 +201,19 @@ def test_a_recovery_is_told_with_rank_method_reason_and_times() -> None:
     assert ended.reason == "Recovered"
     assert "detect 0.100 s" in ended.message
     assert narrator.of_recoveries([recovery], 2000.0) == []
+
+
+def test_a_replay_is_told_with_states_steps_and_cost() -> None:
+    replay = {
+        "stage": 1, "inner": 0, "kind": "gradients", "first": 8, "last": 11, "version": 14,
+        "planned_steps": 6, "steps": 6, "seconds": 0.4125,
+    }  # fmt: skip
+    told = RECOVERY | {"quorum": {"id": 2, "nonce": "ab"}, "method": "replay", "replays": [replay]}
+    _, ended = narrator.of_recoveries([read_recovery(told)], 0.0)
+    assert ended.message.endswith(
+        "steps lost: 0; s1 made anew from gradients and the states of versions 8 to 11: "
+        "6 steps replayed (6 planned) in 0.412 s"
+    )
 
 
 def test_a_rack_s_loss_is_one_event_per_cause_and_node() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.base.words import count, show_bytes
+from mainstay_core.base.words import count
 from mainstay_core.wire.segments import Run
 from mainstay_core.wire.stores import (
     MAX_LOSSES,
@@ -122,12 +122,6 @@ def describe(coverage: Sequence[PositionCoverage]) -> str:
     else:
         parts.append("the loss of all trainers, whose pods live, is survived")
     return "; ".join(parts)
-
-
-def show_kinds(kinds: Iterable[SegmentBytes]) -> str:
-    """Return the bytes of each kind of segments for people."""
-    shown = (f"{kind.kind} {show_bytes(kind.size_bytes)}" for kind in kinds)
-    return ", ".join(shown) or "nothing"
 
 
 # One position ---------------------------------------------------------------------------

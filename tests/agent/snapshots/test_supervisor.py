@@ -23,6 +23,7 @@ from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.supervisor.leaving import EXIT_TERMINATED
 from mainstay_core.wire.facts import PodRegistration
 from mainstay_core.wire.segments import Holder
+from mainstay_core.wire.stores import StoreStatus
 from mainstay_train.state.segments import SegmentClient, socket_beside
 
 
@@ -45,11 +46,16 @@ def test_pods_with_memory_for_segments_register_where_they_serve_them(
     clients = [SegmentClient(socket_beside(p.socket), 0, "life", HOST) for p in pods]
     holders = [Holder(pod=r.pod, address=r.snapshots) for r in told]
 
+    api.answers["store"] = [(503, {}), (200, {"check": 1}), (200, {"check": 1})]
     write(clients[0], key_of(3), b"bytes", holders, job=JOB)
 
     assert clients[0].wait_held([key_of(3)]) == ""
     assert clients[1].report(0).pod == pods[1].uid
     assert read(clients[1], key_of(3), (), 5)[1] == b"bytes"
+    # A status that is not heard ends nothing, and a check that is wanted is told once.
+    while (told := codec.decode(StoreStatus, api.next("store"))).checked is None:
+        assert told.pod in {pod.uid for pod in pods}
+    assert told.checked.number == 1
     for pod in pods:
         pod.lines[0].socket.close()  # its launcher, whose trainers it would wait for
         pod.process.send_signal(signal.SIGINT)
@@ -63,6 +69,9 @@ def test_a_pod_of_a_job_without_snapshots_serves_none(api: Any, make_pod: Any) -
 
     assert "snapshots" not in told
     assert not Path(socket_beside(pod.socket)).exists()
+    for _ in range(3):
+        assert api.next("heartbeats").keys() == {"pod", "slots", "quorum"}
+    assert "store" not in api.seen
 
 
 def test_a_pod_whose_memory_is_not_there_ends_before_it_registers(api: Any, make_pod: Any) -> None:
