@@ -9,8 +9,6 @@
 - ``duties``: which living cell copies which units
 - ``schedule``: a whole window: its length, and the instalments of every author
 - ``copies``: whose stores hold what a cell copies
-- ``retention``: which window is complete, and what stores keep
-- ``memory``: what stores need for windows and logs
 - ``inventory``: what stores hold, and the answer that a replay lacks something
 - ``stretches``: which lost stages are replayed together
 - ``boundary_replay``: from copies and logged activations to the state of lost stages
