@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mainstay_core.base.words import count, show_bytes
-from mainstay_core.snapshots.memory import StoreNeed
 from mainstay_core.snapshots.schedule import WindowPlan
+from mainstay_core.theory.built_memory import StoreNeed
 from mainstay_core.theory.comparison import Comparison, Section
 from mainstay_core.theory.forecasts import Forecast, Needs
 from mainstay_core.theory.profiles import JobProfile

@@ -44,6 +44,14 @@ MAX_AUTO_WINDOW = 16
 """Steps of a window that nobody has set. A slower store makes steps wait for it."""
 MAX_SNAPSHOT_WINDOW = 1024
 """Steps of a window. Pods keep the gradients of two of them, and a replay applies as many."""
+LAG_STEPS = 2
+"""Versions from a window's last instalment to the commit that completes it, for which stores have
+room: copies travel in the background, and later votes say that they are there."""
+MAX_LAG_STEPS = 64
+"""Versions after its last one for which a window may wait for its holders. One that never becomes
+complete, as some store has no room, must not keep all later ones from beginning. Stores have room
+for :data:`LAG_STEPS` alone: a window that waits longer uses the spare room that a store has, and
+once there is none the votes say of each gradient that it is not kept."""
 ORDERINGS = ("Popularity", "SoftCount", "TimeDecayed", "CapacityAware", "BackToFront")
 """Orders in which units are copied (:class:`mainstay_core.snapshots.orderings.Ordering`)."""
 DECAY_ONE = 1 << 16

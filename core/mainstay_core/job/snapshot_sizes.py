@@ -27,6 +27,7 @@ from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.config import (
     DECAY_ONE,
+    LAG_STEPS,
     MAX_AUTO_WINDOW,
     MAX_SNAPSHOT_WINDOW,
     LogKind,
@@ -39,9 +40,6 @@ from mainstay_core.job.stages import stage_blocks
 from mainstay_core.job.types import whole_quantity
 
 PATH = "spec.snapshots"
-LAG_STEPS = 4
-"""Steps by which two windows last longer than their instalments: copies travel to other pods in the
-background, and the votes that say that they are there come in a later step."""
 MARGIN = 4
 """Auto adds one part in so many: shares of pods are not quite even, and freed room has gaps."""
 PAGE_BYTES = 4096
@@ -51,6 +49,20 @@ KINDS = 4
 """Tensors of a parameter's state: master, two moments, and the number of its steps."""
 WIDE_BYTES = 4
 """Masters and gradients are fp32."""
+
+
+def max_log_steps(length: int, lag: int = LAG_STEPS) -> int:
+    """Return the most steps whose gradients are kept at a time.
+
+    With windows of W steps that are complete l steps after their last instalment, a window begins
+    W + l steps after the one before. The older is dropped when the newer is complete, which is
+    another W + l steps later. A replay computes one step less at most.
+
+    Args:
+        length: of a window.
+        lag: steps from a window's last instalment to the commit that completes it.
+    """
+    return 2 * (length + lag)
 
 
 def store_bytes(
@@ -80,7 +92,7 @@ def store_bytes(
     """
     cuts = _cuts(models[0], shape)
     length = window or _longest(models[0], cuts)
-    num_steps = 2 * length + LAG_STEPS
+    num_steps = max_log_steps(length)
     num_cells = max(1, shape.replicas - 1)
     largest_share = total = 0
     for cut in cuts:

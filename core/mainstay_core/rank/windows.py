@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mainstay_core.job.config import MAX_AUTO_WINDOW, LogKind
+from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS, LogKind
 from mainstay_core.rank.authors import author_of
 from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, PlacedUnit, Snapshot
 from mainstay_core.rank.settle import Settlement
@@ -30,13 +30,8 @@ from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.snapshots.units import Position
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.votes import Commit, CommitRecord, Vote
+from mainstay_core.wire.votes import Commit, CommitRecord, SnapshotStatus, Vote
 from mainstay_core.wire.windows import Scores, WindowBasis
-
-MAX_WINDOW_LAG = 64
-"""Versions after its last one for which a window may wait for its holders. One that never becomes
-complete, as some store has no room, must not keep all later ones from beginning."""
-
 
 Shares = tuple[tuple[PlacedUnit, ...], ...]
 """What a rank copies in a window, by instalment."""
@@ -181,9 +176,9 @@ def note_copies(state: RankState, votes: Sequence[Vote]) -> tuple[RankState, tup
     window = state.window
     if window is None or state.version < window.last:
         return state, ()
-    if len(told) == len(votes) and all(t.copied > window.last for t in told):
+    if len(told) == len(votes) and is_complete(window, state.version, told):
         return replace(state, window=None), (KeepFrom(state.lineage, window.first),)
-    if state.version > window.last + MAX_WINDOW_LAG:
+    if state.version > window.last + MAX_LAG_STEPS:
         # Where gradients find no room either, what is kept has a gap, and would keep the room for
         # good.
         is_useless = not all(t.logged for t in told)
@@ -191,6 +186,17 @@ def note_copies(state: RankState, votes: Sequence[Vote]) -> tuple[RankState, tup
         needless = (KeepFrom(state.lineage, next_first),) if is_useless else ()
         return replace(state, window=None), needless
     return state, ()
+
+
+def is_complete(window: Window, version: int, told: Sequence[SnapshotStatus]) -> bool:
+    """Return whether a window is complete at the commit of the step at a version.
+
+    Args:
+        window: in flight.
+        version: at which all states were found good.
+        told: by all members.
+    """
+    return version >= window.last and all(status.copied > window.last for status in told)
 
 
 def record_of(

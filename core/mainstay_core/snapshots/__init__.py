@@ -11,8 +11,6 @@
 - ``copies``: whose stores hold what a cell copies
 - ``stores``: which stores a plan names, and whether copies lack some
 - ``recopies``: what a store sends again, after pods that kept it too have gone
-- ``retention``: which window is complete, and what stores keep
-- ``memory``: what stores need for windows and logs
 - ``inventory``: what stores hold, and the answer that a replay lacks something
 - ``coverage``: which losses positions survive, by what stores have told
 - ``checks``: which copies are damaged, by checksums that stores have told

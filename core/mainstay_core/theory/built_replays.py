@@ -16,22 +16,18 @@ from dataclasses import dataclass
 
 from mainstay_core.base.errors import InfeasiblePlanError
 from mainstay_core.base.ids import PodUid
+from mainstay_core.rank.windows import is_complete
 from mainstay_core.snapshots.boundary_replay import BoundaryReplay, plan_boundary_replay
 from mainstay_core.snapshots.inventory import Direction, HeldBoundary, HeldUnit, NoReplay, Store
-from mainstay_core.snapshots.retention import (
-    Retention,
-    WindowStatus,
-    after_commit,
-    begin_window,
-)
 from mainstay_core.snapshots.schedule import WindowPlan
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.units import Position, Unit, UnitKind
 from mainstay_core.snapshots.windows import Window
-from mainstay_core.theory.built import build_authors, step_stall_s
+from mainstay_core.theory.built import step_stall_s
 from mainstay_core.theory.model_units import build_units
 from mainstay_core.theory.profiles import JobProfile
 from mainstay_core.theory.replay_lengths import WEIGHT_GRADIENT_SHARE
+from mainstay_core.wire.votes import SnapshotStatus
 
 NUM_TYPES = 1
 """Shard types of a step here: their number does not change a replay's length."""
@@ -223,19 +219,16 @@ def list_replays(length: int, lag: int, num_windows: int) -> tuple[int, ...]:
         lag: steps from the end of a window until the vote that says that its copies have arrived.
         num_windows: windows over which versions are listed, from the first complete one on.
     """
-    author = build_authors(Position(stage=0), 1)[0]
-    retention = Retention()
+    window, complete = None, None
     replays: list[int] = []
     for version in itertools.count():
-        if retention.complete is not None:
+        if complete is not None:
             if version >= (length + lag) * (num_windows + 1):
                 break
-            replays.append(version - retention.complete.first)
-        if retention.open is None:
+            replays.append(version - complete.first)
+        if window is None:
             window = Window(first=version, length=length)
-            retention = begin_window(retention, window, [author])
-        assert retention.open is not None, "a window was begun"
-        window = retention.open.window
-        covered = (window.first,) if version >= window.last + lag else ()
-        retention, _ = after_commit(retention, version, {author: WindowStatus(covered=covered)})
+        copied = version + 1 if version >= window.last + lag else window.first
+        if is_complete(window, version, [SnapshotStatus(logged=True, copied=copied)]):
+            complete, window = window, None
     return tuple(replays)

@@ -97,7 +97,7 @@ def keep(
     for stage, cut in enumerate(cuts):
         width = [4 * sum(map(padded, model.blocks[i].parameters)) for i in cut]
         states = [w + model.blocks[i].moments_bytes for w, i in zip(width, cut, strict=True)]
-        steps = 2 * window + snapshot_sizes.LAG_STEPS
+        steps = snapshot_sizes.max_log_steps(window)
         for replica, units in enumerate(divide_by_weight(states, range(replicas))):
             size = sum(2 * states[unit] + steps * width[unit] for unit in units)
             for pod in holders[stage, pod_of[replica, stage]]:

@@ -11,12 +11,11 @@ import pytest
 from tests.core.plans import make_plan, slot_of
 
 from mainstay_core.base.ids import Incarnation
-from mainstay_core.job.config import MAX_AUTO_WINDOW
+from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS
 from mainstay_core.rank import windows
 from mainstay_core.rank.events import KeepFrom, KeepRecord, PlacedUnit, Snapshot
 from mainstay_core.rank.settle import settle
 from mainstay_core.rank.state import RankState, SnapshotRules, extend_commit_chain
-from mainstay_core.rank.windows import MAX_WINDOW_LAG
 from mainstay_core.snapshots.job_units import Expert, JobUnits
 from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.snapshots.prices import StateTypes
@@ -262,7 +261,7 @@ def test_no_window_is_complete_before_its_last_instalment_is_due() -> None:
 
 def test_a_window_that_some_holder_never_has_is_given_up_and_drops_nothing() -> None:
     window = Window(first=3, length=3)
-    late = window.last + MAX_WINDOW_LAG
+    late = window.last + MAX_LAG_STEPS
 
     waits, actions = windows.note_copies(rank(late, window=window), votes(9, 9, 5, 9))
     assert (waits.window, actions) == (window, ())
@@ -273,7 +272,7 @@ def test_a_window_that_some_holder_never_has_is_given_up_and_drops_nothing() -> 
 
 def test_with_the_window_that_is_given_up_goes_what_has_a_gap_and_takes_the_room() -> None:
     window = Window(first=3, length=3)
-    late = window.last + MAX_WINDOW_LAG + 1
+    late = window.last + MAX_LAG_STEPS + 1
 
     told = [vote(5, logged=False), *votes(9, 9, 9)]
     gone, actions = windows.note_copies(rank(late, window=window), told)

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.snapshots.measures import MAX_PEERS, Measures, agree, rate, round_measure
+from mainstay_core.snapshots.measures import MAX_PEERS, agree, rate, round_measure
+from mainstay_core.wire.windows import Measures
 
 
 def told(copy: int, host: int, network: int, step_us: int) -> Measures:

@@ -5,22 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.base.ids import PodUid
+from mainstay_core.job.snapshot_sizes import max_log_steps
+from mainstay_core.rank.windows import is_complete
 from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
-from mainstay_core.snapshots.duties import Author
-from mainstay_core.snapshots.memory import (
-    LogDemand,
-    max_log_steps,
-    plan_stores,
-    window_bytes,
-)
 from mainstay_core.snapshots.prices import UnitPrice
-from mainstay_core.snapshots.retention import (
-    Retention,
-    WindowStatus,
-    after_commit,
-    begin_window,
-)
 from mainstay_core.snapshots.units import Position
 from mainstay_core.snapshots.windows import (
     PrintedWindow,
@@ -28,6 +17,8 @@ from mainstay_core.snapshots.windows import (
     generate_schedule,
     plan_instalments,
 )
+from mainstay_core.theory.built_memory import LogDemand, plan_stores, window_bytes
+from mainstay_core.wire.votes import SnapshotStatus
 
 MIB = 1 << 20
 A, B = PodUid("a"), PodUid("b")
@@ -64,26 +55,21 @@ def test_a_store_holds_two_windows_of_its_own_and_of_others_and_all_logs_since()
 def test_logs_of_so_many_steps_are_kept_at_most_and_one_less_is_replayed(
     length: int, lag: int
 ) -> None:
-    author = Author(slot=Slot(pod=A, index=0), incarnation=Incarnation("life"))
-    retention = Retention()
-    most_kept = most_replayed = most_windows = 0
+    window = complete = None
+    most_kept = most_replayed = 0
     for step in range(20 * (length + lag)):
-        if retention.open is None:
-            retention = begin_window(retention, Window(first=step, length=length), [author])
-        assert retention.open is not None
-        window = retention.open.window
-        if retention.complete is not None and retention.first_log is not None:
-            most_windows = max(most_windows, len(retention.windows))
+        if window is None:
+            window = Window(first=step, length=length)
+        if complete is not None:
             # A rank that is lost now is needed at this version; the step's log is there already.
-            most_kept = max(most_kept, step + 1 - retention.first_log)
-            most_replayed = max(most_replayed, step - retention.complete.first)
-        covers = step >= window.last + lag
-        votes = {author: WindowStatus(covered=(window.first,) if covers else ())}
-        retention, _ = after_commit(retention, step, votes)
+            most_kept = max(most_kept, step + 1 - complete.first)
+            most_replayed = max(most_replayed, step - complete.first)
+        copied = step + 1 if step >= window.last + lag else window.first
+        if is_complete(window, step, [SnapshotStatus(logged=True, copied=copied)]):
+            complete, window = window, None
 
     assert most_kept == max_log_steps(length, lag)
     assert most_replayed == max_log_steps(length, lag) - 1
-    assert most_windows == 2
 
 
 @pytest.mark.parametrize("length", range(1, 7))
