@@ -108,7 +108,12 @@ class TrainerLine(Channel):
             case frames.KeepRecord():
                 index.record(message.record)
             case frames.KeepFrom():
-                index.keep_from(message.lineage, message.version, may_go_back=message.may_go_back)
+                index.keep_from(
+                    message.lineage,
+                    message.version,
+                    may_go_back=message.may_go_back,
+                    drops_later=message.drops_later,
+                )
             case frames.AskReport():
                 report = self._report(message.lineage)
                 self.send(frames.encode(frames.Reported(request=message.request, report=report)))

@@ -101,6 +101,8 @@ class RankState:
     """The window in flight; None between a complete one and the next."""
     num_instalments: int = 0
     """The most that a vote of the last commit wanted for a window."""
+    kept_from: int = 0
+    """First version of the newest window that votes completed: nothing older is needed."""
 
     @property
     def member_stage(self) -> int:
@@ -237,6 +239,7 @@ def report_of(state: RankState) -> SettleReport:
         mark=state.mark,
         settled=state.settled,
         num_instalments=state.num_instalments,
+        kept_from=state.kept_from,
     )
 
 

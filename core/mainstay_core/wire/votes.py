@@ -187,3 +187,5 @@ class SettleReport:
     """Name of the connected group of its position's members that it keeps; empty if it has none."""
     num_instalments: Count = field(default=0, metadata=codec.OMITTED)
     """The most that a vote of the last commit wanted for a window of snapshots."""
+    kept_from: Count = field(default=0, metadata=codec.OMITTED)
+    """First version of the newest window of snapshots that votes completed, as far as it knows."""

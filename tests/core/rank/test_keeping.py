@@ -216,8 +216,8 @@ class Keeper:
     def keep_from(self, lineage: int, version: int) -> None:
         self._done.append(f"keep from {version}")
 
-    def go_back(self, lineage: int, version: int) -> None:
-        self._done.append(f"go back to {version}")
+    def go_back(self, lineage: int, version: int, *, drops_later: bool) -> None:
+        self._done.append(f"{'go back' if drops_later else 'keep what is there'} to {version}")
 
     async def replay(self, wait: Any, replay: Replay) -> StateLoaded | LoadFailed:
         self._done.append(f"replay to {replay.version} from {replay.first_step}")
