@@ -115,7 +115,12 @@ class TrainerLine(Channel):
             case frames.KeepRecord():
                 index.record(message.record)
             case frames.KeepFrom():
-                index.keep_from(message.lineage, message.version, may_go_back=message.may_go_back)
+                index.keep_from(
+                    message.lineage,
+                    message.version,
+                    may_go_back=message.may_go_back,
+                    drops_later=message.drops_later,
+                )
             case frames.VotedLogs():
                 why_not = index.note_voted(message)
                 self.send(frames.encode(frames.Held(request=message.request, why_not=why_not)))

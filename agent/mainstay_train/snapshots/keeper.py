@@ -196,11 +196,13 @@ class SegmentKeeper:
         with suppress(StoreGone):
             self._client.keep_from(lineage, version)
 
-    def go_back(self, lineage: int, version: int) -> None:
+    def go_back(self, lineage: int, version: int, *, drops_later: bool) -> None:
         """Tell the pod's store that the job goes on from a version that may be an older one."""
-        self._writer.keep_from = version
+        # Only of a checkpoint's version is nothing older needed.
+        writer = self._writer
+        writer.keep_from = version if drops_later else min(writer.keep_from, version)
         with suppress(StoreGone):
-            self._client.keep_from(lineage, version, may_go_back=True)
+            self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 
     # What is written ------------------------------------------------------------------
 

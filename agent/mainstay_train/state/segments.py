@@ -296,13 +296,21 @@ class SegmentClient:
         """
         self._send(frames.KeepRecord(record=record))
 
-    def keep_from(self, lineage: int, version: int, *, may_go_back: bool = False) -> None:
+    def keep_from(
+        self,
+        lineage: int,
+        version: int,
+        *,
+        may_go_back: bool = False,
+        drops_later: bool = True,
+    ) -> None:
         """Have the store drop states of older versions, gradients and records of older steps.
 
         Args:
             lineage: to which the version belongs.
             version: from which on all is kept.
-            may_go_back: the job goes on from this version, so nothing later counts.
+            may_go_back: the job goes on from this version, which may be an older one.
+            drops_later: nothing later counts, where it does.
 
         Raises:
             StoreGone: the store cannot be asked.
@@ -310,7 +318,14 @@ class SegmentClient:
         with self._changed:
             self._drop_older(lineage, version)
             self._changed.notify_all()
-        self._send(frames.KeepFrom(lineage=lineage, version=version, may_go_back=may_go_back))
+        self._send(
+            frames.KeepFrom(
+                lineage=lineage,
+                version=version,
+                may_go_back=may_go_back,
+                drops_later=drops_later,
+            )
+        )
 
     def report_of(self, address: str, lineage: int, timeout_s: float) -> StoreReport:
         """Return what the store of another pod has of a lineage (:meth:`SegmentReader.report`)."""

@@ -106,6 +106,8 @@ def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: floa
     state = with_slots(state, [SlotState(slot=s) for s in slots if state.slot(s) is None])
     what = "registered" if known is None else "registered again"
     message = f"{registration.name} at {registration.address} {what}"
+    if state.config.snapshots is not None and not registration.snapshots:
+        message += "; it keeps no snapshots: it was started without memory for them"
     return Transition(
         state=state, actions=(Announce(code="PodRegistered", message=message),), reason=message
     )

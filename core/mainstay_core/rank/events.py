@@ -304,10 +304,12 @@ class KeepFrom:
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """Tell the pod's store that the job goes on from ``version``, which a checkpoint has."""
+    """Tell the pod's store that the job goes on from ``version``, which may be an older one."""
 
     lineage: int
     version: int
+    drops_later: bool = True
+    """Whether nothing later counts, as a checkpoint has the version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,8 +97,14 @@ class Keeper(Protocol):
     def keep_from(self, lineage: int, version: int) -> None:
         """Tell the pod's store that nothing before ``version`` is needed any more."""
 
-    def go_back(self, lineage: int, version: int) -> None:
-        """Tell the pod's store that the job goes on from an older version than it kept."""
+    def go_back(self, lineage: int, version: int, *, drops_later: bool) -> None:
+        """Tell the pod's store that the job goes on from a version that may be an older one.
+
+        Args:
+            lineage: of the plan.
+            version: that is settled.
+            drops_later: whether nothing later counts.
+        """
 
     async def replay(
         self, wait: Any, plan: Plan, index: int, replay: Replay | BoundaryReplay

@@ -225,20 +225,32 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
     )
+    needless: tuple[Action, ...] = ()
+    if mine in (StateAction.STAY, StateAction.ROLL):
+        settled, needless = windows.catch_up(settled, outcome.kept_from)
     if mine is StateAction.STAY and state.held and state.held_in <= outcome.refused_in:
         # The votes that refused the step did not reach this rank: the others' reports tell it.
-        return _begin(replace(settled, held=(), mark=None), tell, DropHeld())
+        return _begin(replace(settled, held=(), mark=None), tell, *needless, DropHeld())
     if mine is StateAction.STAY:
-        return _begin(replace(settled, mark=None), tell)
+        return _begin(replace(settled, mark=None), tell, *needless)
     if mine is StateAction.ROLL:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
         record = windows.record_of(state, outcome.commit, (), outcome.certified_in)
-        return Transition(rolling, (tell, *record, Apply(outcome.commit)), outcome.reason)
+        return Transition(
+            rolling, (tell, *needless, *record, Apply(outcome.commit)), outcome.reason
+        )
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
     void = (VoidSave(state.version),) if state.valid else ()
-    back = windows.go_back(state, outcome.version) if mine is StateAction.LOAD else ()
-    restoring = replace(settled, phase=Phase.HEALING, valid=False, held=(), mark=None)
+    back = windows.go_back(state, outcome.version, from_disk=mine is StateAction.LOAD)
+    restoring = replace(
+        settled,
+        phase=Phase.HEALING,
+        valid=False,
+        held=(),
+        mark=None,
+        kept_from=outcome.kept_from,
+    )
     restore = LoadState(
         mine,
         outcome.version,

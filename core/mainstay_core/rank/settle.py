@@ -99,6 +99,9 @@ class Settlement:
     """What the next window of snapshots is planned from, by the report that tells the newest."""
     unnoted: tuple[Commit, ...] = ()
     """Commits since then, as far as they are known: what they counted is not in it yet."""
+    kept_from: int = 0
+    """First version of the newest window of snapshots that a member which stayed knows to be
+    complete; 0 if something of an older one may be needed yet."""
     replays: Mapping[int, Replay | BoundaryReplay] = field(default_factory=dict)
     """How positions that nobody holds are made anew from segments, by position."""
 
@@ -320,6 +323,7 @@ def settle(
         reason=_reason(version, history.origin, actions, patched),
         basis=basis,
         unnoted=_unnoted(basis, version, history, stores),
+        kept_from=0 if goal.from_disk or replays else _kept_from(plan, ordered),
         replays=replays,
     )
 
@@ -437,6 +441,22 @@ def _replays(
             assert replay is not None, f"position {position} does not reach version {version}"
             found[position] = replay
     return found
+
+
+def _kept_from(plan: Plan, reports: Sequence[SettleReport]) -> int:
+    """Return from which version on segments are needed.
+
+    A member that missed the votes on a window's last step learns so that it is complete. What a
+    returning member has completed may be of steps that the others have given up since.
+    """
+    return max(
+        (
+            r.kept_from
+            for r in reports
+            if r.valid and r.lineage == plan.lineage and r.settled >= plan.members[r.index].since
+        ),
+        default=0,
+    )
 
 
 def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: AnyStores) -> str:

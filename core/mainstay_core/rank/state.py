@@ -114,6 +114,8 @@ class RankState:
     """What this rank copies in it, by instalment."""
     basis: WindowBasis = field(default_factory=WindowBasis)
     """What the next window is planned from: all members of a quorum have the same."""
+    kept_from: int = 0
+    """First version of the newest window that votes completed: nothing older is needed."""
 
     @property
     def member_stage(self) -> int:
@@ -250,6 +252,7 @@ def report_of(state: RankState) -> SettleReport:
         mark=state.mark,
         settled=state.settled,
         basis=state.basis if state.snapshots is not None and state.is_oldest else None,
+        kept_from=state.kept_from,
     )
 
 

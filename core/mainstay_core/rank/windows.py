@@ -152,10 +152,32 @@ def _note_counts(rules: SnapshotRules | None, basis: WindowBasis, commit: Commit
     return replace(basis, popularity=popularity)
 
 
-def go_back(state: RankState, version: int) -> tuple[GoBack, ...]:
-    """Return the action that has stores keep what comes after a checkpoint, which may be old."""
+def go_back(state: RankState, version: int, *, from_disk: bool) -> tuple[GoBack, ...]:
+    """Return the action that has the pod's store keep what comes after a settled version.
+
+    The store of a pod that had no member for a while may know of newer windows only: the others
+    have gone back to a checkpoint meanwhile.
+
+    Args:
+        state: of a rank that has no state of the version.
+        version: that is settled.
+        from_disk: whether all load it, so that nothing later counts.
+    """
     assert state.plan is not None
-    return (GoBack(state.plan.lineage, version),) if state.snapshots is not None else ()
+    if state.snapshots is None:
+        return ()
+    return (GoBack(state.plan.lineage, version, drops_later=from_disk),)
+
+
+def catch_up(state: RankState, kept_from: int) -> tuple[RankState, tuple[KeepFrom, ...]]:
+    """Return the state of a rank that keeps its own, and what the reports say is not needed.
+
+    A rank that rolls forward over the step with which a window became complete has not seen the
+    votes. Its store must not keep the window before for one window longer.
+    """
+    if state.snapshots is None or kept_from <= state.kept_from:
+        return state, ()
+    return replace(state, kept_from=kept_from), (KeepFrom(state.lineage, kept_from),)
 
 
 def due_snapshot(state: RankState) -> tuple[Snapshot, ...]:
@@ -177,7 +199,8 @@ def note_copies(state: RankState, votes: Sequence[Vote]) -> tuple[RankState, tup
     if window is None or state.version < window.last:
         return state, ()
     if len(told) == len(votes) and is_complete(window, state.version, told):
-        return replace(state, window=None), (KeepFrom(state.lineage, window.first),)
+        complete = replace(state, window=None, kept_from=window.first)
+        return complete, (KeepFrom(state.lineage, window.first),)
     if state.version > window.last + MAX_LAG_STEPS:
         # Where gradients find no room either, what is kept has a gap, and would keep the room for
         # good.

@@ -116,7 +116,9 @@ class KeepFrom:
     lineage: Count
     version: Count
     may_go_back: bool = False
-    """Whether the job goes on from this version, so that nothing later counts."""
+    """Whether the job goes on from this version, which may be an older one."""
+    drops_later: bool = True
+    """Whether nothing later counts, where it does."""
     kind: Literal["keep-from"] = "keep-from"
 
 

@@ -25,9 +25,11 @@ from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.spans import Span, SpanAllocator
 from mainstay_core.wire.segments import (
     BOUNDARY_KINDS,
+    MAX_EMPTY_SEGMENTS,
     MAX_HELD_LOGS,
     MAX_HELD_STATES,
     MAX_HELD_UNITS,
+    MAX_RECORD_BYTES,
     MAX_RECORDS,
     MAX_RUNS,
     LogsHeld,
@@ -98,6 +100,10 @@ class SegmentIndex:
         self._voted: dict[LogPlace, _Voted] = {}
         self._records: dict[int, CommitRecord] = {}
         """By step."""
+        self._record_bytes: dict[int, int] = {}
+        """By step."""
+        self._num_empty = 0
+        """Segments without bytes."""
         self._lineage = 0
         self._from_version = 0
         """What is older goes when this grows. It is not refused: where the job went back, others
@@ -172,6 +178,11 @@ class SegmentIndex:
                 f"{key} has the fingerprint {quote(header.fingerprint)}, the segments of this "
                 f"store have {quote(self._fingerprint)}"
             )
+        if not header.size_bytes and self._num_empty >= MAX_EMPTY_SEGMENTS and not self.find(key):
+            return (
+                f"{key} is one more than the {MAX_EMPTY_SEGMENTS} segments without bytes that a "
+                "store keeps"
+            )
         if unit is None and len(self._units) >= MAX_HELD_UNITS:
             return f"{key} is of one more unit than the {MAX_HELD_UNITS} of which a store keeps any"
         return ""
@@ -196,6 +207,7 @@ class SegmentIndex:
             self._drop(self._given_up(unit, header.window))
         unit = self._units.setdefault(place, unit)
         unit.segments[header.key] = segment
+        self._num_empty += not header.size_bytes
         return segment
 
     def _given_up(self, unit: _Unit, window: int) -> list[SegmentKey]:
@@ -255,6 +267,7 @@ class SegmentIndex:
             return
         if unit is not None and not unit.segments:
             del self._units[place]
+        self._num_empty -= not segment.header.size_bytes
         segment.is_kept = False
         if not segment.num_readers:
             self._spans.free(segment.span)
@@ -302,31 +315,51 @@ class SegmentIndex:
     # Commits, and what goes ------------------------------------------------------
 
     def record(self, record: CommitRecord) -> None:
-        """Keep the record of a commit; of more than ``MAX_RECORDS`` the oldest go."""
+        """Keep the record of a commit.
+
+        Of more than ``MAX_RECORDS``, or of more than ``MAX_RECORD_BYTES``, the oldest go.
+        """
         step = record.commit.step
         if record.lineage < self._lineage:
             return
         self._move_to(record.lineage)
         if step >= self._from_version:
             self._records[step] = record
-        while len(self._records) > MAX_RECORDS:
-            del self._records[min(self._records)]
+        self._record_bytes[step] = record_bytes(record)
+        sizes = {s: self._record_bytes[s] for s in sorted(self._records)}
+        size = sum(sizes.values())
+        while len(self._records) > MAX_RECORDS or size > MAX_RECORD_BYTES:
+            oldest = next(iter(sizes))
+            size -= sizes.pop(oldest)
+            del self._records[oldest]
+        self._record_bytes = sizes
 
-    def keep_from(self, lineage: int, version: int, *, may_go_back: bool = False) -> None:
+    def keep_from(
+        self,
+        lineage: int,
+        version: int,
+        *,
+        may_go_back: bool = False,
+        drops_later: bool = True,
+    ) -> None:
         """Drop states of older versions, and logs and records of older steps.
 
         Args:
             lineage: to which the version belongs.
             version: from which on all is kept.
             may_go_back: whether the job goes on from this version, which may be an older one than
-                before. Then nothing later counts, whatever was kept of it. Nothing later can have
-                been written since: a step takes all members, and each says this before it goes on.
+                before.
+            drops_later: whether nothing later counts then, whatever was kept of it. Nothing later
+                can have been written since: a step takes all members, and each says this before it
+                goes on.
         """
         if lineage < self._lineage:
             return
         self._move_to(lineage)
         if may_go_back:
             self._from_version = min(self._from_version, version)
+            if not drops_later:
+                return
             self._drop(s.header.key for s in self.segments() if s.header.key.version > version)
             self._records = {s: r for s, r in self._records.items() if s < version}
             self._voted = {at: voted for at, voted in self._voted.items() if at[1] < version}
@@ -440,6 +473,12 @@ def _log_keys(voted: VotedLogs, shard_type: int) -> list[SegmentKey]:
         for kind in voted.kinds
         for key in _keys_of_type(voted.lineage, at, kind, voted.step, shard_type, size)
     ]
+
+
+def record_bytes(record: CommitRecord) -> int:
+    """Return how many bytes a record has in a report, a little less than half a kilobyte more."""
+    digests = sum(len(digest) + 4 for digest in (*record.gradients, *record.states))
+    return 512 + digests + sum(len(str(n)) + 2 for n in record.commit.statistics)
 
 
 def _at(item: tuple[UnitKey, _Unit]) -> UnitKey:

@@ -169,11 +169,13 @@ class SegmentKeeper:
         self._keep_from = version
         self._client.keep_from(lineage, version)
 
-    def go_back(self, lineage: int, version: int) -> None:
+    def go_back(self, lineage: int, version: int, *, drops_later: bool) -> None:
         """Tell the pod's store that the job goes on from a version that may be an older one."""
-        self._keep_from = version
-        self._world.checks.kept.went_back(lineage)
-        self._client.keep_from(lineage, version, may_go_back=True)
+        # Only of a checkpoint's version is nothing older needed.
+        self._keep_from = version if drops_later else min(self._keep_from, version)
+        if drops_later:
+            self._world.checks.kept.went_back(lineage)
+        self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 
     # What is written ------------------------------------------------------------------
 

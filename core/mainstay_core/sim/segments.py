@@ -112,7 +112,12 @@ class SegmentStore:
             case KeepRecord():
                 index.record(message.record)
             case KeepFrom():
-                index.keep_from(message.lineage, message.version, may_go_back=message.may_go_back)
+                index.keep_from(
+                    message.lineage,
+                    message.version,
+                    may_go_back=message.may_go_back,
+                    drops_later=message.drops_later,
+                )
             case Discard():
                 index.discard(message.key)
             case AskReport():
@@ -421,9 +426,23 @@ class SegmentClient:
         """Have the store keep a commit."""
         self._send(KeepRecord(record=record))
 
-    def keep_from(self, lineage: int, version: int, *, may_go_back: bool = False) -> None:
+    def keep_from(
+        self,
+        lineage: int,
+        version: int,
+        *,
+        may_go_back: bool = False,
+        drops_later: bool = True,
+    ) -> None:
         """Have the store drop what is older, and what is later if the job goes on from there."""
-        self._send(KeepFrom(lineage=lineage, version=version, may_go_back=may_go_back))
+        self._send(
+            KeepFrom(
+                lineage=lineage,
+                version=version,
+                may_go_back=may_go_back,
+                drops_later=drops_later,
+            )
+        )
 
     def discard(self, key: SegmentKey) -> None:
         """Have the store drop a segment that is damaged."""

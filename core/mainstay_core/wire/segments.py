@@ -41,6 +41,11 @@ MAX_RUNS = 64
 """Unbroken runs of steps whose gradients of one unit a pod keeps."""
 MAX_RECORDS = 4096
 """Commits that a pod keeps beside its segments: those of two windows, and their lag."""
+MAX_RECORD_BYTES = 16 * 1024 * 1024
+"""Of all these commits together, so that a store's report fits into a frame beside its units. Those
+of a model with many experts have hundreds of kilobytes each."""
+MAX_EMPTY_SEGMENTS = 65_536
+"""Segments without bytes that a pod keeps: they take no room that would bound them."""
 MAX_BAD = 4096
 """Segments that one member names as damaged."""
 MAX_HELD_LOGS = 65_536

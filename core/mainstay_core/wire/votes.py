@@ -189,3 +189,5 @@ class SettleReport:
     basis: WindowBasis | None = field(default=None, metadata=codec.OMITTED)
     """What the next window of snapshots is planned from. The member of each position tells it that
     has been one for the longest."""
+    kept_from: Count = field(default=0, metadata=codec.OMITTED)
+    """First version of the newest window of snapshots that votes completed, as far as it knows."""

@@ -228,8 +228,8 @@ class Keeper:
     def keep_from(self, lineage: int, version: int) -> None:
         self._done.append(f"keep from {version}")
 
-    def go_back(self, lineage: int, version: int) -> None:
-        self._done.append(f"go back to {version}")
+    def go_back(self, lineage: int, version: int, *, drops_later: bool) -> None:
+        self._done.append(f"{'go back' if drops_later else 'keep what is there'} to {version}")
 
     async def replay(
         self, wait: Any, plan: Plan, index: int, replay: Replay | BoundaryReplay

@@ -77,6 +77,27 @@ def test_a_lost_stage_is_made_anew_at_the_survivors_version_and_nothing_is_lost(
     assert outcome.reason == "step 7 from the members that stayed: 2 stay, 2 replay"
 
 
+@pytest.mark.parametrize(
+    ("reports", "kept_from"),
+    [
+        # The second one has missed the votes with which the window from 4 on was complete.
+        ([member(0, 6, kept_from=4), member(1, 6), member(2, 6), member(3, 6)], 4),
+        ([member(0, 6, kept_from=4), member(1, 6, kept_from=2), member(2, 6), lost(3)], 4),
+        # What a position is made anew from may be older.
+        ([member(0, 6, kept_from=4), member(1, 6, kept_from=4), lost(2), lost(3)], 0),
+        # It was away: the others may have gone back since.
+        ([member(0, 6), member(1, 6, kept_from=9), member(2, 6), member(3, 6)], 0),
+        ([member(0, 6, lineage=1, kept_from=9), lost(1), lost(2), lost(3)], 0),
+    ],
+)
+def test_members_tell_each_other_from_where_on_segments_are_needed(
+    reports: list[SettleReport], kept_from: int
+) -> None:
+    outcome = settled(grid(c=2), reports, store("c", 1, [4, 4], last=5))
+
+    assert outcome.kept_from == kept_from
+
+
 def test_the_types_of_a_survivor_count_and_chains_that_replay_compute_afterwards() -> None:
     held = (Partial(lane=0, first=0, last=1),)
     reports = [member(0, 7, held=held, held_in=2), member(1, 7), lost(2), lost(3)]

@@ -13,7 +13,7 @@ from tests.core.plans import make_plan, slot_of
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS
 from mainstay_core.rank import windows
-from mainstay_core.rank.events import KeepFrom, KeepRecord, PlacedUnit, Snapshot
+from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, PlacedUnit, Snapshot
 from mainstay_core.rank.settle import settle
 from mainstay_core.rank.state import RankState, SnapshotRules, extend_commit_chain
 from mainstay_core.snapshots.job_units import Expert, JobUnits
@@ -363,3 +363,17 @@ def test_a_job_without_snapshots_has_no_window_no_record_and_no_action() -> None
     assert windows.due_snapshot(state) == ()
     assert windows.note_copies(state, told) == (state, ())
     assert windows.record_of(state, commit_of(4), told) == ()
+
+
+def test_a_rank_that_missed_the_votes_learns_what_they_completed() -> None:
+    state = rank(kept_from=2)
+
+    assert windows.catch_up(state, 2) == (state, ())
+    assert windows.catch_up(state, 4) == (replace(state, kept_from=4), (KeepFrom(2, 4),))
+    assert windows.catch_up(rank(snapshots=None), 4)[1] == ()
+
+
+def test_a_joiner_lowers_what_its_store_keeps_from_and_a_load_voids_what_is_later() -> None:
+    assert windows.go_back(rank(), 3, from_disk=True) == (GoBack(0, 3, drops_later=True),)
+    assert windows.go_back(rank(), 3, from_disk=False) == (GoBack(0, 3, drops_later=False),)
+    assert windows.go_back(rank(snapshots=None), 3, from_disk=True) == ()

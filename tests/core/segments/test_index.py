@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from tests.core.segments.keys import JOB, header_of, key_of, record_of
 
+from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.segments import index as index_module
 from mainstay_core.segments.index import Segment, SegmentIndex, runs_of
@@ -138,6 +140,21 @@ def test_the_pods_own_trainers_say_that_the_job_went_back() -> None:
     assert [r.commit.step for r in report(index).records] == [1]
 
 
+def test_a_pod_that_was_away_while_the_job_went_back_keeps_what_comes_after() -> None:
+    index = store()
+    put(index, header_of(key_of(9)))
+    index.keep_from(0, 9)
+    index.record(record_of(5))
+    assert report(index).records == (), "it is older than the window that the store knows"
+
+    index.keep_from(0, 5, may_go_back=True, drops_later=False)
+    index.record(record_of(5))
+    index.keep_from(0, 6, may_go_back=True, drops_later=False)
+
+    assert [r.commit.step for r in report(index).records] == [5]
+    assert [unit.states for unit in report(index).units] == [(9,)], "the same bits as before"
+
+
 def test_states_of_a_window_that_was_given_up_go_when_the_next_one_writes() -> None:
     index = store()
     index.keep_from(0, 2)
@@ -223,6 +240,37 @@ def test_of_too_many_records_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> N
     assert [r.commit.step for r in report(index).records] == [5, 6]
 
 
+def test_of_too_many_bytes_of_records_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = record_of(0)
+    records = [
+        replace(many, commit=replace(many.commit, step=step, statistics=(1_000_000,) * 100))
+        for step in range(6)
+    ]
+    monkeypatch.setattr(index_module, "MAX_RECORD_BYTES", 3 * len(codec.dumps(records[0])))
+    index = store()
+    for record in records:
+        index.record(record)
+
+    told = report(index).records
+    assert [r.commit.step for r in told] in ([4, 5], [3, 4, 5])
+    assert len(codec.dumps(told)) <= 3 * len(codec.dumps(records[0])) + 10
+
+
+def test_a_segment_without_bytes_is_one_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "MAX_EMPTY_SEGMENTS", 2)
+    index = store()
+    for unit in (0, 1):
+        put(index, header_of(key_of(0, unit), 0))
+    empty, first = header_of(key_of(0, 2), 0), header_of(key_of(0, 0), 0)
+
+    assert "one more than the 2 segments without bytes" in index.refusal_of(empty)
+    assert not index.refusal_of(first), "it takes its own place"
+    put(index, first)
+    assert not index.refusal_of(header_of(key_of(0, 2), 1))
+    index.discard(key_of(0, 0))
+    assert not index.refusal_of(empty)
+
+
 def test_runs_are_unbroken() -> None:
     runs = [Run(first=1, last=3), Run(first=5, last=5), Run(first=7, last=8)]
 
@@ -246,10 +294,11 @@ class Twin:
             self.kept = {k: h for k, h in self.kept.items() if k.version >= version}
             self.records = {s: r for s, r in self.records.items() if s >= version}
 
-    def go_back(self, lineage: int, version: int) -> None:
+    def go_back(self, lineage: int, version: int, *, drops_later: bool) -> None:
         self.move_to(lineage, 0)
         if lineage == self.lineage:
             self.from_version = min(self.from_version, version)
+        if lineage == self.lineage and drops_later:
             self.kept = {k: h for k, h in self.kept.items() if k.version <= version}
             self.records = {s: r for s, r in self.records.items() if s < version}
 
@@ -264,7 +313,7 @@ class Twin:
         mine = {
             k: h
             for k, h in self.kept.items()
-            if (k.position, k.unit) == place and k.kind == "state"
+            if (k.position, k.unit) == place and k.kind == "state" and k != new.key
         }
         old = {k for k, h in mine.items() if self.from_version < h.window < new.window}
         judged = {k.version for k in old if k.version in self.records}
@@ -326,8 +375,14 @@ def test_a_store_keeps_what_its_twin_keeps(seed: int) -> None:
             index.discard(key)
             twin.kept.pop(key, None)
         elif action == "keep" and rng.random() < 0.2:
-            index.keep_from(lineage, version, may_go_back=(back := rng.random() < 0.3))
-            (twin.go_back if back else twin.move_to)(lineage, version)
+            way = rng.choice(["forward", "forward", "back", "lower"])
+            if way == "forward":
+                index.keep_from(lineage, version)
+                twin.move_to(lineage, version)
+            else:
+                drops = way == "back"
+                index.keep_from(lineage, version, may_go_back=True, drops_later=drops)
+                twin.go_back(lineage, version, drops_later=drops)
         elif action == "record":
             index.record(record_of(version, lineage))
             twin.move_to(lineage, 0)
