@@ -198,6 +198,7 @@ class SegmentIndex:
             self._voted.pop(_log_place(header.key), None)
         self.discard(header.key)
         segment = Segment(header, room, holders)
+        self._num_empty += not header.size_bytes
         if header.key.kind in BOUNDARY_KINDS:
             self._logs[header.key] = segment
             return segment
@@ -207,7 +208,6 @@ class SegmentIndex:
             self._drop(self._given_up(unit, header.window))
         unit = self._units.setdefault(place, unit)
         unit.segments[header.key] = segment
-        self._num_empty += not header.size_bytes
         return segment
 
     def _given_up(self, unit: _Unit, window: int) -> list[SegmentKey]:
