@@ -48,6 +48,10 @@ class StorePod:
         """The failure domain, the pod itself where none is known."""
         return self.domain or self.pod
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether it takes so much for others."""
+        return self.room is None or size_bytes <= self.room
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class CopyDemand:
@@ -237,8 +241,7 @@ def _choose(
                 outside=stage not in pods[number].stages,
             )
             for number in dict.fromkeys([*kept, *loads.least(how_many)])
-            if pods[number].pod != own.pod
-            and (pods[number].room is None or loads.of[number] + size_bytes <= pods[number].room)
+            if pods[number].pod != own.pod and pods[number].has_room(loads.of[number] + size_bytes)
         ]
         first = _cheapest(sorted(candidates), {own.failure_domain}, peers, domains - 1)
         good = (
