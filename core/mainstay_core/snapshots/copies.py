@@ -45,6 +45,10 @@ class StorePod:
         """The failure domain, the pod itself where none is known."""
         return self.domain or self.pod
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether it takes so much for others."""
+        return self.room is None or size_bytes <= self.room
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class CopyDemand:
@@ -244,9 +248,10 @@ class _Choice:
     """The choice of peers for the demands of one stage.
 
     To a stage a pod is of one of few kinds: with or without a member of a neighbouring stage, and
-    of the stage itself, and by its room. Those of a kind that have room hold least. Of each kind only a few pods can be among the best: no set needs more than
-    ``domains`` other domains, nor more than ``peers`` pods of one, nor are there more than
-    ``peers`` domains from which it may be worth to take the pod outside (see :func:`choose_best`).
+    of the stage itself, and by its room. Those of a kind that have room hold least. Of each kind
+    only a few pods can be among the best: no set needs more than ``domains`` other domains, nor
+    more than ``peers`` pods of one, nor are there more than ``peers`` domains from which it may be
+    worth to take the pod outside (see :func:`choose_best`).
     """
 
     def __init__(
@@ -286,7 +291,11 @@ class _Choice:
             for alike in self._alike.values()
             for number in alike.first(num_domains, 1 + self._peers, domain)
         ]
-        found = [one for one in found if self._has_room(one.number, size_bytes)]
+        found = [
+            one
+            for one in found
+            if self._pods[one.number].has_room(self._loads[one.number] + size_bytes)
+        ]
         chosen = choose_best(found, domain, self._peers, self._domains)
         for candidate in chosen:
             if candidate.number not in apart:
@@ -296,10 +305,6 @@ class _Choice:
         for number in apart:
             self._put(number)
         return chosen
-
-    def _has_room(self, number: int, size_bytes: int) -> bool:
-        room = self._kinds[number].room
-        return room is None or self._loads[number] + size_bytes <= room
 
     def _candidate(self, number: int, *, moved: bool) -> Candidate:
         kind = self._kinds[number]

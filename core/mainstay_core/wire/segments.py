@@ -236,7 +236,7 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldStores:
-    """What one member tells the others of stores of segments."""
+    """The reports of stores of segments that one member gives to the others."""
 
     reports: Annotated[tuple[StoreReport, ...], Longest(MAX_MEMBERS)]
     """Of its own pod first, then of those without a member that are its to ask."""
