@@ -49,9 +49,7 @@ def units_of_workload(
         tiled = [
             unit
             for index, number in enumerate(stages[stage])
-            for unit in _units_of_block(
-                position, index, workload.blocks[number], layouts[number]
-            )
+            for unit in _units_of_block(position, index, workload.blocks[number], layouts[number])
         ]
         positions.append(tuple(tiled))
     wheres = workload.statistics(range(len(workload.blocks)))

@@ -253,9 +253,9 @@ class Snapshots(Section):
     beside the training, at most 16."""
     peers: Annotated[int, pydantic.Field(ge=0, le=MAX_SNAPSHOT_PEERS)] = SNAPSHOT_PEERS
     """Other pods that keep each part as well. With 0 a part is lost with the pod that wrote it."""
-    ordering: Literal[
-        "Popularity", "SoftCount", "TimeDecayed", "CapacityAware", "BackToFront"
-    ] = "Popularity"
+    ordering: Literal["Popularity", "SoftCount", "TimeDecayed", "CapacityAware", "BackToFront"] = (
+        "Popularity"
+    )
     """Order in which the parts of the model are copied. BackToFront: the last layers first; so it
     is for every model without experts. The others copy experts first: those that fewest tokens
     reach (Popularity), whose gates have the least sum of probabilities (SoftCount; the built-in

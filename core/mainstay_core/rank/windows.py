@@ -46,13 +46,17 @@ def begin_window(state: RankState) -> RankState:
     rules, basis = state.snapshots, state.basis
     if rules is None:
         return state
-    length, share = rules.num_instalments or 1, ()
+    length = rules.num_instalments or 1
+    share: Shares = ()
     if rules.units is not None:
         assert state.plan is not None
         authors = tuple(tuple(map(author_of, members)) for members in state.plan.positions)
         layers = rules.units.layers
         popularity, _ = orderings.close_window(basis.popularity, rules.ordering, layers)
-        basis, order = replace(basis, popularity=popularity), (rules.ordering, popularity.ordered_by)
+        basis, order = (
+            replace(basis, popularity=popularity),
+            (rules.ordering, popularity.ordered_by),
+        )
         budget_bytes = basis.bytes_per_s * basis.step_us // MICROSECONDS
         if not rules.num_instalments and budget_bytes:
             length = _automatic_length(rules.units, *order, authors, budget_bytes)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from mainstay_core.base.bounds import MAX_MEMBERS, MAX_STATISTICS, Count, Index, Longest, Name
+from mainstay_core.base.bounds import MAX_MEMBERS, Count, Index, Longest, Name
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.snapshots.orderings import Ordering, order_units
 from mainstay_core.snapshots.prices import StateTypes, UnitPrice, price_units
@@ -61,9 +61,7 @@ class JobUnits:
             return tuple(statistics[expert.probabilities or 0] for expert in self.experts)
         return tuple(statistics[expert.tokens] for expert in self.experts)
 
-    def order(
-        self, position: int, ordering: Ordering, ordered_by: Scores
-    ) -> tuple[UnitPrice, ...]:
+    def order(self, position: int, ordering: Ordering, ordered_by: Scores) -> tuple[UnitPrice, ...]:
         """Return the units of a position in the order in which a window copies them.
 
         Args:

@@ -182,7 +182,7 @@ def choose_slowly(
         ]
         own = next(p for p in pods if p.pod == demand.pod).failure_domain
         sets = itertools.combinations(candidates, min(peers, len(candidates)))
-        best = min(sets, key=lambda some: cost_of(some, own, domains))  # noqa: B023 - called here
+        best = min(sets, key=lambda some: cost_of(some, own, domains))
         found[demand] = tuple(ordered[c.number].pod for c in best)
         for peer in found[demand]:
             loads[peer] += demand.size_bytes
