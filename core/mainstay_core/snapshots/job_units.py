@@ -38,7 +38,9 @@ class Expert:
 class JobUnits:
     """The units of a job. There is one for each trainer: it is compared and hashed by identity."""
 
-    positions: Annotated[tuple[tuple[Unit, ...], ...], Longest(MAX_MEMBERS)]
+    positions: Annotated[
+        tuple[Annotated[tuple[Unit, ...], Longest(MAX_UNITS)], ...], Longest(MAX_MEMBERS)
+    ]
     """Of each position, by its number, in canonical order."""
     types: StateTypes
     """Of their state."""
