@@ -280,6 +280,4 @@ def test_shares_of_the_scores_are_counted_token_by_token_if_that_is_wanted(route
     assert [*block.spec.statistics[6:8]] == ["experts.0.probability", "experts.1.probability"]
     # 20 tokens, whose shares add up to 1 but for what is rounded.
     assert abs(sum(probabilities) - 20 * 65_536) <= 20 * 6 / 2
-    assert torch.equal(
-        block.recompute(_x(), ADDRESS).output, plain.recompute(_x(), ADDRESS).output
-    )
+    assert torch.equal(block.recompute(_x(), ADDRESS).output, plain.recompute(_x(), ADDRESS).output)
